@@ -1,0 +1,21 @@
+"""What an infrastructure hands on to fleets/ and cluster_tasks/: plain data, no pulumi."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, IPvAnyNetwork
+
+from stacks.schema import Ssh
+
+
+class Site(BaseModel):
+    """Where a stack's nodes are, after its infrastructure exists."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    backend: dict[str, Any] | None = None  # a dstack backend configuration; None where no cloud launches nodes
+    ssh: dict[str, Ssh] = {}  # by name of the fleet
+    network: IPvAnyNetwork | None = None  # nodes talk to one another on an address of this network
+    leaves_machine: bool = True  # False only where every node is a process of this machine
+    env: dict[str, str] = {}  # environment that the site needs on every node
