@@ -63,6 +63,7 @@ class Fleet(Model):
     name: Name
     nodes: int = Field(ge=1, description="Number of nodes.")
     cpus: int | None = Field(None, ge=1, description="CPUs per node; the Ray node offers this many.")
+    arch: Literal["x86", "arm"] = Field("x86", description="Processor architecture; images are built for one.")
     memory: str | None = Field(None, description="Memory per node, such as 512GB or 64GB..")
     disk: str | None = Field(None, description="Disk per node, such as 200GB..")
     gpu: Gpu | None = None

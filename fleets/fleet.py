@@ -1,0 +1,62 @@
+"""Stack and Site -> a dstack fleet: the machines that runs are placed on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from infra.site import Site
+from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
+
+
+def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
+    """One fleet definition for `dstack apply -f`.
+
+    `placement: cluster` always: dstack runs a task of several nodes on such fleets alone. Over SSH the hosts are listed;
+    on a cloud, or where nothing is reachable (the local stack), dstack is asked for machines with these resources.
+    """
+    head = {"type": "fleet", "name": fleet.name, "placement": "cluster"}
+    ssh = site.ssh.get(fleet.name)
+    if ssh is not None:
+        return head | {"ssh_config": _ssh_config(ssh, site)}
+    backends = {"backends": [site.backend["type"]]} if site.backend else {}
+    return head | {"nodes": fleet.nodes} | backends | {"resources": resources(fleet)}
+
+
+def resources(fleet: Fleet) -> dict[str, Any]:
+    """What each node must have, in dstack's words; settings that are left out fall to dstack's defaults."""
+    gpu = fleet.gpu
+    wanted: dict[str, Any] = {"cpu": f"{fleet.arch}:{fleet.cpus or 2}..", "memory": fleet.memory, "disk": fleet.disk}
+    if gpu is not None and gpu.count:
+        spec = {"vendor": gpu.vendor, "name": gpu.name, "memory": gpu.memory, "count": gpu.count}
+        wanted["gpu"] = {key: value for key, value in spec.items() if value is not None}
+    return {key: value for key, value in wanted.items() if value is not None}
+
+
+def _ssh_config(ssh: Ssh, site: Site) -> dict[str, Any]:
+    network = ssh.network or site.network
+    return _present(
+        user=ssh.user,
+        identity_file=str(ssh.identity_file),
+        network=str(network) if network else None,
+        proxy_jump=_jump(ssh.proxy_jump) if ssh.proxy_jump else None,
+        hosts=[_host(host) for host in ssh.hosts],
+    )
+
+
+def _host(host: Host) -> str | dict[str, Any]:
+    """A bare name where nothing else is said of the host, as a person would write it."""
+    settings = _present(
+        internal_ip=str(host.internal_ip) if host.internal_ip else None,
+        user=host.user,
+        port=host.port,
+        identity_file=str(host.identity_file) if host.identity_file else None,
+    )
+    return {"hostname": host.hostname} | settings if settings else host.hostname
+
+
+def _jump(jump: JumpHost) -> dict[str, Any]:
+    return {"hostname": jump.hostname, "port": jump.port, "user": jump.user, "identity_file": str(jump.identity_file)}
+
+
+def _present(**settings: Any) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None}
