@@ -19,17 +19,7 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     if ssh is not None:
         return head | {"ssh_config": _ssh_config(ssh, site)}
     backends = {"backends": [site.backend["type"]]} if site.backend else {}
-    return head | {"nodes": fleet.nodes} | backends | {"resources": resources(fleet)}
-
-
-def resources(fleet: Fleet) -> dict[str, Any]:
-    """What each node must have, in dstack's words; settings that are left out fall to dstack's defaults."""
-    gpu = fleet.gpu
-    wanted: dict[str, Any] = {"cpu": f"{fleet.arch}:{fleet.cpus or 2}..", "memory": fleet.memory, "disk": fleet.disk}
-    if gpu is not None and gpu.count:
-        spec = {"vendor": gpu.vendor, "name": gpu.name, "memory": gpu.memory, "count": gpu.count}
-        wanted["gpu"] = {key: value for key, value in spec.items() if value is not None}
-    return {key: value for key, value in wanted.items() if value is not None}
+    return head | {"nodes": fleet.nodes} | backends | {"resources": fleet.requirements()}
 
 
 def _ssh_config(ssh: Ssh, site: Site) -> dict[str, Any]:

@@ -17,9 +17,7 @@ def volume(stack: Stack, site: Site) -> dict[str, Any] | None:
     if checkpoints.kind != "network":
         return None
     if site.backend is None:
-        raise ValueError(
-            f"flotilla:checkpoints.kind is network, but flotilla:cloud is {stack.cloud}, which has no volumes; allowed here: instance, shared"
-        )
+        raise ValueError(f"flotilla:checkpoints.kind is network, but cloud {stack.cloud} has no volumes; allowed here: instance, shared")
     for key in ("volume", "size"):
         if getattr(checkpoints, key) is None:
             raise ValueError(f"flotilla:checkpoints.{key} is missing; kind: network needs it")

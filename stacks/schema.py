@@ -7,7 +7,7 @@ key, the value, what is allowed and the file that it was read from.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, StringConstraints
 
@@ -70,13 +70,21 @@ class Fleet(Model):
     resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
     ssh: Ssh | None = None
 
+    def requirements(self) -> dict[str, Any]:
+        """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
+        # With the architecture named, dstack's server asks no registry for the image's.
+        wanted: dict[str, Any] = {"cpu": f"{self.arch}:{self.cpus or 2}..", "memory": self.memory, "disk": self.disk}
+        if self.gpu is not None and self.gpu.count:
+            wanted["gpu"] = self.gpu.model_dump(exclude_none=True)
+        return {key: value for key, value in wanted.items() if value is not None}
+
 
 class Checkpoints(Model):
     """What is mounted at /checkpoints on every node."""
 
     kind: Literal["instance", "network", "shared"] = Field(
         "instance",
-        description="instance: a folder of each host. network: a dstack volume. shared: a folder that every host has mounted at the same path.",
+        description="instance: a folder of each host. network: a dstack volume. shared: a folder that all hosts have mounted at this path.",
     )
     path: Path = Field(Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
     volume: Name | None = Field(None, description="Name of the dstack volume, for network.")
@@ -96,11 +104,15 @@ class Task(Model):
     name: Name = "ray"
     image: str | None = Field(None, description="Container image, pinned by tag or digest; dstack's own when left out.")
     user: str | None = Field(None, description='User in the container, such as "1000:1000".')
-    env: dict[str, str | None] = Field(default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies.")
+    env: dict[str, str | None] = Field(
+        default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
+    )
     shm_size: str | None = Field(None, description="Size of /dev/shm, such as 64GB.")
     dashboard_port: int = Field(8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
     join_timeout: int = Field(600, ge=1, description="Seconds that nodes wait for one another.")
-    on_node_loss: Literal["fail", "wait"] = Field("fail", description="What the head does when a node leaves: end the run, or wait for its return.")
+    on_node_loss: Literal["fail", "wait"] = Field(
+        "fail", description="What the head does when a node leaves: end the run, or wait for its return."
+    )
     retry: bool = Field(True, description="dstack submits the run again after an interruption or a node's failure.")
     max_duration: str | None = Field(None, description="Such as 72h; no limit when left out.")
 

@@ -1,0 +1,1 @@
+"""Runs a rendered dstack task file on this machine (skeleton)."""
