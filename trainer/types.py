@@ -46,6 +46,8 @@ class Batch:
     position_ids_RL: torch.Tensor  # restart at 0 with each sequence
     index_N: torch.Tensor
     target_N: torch.Tensor
-    episode_N: torch.Tensor  # which sequence of the global batch a token belongs to
+    episode_N: torch.Tensor  # which of the caller's sequences a token belongs to
+    flat_N: torch.Tensor  # where the token stands in the caller's flat order, so that outputs can be scattered back
     tokens_N: dict[str, torch.Tensor]  # per-token inputs of the loss: mask, advantages, old log-probabilities, ...
     packed: bool  # False: one sequence per row, so that plain causal attention is right
+    real_tokens: int  # of the R*L input positions, those that are not padding

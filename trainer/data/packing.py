@@ -1,0 +1,268 @@
+"""Sequences into micro-batches under a token budget, and the split of a batch over ranks.
+
+Axes: N response tokens, R rows and L columns of a micro-batch. A row holds one sequence or several, end to end; position ids restart
+with each, which is how transformers (`masking_utils.find_packed_sequence_indices`) learns where attention must stop. It looks only if it
+is given neither an attention mask nor a key-value cache: call the model with `use_cache=False` and without `attention_mask`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from collections.abc import Sequence as Items
+from dataclasses import dataclass, field
+from itertools import chain
+
+import numpy as np
+import torch
+
+from trainer.types import Batch, Episode
+
+Rows = list[list[int]]  # which sequences lie in each row of a micro-batch
+
+
+@dataclass(slots=True)
+class Sequence:
+    """What is fed and what is learnt: the response, token by token, given the prompt."""
+
+    prompt_ids: Items[int]
+    response_ids: Items[int]
+    tokens: Mapping[str, Items[float] | np.ndarray] = field(default_factory=dict)  # per response token: mask, advantages, ...
+
+    @property
+    def length(self) -> int:
+        """Input tokens: the last response token is predicted but never fed, since nothing is learnt after it."""
+        return len(self.prompt_ids) + max(len(self.response_ids) - 1, 0)
+
+
+@dataclass(frozen=True)
+class Flat:
+    """The response tokens of all episodes laid end to end."""
+
+    lengths_E: torch.Tensor  # int64
+    episode_N: torch.Tensor  # int64
+    mask_N: torch.Tensor  # float32, 1 where the policy wrote the token
+    rollout_N: torch.Tensor  # float32, the sampler's log-probabilities
+
+
+def flatten(episodes: list[Episode]) -> Flat:
+    """Lay episodes end to end. Raises ValueError where log-probabilities or mask do not match the response."""
+    for i, episode in enumerate(episodes):
+        n = len(episode.response_ids)
+        if len(episode.logprobs) != n or len(episode.mask) not in (0, n):
+            raise ValueError(f"episode {i} has {n} response tokens, {len(episode.logprobs)} logprobs and {len(episode.mask)} mask entries")
+    lengths = [len(e.response_ids) for e in episodes]
+    mask = list(chain.from_iterable(e.mask or [1] * len(e.response_ids) for e in episodes))
+    rollout = list(chain.from_iterable(e.logprobs for e in episodes))
+    lengths_E = torch.tensor(lengths, dtype=torch.int64)
+    return Flat(
+        lengths_E=lengths_E,
+        episode_N=torch.repeat_interleave(torch.arange(len(lengths)), lengths_E),
+        mask_N=torch.tensor(mask, dtype=torch.float32),
+        rollout_N=torch.tensor(rollout, dtype=torch.float32),
+    )
+
+
+def select(lengths_E: torch.Tensor, chosen: list[int]) -> torch.Tensor:
+    """Flat positions of the response tokens of the chosen episodes, in that order: `x_N[select(lengths_E, mine)]` are a rank's tokens."""
+    lengths = lengths_E.numpy()
+    starts = np.cumsum(lengths) - lengths
+    return torch.from_numpy(_spans(starts[chosen], lengths[chosen]))
+
+
+def pack(
+    sequences: list[Sequence], budget: int, *, pad_id: int, one_row: bool = False, count: int = 0, what: str = "trainer.micro_batch_tokens"
+) -> list[Batch]:
+    """Micro-batches of at most `budget` = R*L input tokens, padding included; each sequence is in exactly one of them.
+
+    `one_row` lays everything of a micro-batch in one row, as flash attention needs it: transformers finds packed sequences for it only
+    where R is 1. `count` asks for at least so many micro-batches (see `plan`). Raises ValueError for a sequence that has no prompt, or
+    that is longer than the budget (named `what`).
+    """
+    for i, sequence in enumerate(sequences):
+        if not len(sequence.prompt_ids):
+            raise ValueError(f"sequence {i} has no prompt: its first response token has nothing to be predicted from")
+    lengths = [s.length for s in sequences]
+    planned = plan(lengths, budget, one_row=one_row, count=count, what=what)
+    if not sequences:
+        return [_filler(pad_id) for _ in planned]
+    source = _Source(sequences, pad_id)
+    return [source.batch(rows) if rows else _filler(pad_id) for rows in planned]
+
+
+def plan(lengths: list[int], budget: int, *, one_row: bool = False, count: int = 0, what: str = "trainer.micro_batch_tokens") -> list[Rows]:
+    """Which sequences share a row, which rows a micro-batch. Deterministic.
+
+    Best fit, longest first: the longest sequence left sets the row length L of a micro-batch, at most budget // L rows are opened, and
+    shorter sequences fill their ends. With `count` above what that needs, micro-batches are split by rows, and empty ones appended when
+    there are no more rows: under ZeRO-3 every rank must run the same number of forward passes.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    if order and lengths[order[0]] > budget:
+        raise ValueError(f"a sequence has {lengths[order[0]]} tokens but {what} is {budget}; raise it to at least that")
+    planned: list[Rows] = []
+    while order:
+        longest, shortest = lengths[order[0]], lengths[order[-1]]
+        size, limit = (budget, 1) if one_row else (longest, budget // max(longest, 1))
+        if longest + shortest > size and not one_row:
+            # No two fit in a row.
+            planned.append([[i] for i in order[:limit]])
+            order = order[limit:]
+        else:
+            rows, order = _fill(order, lengths, size, limit)
+            planned.append(rows)
+    return _spread(planned, count)
+
+
+def _fill(order: list[int], lengths: list[int], size: int, limit: int) -> tuple[Rows, list[int]]:
+    """Put sequences, longest first, into the fullest row that has space, at most `limit` rows of `size`; return rows and the rest."""
+    rows: Rows = []
+    space: list[tuple[int, int]] = []  # (free tokens, row), ascending
+    free, shortest = size * limit, lengths[order[-1]]
+    rest: list[int] = []
+    for at, i in enumerate(order):
+        if free < shortest:
+            return rows, rest + order[at:]
+        fit = bisect_left(space, (lengths[i], -1))
+        if fit < len(space):
+            left, row = space.pop(fit)
+            rows[row].append(i)
+        elif len(rows) < limit:
+            left, row = size, len(rows)
+            rows.append([i])
+        else:
+            rest.append(i)
+            continue
+        free -= lengths[i]
+        if left - lengths[i] >= shortest:
+            insort(space, (left - lengths[i], row))
+    return rows, rest
+
+
+def _spread(planned: list[Rows], count: int) -> list[Rows]:
+    """At least `count` micro-batches: halve the one with the most rows while there is one with two."""
+    while len(planned) < count:
+        most = max(range(len(planned)), key=lambda i: len(planned[i]), default=None)
+        if most is None or len(planned[most]) < 2:
+            return planned + [[]] * (count - len(planned))
+        half = len(planned[most]) // 2
+        planned[most : most + 1] = [planned[most][:half], planned[most][half:]]
+    return planned
+
+
+def _spans(starts: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """start, start+1, ... for each span, laid end to end."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()), dtype=np.int64)
+
+
+class _Source:
+    """All sequences as flat arrays, from which each micro-batch is cut without a loop over tokens."""
+
+    def __init__(self, sequences: list[Sequence], pad_id: int):
+        self.pad_id = pad_id
+        self.prompt_E = np.array([len(s.prompt_ids) for s in sequences], dtype=np.int64)
+        self.response_E = np.array([len(s.response_ids) for s in sequences], dtype=np.int64)
+        whole_E = self.prompt_E + self.response_E
+        self.fed_E = self.prompt_E + np.maximum(self.response_E - 1, 0)
+        self.ids = np.fromiter(chain.from_iterable(chain(s.prompt_ids, s.response_ids) for s in sequences), np.int64, int(whole_E.sum()))
+        self.start_E = np.cumsum(whole_E) - whole_E
+        self.flat_E = np.cumsum(self.response_E) - self.response_E
+        self.tokens = {name: self._column(sequences, name) for name in sequences[0].tokens}
+
+    def _column(self, sequences: list[Sequence], name: str) -> np.ndarray:
+        column = np.concatenate([np.asarray(s.tokens[name], dtype=np.float32) for s in sequences])
+        if len(column) != self.response_E.sum():
+            raise ValueError(f"{name!r} has {len(column)} values for {self.response_E.sum()} response tokens")
+        return column
+
+    def batch(self, rows: Rows) -> Batch:
+        chosen = np.fromiter(chain.from_iterable(rows), np.int64)
+        row_S = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        fed_S, prompt_S, response_S = self.fed_E[chosen], self.prompt_E[chosen], self.response_E[chosen]
+        used_R = np.bincount(row_S, weights=fed_S, minlength=len(rows)).astype(np.int64)
+        columns = int(used_R.max())
+        # Where each sequence begins in the (R*L) flat micro-batch: what lies before it, with each row filled up to L.
+        before_S = np.cumsum(fed_S) - fed_S
+        begin_S = before_S - np.repeat(np.cumsum(used_R) - used_R, [len(row) for row in rows]) + row_S * columns
+        where = _spans(begin_S, fed_S)
+        input_ids = np.full(len(rows) * columns, self.pad_id, dtype=np.int64)
+        input_ids[where] = self.ids[_spans(self.start_E[chosen], fed_S)]
+        packed = len(chosen) > len(rows)
+        position = np.broadcast_to(np.arange(columns), (len(rows), columns))
+        if packed:
+            # Padding is a sequence of its own, so that it is seen by nothing.
+            position = np.where(position < used_R[:, None], position, position - used_R[:, None]).reshape(-1)
+            position[where] = _spans(np.zeros_like(fed_S), fed_S)
+        flat_N = _spans(self.flat_E[chosen], response_S)
+        return Batch(
+            input_ids_RL=torch.from_numpy(input_ids.reshape(len(rows), columns)),
+            position_ids_RL=torch.from_numpy(np.array(position).reshape(len(rows), columns)),
+            index_N=torch.from_numpy(_spans(begin_S + prompt_S - 1, response_S)),
+            target_N=torch.from_numpy(self.ids[_spans(self.start_E[chosen] + prompt_S, response_S)]),
+            episode_N=torch.from_numpy(np.repeat(chosen, response_S)),
+            flat_N=torch.from_numpy(flat_N),
+            tokens_N={name: torch.from_numpy(column[flat_N]) for name, column in self.tokens.items()},
+            packed=packed,
+            real_tokens=int(fed_S.sum()),
+        )
+
+
+def _filler(pad_id: int) -> Batch:
+    """A micro-batch that teaches nothing, for a rank that has run out of sequences while others have not."""
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(
+        input_ids_RL=torch.full((1, 1), pad_id),
+        position_ids_RL=torch.zeros((1, 1), dtype=torch.int64),
+        index_N=none,
+        target_N=none,
+        episode_N=none,
+        flat_N=none,
+        tokens_N={},
+        packed=False,
+        real_tokens=0,
+    )
+
+
+def attach(batches: list[Batch], tokens_N: Mapping[str, torch.Tensor]) -> None:
+    """Give each micro-batch its share of tensors in the caller's flat order, so that one packing serves several passes."""
+    for batch in batches:
+        batch.tokens_N.update({name: values_N[batch.flat_N] for name, values_N in tokens_N.items()})
+
+
+def scatter(outputs: list[torch.Tensor], batches: list[Batch]) -> torch.Tensor:
+    """Per-token outputs of the micro-batches, back in the caller's flat order [N]."""
+    flat_N = torch.cat([batch.flat_N for batch in batches])
+    joined_N = torch.cat(outputs)
+    return torch.empty_like(joined_N).index_copy_(0, flat_N.to(joined_N.device), joined_N)
+
+
+def balance(lengths: list[int], ranks: int) -> list[list[int]]:
+    """Sequences of each rank, ascending: equal counts (within one) and nearly equal tokens. Deterministic.
+
+    The balanced largest differencing method (Michiels, Korst, Aarts, van Leeuwen 2003): Karmarkar and Karp's with equal counts.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}; it must be at least 1")
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    padded: list[int | None] = [*order, *[None] * (-len(order) % ranks)]
+    # A partial split: for each rank its tokens and sequences, heaviest first. Two are merged heaviest with lightest.
+    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    for at in range(0, len(padded), ranks):
+        split = [(0, []) if i is None else (lengths[i], [i]) for i in padded[at : at + ranks]]
+        heap.append((split[-1][0] - split[0][0], at, split))
+    heapq.heapify(heap)
+    serial = len(padded)
+    while len(heap) > 1:
+        (_, _, one), (_, _, two) = heapq.heappop(heap), heapq.heappop(heap)
+        merged = [(a + b, left + right) for (a, left), (b, right) in zip(one, reversed(two), strict=True)]
+        merged.sort(key=lambda part: -part[0])
+        heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
+        serial += 1
+    return [sorted(chosen) for _, chosen in heap[0][2]] if heap else [[] for _ in range(ranks)]
+
+
+def efficiency(batches: list[Batch]) -> float:
+    """Real input tokens over all input positions, padding included."""
+    return sum(b.real_tokens for b in batches) / max(sum(b.input_ids_RL.numel() for b in batches), 1)
