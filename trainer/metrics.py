@@ -1,0 +1,239 @@
+"""What a run reports: metrics.jsonl (one JSON object per step), TensorBoard, a line or a bar for people, and a plot.
+
+    with Metrics(folder, total=config.trainer.steps, done=checkpoint.step) as metrics:
+        metrics.log(step, {"reward": 0.5, "loss": -0.01, "kl": 0.0, "seconds": 0.8, "tokens_per_second": 8450.0})
+    plot(folder)
+
+Steps count from 1. Step 0 may hold an evaluation before the first step, with keys that start with eval_. Floats are written so
+that reading gives back the same bits; values that are not finite become null.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from trainer.config import ConfigError
+
+FILE = "metrics.jsonl"
+LINE = ("reward", "eval_reward", "loss", "kl", "tokens_per_second", "seconds")  # what people see while it runs
+
+
+class NonFiniteError(ArithmeticError):
+    """A loss or gradient norm is infinite or not a number; training on would destroy the weights."""
+
+
+class Metrics:
+    """Writer of one run's metrics. `done`: steps in the checkpoint that is resumed; later ones are cut off the file first."""
+
+    def __init__(self, folder: Path, *, total: int, done: int = 0, tensorboard: bool = False, console: Console | None = None) -> None:
+        self.folder, self.total, self.last = Path(folder), total, done
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _keep_until(self.folder / FILE, done)
+        self._file = (self.folder / FILE).open("a", encoding="utf-8")
+        self._board = _board(self.folder / "tensorboard", done) if tensorboard else None
+        self._display = _Display(total, done, console or Console(soft_wrap=True, highlight=False))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._display.close()
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write one step durably, then show it. Numbers of any kind (tensor and numpy scalars too) go in.
+
+        Raises ValueError for a step that was logged already (an evaluation alone may follow its step); NonFiniteError after writing when a loss or grad_norm is not finite.
+        """
+        only_evaluation = all(key.startswith("eval_") for key in values)
+        if step < self.last or (step == self.last and not only_evaluation):
+            raise ValueError(f"metrics of step {step} after step {self.last}")
+        numbers = {key: value if isinstance(value, int) else float(value) for key, value in values.items()}
+        row = {"step": step, **{key: value if math.isfinite(value) else None for key, value in numbers.items()}}
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())  # as durable as the checkpoint that is written after it
+        self.last = step
+        if self._board is not None:
+            for key, value in numbers.items():
+                self._board.add_scalar(key, value, step)
+            self._board.flush()
+        self._display.show(step, numbers)
+        _require_finite(step, numbers, self.folder / FILE)
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """The rows of a run, in order; null is None. A last line that a killed writer left unfinished is not a row.
+
+    Raises ConfigError when the run has no metrics or a line in the middle is damaged.
+    """
+    file = Path(folder) / FILE
+    try:
+        lines = file.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror}") from None
+    rows = []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ConfigError(f"{file}:{number}: not JSON ({error})") from None
+    return rows
+
+
+def _keep_until(file: Path, done: int) -> None:
+    """Drop the rows after step `done`: the resumed run writes them again. Atomic, as a kill may come at any time."""
+    if not file.exists():
+        return
+    rows = [row for row in read(file.parent) if row["step"] <= done and (done or row["step"] > 0)]
+    draft = file.with_suffix(".jsonl.tmp")
+    with draft.open("w", encoding="utf-8") as out:
+        out.writelines(json.dumps(row) + "\n" for row in rows)
+        out.flush()
+        os.fsync(out.fileno())
+    draft.replace(file)
+
+
+def _require_finite(step: int, numbers: Mapping[str, float], file: Path) -> None:
+    for key, value in numbers.items():
+        if not math.isfinite(value) and (key.endswith("loss") or key.endswith("grad_norm")):
+            raise NonFiniteError(f"{key} is {value} at step {step}; the run stops before it spoils a checkpoint (see {file})")
+
+
+def _board(folder: Path, done: int) -> Any:
+    """Imported late: it takes seconds, and only who asked for it needs it installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ConfigError(f"log.tensorboard=true: {error}; install tensorboard or set log.tensorboard=false") from None
+    return SummaryWriter(str(folder), purge_step=done + 1)
+
+
+# --- for people ------------------------------------------------------------------------------------------------------------
+
+
+class _Display:
+    """A bar where stdout is a terminal; one line per step in a log."""
+
+    def __init__(self, total: int, done: int, console: Console) -> None:
+        self.total, self.console = total, console
+        self.begin, self.begin_step = time.monotonic(), done
+        self.bar: Progress | None = None
+        if console.is_terminal:
+            self.bar = Progress(
+                TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console
+            )
+            self.task = self.bar.add_task(f"step {done}/{total}", total=total, completed=done, left="")
+            self.bar.start()
+
+    def show(self, step: int, numbers: Mapping[str, float]) -> None:
+        text = "  ".join([f"step {step:>{len(str(self.total))}}/{self.total}", *_readable(numbers)])
+        if self.bar is None:
+            self.console.print(f"{text}  {self._left(step)}", markup=False)
+            return
+        if any(key.startswith("eval_") for key in numbers):
+            self.bar.console.print(text, markup=False, highlight=False)
+        self.bar.update(self.task, completed=step, description=text, left=self._left(step))
+
+    def _left(self, step: int) -> str:
+        """By the mean over this process's steps, start-up of the first included, so that it tends to be too long, not too short."""
+        done, left = step - self.begin_step, self.total - step
+        if done <= 0 or left <= 0:
+            return ""
+        seconds = round((time.monotonic() - self.begin) / done * left)
+        hours, minutes, seconds = seconds // 3600, seconds // 60 % 60, seconds % 60
+        return f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left"
+
+    def close(self) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+            self.bar = None
+
+
+def _readable(numbers: Mapping[str, float]) -> list[str]:
+    formats = {"tokens_per_second": "{:,.0f} tokens/s", "seconds": "{:.2f} s"}
+    return [formats.get(key, key.replace("_", " ") + " {:.4g}").format(numbers[key]) for key in LINE if key in numbers]
+
+
+# --- plot ------------------------------------------------------------------------------------------------------------------
+
+
+def plot(folder: Path) -> Path:
+    """Draw reward (or loss, where a run has no reward) and throughput over steps into plot.png; returns its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = read(folder)
+    main = "reward" if any("reward" in row for row in rows) else "loss"
+    figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.4, 1))
+    figure.suptitle(Path(folder).resolve().name, fontsize=15, fontweight="bold", x=0.015, ha="left")
+    _curve(top, rows, main, "#2563eb")
+    _points(top, rows, f"eval_{main}", "#ea580c")
+    _curve(bottom, rows, "tokens_per_second", "#0d9488")
+    if main == "reward" and all(0 <= value <= 1 for key in ("reward", "eval_reward") for value in _series(rows, key)[1]):
+        top.set_ylim(-0.02, 1.05)
+    bottom.set_ylim(bottom=0)
+    bottom.set_xlabel("step")
+    top.set_ylabel(main)
+    bottom.set_ylabel("tokens per second")
+    bottom.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    for axes in (top, bottom):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
+        axes.set_axisbelow(True)
+    top.legend(frameon=False, loc="best")
+    path = Path(folder) / "plot.png"
+    figure.savefig(path)
+    return path
+
+
+def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
+    pairs = [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+    return [step for step, _ in pairs], [value for _, value in pairs]
+
+
+def _curve(axes: Any, rows: list[dict[str, Any]], key: str, color: str) -> None:
+    """Raw values faint, their exponential mean over about a twentieth of the run strong."""
+    steps, values = _series(rows, key)
+    axes.plot(steps, values, color=color, alpha=0.3, linewidth=1, label=f"{key.replace('_', ' ')} per step")
+    axes.plot(steps, smoothed(values, max(3, len(values) / 20)), color=color, linewidth=2.2, label="smoothed")
+
+
+def _points(axes: Any, rows: list[dict[str, Any]], key: str, color: str) -> None:
+    steps, values = _series(rows, key)
+    if not steps:
+        return
+    axes.plot(steps, values, color=color, marker="o", markersize=7, linewidth=1.2, linestyle=":", label="greedy evaluation", clip_on=False)
+    for step, value in {steps[0]: values[0], steps[-1]: values[-1]}.items():
+        axes.annotate(f"{value:.2f}", (step, value), textcoords="offset points", xytext=(0, 9), ha="center", color=color, fontweight="bold")
+
+
+def smoothed(values: list[float], span: float) -> list[float]:
+    """Exponential mean with a time constant of `span` values, without the bias towards its start."""
+    keep, total, weight, result = math.exp(-1 / span), 0.0, 0.0, []
+    for value in values:
+        total, weight = keep * total + value, keep * weight + 1
+        result.append(total / weight)
+    return result
+
+
+if __name__ == "__main__":
+    print(plot(Path(sys.argv[1])))
