@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, StringConstraints, model_validator
 
 # dstack's rule for resource names; its server refuses others, its parser does not.
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
@@ -23,10 +23,10 @@ class Host(Model):
     """A machine that is reached by SSH."""
 
     hostname: str = Field(description="Address or name that the dstack server connects to.")
-    internal_ip: IPvAnyAddress | None = Field(None, description="Address by which the other nodes reach it.")
-    user: str | None = Field(None, description="Overrides the fleet's user.")
-    port: int | None = Field(None, ge=1, le=65535, description="Overrides port 22.")
-    identity_file: Path | None = Field(None, description="Overrides the fleet's key.")
+    internal_ip: IPvAnyAddress | None = Field(default=None, description="Address by which the other nodes reach it.")
+    user: str | None = Field(default=None, description="Overrides the fleet's user.")
+    port: int | None = Field(default=None, ge=1, le=65535, description="Overrides port 22.")
+    identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
 
 
 class JumpHost(Model):
@@ -34,7 +34,7 @@ class JumpHost(Model):
 
     hostname: str
     user: str
-    port: int = Field(22, ge=1, le=65535)
+    port: int = Field(default=22, ge=1, le=65535)
     identity_file: Path
 
 
@@ -44,16 +44,16 @@ class Ssh(Model):
     user: str
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
     hosts: tuple[Host, ...] = Field(min_length=1)
-    network: IPvAnyNetwork | None = Field(None, description="Private network that the nodes share (CIDR).")
+    network: IPvAnyNetwork | None = Field(default=None, description="Private network that the nodes share (CIDR).")
     proxy_jump: JumpHost | None = None
 
 
 class Gpu(Model):
     """GPUs of one node."""
 
-    name: str | None = Field(None, description="Model as dstack names it, such as H100; any when left out.")
+    name: str | None = Field(default=None, description="Model as dstack names it, such as H100; any when left out.")
     count: int = Field(ge=0, description="GPUs per node.")
-    memory: str | None = Field(None, description="Memory per GPU, such as 80GB.")
+    memory: str | None = Field(default=None, description="Memory per GPU, such as 80GB.")
     vendor: Literal["nvidia", "amd"] = "nvidia"
 
 
@@ -61,14 +61,21 @@ class Fleet(Model):
     """A group of like nodes."""
 
     name: Name
-    nodes: int = Field(ge=1, description="Number of nodes.")
-    cpus: int | None = Field(None, ge=1, description="CPUs per node; the Ray node offers this many.")
-    arch: Literal["x86", "arm"] = Field("x86", description="Processor architecture; images are built for one.")
-    memory: str | None = Field(None, description="Memory per node, such as 512GB or 64GB..")
-    disk: str | None = Field(None, description="Disk per node, such as 200GB..")
+    nodes: int = Field(ge=1, description="Number of nodes; over SSH the number of hosts, when left out.")
+    cpus: int | None = Field(default=None, ge=1, description="CPUs per node; the Ray node offers this many.")
+    arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
+    memory: str | None = Field(default=None, description="Memory per node, such as 512GB or 64GB..")
+    disk: str | None = Field(default=None, description="Disk per node, such as 200GB..")
     gpu: Gpu | None = None
     resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
     ssh: Ssh | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nodes_are_hosts(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "nodes" not in values and isinstance(ssh := values.get("ssh"), dict) and ssh.get("hosts"):
+            return values | {"nodes": len(ssh["hosts"])}
+        return values
 
     def requirements(self) -> dict[str, Any]:
         """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
@@ -83,18 +90,18 @@ class Checkpoints(Model):
     """What is mounted at /checkpoints on every node."""
 
     kind: Literal["instance", "network", "shared"] = Field(
-        "instance",
+        default="instance",
         description="instance: a folder of each host. network: a dstack volume. shared: a folder that all hosts have mounted at this path.",
     )
-    path: Path = Field(Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
-    volume: Name | None = Field(None, description="Name of the dstack volume, for network.")
-    size: str | None = Field(None, description="Size of the dstack volume, such as 500GB, for network.")
+    path: Path = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
+    volume: Name | None = Field(default=None, description="Name of the dstack volume, for network.")
+    size: str | None = Field(default=None, description="Size of the dstack volume, such as 500GB, for network.")
 
 
 class Dstack(Model):
     """The dstack server that this stack's files are for."""
 
-    server: str = Field("http://127.0.0.1:3000", description="URL of the server.")
+    server: str = Field(default="http://127.0.0.1:3000", description="URL of the server.")
     project: Name = "main"
 
 
@@ -102,19 +109,19 @@ class Task(Model):
     """The Ray cluster as a dstack task."""
 
     name: Name = "ray"
-    image: str | None = Field(None, description="Container image, pinned by tag or digest; dstack's own when left out.")
-    user: str | None = Field(None, description='User in the container, such as "1000:1000".')
+    image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
+    user: str | None = Field(default=None, description='User in the container, such as "1000:1000".')
     env: dict[str, str | None] = Field(
         default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
     )
-    shm_size: str | None = Field(None, description="Size of /dev/shm, such as 64GB.")
-    dashboard_port: int = Field(8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
-    join_timeout: int = Field(600, ge=1, description="Seconds that nodes wait for one another.")
+    shm_size: str | None = Field(default=None, description="Size of /dev/shm, such as 64GB.")
+    dashboard_port: int = Field(default=8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
+    join_timeout: int = Field(default=600, ge=1, description="Seconds that nodes wait for one another.")
     on_node_loss: Literal["fail", "wait"] = Field(
-        "fail", description="What the head does when a node leaves: end the run, or wait for its return."
+        default="fail", description="What the head does when a node leaves: end the run, or wait for its return."
     )
-    retry: bool = Field(True, description="dstack submits the run again after an interruption or a node's failure.")
-    max_duration: str | None = Field(None, description="Such as 72h; no limit when left out.")
+    retry: bool = Field(default=True, description="dstack submits the run again after an interruption or a node's failure.")
+    max_duration: str | None = Field(default=None, description="Such as 72h; no limit when left out.")
 
 
 class Stack(Model):
@@ -124,5 +131,5 @@ class Stack(Model):
     cloud: Literal["local", "ssh"] = Field(description="Where the nodes come from.")
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()
-    dstack: Dstack | None = Field(None, description="Set, `pulumi up` drives this server; left out, it only renders.")
+    dstack: Dstack | None = Field(default=None, description="Set, `pulumi up` drives this server; left out, it only renders.")
     task: Task = Task()

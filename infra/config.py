@@ -1,0 +1,16 @@
+"""What Pulumi read of the stack file -> Stack."""
+
+from __future__ import annotations
+
+import pulumi
+from pulumi.runtime import config
+
+from stacks.load import parse
+from stacks.schema import Stack
+
+
+def read() -> Stack:
+    """The current stack. Raises StackError."""
+    # pulumi.Config answers by key alone, and a misspelt key must be seen too: so all that the engine passed is taken.
+    passed = config.CONFIG.get()
+    return parse(pulumi.get_stack(), {key: {"secure": ""} if config.is_config_secret(key) else value for key, value in passed.items()})

@@ -1,0 +1,143 @@
+"""Files below build/ as Pulumi resources: created, updated on change, repaired when lost or edited by hand, removed on destroy.
+
+The engine pickles a provider by reference to this module, so that editing a comment here changes no state. It runs it in
+another process, whose current folder is infra/: paths are relative to the folder of Pulumi.yaml, which also keeps state the
+same on every machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi import dynamic
+
+
+def project_root() -> Path:
+    """The nearest folder, from the current one upwards, that holds Pulumi.yaml. Raises FileNotFoundError."""
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "Pulumi.yaml").is_file():
+            return folder
+    raise FileNotFoundError(f"no Pulumi.yaml in {here} or above; run this inside the project")
+
+
+class FileProvider(dynamic.ResourceProvider):
+    """A text file: `path`, `text`."""
+
+    serialize_as_secret_always = False  # the pickle holds a reference, nothing else
+
+    def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
+        _write(project_root() / props["path"], props["text"])
+        return dynamic.CreateResult(props["path"], _outputs(props))
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.DiffResult:
+        moved = _olds["path"] != _news["path"]
+        # The disk counts, not the state: a file that was lost or edited by hand is written again.
+        changed = moved or _olds["text"] != _news["text"] or _text(project_root() / _news["path"]) != _news["text"]
+        return dynamic.DiffResult(changes=changed, replaces=["path"] if moved else [], delete_before_replace=True)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.UpdateResult:
+        _write(project_root() / _news["path"], _news["text"])
+        return dynamic.UpdateResult(_outputs(_news))
+
+    def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
+        text = _text(project_root() / id_)
+        return dynamic.ReadResult(id_, {"path": id_, "text": text}) if text is not None else dynamic.ReadResult("", {})
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        _remove(project_root() / _props["path"])
+
+
+class TokenProvider(dynamic.ResourceProvider):
+    """A file with a random token, made once and kept. Its text is in no state and no output: only `path` is."""
+
+    serialize_as_secret_always = False
+
+    def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
+        _make_token(project_root() / props["path"])
+        return dynamic.CreateResult(props["path"], {"path": props["path"]})
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.DiffResult:
+        moved = _olds["path"] != _news["path"]
+        lost = not _private(project_root() / _news["path"])
+        return dynamic.DiffResult(changes=moved or lost, replaces=["path"] if moved else [], delete_before_replace=True)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.UpdateResult:
+        _make_token(project_root() / _news["path"])
+        return dynamic.UpdateResult({"path": _news["path"]})
+
+    def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
+        exists = (project_root() / id_).is_file()
+        return dynamic.ReadResult(id_ if exists else "", {"path": id_} if exists else {})
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        _remove(project_root() / _props["path"])
+
+
+class File(dynamic.Resource, module="flotilla", name="File"):
+    """A text file at `path`, relative to the project."""
+
+    path: pulumi.Output[str]
+    text: pulumi.Output[str]
+
+    def __init__(self, name: str, path: str, text: str, opts: pulumi.ResourceOptions | None = None):
+        super().__init__(FileProvider(), name, {"path": path, "text": text}, opts)
+
+
+class Token(dynamic.Resource, module="flotilla", name="Token"):
+    """A file at `path`, readable by its owner alone, that holds 256 random bits in hexadecimal."""
+
+    path: pulumi.Output[str]
+
+    def __init__(self, name: str, path: str, opts: pulumi.ResourceOptions | None = None):
+        super().__init__(TokenProvider(), name, {"path": path}, opts)
+
+
+PROVIDERS = {"File": FileProvider, "Token": TokenProvider}  # by the last word of the resource's type; the preview writes through them
+
+
+def _outputs(props: dict[str, Any]) -> dict[str, Any]:
+    return {"path": props["path"], "text": props["text"]}
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all: a reader never sees half a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False, encoding="utf-8") as part:
+        part.write(text)
+    Path(part.name).chmod(0o644)  # mkstemp's 0600 would keep the files from a group that shares the checkout
+    Path(part.name).replace(file)
+
+
+def _make_token(file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if file.is_file() and file.stat().st_size:
+        file.chmod(0o600)
+        return
+    file.unlink(missing_ok=True)
+    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
+        out.write(secrets.token_hex(32))
+
+
+def _private(token: Path) -> bool:
+    """Whether the token is there, not empty and readable by its owner alone."""
+    return token.is_file() and token.stat().st_size > 0 and token.stat().st_mode & 0o077 == 0
+
+
+def _remove(file: Path) -> None:
+    file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the folder stays while something else is in it: volumes, logs, runs
+        file.parent.rmdir()

@@ -1,0 +1,175 @@
+"""The Pulumi program in this process, without CLI, account or plugins: shows the plan and writes the files of build/<stack>/.
+
+python -m infra.preview local
+python -m infra.preview onprem --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import runpy
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pulumi
+from pulumi.runtime import mocks
+from pulumi.runtime.settings import get_root_resource
+from pulumi.runtime.stack import run_pulumi_func
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from infra.files import PROVIDERS, project_root
+from stacks.load import StackError, load, settings
+
+SHOWN = 60  # characters of a property's value in the tree
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One resource of the plan; `parent` is a URN, which no resource of the plan has where that is the stack itself."""
+
+    urn: str
+    parent: str
+    type: str
+    name: str
+    component: bool
+    inputs: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The last word of the type, such as File."""
+        return self.type.rpartition(":")[2]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `pulumi up` would create, and the stack's outputs."""
+
+    stack: str
+    resources: list[Resource]
+    outputs: dict[str, Any]
+
+
+class Recorder(mocks.MockMonitor, mocks.Mocks):
+    """Stands in for the engine: notes each resource with its parent and echoes its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__(self)
+        self.plan: list[Resource] = []
+
+    def RegisterResource(self, request: Any) -> Any:
+        if request.type != "pulumi:pulumi:Stack":
+            inputs = mocks.rpc.deserialize_properties(request.object)
+            inputs.pop("__provider", None)
+            urn = self.make_urn(request.parent, request.type, request.name)
+            self.plan.append(Resource(urn, request.parent, request.type, request.name, not request.custom, inputs))
+        return super().RegisterResource(request)
+
+    def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
+        return f"{args.name}-id", args.inputs
+
+    def call(self, args: mocks.MockCallArgs) -> NoReturn:
+        raise LookupError(f"the preview has no answer to {args.token}")
+
+
+def plan(stack: str, root: Path) -> Plan:
+    """Runs the program as the engine would. Raises StackError, or pulumi.RunError with the program's own word."""
+    load(stack, root)  # a mistake is told here, before pulumi wraps it
+    config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings(stack, root).items()}
+    pulumi.runtime.set_all_config(config, [])
+    loop, recorder, roots = asyncio.new_event_loop(), Recorder(), []
+    asyncio.set_event_loop(loop)  # before set_mocks, which registers a root stack on the current loop and else hangs
+    mocks.set_mocks(recorder, project="flotilla", stack=stack, preview=False, monitor=recorder)
+
+    def program() -> None:
+        roots.append(get_root_resource())
+        runpy.run_path(str(root / "infra"), run_name="__main__")
+
+    with contextlib.chdir(root / "infra"):  # as the engine does
+        try:
+            loop.run_until_complete(run_pulumi_func(program))
+            outputs = loop.run_until_complete(_settled(roots[0].outputs))
+        finally:
+            loop.close()
+            asyncio.set_event_loop(None)
+    return Plan(stack, recorder.plan, outputs)
+
+
+async def _settled(values: dict[str, Any]) -> dict[str, Any]:
+    """The exported values, the secret ones hidden."""
+    outputs = {name: pulumi.Output.from_input(value) for name, value in values.items()}
+    return {name: "[secret]" if await output.is_secret() else await output.future() for name, output in outputs.items()}
+
+
+def write(plan: Plan, root: Path) -> list[Path]:
+    """Writes the plan's files through the providers that `pulumi up` uses, and removes definitions that are no longer in it."""
+    with contextlib.chdir(root):
+        ours = [
+            (PROVIDERS[kind], one) for one in plan.resources if (kind := one.type.rpartition(":")[2]) in PROVIDERS and not one.component
+        ]
+        paths = [root / provider().create(one.inputs).id for provider, one in ours]
+    for old in set((root / "build" / plan.stack).glob("*.dstack.yml")) - set(paths):
+        old.unlink()
+    return paths
+
+
+def tree(plan: Plan) -> Tree:
+    """Components with what is in them: type, name, the properties that are short enough to read."""
+    kinds = Counter(one.kind for one in plan.resources)
+    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    top = Tree(f"[bold]{plan.stack}[/]  {len(plan.resources)} resources: {counts}")
+    branches: dict[str, Tree] = {}
+    for one in plan.resources:
+        label = f"[green]+[/] [cyan]{one.kind}[/] {escape(one.name)}{escape(_properties(one.inputs))}"
+        branches[one.urn] = branches.get(one.parent, top).add(label)
+    return top
+
+
+def _properties(inputs: dict[str, Any]) -> str:
+    return "".join(f"  {key}={_short(value)}" for key, value in sorted(inputs.items()))
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str)
+    lines = text.count("\n")
+    if lines > 1:
+        return f"({lines} lines)"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.preview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
+    parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    options = parser.parse_args(arguments)
+    try:
+        root = project_root()
+        planned = plan(options.stack, root)
+        paths = write(planned, root)
+    except (StackError, pulumi.RunError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(asdict(planned), indent=2, default=str))
+        return 0
+    console = Console(soft_wrap=True, highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    console.print(tree(planned))
+    console.print(f"\nwrote {len(paths)} files to {planned.outputs['folder']}/   next:\n")
+    for command in planned.outputs["next"]:
+        console.print(f"  {command}", markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,134 @@
+"""Site + Stack -> the files of build/<stack>/ and the stack's outputs.
+
+`rendered` is pure; `Publication` hands its files to Pulumi, one resource each, so that a plan shows which file changes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulumi
+import yaml
+
+from cluster_tasks import ray
+from fleets import fleet, server, volume
+from infra.files import File, Token
+from infra.site import Site
+from stacks.load import StackError
+from stacks.schema import Stack
+
+TOKEN = "ray.token"
+SUBMIT = "python -m trainer.train_ppo --config trainer/recipes/demo.yaml"
+
+
+class Publication(pulumi.ComponentResource):
+    """The folder build/<stack>/ and what to type next."""
+
+    def __init__(self, stack: Stack, site: Site, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:publish:Publication", stack.name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        folder = f"build/{stack.name}"
+        for name, text in rendered(stack, site).items():
+            File(name, f"{folder}/{name}", text, opts=child)
+        if site.leaves_machine:
+            Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
+        self.outputs = {"folder": folder, "dashboard": address(stack), "next": next_commands(stack, site)}
+        self.register_outputs(self.outputs)
+
+
+def rendered(stack: Stack, site: Site) -> dict[str, str]:
+    """The text of each file by its name. The token is none of them: it is made where it is used. Raises StackError."""
+    try:
+        definitions = _definitions(stack, site)
+    except ValueError as error:  # a renderer's word on settings that do not go together
+        raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {error}") from None
+    texts = {name: _header(stack, about) + to_yaml(content) for name, (about, content) in definitions.items()}
+    return texts | {ray.NODE_AGENT.name: ray.NODE_AGENT.read_text(), "env.sh": environment(stack, site)}
+
+
+def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
+    """`{file name: (what it is for, content)}`. No machine is asked of dstack where every node is a process of this one."""
+    here, files = f"build/{stack.name}", {}
+    if site.leaves_machine:
+        files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", server.server_config(stack, site))
+        for one in stack.fleets:
+            name = f"{one.name}.fleet.dstack.yml"
+            files[name] = (f"The machines: dstack apply -f {here}/{name}", fleet.fleet(stack, site, one))
+        if (disk := volume.volume(stack, site)) is not None:
+            name = f"{disk['name']}.volume.dstack.yml"
+            files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
+    start = "dstack apply -f" if site.leaves_machine else "python -m cluster_tasks.local up"
+    files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
+    files["runtime-env.yaml"] = (
+        f"What jobs need: ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- ...",
+        ray.runtime_env(stack, site),
+    )
+    return files
+
+
+def next_commands(stack: Stack, site: Site) -> list[str]:
+    """What a person types to come from the rendered files to a running job, in order, in the project's folder."""
+    here = f"build/{stack.name}"
+    env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {SUBMIT}"
+    if not site.leaves_machine:
+        return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
+    definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
+    machines = [f"dstack apply -y -f {here}/{name}" for name in definitions]
+    return [*machines, env, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
+
+
+def address(stack: Stack) -> str:
+    """Where dashboard and job API answer on the machine of the person who attaches."""
+    return f"http://localhost:{stack.task.dashboard_port}"
+
+
+def environment(stack: Stack, site: Site) -> str:
+    """A file to source: points `ray job` at the cluster and, where it asks for one, shows it the token."""
+    head = f"# Made from stacks/Pulumi.{stack.name}.yaml. In the project's folder:  . build/{stack.name}/env.sh\n"
+    head += f"export RAY_ADDRESS={address(stack)}\n"
+    if not site.leaves_machine:
+        return head
+    return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN)
+
+
+# bash names the sourced file in BASH_SOURCE, zsh in $0; a plain sh in neither, where the project's folder has to be the current one.
+TOKEN_ENVIRONMENT = """\
+flotilla_folder=$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE:-$0}}")" 2>/dev/null && pwd)
+[ -f "$flotilla_folder/{token}" ] || flotilla_folder=$PWD/{folder}
+export RAY_AUTH_MODE=token
+export RAY_AUTH_TOKEN_PATH="$flotilla_folder/{token}" # `ray job` reads it here
+RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN # `dstack apply` takes it from the environment
+unset flotilla_folder
+"""
+
+
+def _header(stack: Stack, about: str) -> str:
+    return f"# {about}\n# Made from stacks/Pulumi.{stack.name}.yaml; edit that, not this.\n"
+
+
+class _Dumper(yaml.SafeDumper):
+    """As a person writes it: block text for several lines, lists of a few words on one line, others below their key, no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
+        return super().increase_indent(flow, False)
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+def _list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.SequenceNode:
+    words = all(isinstance(item, int) or (isinstance(item, str) and item.replace("-", "").isalnum()) for item in items)
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=words and len(str(items)) < 60)
+
+
+_Dumper.add_representer(str, _text)
+_Dumper.add_representer(list, _list)
+
+
+def to_yaml(content: dict[str, Any]) -> str:
+    """Readable YAML with the keys in the order given."""
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140)

@@ -1,0 +1,175 @@
+"""Settings -> Stack: reads a stack file, or what Pulumi read of it, and says what is wrong with it.
+
+One mistake is one line: `stacks/Pulumi.local.yaml: flotilla:fleets[0].nodes: 'x' is not an integer >= 1`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from stacks.schema import Stack
+
+PROJECT = "flotilla"  # the namespace of our keys; `aws:region` and the like are the providers' own
+SETTINGS = [name for name in Stack.model_fields if name != "name"]  # the stack's name is that of its file
+SCHEMA = Stack.model_json_schema()
+FORMATS = {
+    "ipvanyaddress": "an IP address",
+    "ipvanynetwork": "a network such as 10.0.0.0/24",
+    "path": "a path",
+}
+TYPES = {
+    "string": "text",
+    "integer": "an integer",
+    "number": "a number",
+    "boolean": "true or false",
+    "array": "a list",
+    "object": "a map of settings",
+}
+
+
+class StackError(ValueError):
+    """A mistake in a stack file; its text is all that a person needs to mend it."""
+
+
+def names(root: Path) -> list[str]:
+    """The stacks that there are in the project at `root`."""
+    return sorted(file.name.removeprefix("Pulumi.").removesuffix(".yaml") for file in (root / "stacks").glob("Pulumi.*.yaml"))
+
+
+def load(name: str, root: Path) -> Stack:
+    """The stack of stacks/Pulumi.<name>.yaml, over the defaults of Pulumi.yaml, as `pulumi` itself would read it.
+
+    Raises StackError.
+    """
+    return parse(name, settings(name, root))
+
+
+def settings(name: str, root: Path) -> dict[str, Any]:
+    """`{"flotilla:cloud": ..., ...}`: the raw settings of a stack over the defaults of Pulumi.yaml. Raises StackError."""
+    file = root / "stacks" / f"Pulumi.{name}.yaml"
+    if name not in names(root):
+        raise StackError(f"there is no stack {name!r} ({_source(name)} does not exist); the stacks are: {', '.join(names(root)) or 'none'}")
+    declared = _read(root / "Pulumi.yaml", "Pulumi.yaml").get("config") or {}
+    defaults = {key: spec["default"] for key, spec in declared.items() if isinstance(spec, dict) and "default" in spec}
+    config = _read(file, _source(name)).get("config") or {}
+    if not isinstance(config, dict):
+        raise StackError(f"{_source(name)}: config: {_shown(config)} is not a map of settings")
+    return {key if ":" in key else f"{PROJECT}:{key}": value for key, value in (defaults | config).items()}
+
+
+def parse(name: str, settings: Mapping[str, Any]) -> Stack:
+    """The stack called `name` from its settings by full key, such as `flotilla:cloud`.
+
+    Values are plain data, or strings as `pulumi.Config` hands them on (JSON for lists and maps); an empty value means the
+    default. Keys of other namespaces are left alone. Raises StackError.
+    """
+    ours = {key.removeprefix(f"{PROJECT}:"): value for key, value in settings.items() if key.startswith(f"{PROJECT}:")}
+    values = {key: _decoded(key, value) for key, value in ours.items()}
+    problems = [f"{PROJECT}:{at}: is encrypted; {SECRET_HINT}" for key, value in values.items() for at in _encrypted(key, value)]
+    problems += [f"{PROJECT}:{key}: {_unknown(key, SETTINGS)}" for key in values if key not in SETTINGS]
+    if problems:
+        raise StackError(_lines(name, problems))
+    try:
+        return Stack.model_validate({"name": name} | {key: value for key, value in values.items() if value not in (None, "", {})})
+    except ValidationError as error:
+        raise StackError(_lines(name, [_problem(details) for details in error.errors()])) from None
+
+
+SECRET_HINT = "rendered files are plain text, so name the variable in flotilla:task.env with a null value and set it in your shell"
+
+
+def _source(name: str) -> str:
+    return f"stacks/Pulumi.{name}.yaml"
+
+
+def _lines(name: str, problems: list[str]) -> str:
+    return "\n".join(f"{_source(name)}: {problem}" for problem in problems)
+
+
+def _read(file: Path, shown: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except FileNotFoundError:
+        raise StackError(f"{shown} does not exist") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise StackError(f"{shown}: is not YAML: {' '.join(str(error).split())}") from None
+    if content is not None and not isinstance(content, dict):
+        raise StackError(f"{shown}: is not a map of settings")
+    return content or {}
+
+
+def _decoded(key: str, value: Any) -> Any:
+    """Pulumi hands lists and maps on as JSON text."""
+    if key not in SETTINGS or not isinstance(value, str) or _node((key,)).get("type") not in ("array", "object"):
+        return value
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value  # the schema says what it should have been
+
+
+def _encrypted(at: str, value: Any) -> list[str]:
+    if isinstance(value, dict) and set(value) == {"secure"}:
+        return [at]
+    if isinstance(value, dict):
+        return [found for key, item in value.items() for found in _encrypted(f"{at}.{key}", item)]
+    if isinstance(value, list):
+        return [found for index, item in enumerate(value) for found in _encrypted(f"{at}[{index}]", item)]
+    return []
+
+
+def _problem(details: ErrorDetails) -> str:
+    """One line: the setting, its value, what is allowed."""
+    *parents, last = loc = (*details["loc"], *details.get("ctx", {}).get("at", ()))
+    at = f"{PROJECT}:" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+    match details["type"]:
+        case "extra_forbidden":
+            return f"{at}: {_unknown(str(last), list(_node(tuple(parents))['properties']))}"
+        case "missing":
+            return f"{at}: is missing; it is {_allowed(_node(loc))}"
+        case "stack":  # our own checks speak for themselves
+            return f"{at}: {details['msg']}"
+    return f"{at}: {_shown(details['input'])} is not {_allowed(_node(loc))}"
+
+
+def _unknown(key: str, known: list[str]) -> str:
+    near = get_close_matches(key, known, n=1)
+    return "unknown key" + (f"; did you mean {near[0]}?" if near else "") + f" Allowed: {', '.join(known)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _node(loc: tuple[int | str, ...]) -> dict[str, Any]:
+    """The JSON schema of the setting at `loc`."""
+    node = SCHEMA
+    for part in loc:
+        node = node["items"] if isinstance(part, int) else node.get("properties", {}).get(part) or node.get("additionalProperties", {})
+        node = next((choice for choice in node.get("anyOf", []) if choice.get("type") != "null"), {}) | node
+        if "$ref" in node:
+            node = SCHEMA["$defs"][node["$ref"].rpartition("/")[2]]
+    return node
+
+
+def _allowed(node: dict[str, Any]) -> str:
+    """The values that a setting may have, in words."""
+    if "allowed" in node:
+        return node["allowed"]
+    if "enum" in node:
+        return "one of " + ", ".join(map(str, node["enum"]))
+    words = FORMATS.get(node.get("format", "")) or TYPES.get(node.get("type", ""), "allowed here")
+    low, high = node.get("minimum"), node.get("maximum")
+    if low is not None and high is not None:
+        return f"{words} between {low} and {high}"
+    bounds = [f">= {low}"] if low is not None else [f"<= {high}"] if high is not None else []
+    return " ".join([words, *bounds])
