@@ -1,1 +1,466 @@
-"""The node agent (skeleton)."""
+"""The node agent: what every node of a Ray cluster runs, whoever scheduled it. Standard library alone; needs `ray` on PATH.
+
+    python3 node.py                            hold the cluster until a signal comes or a node is lost
+    python3 node.py --job 'python train.py'    run one Ray job on it and end with the job's exit code
+
+Which node this is comes from --rank and --addresses, else from dstack (DSTACK_NODE_RANK, DSTACK_NODES_IPS), else from Slurm
+(SLURM_NODEID, SLURM_JOB_NODELIST). Rank 0 is the head: its dashboard, which is also the job API, listens on loopback, so that
+only who can log in reaches it. Flags may also stand in FLOTILLA_NODE_ARGS.
+
+Exit codes, of which 75 to 77 are worth another try:
+    0    a signal ended a held cluster; or the job succeeded
+    2    a setting is wrong
+    75   a node was lost and did not return; on a worker: the head is gone
+    76   the nodes did not come together in time
+    77   Ray could not be started here, or ended on the head
+    else the job's own code; 128 + N where signal N ended the job or this agent while its job ran
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import ipaddress
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
+HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
+RAY_STOP_SECONDS = 20
+
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+log = logging.getLogger("node")
+signals: list[int] = []  # that have come, in order
+
+
+class Failure(Exception):
+    """Ends the agent with `code` and one line of explanation."""
+
+    def __init__(self, code: int, message: str):
+        super().__init__(message)
+        self.code = code
+
+
+class Stopped(Exception):
+    """A signal asked the agent to end."""
+
+
+# Settings
+
+
+def read_settings(argv: list[str], env: Mapping[str, str]) -> argparse.Namespace:
+    """Flags and environment -> rank, addresses (in order of rank), gpus (expected per node; None: as many as there are), and the rest.
+
+    Raises ValueError where it does not know which node this is, or a setting is wrong.
+    """
+    parser = argparse.ArgumentParser(prog="node.py", description="Starts this node of a Ray cluster.")
+    add = parser.add_argument
+    add("--rank", type=int, help="0 is the head")
+    add("--addresses", help="addresses of all nodes in order of rank, with commas")
+    add("--network", type=ipaddress.ip_network, help="CIDR; nodes talk to one another on their address in it")
+    add("--num-cpus", type=int, help="CPUs that Ray offers; default: all")
+    add("--num-gpus", type=int, help="GPUs that Ray offers; default: all")
+    add("--resources", default="", help='custom Ray resources of this node, such as {"v100": 8}')
+    add("--object-store-mb", type=int, help="size of the object store; default: 30 %% of memory")
+    add("--port", type=int, default=6379, help="of the head, for the other nodes")
+    add("--dashboard-port", type=int, default=8265)
+    add("--temp-dir", help="Ray's folder for sockets and logs; keep it short")
+    add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
+    add("--rejoin-timeout", type=int, default=30, help="seconds within which a lost node must be back, with --on-node-loss fail")
+    add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")
+    add("--stop-timeout", type=int, default=120, help="seconds that a stopped job has to save a checkpoint")
+    add("--job", help="command of a Ray job")
+    add("--working-dir", help="of the job; uploaded to all nodes")
+    add("--runtime-env", help="file with the Ray runtime environment of the job")
+    settings = parser.parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv)
+    try:
+        json.loads(settings.resources or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"--resources {settings.resources!r} is not JSON: {error}") from None
+    if env.get("RAY_AUTH_MODE") == "token" and ray_token(env) is None:
+        raise ValueError("RAY_AUTH_MODE is token, but neither RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token holds one")
+    rank, addresses, gpus = who_am_i(settings, env)
+    if not 0 <= rank < len(addresses):
+        raise ValueError(f"rank {rank} is out of range for {len(addresses)} addresses: {', '.join(addresses)}")
+    if settings.network and ipaddress.ip_address(addresses[rank]) not in settings.network:
+        raise ValueError(f"address {addresses[rank]} of rank {rank} is not in --network {settings.network}")
+    settings.rank, settings.addresses = rank, addresses
+    settings.gpus = gpus if settings.num_gpus is None else settings.num_gpus
+    return settings
+
+
+def who_am_i(settings: argparse.Namespace, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
+    """Rank of this node, addresses of all, GPUs per node where the scheduler says it."""
+    if settings.rank is not None and settings.addresses:
+        return settings.rank, settings.addresses.split(","), None
+    if "DSTACK_NODE_RANK" in env:
+        addresses = env.get("DSTACK_NODES_IPS", "").split() or [
+            env.get("DSTACK_MASTER_NODE_IP") or socket.gethostbyname(socket.gethostname())
+        ]
+        gpus = env.get("DSTACK_GPUS_PER_NODE")
+        return int(env["DSTACK_NODE_RANK"]), addresses, int(gpus) if gpus else None
+    if "SLURM_JOB_NODELIST" in env:
+        names = subprocess.check_output(["scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]], text=True).split()
+        gpus = env.get("SLURM_GPUS_ON_NODE")  # a number; SLURM_GPUS_PER_NODE may be h100:8
+        return int(env["SLURM_NODEID"]), [resolve(name, settings.network) for name in names], int(gpus) if gpus else None
+    raise ValueError("which node is this? Give --rank and --addresses, or run under dstack or Slurm")
+
+
+def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | None) -> str:
+    """Address of a host, the one in `network` where it has several."""
+    try:
+        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+    except OSError as error:
+        raise ValueError(f"host {name} does not resolve to an address: {error}") from None
+    usable = [address for address in found if network is None or ipaddress.ip_address(address) in network]
+    if not usable:
+        raise ValueError(f"host {name} has no address in --network {network}: it resolves to {', '.join(found)}")
+    return usable[0]
+
+
+def ray_token(env: Mapping[str, str]) -> str | None:
+    """Where Ray itself looks for the token, in its order."""
+    if env.get("RAY_AUTH_TOKEN"):
+        return env["RAY_AUTH_TOKEN"]
+    path = Path(env.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
+    return path.read_text().strip() if path.is_file() else None
+
+
+# Ray on this node
+
+
+def ray_command(settings: argparse.Namespace) -> list[str]:
+    """`ray start` for this node. Ports that only this node's own processes use are left to the kernel: nodes may share a machine."""
+    head, own = settings.addresses[0], settings.addresses[settings.rank]
+    flags: dict[str, Any] = {"--node-ip-address": own, "--num-cpus": settings.num_cpus, "--dashboard-agent-listen-port": 0}
+    if settings.rank == 0:
+        flags |= {"--port": settings.port, "--dashboard-host": "127.0.0.1", "--dashboard-port": settings.dashboard_port}
+        # Ray always starts its client server, which nothing here uses: any free port instead of 10001, which another Ray may have.
+        flags |= {"--include-dashboard": "true", "--ray-client-server-port": free_port()}
+    else:
+        flags |= {"--address": f"{head}:{settings.port}"}
+    flags |= {"--num-gpus": 0 if settings.gpus == 0 else settings.num_gpus, "--resources": settings.resources or None}
+    flags |= {"--object-store-memory": settings.object_store_mb and settings.object_store_mb * 2**20, "--temp-dir": settings.temp_dir}
+    given = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    return ["ray", "start", "--block", "--log-color=false", *(["--head"] if settings.rank == 0 else []), *given]
+
+
+@contextlib.contextmanager
+def ray_node(settings: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
+    """Runs Ray on this node inside the `with`: yields its process and what it prints. Ends it and nothing else on the way out.
+
+    Its children get neither our terminal nor any other open file: dstack waits for whoever holds those.
+    """
+    defaults = {
+        "RAY_AUTH_MODE": "disabled",  # left out, Ray decides by whether ~/.ray/auth_token happens to exist, and not alike on all nodes
+        "RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
+    }
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            ray_command(settings),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no threads
+            env=defaults | os.environ,
+        )
+        try:
+            yield process, output
+        finally:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(RAY_STOP_SECONDS)
+            with contextlib.suppress(ProcessLookupError):  # nothing is left of the group, which is how it should be
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: a killed agent takes Ray with it, and Ray does the same to its own children."""
+    if LIBC is not None:
+        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def last_lines(output: IO[bytes], count: int = 15) -> str:
+    output.seek(0)
+    return "\n".join(output.read().decode(errors="replace").splitlines()[-count:])
+
+
+# The dashboard
+
+
+def ask(settings: argparse.Namespace, path: str, body: dict[str, Any] | None = None) -> Any:
+    """JSON from the head's dashboard; POST where there is a body. Raises OSError where it does not answer.
+
+    Never through a proxy, whatever http_proxy says.
+    """
+    token = ray_token(os.environ) if os.environ.get("RAY_AUTH_MODE") == "token" else None
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{settings.dashboard_port}{path}", data, headers)
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+        return json.load(answer)
+
+
+def alive_nodes(settings: argparse.Namespace) -> dict[str, dict[str, float]] | None:
+    """Resources of the nodes that are ALIVE, by address; None where the dashboard does not answer (yet)."""
+    try:
+        nodes = ask(settings, "/api/v0/nodes?limit=10000")["data"]["result"]["result"]
+    except (OSError, KeyError, TypeError, json.JSONDecodeError):  # while it starts it answers with errors
+        return None
+    return {node["node_ip"]: node["resources_total"] for node in nodes if node["state"] == "ALIVE"}
+
+
+def missing(addresses: list[str], gpus: int | None, alive: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What the cluster still lacks, in words; empty when it is whole."""
+    gone = [address for address in addresses if address not in alive]
+    if gone or not gpus:
+        return gone
+    return [f"{a} with {alive[a].get('GPU', 0):.0f} of {gpus} GPUs" for a in addresses if alive[a].get("GPU", 0) < gpus]
+
+
+# The head
+
+
+def run_head(settings: argparse.Namespace) -> int:
+    for port in (settings.port, settings.dashboard_port):
+        if not port_is_free(port):
+            raise Failure(
+                2, f"port {port} is in use on this node; choose another with {'--port' if port == settings.port else '--dashboard-port'}"
+            )
+    with ray_node(settings) as (ray, output):
+        wait_until_whole(settings, ray, output)
+        try:
+            job = submit(settings) if settings.job else None
+            return watch_cluster(settings, ray, output, job)
+        finally:
+            stop_jobs(settings)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def wait_until_whole(settings: argparse.Namespace, ray: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+    """Returns when every node and every GPU is there; says what is missing whenever that changes, and every 10 s."""
+    size, start, said = len(settings.addresses), time.monotonic(), ("", 0.0)
+    while True:
+        alive = alive_nodes(settings)
+        wanted = ["the head's dashboard"] if alive is None else missing(settings.addresses, settings.gpus, alive)
+        if not wanted:
+            break
+        seconds = time.monotonic() - start
+        line = f"{len(alive or {})} of {size} nodes, waiting for {', '.join(wanted)}"
+        if ray.poll() is not None:
+            raise Failure(RAY_FAILED, f"Ray ended on the head with code {ray.returncode}:\n{last_lines(output)}")
+        if seconds > settings.join_timeout:
+            raise Failure(NOT_READY, f"{line}: not within {settings.join_timeout} s (--join-timeout)")
+        if line != said[0] or seconds - said[1] >= 10:
+            said = (line, seconds)
+            log.info("%s, %.0f s of %d", line, seconds, settings.join_timeout)
+        pause(0.2)
+    total = {name: sum(node.get(name, 0) for node in alive.values()) for name in ("CPU", "GPU")} if alive else {}
+    log.info("ready: %d of %d nodes, %g CPUs, %g GPUs after %.1f s", size, size, total["CPU"], total["GPU"], time.monotonic() - start)
+
+
+def watch_cluster(settings: argparse.Namespace, ray: subprocess.Popen[bytes], output: IO[bytes], job: str | None) -> int:
+    """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
+    limit = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
+    lost: dict[str, float] = {}  # address: since when
+    silent = time.monotonic()
+    while True:
+        pause(1)
+        now = time.monotonic()
+        if ray.poll() is not None:
+            raise Failure(RAY_FAILED, f"Ray ended on the head with code {ray.returncode}:\n{last_lines(output)}")
+        if job and (code := job_exit_code(settings, job)) is not None:
+            return code
+        alive = alive_nodes(settings)
+        if alive is None:
+            if now - silent > settings.join_timeout:
+                raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
+            continue
+        silent = now
+        for rank, address in enumerate(settings.addresses):
+            if address not in alive and address not in lost:
+                lost[address] = now
+                log.error("lost node %d (%s); it has %d s to return (--on-node-loss %s)", rank, address, limit, settings.on_node_loss)
+            elif address in alive and address in lost:
+                log.info("node %d (%s) is back after %.0f s", rank, address, now - lost.pop(address))
+            elif address in lost and now - lost[address] > limit:
+                raise Failure(
+                    NODE_LOST, f"node {rank} ({address}) is lost: not back within {limit} s (--on-node-loss {settings.on_node_loss})"
+                )
+
+
+# Jobs
+
+
+def submit(settings: argparse.Namespace) -> str:
+    """Submits --job and follows its output; returns its submission id."""
+    name, url = f"job-{os.environ.get('SLURM_JOB_ID') or int(time.time())}", f"http://127.0.0.1:{settings.dashboard_port}"
+    if "SLURM_RESTART_COUNT" in os.environ:
+        name += f"-{os.environ['SLURM_RESTART_COUNT']}"
+    command = ["ray", "job", "submit", "--address", url, "--no-wait", "--submission-id", name]
+    command += ["--working-dir", settings.working_dir] if settings.working_dir else []
+    command += ["--runtime-env", settings.runtime_env] if settings.runtime_env else []
+    done = subprocess.run(
+        [*command, "--", *shlex.split(settings.job)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise Failure(2, f"the job was not accepted:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    log.info("submitted %s: %s", name, settings.job)
+    follow = ["ray", "job", "logs", "--address", url, "--follow", name]
+    subprocess.Popen(follow, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)  # noqa: PLW1509 - the agent has no threads
+    return name
+
+
+def job_exit_code(settings: argparse.Namespace, job: str) -> int | None:
+    """None while it runs."""
+    try:
+        info = ask(settings, f"/api/jobs/{job}")
+    except OSError:
+        return None  # watch_cluster counts how long the dashboard is silent
+    if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
+        return None
+    code = info.get("driver_exit_code")
+    log.info("%s %s, exit code %s%s", job, info["status"], code, "" if info["status"] == "SUCCEEDED" else f": {info.get('message')}")
+    if code is None:
+        return 0 if info["status"] == "SUCCEEDED" else 1
+    return code if code >= 0 else 128 - code
+
+
+def stop_jobs(settings: argparse.Namespace) -> None:
+    """Sends SIGTERM to all jobs that run and waits until they have saved their checkpoints and ended."""
+    deadline = time.monotonic() + settings.stop_timeout + 10
+    asked: set[str] = set()
+    while time.monotonic() < deadline:
+        try:
+            jobs = [j["submission_id"] for j in ask(settings, "/api/jobs/") if j["status"] in ("PENDING", "RUNNING") and j["submission_id"]]
+            for job in set(jobs) - asked:
+                log.info("asking %s to save and stop, at most %d s", job, settings.stop_timeout)
+                ask(settings, f"/api/jobs/{job}/stop", {})
+                asked.add(job)
+        except OSError as error:
+            return log.warning("jobs cannot be asked to stop, the dashboard does not answer: %s", error)
+        if not jobs:
+            return None
+        time.sleep(0.5)
+    return log.error("jobs did not stop within %d s: %s", settings.stop_timeout, ", ".join(sorted(asked)))
+
+
+# Workers
+
+
+def run_worker(settings: argparse.Namespace) -> int:
+    """Joins, and joins again when Ray ends here; raises Failure when the head is gone or did not come in time."""
+    deadline, joined, output_text = time.monotonic() + settings.join_timeout, False, ""
+    while True:
+        wait_for_head(settings, deadline, joined, output_text)
+        with ray_node(settings) as (ray, output):
+            since = time.monotonic()
+            log.info("joining the cluster of %s", settings.addresses[0])
+            refused = since
+            while ray.poll() is None:
+                pause(1)
+                if head_answers(settings) is not False:
+                    refused = time.monotonic()
+                elif time.monotonic() - refused > HEAD_GONE_SECONDS:
+                    raise Failure(NODE_LOST, f"the head at {settings.addresses[0]}:{settings.port} is gone")
+            output_text = last_lines(output)
+        log.error("Ray ended on this node with code %s; starting it again:\n%s", ray.returncode, output_text)
+        if time.monotonic() - since > HEAD_GONE_SECONDS:  # it had run: a new incident, with its own deadline
+            joined, deadline = True, time.monotonic() + settings.join_timeout
+        pause(1)
+
+
+def wait_for_head(settings: argparse.Namespace, deadline: float, joined: bool, reason: str) -> None:
+    said, start = 0.0, time.monotonic()
+    while not head_answers(settings):
+        now, head = time.monotonic(), f"{settings.addresses[0]}:{settings.port}"
+        if joined and now - start > HEAD_GONE_SECONDS and head_answers(settings) is False:
+            raise Failure(NODE_LOST, f"the head at {head} is gone")
+        if now > deadline:
+            raise Failure(NOT_READY, f"the head at {head} did not answer within {settings.join_timeout} s (--join-timeout) {reason}")
+        if now - said >= 10:
+            said = now
+            log.info("waiting for the head at %s, %.0f s left", head, deadline - now)
+        pause(0.2)
+
+
+def head_answers(settings: argparse.Namespace) -> bool | None:
+    """True: its port is open. False: it refuses, nothing listens. None: no answer, which may be the network."""
+    try:
+        socket.create_connection((settings.addresses[0], settings.port), timeout=3).close()
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+# The agent
+
+
+def pause(seconds: float) -> None:
+    """Sleeps between two looks; raises Stopped as soon as a signal has come."""
+    deadline = time.monotonic() + seconds
+    while not signals and (left := deadline - time.monotonic()) > 0:
+        time.sleep(min(left, 0.2))
+    if signals:
+        raise Stopped
+
+
+def main(argv: list[str] | None = None) -> int:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: signals.append(number))
+    try:
+        settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        if shutil.which("ray") is None:
+            raise ValueError("`ray` is not on PATH; the image must contain Ray")
+    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+        print(f"node.py: {error}", file=sys.stderr, flush=True)
+        return 2
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=f"[node {settings.rank} %(asctime)s] %(message)s", datefmt="%H:%M:%S")
+    try:
+        return run_head(settings) if settings.rank == 0 else run_worker(settings)
+    except Failure as failure:
+        log.error("%s", failure)
+        return failure.code
+    except Stopped:
+        log.info("%s: stopped", signal.Signals(signals[0]).name)
+        return 128 + signals[0] if settings.job else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
