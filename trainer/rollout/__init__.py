@@ -1,0 +1,33 @@
+"""Samplers: what turns prompts into episodes.
+
+Every sampler is built as `Sampler(config, model_path, seed)` and offers the methods of the protocol; `pool.py` runs them as Ray actors.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from trainer.types import Episode, Prompt
+from trainer.weights import Link, Plan
+
+
+class Sampler(Protocol):
+    def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
+        """`samples` episodes per prompt, in the order of the prompts. The same seed and weights give the same tokens."""
+        ...
+
+    def receivers(self) -> int:
+        """How many processes of this sampler take part in a weight sync."""
+        ...
+
+    def connect(self, link: Link, rank: int, plan: Plan) -> None:
+        """Join the weight sync as `rank` (the first of `receivers()` ranks)."""
+        ...
+
+    def receive(self) -> None:
+        """Take the weights that the policy is sending, and forget what was cached under the old ones."""
+        ...
+
+    def sleep(self) -> None:
+        """Free the accelerator for training; `receive` or `generate` wakes it."""
+        ...

@@ -1,0 +1,63 @@
+"""Ray actors as the driver sees them: started on their bundles, called together, waited for with a deadline and a reason."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from trainer.config import ConfigError
+
+T = TypeVar("T")
+
+
+class RunError(RuntimeError):
+    """The run cannot go on: a process died or did not answer. The last whole checkpoint is where the same submit goes on."""
+
+
+def wait(refs: Any, seconds: float, what: str) -> Any:
+    """`ray.get` with a deadline.
+
+    Raises RunError naming `what` when a process died or the deadline passed; errors of a person's own code and settings come
+    through as they were raised.
+    """
+    try:
+        return ray.get(refs, timeout=seconds)
+    except GetTimeoutError as error:
+        raise RunError(f"{what} did not end within {seconds:g} s") from error
+    except (ActorDiedError, ActorUnavailableError) as error:
+        raise RunError(f"{what}: a process died: {str(error).strip().splitlines()[0]}") from error
+    except RayTaskError as error:
+        if isinstance(error.cause, ConfigError):
+            raise error.cause from error
+        raise
+
+
+def options(group: Any, bundle: int, share: dict[str, float], threads: int, name: str) -> dict[str, Any]:
+    """Options of an actor that takes `share` of a bundle. Actors are not restarted: a run resumes from its checkpoint instead."""
+    share = dict(share)
+    return {
+        "name": name,
+        "num_cpus": share.pop("CPU", 0),
+        "num_gpus": share.pop("GPU", 0),
+        "resources": share,
+        "max_restarts": 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
+    }
+
+
+def here() -> tuple[str, int]:
+    """This process's address among the nodes, and a free port."""
+    with socket.socket() as s:
+        s.bind(("", 0))
+        return ray.util.get_node_ip_address(), s.getsockname()[1]
+
+
+def inherit_environment() -> dict[str, str]:
+    """Variables of the submitter that actors need as well."""
+    return {k: v for k, v in os.environ.items() if k.startswith(("HF_", "VLLM_", "NCCL_", "GLOO_", "DS_"))}

@@ -1,0 +1,162 @@
+"""The one file that knows DeepSpeed: a model, its optimizer and schedule, sharded as the ZeRO stage says.
+
+https://deepspeed.readthedocs.io/en/latest/initialize.html
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainer.config import OptimConfig, TrainerConfig
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read once, at DeepSpeed's import
+
+
+def init_distributed(rank: int, world: int, address: str, port: int, timeout: int) -> None:
+    """Join the process group of one role: NCCL on GPUs, gloo on CPUs. Returns once all `world` ranks are there, or raises."""
+    import deepspeed
+
+    # Set together, or DeepSpeed looks for an MPI launcher.
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=address, MASTER_PORT=str(port))
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    # DeepSpeed's shared-memory all-reduce for CPUs is compiled at its first use (48 s, and a C++ compiler); gloo does the same work.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    with _quiet():
+        deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout), auto_mpi_discovery=False)
+
+
+class Engine:
+    """DeepSpeed's engine with the calls that a training step needs.
+
+    Losses given to `backward` are sums already divided by the global count, so gradients are *summed* over micro-batches and ranks:
+    the result does not depend on how the batch was cut.
+    """
+
+    def __init__(self, model: nn.Module, optim: OptimConfig | None, trainer: TrainerConfig):
+        import deepspeed
+
+        self.world = torch.distributed.get_world_size()
+        self.trains = optim is not None
+        dtype = next(model.parameters()).dtype
+        config: dict[str, Any] = {
+            "train_micro_batch_size_per_gpu": 1,  # only reported by DeepSpeed; micro-batches are cut by tokens
+            "gradient_accumulation_steps": 1,
+            "steps_per_print": 10**9,
+            "bf16": {"enabled": dtype == torch.bfloat16},
+            "zero_optimization": {"stage": trainer.zero_stage if self.trains or trainer.zero_stage == 3 else 0},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+        arguments: dict[str, Any] = {"model": model, "config": config}
+        if optim is not None:
+            config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0
+            if trainer.offload_optimizer:
+                config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+            optimizer = _optimizer(model, optim, trainer)
+            arguments |= {"optimizer": optimizer, "lr_scheduler": _schedule(optimizer, optim, trainer.steps)}
+        with _quiet():
+            self.engine, *_ = deepspeed.initialize(**arguments)
+        # Only float32 without ZeRO: DeepSpeed leaves the optimizer as it is, and would clip without telling the norm.
+        self.clip = optim.grad_clip if optim is not None and isinstance(self.engine.optimizer, torch.optim.Optimizer) else None
+
+    @property
+    def model(self) -> nn.Module:
+        return self.engine.module
+
+    def __call__(self, *args: Any) -> Any:
+        return self.engine(*args)
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Accumulate gradients; `last` marks the step's last micro-batch, after which ranks are reduced."""
+        self.engine.set_gradient_accumulation_boundary(last)
+        self.engine.backward(loss * self.world)  # DeepSpeed divides the sum over ranks by their number
+
+    def step(self) -> dict[str, float]:
+        """Clip, update, advance the schedule. Returns the gradient norm before clipping and the learning rate just used."""
+        lr = self.engine.get_lr()[0]
+        norm = None
+        if self.clip is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), self.clip)
+        self.engine.step()
+        norm = self.engine.get_global_grad_norm() if norm is None else norm
+        return {"grad_norm": float(norm), "lr": lr}
+
+    def weights(self, names: list[str]) -> list[torch.Tensor]:
+        """Whole parameters by name. Collective under ZeRO-3: every rank calls it with the same names in the same order."""
+        import deepspeed
+
+        table = dict(self.model.named_parameters())
+        parameters = [table[name] for name in names]
+        if not self.sharded:
+            return [p.detach() for p in parameters]
+        with deepspeed.zero.GatheredParameters(parameters):
+            return [p.detach().clone() for p in parameters]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters themselves are partitioned (ZeRO-3)."""
+        return self.engine.zero_optimization_partition_weights()
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's shards of weights, optimizer and schedule below `folder`. Collective."""
+        with _quiet():
+            self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+
+    def load(self, folder: Path) -> None:
+        """Read what `save` wrote with the same number of ranks. Collective."""
+        with _quiet():
+            path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
+        if path is None:
+            raise FileNotFoundError(f"{folder}: DeepSpeed found no checkpoint of rank {torch.distributed.get_rank()} in it")
+
+
+def _optimizer(model: nn.Module, optim: OptimConfig, trainer: TrainerConfig) -> torch.optim.Optimizer:
+    settings: dict[str, Any] = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
+    if trainer.offload_optimizer:
+        from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+        return DeepSpeedCPUAdam(model.parameters(), **settings)
+    return torch.optim.AdamW(model.parameters(), fused=True, **settings)
+
+
+def _schedule(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps))
+
+
+def schedule(optim: OptimConfig, steps: int) -> Callable[[int], float]:
+    """Learning-rate factor by step: linear warm-up, then constant, linear to 0, or cosine to 0 at `steps`."""
+
+    def factor(step: int) -> float:
+        if step < optim.warmup_steps:
+            return (step + 1) / optim.warmup_steps
+        progress = min(1.0, (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps))
+        if optim.schedule == "linear":
+            return 1.0 - progress
+        if optim.schedule == "cosine":
+            return 0.5 * (1.0 + math.cos(math.pi * progress))
+        return 1.0
+
+    return factor
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """DeepSpeed logs dozens of lines per start at INFO; its warnings stay."""
+    logger = logging.getLogger("DeepSpeed")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

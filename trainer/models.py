@@ -1,0 +1,137 @@
+"""Policy and value models over transformers: what a packed micro-batch needs from a language model, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from trainer.config import ConfigError, ModelConfig
+from trainer.types import Batch
+
+# Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
+CHUNK_ELEMENTS = 1 << 26
+
+
+class PolicyModel(nn.Module):
+    """A causal language model that returns log-probabilities (N,) and entropies (N,) of the batch's targets."""
+
+    def __init__(self, lm: Any, temperature: float = 1.0, learn_entropy: bool = False):
+        super().__init__()
+        self.lm = lm
+        self.temperature = temperature or 1.0  # greedy decoding is learnt from as it is
+        self.learn_entropy = learn_entropy
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden_ND = _hidden(self.lm, batch)
+        rows = max(1, CHUNK_ELEMENTS // self.lm.config.vocab_size)
+        if hidden_ND.size(0) <= rows:
+            return self._score(hidden_ND, batch.target_N)
+        parts = [
+            checkpoint(self._score, hidden, target, use_reentrant=False)
+            for hidden, target in zip(hidden_ND.split(rows), batch.target_N.split(rows), strict=True)
+        ]
+        logprobs, entropies = zip(*parts, strict=True)
+        return torch.cat(logprobs), torch.cat(entropies)
+
+    def _score(self, hidden_ND: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs_NV = torch.log_softmax(self.lm.lm_head(hidden_ND).float() / self.temperature, -1)
+        # Mostly entropy is only watched: without a graph it costs no memory in the backward pass.
+        with torch.set_grad_enabled(self.learn_entropy and torch.is_grad_enabled()):
+            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+        return logprobs_NV.gather(1, target_N[:, None])[:, 0], entropy_N
+
+
+class ValueModel(nn.Module):
+    """The backbone with a scalar head: the expected return (N,) before each target token is written."""
+
+    def __init__(self, lm: Any):
+        super().__init__()
+        self.lm = lm
+        self.lm.lm_head = nn.Linear(lm.config.hidden_size, 1, bias=False, dtype=next(lm.parameters()).dtype)
+        nn.init.zeros_(self.lm.lm_head.weight)  # starts at "no idea" instead of at noise
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self.lm.lm_head(_hidden(self.lm, batch))[:, 0].float()
+
+
+def _hidden(lm: Any, batch: Batch) -> torch.Tensor:
+    """Hidden states (N, D) that predict the targets.
+
+    No attention mask is given: transformers reads the borders of packed sequences from position ids that restart
+    (`masking_utils.find_packed_sequence_indices`); with one sequence per row causal attention is right by itself, and then
+    leaving the position ids out keeps its fast path.
+    """
+    positions = batch.position_ids_RL if batch.packed else None
+    hidden = lm.base_model(input_ids=batch.input_ids_RL, position_ids=positions, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1)[batch.index_N]
+
+
+def load_lm(config: ModelConfig, seed: int, device: torch.device) -> Any:
+    """The language model of `config.path`, or one with random weights drawn from `seed`.
+
+    Raises ConfigError when transformers cannot read the path or the configuration.
+    """
+    dtype = getattr(torch, config.dtype)
+    try:
+        if config.path:
+            lm = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=config.attention)
+        else:
+            torch.manual_seed(seed)
+            spec = _init_spec(config)
+            lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(**spec), dtype=dtype, attn_implementation=config.attention)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
+    if config.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return lm.to(device)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of `config.tokenizer` or of the model's folder; `characters:ABC` makes one token per character."""
+    name = config.tokenizer or config.path
+    if name is None:
+        raise ConfigError("model.tokenizer: needed with model.init; a folder, a hub name or characters:ABC")
+    if name.startswith("characters:"):
+        return character_tokenizer(name.removeprefix("characters:"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.tokenizer: {name}: {error}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+    """One token per character: enough for tasks over a small alphabet, without a download."""
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<bos>", *dict.fromkeys(characters)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # type: ignore[assignment]
+    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
+
+
+def _init_spec(config: ModelConfig) -> dict[str, Any]:
+    tokenizer = load_tokenizer(config)
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos", "bos")}
+    return {"vocab_size": len(tokenizer), **ids, **(config.init or {})}
+
+
+def export(lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a Hugging Face model folder that transformers, vLLM and this trainer load."""
+    lm.save_pretrained(folder, state_dict=weights, safe_serialization=True)
+    tokenizer.save_pretrained(folder)
+
+
+def fingerprint(lm: nn.Module) -> str:
+    """Architecture as a hash of parameter names and shapes: a checkpoint of another model is refused by it."""
+    shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in lm.named_parameters()}
+    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16]

@@ -1,0 +1,103 @@
+"""Who gets which resources of which nodes: a plan as data, checked against the cluster, then one Ray placement group.
+
+https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+from trainer.config import ConfigError, PlacementConfig, TrainConfig
+
+Bundle = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Bundles of resources: one per training rank, then one per sampler (none where samplers share the ranks' bundles)."""
+
+    ranks: tuple[Bundle, ...]
+    samplers: tuple[Bundle, ...]
+
+    @property
+    def bundles(self) -> tuple[Bundle, ...]:
+        return self.ranks + self.samplers
+
+    def sampler_bundle(self, index: int) -> int:
+        """Position in `bundles` of a sampler's bundle."""
+        return len(self.ranks) + index if self.samplers else index
+
+
+def plan(config: TrainConfig, with_samplers: bool = True) -> Placement:
+    """What a run asks for."""
+    place, rollout = config.placement, config.rollout
+    rank = {"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}
+    if not with_samplers:
+        return Placement((_positive(rank),) * place.ranks, ())
+    if place.colocate:
+        shared = rank | {"CPU": place.cpus_per_rank + place.cpus_per_sampler}
+        return Placement((_positive(shared),) * place.ranks, ())
+    sampler = {"CPU": place.cpus_per_sampler, "GPU": gpus_per_sampler(config), **place.sampler_resources}
+    return Placement((_positive(rank),) * place.ranks, (_positive(sampler),) * rollout.engines)
+
+
+def gpus_per_sampler(config: TrainConfig) -> float:
+    """GPUs of one sampler: as set, or one per tensor-parallel rank; none where the ranks train on CPUs."""
+    if config.placement.gpus_per_sampler is not None:
+        return config.placement.gpus_per_sampler
+    return config.rollout.tensor_parallel if config.placement.gpus_per_rank else 0
+
+
+def check(placement: Placement, cluster: Bundle, settings: PlacementConfig) -> None:
+    """Compare with all the cluster has, `ray.cluster_resources()`.
+
+    Raises ConfigError naming the resource, both numbers and the settings to change.
+    """
+    for name in sorted({name for bundle in placement.bundles for name in bundle}):
+        wanted = sum(bundle.get(name, 0) for bundle in placement.bundles)
+        have = cluster.get(name, 0)
+        if wanted > have + 1e-6:
+            raise ConfigError(
+                f"placement asks for {wanted:g} {name} ({len(placement.ranks)} ranks, {len(placement.samplers)} samplers), the cluster has "
+                f"{have:g}; lower {_setting(name, settings)} or add nodes (flotilla:fleets[].nodes)"
+            )
+
+
+def reserve(placement: Placement, settings: PlacementConfig):
+    """The placement group, once Ray has reserved it. Raises TimeoutError after `settings.wait` seconds, saying what is busy."""
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    group = placement_group(list(placement.bundles), strategy="PACK")
+    start = time.monotonic()
+    while not group.wait(min(10.0, settings.wait)):
+        waited = time.monotonic() - start
+        free = {k: v for k, v in ray.available_resources().items() if k in {name for b in placement.bundles for name in b}}
+        if waited >= settings.wait:
+            remove_placement_group(group)
+            raise TimeoutError(
+                f"placement.wait: {len(placement.bundles)} bundles {placement.bundles} were not free within {settings.wait} s; free now: {free}; "
+                "another job holds them (ray job list)"
+            )
+        print(f"waiting for {len(placement.bundles)} bundles, {waited:.0f} of {settings.wait} s; free now: {free}", flush=True)
+    return group
+
+
+def threads(settings: PlacementConfig, cpus: float) -> int:
+    """torch threads of a process that was given `cpus`."""
+    return settings.threads or max(1, math.floor(cpus))
+
+
+def _positive(bundle: Bundle) -> Bundle:
+    return {name: float(amount) for name, amount in bundle.items() if amount > 0}
+
+
+def _setting(name: str, settings: PlacementConfig) -> str:
+    if name in settings.rank_resources:
+        return "placement.rank_resources"
+    if name in settings.sampler_resources:
+        return "placement.sampler_resources"
+    kind = name.lower()
+    return f"placement.ranks, placement.{kind}s_per_rank, rollout.engines or placement.{kind}s_per_sampler"

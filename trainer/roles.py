@@ -1,0 +1,139 @@
+"""The driver's side of a training role: one call per optimizer step to all its ranks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from trainer import actors, placement
+from trainer.algorithms.losses import denominators, part
+from trainer.config import TrainConfig
+from trainer.data.packing import Flat, Sequence, balance, flatten, plan, select
+from trainer.types import Episode
+from trainer.workers import Role, Tokens, Worker
+
+# Sums over tokens that a rank returns, shown as means over the global batch.
+PER_TOKEN = ("kl", "kl_old", "gap", "dropped", "clipped", "ratio", "entropy")
+
+
+@dataclass
+class Rollout:
+    """A step's episodes with their tokens laid end to end."""
+
+    episodes: list[Episode]
+    sequences: list[Sequence]
+    flat: Flat
+
+    @classmethod
+    def of(cls, episodes: list[Episode]) -> Rollout:
+        return cls(episodes, [Sequence(e.prompt.token_ids, e.response_ids) for e in episodes], flatten(episodes))
+
+    @property
+    def tokens(self) -> int:
+        return sum(s.length for s in self.sequences)
+
+
+class RoleGroup:
+    """All ranks of one role. Roles share the ranks' bundles, so they take turns on the same devices."""
+
+    def __init__(self, config: TrainConfig, role: Role, model_path: str, group: Any, share: int):
+        self.config, self.role = config, role
+        place = config.placement
+        size = {"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}
+        if place.colocate:
+            size["GPU"] /= 2
+        size = {name: amount / share for name, amount in size.items() if amount}
+        threads = placement.threads(place, place.cpus_per_rank)
+        self.ranks = [
+            ray.remote(Worker)
+            .options(**actors.options(group, i, size, threads, f"{role}-{i}"))
+            .remote(config, role, i, place.ranks, model_path, threads)
+            for i in range(place.ranks)
+        ]
+
+    def start(self) -> list[Any]:
+        """Begin starting; the references end when every rank has its model."""
+        seconds = self.config.trainer.timeout
+        address, port = actors.wait(self.ranks[0].address.remote(), seconds, f"starting the {self.role} (trainer.timeout)")
+        return [rank.start.remote(address, port) for rank in self.ranks]
+
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """The same call on every rank."""
+        refs = [getattr(rank, method).remote(*args) for rank in self.ranks]
+        return actors.wait(refs, self.config.trainer.timeout, f"{self.role}.{method} (trainer.timeout)")
+
+    def score(self, rollout: Rollout) -> torch.Tensor:
+        """Log-probabilities or values of all response tokens, flat [N]."""
+        shares, count = self._split(rollout, list(range(len(rollout.sequences))))
+        refs = [rank.score.remote([rollout.sequences[i] for i in mine], count) for rank, mine in zip(self.ranks, shares, strict=True)]
+        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role}.score (trainer.timeout)")
+        out_N = torch.empty_like(rollout.flat.mask_N)
+        for mine, values in zip(shares, parts, strict=True):
+            out_N[select(rollout.flat.lengths_E, mine)] = values
+        return out_N
+
+    def update(self, rollout: Rollout, tokens_N: Tokens, step: int, kl_coef: float = 0.0) -> dict[str, float]:
+        """All optimizer steps of one batch of episodes. Returns means over them."""
+        algorithm = self.config.algorithm
+        results = [
+            self._optimizer_step(rollout, tokens_N, chosen, kl_coef)
+            for chosen in minibatches(len(rollout.sequences), algorithm.epochs, algorithm.minibatches, (self.config.run.seed << 20) + step)
+        ]
+        return {name: sum(r[name] for r in results) / len(results) for name in results[0]}
+
+    def _optimizer_step(self, rollout: Rollout, tokens_N: Tokens, chosen: list[int], kl_coef: float) -> dict[str, float]:
+        flat = rollout.flat
+        counts = denominators(flat.mask_N, flat.episode_N, len(rollout.sequences))
+        if len(chosen) < len(rollout.sequences):
+            lengths_E = counts.lengths_E[chosen]
+            counts = type(counts)(float(lengths_E.sum()), float((lengths_E > 0).sum()), counts.lengths_E)
+        shares, count = self._split(rollout, chosen)
+        refs = []
+        for rank, mine in zip(self.ranks, shares, strict=True):
+            where = select(flat.lengths_E, mine) if mine != list(range(len(rollout.sequences))) else slice(None)
+            mine_N = {name: values[where] for name, values in tokens_N.items()}
+            refs.append(rank.update.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, kl_coef))
+        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role}.update (trainer.timeout)")
+        return combine(parts, counts.tokens)
+
+    def _split(self, rollout: Rollout, chosen: list[int]) -> tuple[list[list[int]], int]:
+        """Each rank's sequences, and the number of micro-batches that every rank must run (ZeRO's collectives are per micro-batch)."""
+        if len(self.ranks) == 1:
+            return [chosen], 0
+        lengths = [rollout.sequences[i].length for i in chosen]
+        shares = balance(lengths, len(self.ranks))
+        flash = self.config.model.attention == "flash_attention_2"
+        budget = self.config.trainer.micro_batch_tokens
+        counts = [len(plan([lengths[i] for i in share], budget, one_row=flash)) for share in shares]
+        return [[chosen[i] for i in share] for share in shares], max(counts)
+
+    def save(self, folder: Path) -> None:
+        self.call("save", folder / self.role)
+
+    def load(self, folder: Path) -> None:
+        self.call("load", folder / self.role)
+
+
+def minibatches(episodes: int, epochs: int, count: int, seed: int) -> list[list[int]]:
+    """Which episodes each optimizer step learns from: every epoch shuffles them anew and deals them to `count` steps."""
+    if count == 1:
+        return [list(range(episodes))] * epochs
+    order = random.Random(seed)
+    steps = []
+    for _ in range(epochs):
+        shuffled = order.sample(range(episodes), episodes)
+        steps += [sorted(shuffled[i::count]) for i in range(count)]
+    return steps
+
+
+def combine(parts: list[dict[str, float]], tokens: float) -> dict[str, float]:
+    """Ranks' results as one: sums over tokens become means, `loss` adds up, what all ranks agree on is taken from the first."""
+    total = {name: sum(p.get(name, 0.0) for p in parts) for name in {n: None for p in parts for n in p}}
+    means = {name: total[name] / max(tokens, 1.0) for name in PER_TOKEN if name in total}
+    same = {name: parts[0][name] for name in ("grad_norm", "lr")}
+    return {"loss": total["loss"], **means, **same, "packing": total["real_tokens"] / max(total["padded_tokens"], 1)}

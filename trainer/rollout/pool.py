@@ -1,0 +1,90 @@
+"""The samplers of a run as Ray actors, and the weight sync between them and the policy."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import torch
+
+from trainer import actors, placement, weights
+from trainer.config import TrainConfig
+from trainer.types import Episode, Prompt
+
+ENGINES = {"vllm": "trainer.rollout.vllm:VllmSampler", "hf": "trainer.rollout.hf:HfSampler"}
+
+
+@ray.remote
+class SamplerActor:
+    """A process that holds one sampler; each engine is imported in its own process only."""
+
+    def __init__(self, config: TrainConfig, model_path: str, seed: int, threads: int):
+        torch.set_num_threads(threads)
+        module, name = ENGINES[config.rollout.engine].split(":")
+        self.sampler = getattr(importlib.import_module(module), name)(config, model_path, seed)
+
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.sampler, method)(*args, **kwargs)
+
+
+@dataclass
+class Pending:
+    """Episodes on their way."""
+
+    refs: list[Any]
+    timeout: int
+
+    def result(self) -> list[Episode]:
+        """Wait for them. Raises RunError at the deadline or when a sampler died."""
+        parts = actors.wait(self.refs, self.timeout, "sampling (rollout.timeout)")
+        return [episode for part in parts for episode in part]
+
+
+class SamplerPool:
+    """All samplers of a run."""
+
+    def __init__(self, config: TrainConfig, model_path: str, group: Any, plan: placement.Placement):
+        self.config = config
+        place = config.placement
+        share = {"CPU": place.cpus_per_sampler, "GPU": placement.gpus_per_sampler(config), **place.sampler_resources}
+        if place.colocate and share["GPU"]:
+            share["GPU"] /= 2  # the other half of the bundle's GPU is the rank's
+        threads = placement.threads(place, place.cpus_per_sampler)
+        self.actors = [
+            SamplerActor.options(
+                **actors.options(group, plan.sampler_bundle(i), {k: v for k, v in share.items() if v}, threads, f"sampler-{i}")
+            ).remote(config, model_path, config.run.seed + i, threads)
+            for i in range(config.rollout.engines)
+        ]
+
+    def ready(self) -> list[Any]:
+        """One reference per sampler that ends once it has started."""
+        return [actor.call.remote("receivers") for actor in self.actors]
+
+    def connect(self, policy: Any, plan: weights.Plan, timeout: int) -> None:
+        """Join all samplers and the policy's first rank in one sync group."""
+        receivers = actors.wait(self.ready(), timeout, "starting the samplers (trainer.timeout)")
+        address, port = actors.wait(policy.address.remote(), timeout, "the policy's address")
+        link = weights.Link(address, port, 1 + sum(receivers), self.config.rollout.timeout)
+        ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
+        joined = [actor.call.remote("connect", link, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
+        actors.wait([policy.connect.remote(link, plan), *joined], timeout, "joining policy and samplers for weight sync")
+
+    def receive(self) -> list[Any]:
+        return [actor.call.remote("receive") for actor in self.actors]
+
+    def sleep(self) -> None:
+        actors.wait([a.call.remote("sleep") for a in self.actors], self.config.rollout.timeout, "putting samplers to sleep")
+
+    def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
+        """Begin sampling; prompts are dealt to the samplers in turn of equal shares."""
+        share = -(-len(prompts) // len(self.actors))
+        refs = []
+        for i, actor in enumerate(self.actors):
+            part = slice(i * share, (i + 1) * share)
+            groups = list(range(len(prompts)))[part]
+            if groups:
+                refs.append(actor.call.remote("generate", prompts[part], groups, samples, seed + i, greedy))
+        return Pending(refs, self.config.rollout.timeout)

@@ -1,0 +1,87 @@
+"""All processes of a reinforcement-learning run: placed, started together, connected, and gone when the run ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+import torch
+
+from trainer import actors, models, placement, weights
+from trainer.config import TrainConfig
+from trainer.roles import RoleGroup
+from trainer.rollout.pool import SamplerPool
+
+
+@dataclass
+class Team:
+    policy: RoleGroup
+    critic: RoleGroup | None
+    reference: RoleGroup | None
+    samplers: SamplerPool
+    config: TrainConfig
+    fingerprint: str
+
+    def sync(self) -> None:
+        """Give the samplers the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
+        refs = [rank.send.remote() for rank in self.policy.ranks] + self.samplers.receive()
+        actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
+
+    def save(self, folder: Path) -> None:
+        """Write every trained role below `folder`."""
+        for role in self._trained():
+            role.save(folder)
+
+    def load(self, folder: Path) -> None:
+        for role in self._trained():
+            role.load(folder)
+
+    def _trained(self) -> list[RoleGroup]:
+        return [self.policy, *([self.critic] if self.critic else [])]
+
+
+@contextmanager
+def start(config: TrainConfig, folder: Path) -> Iterator[Team]:
+    """Connect to Ray (the cluster of the job, or one of this machine's own), start all processes, and end them on leaving.
+
+    Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
+    does not come up.
+    """
+    if not ray.is_initialized():
+        ray.init(logging_level="WARNING")
+    try:
+        yield _start(config, initial_model(config, folder))
+    finally:
+        ray.shutdown()
+
+
+def _start(config: TrainConfig, model_path: str) -> Team:
+    wanted = placement.plan(config)
+    placement.check(wanted, ray.cluster_resources(), config.placement)
+    group = placement.reserve(wanted, config.placement)
+    names = ["policy"] + ["critic"] * (config.algorithm.name == "ppo") + ["reference"] * (config.algorithm.kl.coef > 0)
+    # Samplers first: they take longest to start.
+    samplers = SamplerPool(config, model_path, group, wanted)
+    roles = {name: RoleGroup(config, name, model_path, group, share=len(names)) for name in names}
+    seconds = config.trainer.timeout
+    actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
+    policy = roles["policy"]
+    plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
+    samplers.connect(policy, plan, seconds)
+    return Team(policy, roles.get("critic"), roles.get("reference"), samplers, config, policy.call("fingerprint")[0])
+
+
+def initial_model(config: TrainConfig, folder: Path) -> str:
+    """Where samplers and ranks load from: model.path, or random weights written once into the run's folder."""
+    if config.model.path:
+        return config.model.path
+    path = folder / "initial"
+    if not path.exists():
+        lm = models.load_lm(config.model, config.run.seed, torch.device("cpu"))
+        draft = folder / "tmp_initial"
+        models.export(lm, lm.state_dict(), models.load_tokenizer(config.model), draft)
+        draft.rename(path)
+    return str(path.resolve())

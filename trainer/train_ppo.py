@@ -1,0 +1,193 @@
+"""Reinforcement learning from rewards: GRPO, Dr. GRPO, RLOO, REINFORCE++, and PPO with a critic.
+
+    ray job submit --working-dir . -- python -m trainer.train_ppo --config trainer/recipes/demo.yaml trainer.steps=5
+
+One driver, actors for policy, critic, reference and samplers, one loop. Killed at any moment, the same command goes on from the last
+whole checkpoint; with trainer.staleness=0 it computes the very numbers that it would have computed without the kill.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from trainer import team as teams
+from trainer.actors import RunError
+from trainer.algorithms.advantages import estimate
+from trainer.algorithms.kl import KlController, kl
+from trainer.checkpoint import Checkpoints
+from trainer.cli import exits_cleanly, parse
+from trainer.config import TrainConfig
+from trainer.data.loader import Loader
+from trainer.data.prompts import hold_out, load_prompts
+from trainer.metrics import Metrics, plot
+from trainer.models import load_tokenizer
+from trainer.rewards import resolve, score
+from trainer.roles import Rollout
+from trainer.rollout.pool import Pending
+from trainer.runs import held, run_folder, save_resolved
+from trainer.stopping import STOPPED, stop_signals
+
+
+def train(config: TrainConfig, folder: Path) -> int:
+    """Run to the end. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
+    schedule = config.trainer
+    prompts, held_out = hold_out(load_prompts(config.data, load_tokenizer(config.model)), schedule.eval_prompts)
+    loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
+    reward = resolve(config.reward.function, config.reward.args)
+    controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
+    checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
+    last = checkpoints.to_resume(config.run.resume)
+    done = last.step if last else 0
+    if done >= schedule.steps:
+        print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
+        return 0
+
+    with (
+        teams.start(config, folder) as team,
+        Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) as metrics,
+        stop_signals() as stopping,
+    ):
+        identity = {"model": team.fingerprint, "world_size": config.placement.ranks}
+        if last:
+            last.require(**identity)
+            team.load(last.folder)
+            loader.load(last.state["loader"])
+            controller.load(last.state["kl"])
+        print(f"step {done} of {schedule.steps}, {len(prompts)} prompts, in {folder}", flush=True)
+
+        def sample(step: int) -> Pending:
+            """Give the samplers the newest weights and let them begin the episodes of `step`."""
+            team.sync()
+            return team.samplers.start(loader.next(), config.algorithm.group_size, seed_of(config, step))
+
+        def evaluate() -> float:
+            """Mean reward of greedy answers to prompts that are never trained on."""
+            team.sync()
+            episodes = team.samplers.start(held_out, 1, config.run.seed, greedy=True).result()
+            score(episodes, reward)
+            return sum(e.reward for e in episodes) / len(episodes)
+
+        if done == 0 and held_out:
+            metrics.log(0, {"eval_reward": evaluate()})
+        position = loader.state()  # of the step that is sampled next: what a checkpoint must remember
+        pending = sample(done + 1)
+        for step in range(done + 1, schedule.steps + 1):
+            clock = Clock()
+            episodes = pending.result()
+            clock.lap("generate")
+            last_step = step == schedule.steps
+            if schedule.staleness and not last_step:
+                position, pending = loader.state(), sample(step + 1)
+            score(episodes, reward)
+            rollout = Rollout.of(episodes)
+            values = describe(rollout) | learn(config, team, rollout, controller, step)
+            clock.lap("train")
+            if not schedule.staleness and not last_step:
+                position, pending = loader.state(), sample(step + 1)
+            if held_out and (last_step or (schedule.eval_every and step % schedule.eval_every == 0)):
+                values["eval_reward"] = evaluate()
+            metrics.log(step, values | clock.report(rollout.tokens))
+            if last_step or stopping or step % schedule.checkpoint_every == 0:
+                state = {**identity, "loader": position, "kl": controller.state()}
+                with checkpoints.writing(step, state, score=values.get("eval_reward")) as draft:
+                    team.save(draft)
+            if stopping and not last_step:
+                print(f"{stopping}: saved after step {step}; the same command goes on", flush=True)
+                return STOPPED
+        team.policy.call("export", folder / "model")
+        for episode in episodes[:2]:
+            print(f"prompt {episode.prompt.row[config.data.prompt]!r}  answer {episode.text!r}  reward {episode.reward:g}")
+    print(f"model: {folder / 'model'}")
+    if config.log.plot:
+        print(f"plot: {plot(folder)}", flush=True)
+    return 0
+
+
+def learn(config: TrainConfig, team: teams.Team, rollout: Rollout, controller: KlController, step: int) -> dict[str, float]:
+    """Advantages of a batch of scored episodes, then the optimizer steps on them."""
+    algorithm, flat = config.algorithm, rollout.flat
+    tokens_N = {"mask": flat.mask_N, "rollout": flat.rollout_N}
+    kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.where == "reward"
+    if algorithm.epochs * algorithm.minibatches > 1 or kl_in_reward:
+        tokens_N["old"] = team.policy.score(rollout)
+    if team.reference:
+        tokens_N["reference"] = team.reference.score(rollout)
+    values_N = team.critic.score(rollout) if team.critic else None
+    tokens_N["advantages"], returns_N = estimate(
+        algorithm,
+        torch.tensor([e.reward for e in rollout.episodes]),
+        torch.tensor([e.group for e in rollout.episodes]),
+        flat.lengths_E,
+        flat.mask_N,
+        values_N,
+        kl(tokens_N["old"], tokens_N["reference"], "k1") if kl_in_reward else None,
+        controller.coef,
+    )
+    stats = team.policy.update(rollout, tokens_N, step, controller.coef)
+    if team.critic and values_N is not None and returns_N is not None:
+        targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
+        stats |= {f"value_{name}": value for name, value in team.critic.update(rollout, targets_N, step).items() if name in ("loss", "grad_norm")}
+    limit = config.rollout.max_logprob_gap
+    if limit is not None and stats["gap"] > limit:
+        raise RunError(
+            f"step {step}: samplers and policy differ by {stats['gap']:.3g} in mean log-probability, rollout.max_logprob_gap is {limit}; "
+            "the samplers' weights, precision or sampling settings are not the policy's"
+        )
+    if team.reference:
+        controller.update(stats["kl"], len(rollout.episodes))
+        stats["kl_coef"] = controller.coef
+    return {"kl": stats["kl_old"]} | stats  # without a reference: how far the update moved from what sampled
+
+
+def describe(rollout: Rollout) -> dict[str, float]:
+    """What the episodes were like."""
+    rewards_E = torch.tensor([e.reward for e in rollout.episodes])
+    return {
+        "reward": float(rewards_E.mean()),
+        "reward_std": float(rewards_E.std(unbiased=False)),
+        "response_tokens": float(rollout.flat.lengths_E.float().mean()),
+        "truncated": sum(not e.finished for e in rollout.episodes) / len(rollout.episodes),
+    }
+
+
+def seed_of(config: TrainConfig, step: int) -> int:
+    """Of a step's samples; samplers add their number, so steps are far apart."""
+    return (config.run.seed << 32) + (step << 12)
+
+
+class Clock:
+    """Seconds of a step, by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.begin = self.at = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[f"seconds_{name}"], self.at = now - self.at, now
+
+    def report(self, tokens: int) -> dict[str, float]:
+        seconds = time.perf_counter() - self.begin
+        return {"seconds": seconds, **self.laps, "tokens_per_second": tokens / seconds}
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 done, 1 failed, 2 a mistake in settings, data or paths, 143 stopped and saved."""
+    config = parse(argv, prog="python -m trainer.train_ppo")
+    folder = run_folder(config)
+    with held(folder):
+        save_resolved(config, folder, sys.argv)
+        try:
+            return train(config, folder)
+        except (RunError, TimeoutError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+
+
+if __name__ == "__main__":
+    with exits_cleanly():
+        sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,102 @@
+"""Weight sync from the policy to the samplers: one broadcast per bucket of parameters, over gloo or NCCL.
+
+Both sides know the plan beforehand, so a sync is one call per process however many parameters there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+Named = list[tuple[str, torch.Tensor]]
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where the members of a sync group meet. Rank 0, the policy, listens there."""
+
+    address: str
+    port: int
+    world: int
+    timeout: int  # seconds, for joining and for each broadcast
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str  # as Hugging Face names it
+    shape: tuple[int, ...]
+    dtype: str  # of torch, such as "bfloat16"
+
+    @property
+    def numel(self) -> int:
+        return torch.Size(self.shape).numel()
+
+    @property
+    def bytes(self) -> int:
+        return self.numel * getattr(torch, self.dtype).itemsize
+
+
+Bucket = tuple[Parameter, ...]
+Plan = tuple[Bucket, ...]
+
+
+def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
+    """Cut parameters, in order, into buckets of one dtype and at most `bucket_bytes`; a larger parameter is a bucket of its own."""
+    buckets: list[list[Parameter]] = []
+    size = 0
+    for parameter in parameters:
+        if not buckets or buckets[-1][0].dtype != parameter.dtype or size + parameter.bytes > bucket_bytes:
+            buckets.append([])
+            size = 0
+        buckets[-1].append(parameter)
+        size += parameter.bytes
+    return tuple(map(tuple, buckets))
+
+
+def join(link: Link, rank: int, device: torch.device) -> dist.ProcessGroup:
+    """A process group of its own, beside the one that the process trains or serves in. Raises after `link.timeout` seconds."""
+    timeout = timedelta(seconds=link.timeout)
+    store = dist.PrefixStore("weights", dist.TCPStore(link.address, link.port, link.world, rank == 0, timeout))
+    if device.type == "cuda":
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timeout
+        return dist.ProcessGroupNCCL(store, rank, link.world, options)
+    return dist.ProcessGroupGloo(store, rank, link.world, timeout)
+
+
+def send(group: dist.ProcessGroup | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
+    """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks.
+
+    Ranks other than 0 of the policy take part in gathering only: they pass no group.
+    """
+    for bucket in plan:
+        tensors = gather([p.name for p in bucket])
+        if group is not None:
+            _broadcast(group, torch.cat([t.reshape(-1) for t in tensors]))
+
+
+def receive(group: dist.ProcessGroup, plan: Plan, device: torch.device) -> Iterator[Named]:
+    """Yield each bucket's (name, tensor) as it arrives; the tensors are views of one buffer."""
+    for bucket in plan:
+        flat = torch.empty(sum(p.numel for p in bucket), dtype=getattr(torch, bucket[0].dtype), device=device)
+        _broadcast(group, flat)
+        yield unflatten(flat, bucket)
+
+
+def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:
+    """Views of a bucket's flat tensor, by name."""
+    ends = [0]
+    for parameter in bucket:
+        ends.append(ends[-1] + parameter.numel)
+    return [(p.name, flat[a:b].view(p.shape)) for p, (a, b) in zip(bucket, pairwise(ends), strict=True)]
+
+
+def _broadcast(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
+    options = dist.BroadcastOptions()
+    options.rootRank, options.rootTensor = 0, 0
+    group.broadcast([tensor], options).wait()
