@@ -19,7 +19,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainer.config import ConfigError, TrainConfig
-from trainer.describe import allowed, find, print_settings, settings
+from trainer.describe import allowed, find, print_settings, settings, show
 from trainer.runs import check_paths, derived_name
 
 Values = dict[str, Any]
@@ -93,7 +93,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
-    re.compile(r"^([-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
+    re.compile(r"^([-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
     list("-+0123456789."),
 )
 
@@ -194,7 +194,8 @@ def _explain(error: dict[str, Any], sources: Sources) -> list[str]:
         values = error["input"] if isinstance(error["input"], dict) else {}
         return [_explain_conflict(conflict.keys, conflict.rule, values, sources) for conflict in error["ctx"]["conflicts"]]
     if error["type"] == "extra_forbidden":
-        return [f"{key}: no such setting{_nearest(key)} ({_source(key, sources)})"]
+        names = [key] if key in sources else [name for name in sources if name.startswith(f"{key}.")]
+        return [f"{name}: no such setting{_nearest(name)} ({_source(name, sources)})" for name in names]
     name, field = find(TrainConfig, key)
     if error["type"] == "missing":
         return [f"{key}: must be set ({field.description}) (neither in a --config file nor on the command line)"]
@@ -233,9 +234,3 @@ def _nearest(key: str) -> str:
     close_last = [lasts[last] for last in difflib.get_close_matches(key.rpartition(".")[2], lasts, n=1, cutoff=0.75)]
     found = close or same_last[:2] or close_last
     return f"; did you mean {' or '.join(found)}?" if found else ""
-
-
-def show(value: Any) -> str:
-    """A value as it could be typed, cut to a readable length."""
-    text = value if isinstance(value, str) and value else json.dumps(value, default=str)
-    return text if len(text) <= 80 else f"{text[:77]}..."

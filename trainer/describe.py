@@ -40,6 +40,12 @@ def allowed(field: FieldInfo) -> str:
     return _type(field.annotation, field.metadata)
 
 
+def show(value: Any) -> str:
+    """A value as it could be typed, cut to a readable length."""
+    text = value if isinstance(value, str) and value else json.dumps(value, default=str)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
 def _is_section(field: FieldInfo) -> bool:
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 

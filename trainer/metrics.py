@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
 from trainer.config import ConfigError
 
@@ -59,7 +59,8 @@ class Metrics:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one step durably, then show it. Numbers of any kind (tensor and numpy scalars too) go in.
 
-        Raises ValueError for a step that was logged already (an evaluation alone may follow its step); NonFiniteError after writing when a loss or grad_norm is not finite.
+        Raises ValueError for a step that was logged already (an evaluation alone may follow its step); NonFiniteError, after
+        writing, when a loss or grad_norm is not finite.
         """
         only_evaluation = all(key.startswith("eval_") for key in values)
         if step < self.last or (step == self.last and not only_evaluation):
@@ -136,9 +137,8 @@ class _Display:
         self.begin, self.begin_step = time.monotonic(), done
         self.bar: Progress | None = None
         if console.is_terminal:
-            self.bar = Progress(
-                TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TextColumn("{task.fields[left]}"), console=console
-            )
+            # The numbers come last: a narrow terminal cuts them, not the bar and the time.
+            self.bar = Progress(BarColumn(20), TextColumn("{task.fields[left]}"), TextColumn("{task.description}"), console=console)
             self.task = self.bar.add_task(f"step {done}/{total}", total=total, completed=done, left="")
             self.bar.start()
 
@@ -211,7 +211,7 @@ def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float
 
 
 def _curve(axes: Any, rows: list[dict[str, Any]], key: str, color: str) -> None:
-    """Raw values faint, their exponential mean over about a twentieth of the run strong."""
+    """Raw values faint, their running mean over about a twentieth of the run strong."""
     steps, values = _series(rows, key)
     axes.plot(steps, values, color=color, alpha=0.3, linewidth=1, label=f"{key.replace('_', ' ')} per step")
     axes.plot(steps, smoothed(values, max(3, len(values) / 20)), color=color, linewidth=2.2, label="smoothed")
@@ -227,12 +227,19 @@ def _points(axes: Any, rows: list[dict[str, Any]], key: str, color: str) -> None
 
 
 def smoothed(values: list[float], span: float) -> list[float]:
-    """Exponential mean with a time constant of `span` values, without the bias towards its start."""
-    keep, total, weight, result = math.exp(-1 / span), 0.0, 0.0, []
-    for value in values:
-        total, weight = keep * total + value, keep * weight + 1
-        result.append(total / weight)
-    return result
+    """Mean with weights exp(-distance / span) to both sides, so that it does not lag behind; near the ends, of what there is."""
+
+    def before(series: list[float]) -> list[float]:
+        sums, total = [], 0.0
+        for value in series:
+            sums.append(total)
+            total = math.exp(-1 / span) * (total + value)
+        return sums
+
+    def both(series: list[float]) -> list[float]:
+        return [x + y + z for x, y, z in zip(before(series), series, reversed(before(series[::-1])), strict=True)]
+
+    return [total / weight for total, weight in zip(both(values), both([1.0] * len(values)), strict=True)]
 
 
 if __name__ == "__main__":

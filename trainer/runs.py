@@ -21,6 +21,7 @@ from typing import Any
 import yaml
 
 from trainer.config import ConfigError, TrainConfig
+from trainer.describe import show
 
 # A run may be resumed with other values of these: they change no number that it computes.
 HARMLESS = (
@@ -137,7 +138,7 @@ def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
     elif file.exists():
         changed = differences(_saved(file), config)
         if changed:
-            lines = [f"{key}={new}: this run was started with {old} ({file})" for key, (old, new) in changed.items()]
+            lines = [f"{key}={show(new)}: this run was started with {show(old)} ({file})" for key, (old, new) in changed.items()]
             raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
     folder.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
