@@ -48,13 +48,13 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
 
 def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
     """`{file name: (what it is for, content)}`. No machine is asked of dstack where every node is a process of this one."""
-    here, files = f"build/{stack.name}", {}
+    here, files, disk = f"build/{stack.name}", {}, volume.volume(stack, site)
     if site.leaves_machine:
         files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", server.server_config(stack, site))
         for one in stack.fleets:
             name = f"{one.name}.fleet.dstack.yml"
             files[name] = (f"The machines: dstack apply -f {here}/{name}", fleet.fleet(stack, site, one))
-        if (disk := volume.volume(stack, site)) is not None:
+        if disk is not None:
             name = f"{disk['name']}.volume.dstack.yml"
             files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
     start = "dstack apply -f" if site.leaves_machine else "python -m cluster_tasks.local up"

@@ -128,7 +128,8 @@ def _encrypted(at: str, value: Any) -> list[str]:
 
 def _problem(details: ErrorDetails) -> str:
     """One line: the setting, its value, what is allowed."""
-    *parents, last = loc = (*details["loc"], *details.get("ctx", {}).get("at", ()))
+    loc = (*details["loc"], *details.get("ctx", {}).get("at", ()))
+    *parents, last = loc
     at = f"{PROJECT}:" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     match details["type"]:
         case "extra_forbidden":

@@ -6,13 +6,54 @@ key, the value, what is allowed and the file that it was read from.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Any, Literal
+import re
+from difflib import get_close_matches
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, model_validator
+from pydantic_core import PydanticCustomError
 
+RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
+DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person who attaches
+ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+PINNED_IMAGE = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$")
+
+
+def problem(text: str, *at: str | int) -> PydanticCustomError:
+    """A check's word on the setting at `at`, counted from the model that is checked; stacks/load.py adds the rest of the way."""
+    return PydanticCustomError("stack", "{text}", {"text": text, "at": at})
+
+
+def form(pattern: str, allowed: str) -> Any:
+    """Text of a form; `allowed` is what an error says of it."""
+    return Field(pattern=pattern, json_schema_extra={"allowed": allowed})
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):  # else pydantic reads true as 1
+        raise PydanticCustomError("bool", "a boolean is no number")
+    return value
+
+
+def _as_text(value: Any) -> Any:
+    """YAML reads 1 and true where a shell reads text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+Count = Annotated[int, BeforeValidator(_no_boolean)]
+Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False)]
 # dstack's rule for resource names; its server refuses others, its parser does not.
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{1,40}$")]
+Name = Annotated[str, form(r"^[a-z][a-z0-9-]{1,40}$", "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -")]
+Hostname = Annotated[str, form(r"^[A-Za-z0-9:]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", "a host name or address, without user and port")]
+User = Annotated[str, form(r"^[a-z_][a-z0-9_-]*$", "the name of a Unix user")]
+Size = Annotated[str, form(r"^\d+(\.\d+)?(MB|GB|TB)$", "a size such as 80GB")]
+Sizes = Annotated[str, form(r"^\d+(\.\d+)?(MB|GB|TB)(\.\.(\d+(\.\d+)?(MB|GB|TB))?)?$", "a size such as 512GB, 64GB.. or 64GB..128GB")]
+Duration = Annotated[str, form(r"^\d+[smhdw]$", "a duration such as 30m, 72h or 14d")]
+Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
+ContainerUser = Annotated[str, form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number")]
 
 
 class Model(BaseModel):
@@ -22,52 +63,75 @@ class Model(BaseModel):
 class Host(Model):
     """A machine that is reached by SSH."""
 
-    hostname: str = Field(description="Address or name that the dstack server connects to.")
+    hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
     internal_ip: IPvAnyAddress | None = Field(default=None, description="Address by which the other nodes reach it.")
-    user: str | None = Field(default=None, description="Overrides the fleet's user.")
-    port: int | None = Field(default=None, ge=1, le=65535, description="Overrides port 22.")
+    user: User | None = Field(default=None, description="Overrides the fleet's user.")
+    port: Count | None = Field(default=None, ge=1, le=65535, description="Overrides port 22.")
     identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
 
 
 class JumpHost(Model):
     """A bastion in front of the hosts."""
 
-    hostname: str
-    user: str
-    port: int = Field(default=22, ge=1, le=65535)
+    hostname: Hostname
+    user: User
+    port: Count = Field(default=22, ge=1, le=65535)
     identity_file: Path
 
 
 class Ssh(Model):
     """How the machines of a fleet are reached; only with `flotilla:cloud: ssh`."""
 
-    user: str
+    user: User
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
     hosts: tuple[Host, ...] = Field(min_length=1)
     network: IPvAnyNetwork | None = Field(default=None, description="Private network that the nodes share (CIDR).")
     proxy_jump: JumpHost | None = None
+
+    @model_validator(mode="after")
+    def _hosts_differ_and_share_the_network(self) -> Self:
+        for index, host in enumerate(self.hosts):
+            if host.hostname in [other.hostname for other in self.hosts[:index]]:
+                raise problem(f"{host.hostname!r} is listed twice; a host is one node", "hosts", index, "hostname")
+            if self.network and host.internal_ip and host.internal_ip not in self.network:
+                raise problem(f"{host.internal_ip} is not in network {self.network}", "hosts", index, "internal_ip")
+        return self
 
 
 class Gpu(Model):
     """GPUs of one node."""
 
     name: str | None = Field(default=None, description="Model as dstack names it, such as H100; any when left out.")
-    count: int = Field(ge=0, description="GPUs per node.")
-    memory: str | None = Field(default=None, description="Memory per GPU, such as 80GB.")
+    count: Count = Field(ge=0, description="GPUs per node.")
+    memory: Size | None = Field(default=None, description="Memory per GPU, such as 80GB.")
     vendor: Literal["nvidia", "amd"] = "nvidia"
+
+    @model_validator(mode="after")
+    def _dstack_knows_the_model(self) -> Self:
+        if self.name is None:
+            return self
+        import gpuhunt  # dstack's own list; only stacks with GPUs wait for the import
+
+        known = {"nvidia": gpuhunt.KNOWN_NVIDIA_GPUS, "amd": gpuhunt.KNOWN_AMD_GPUS}[self.vendor]
+        models = sorted({gpu.name for gpu in known})
+        if self.name.lower() not in [model.lower() for model in models]:
+            near = get_close_matches(self.name.upper(), models, n=1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            raise problem(f"{self.name!r} is no {self.vendor} GPU that dstack knows{guess} Known: {', '.join(models)}", "name")
+        return self
 
 
 class Fleet(Model):
     """A group of like nodes."""
 
     name: Name
-    nodes: int = Field(ge=1, description="Number of nodes; over SSH the number of hosts, when left out.")
-    cpus: int | None = Field(default=None, ge=1, description="CPUs per node; the Ray node offers this many.")
+    nodes: Count = Field(ge=1, description="Number of nodes; over SSH the number of hosts, when left out.")
+    cpus: Count | None = Field(default=None, ge=1, description="CPUs per node; the Ray node offers this many.")
     arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
-    memory: str | None = Field(default=None, description="Memory per node, such as 512GB or 64GB..")
-    disk: str | None = Field(default=None, description="Disk per node, such as 200GB..")
+    memory: Sizes | None = Field(default=None, description="Memory per node, such as 512GB or 64GB..")
+    disk: Sizes | None = Field(default=None, description="Disk per node, such as 200GB..")
     gpu: Gpu | None = None
-    resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
+    resources: dict[str, Quantity] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
     ssh: Ssh | None = None
 
     @model_validator(mode="before")
@@ -76,6 +140,15 @@ class Fleet(Model):
         if isinstance(values, dict) and "nodes" not in values and isinstance(ssh := values.get("ssh"), dict) and ssh.get("hosts"):
             return values | {"nodes": len(ssh["hosts"])}
         return values
+
+    @model_validator(mode="after")
+    def _hosts_are_nodes(self) -> Self:
+        if self.ssh and self.nodes != len(self.ssh.hosts):
+            raise problem(f"{self.nodes} nodes, but ssh.hosts lists {len(self.ssh.hosts)}; leave nodes out, or let them agree", "nodes")
+        for name in self.resources:
+            if name in RAY_RESOURCES:
+                raise problem("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
+        return self
 
     def requirements(self) -> dict[str, Any]:
         """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
@@ -95,13 +168,25 @@ class Checkpoints(Model):
     )
     path: Path = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
     volume: Name | None = Field(default=None, description="Name of the dstack volume, for network.")
-    size: str | None = Field(default=None, description="Size of the dstack volume, such as 500GB, for network.")
+    size: Size | None = Field(default=None, description="Size of the dstack volume, such as 500GB, for network.")
+
+    @model_validator(mode="after")
+    def _kind_has_its_settings(self) -> Self:
+        path = PurePosixPath(self.path)
+        if not path.is_absolute() or path == PurePosixPath("/") or ":" in str(path):
+            raise problem(f"{str(path)!r} is not the absolute path of a folder (without ':')", "path")
+        for key in ("volume", "size"):
+            if self.kind == "network" and getattr(self, key) is None:
+                raise problem("is missing; kind: network is a dstack volume, which has a name (volume) and a size", key)
+            if self.kind != "network" and getattr(self, key) is not None:
+                raise problem(f"belongs to kind: network, but kind is {self.kind}", key)
+        return self
 
 
 class Dstack(Model):
     """The dstack server that this stack's files are for."""
 
-    server: str = Field(default="http://127.0.0.1:3000", description="URL of the server.")
+    server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server.")
     project: Name = "main"
 
 
@@ -110,18 +195,29 @@ class Task(Model):
 
     name: Name = "ray"
     image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
-    user: str | None = Field(default=None, description='User in the container, such as "1000:1000".')
-    env: dict[str, str | None] = Field(
+    user: ContainerUser | None = Field(default=None, description='User in the container, such as "1000:1000".')
+    env: dict[str, Annotated[str, BeforeValidator(_as_text)] | None] = Field(
         default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
     )
-    shm_size: str | None = Field(default=None, description="Size of /dev/shm, such as 64GB.")
-    dashboard_port: int = Field(default=8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
-    join_timeout: int = Field(default=600, ge=1, description="Seconds that nodes wait for one another.")
+    shm_size: Size | None = Field(default=None, description="Size of /dev/shm, such as 64GB.")
+    dashboard_port: Count = Field(default=8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
+    join_timeout: Count = Field(default=600, ge=1, description="Seconds that nodes wait for one another.")
     on_node_loss: Literal["fail", "wait"] = Field(
         default="fail", description="What the head does when a node leaves: end the run, or wait for its return."
     )
     retry: bool = Field(default=True, description="dstack submits the run again after an interruption or a node's failure.")
-    max_duration: str | None = Field(default=None, description="Such as 72h; no limit when left out.")
+    max_duration: Duration | None = Field(default=None, description="Such as 72h; no limit when left out.")
+
+    @model_validator(mode="after")
+    def _dstack_takes_it(self) -> Self:
+        if self.dashboard_port in DSTACK_PORTS:
+            raise problem(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
+        if self.image is not None and not PINNED_IMAGE.search(self.image):
+            raise problem(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
+        for name in self.env:
+            if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
+                raise problem("no name for a variable: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
+        return self
 
 
 class Stack(Model):
@@ -131,5 +227,16 @@ class Stack(Model):
     cloud: Literal["local", "ssh"] = Field(description="Where the nodes come from.")
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()
-    dstack: Dstack | None = Field(default=None, description="Set, `pulumi up` drives this server; left out, it only renders.")
+    dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; one on this machine when left out.")
     task: Task = Task()
+
+    @model_validator(mode="after")
+    def _fleets_fit_the_cloud(self) -> Self:
+        for index, fleet in enumerate(self.fleets):
+            if fleet.name in [other.name for other in self.fleets[:index]]:
+                raise problem(f"{fleet.name!r} is taken by an earlier fleet", "fleets", index, "name")
+            if self.cloud == "ssh" and fleet.ssh is None:
+                raise problem("is missing; with flotilla:cloud ssh a fleet lists its hosts there", "fleets", index, "ssh")
+            if self.cloud != "ssh" and fleet.ssh is not None:
+                raise problem(f"belongs to flotilla:cloud ssh, but that is {self.cloud}", "fleets", index, "ssh")
+        return self
