@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import socket
-from typing import Any, TypeVar
+from typing import Any
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.config import ConfigError
-
-T = TypeVar("T")
-
 
 class RunError(RuntimeError):
     """The run cannot go on: a process died or did not answer. The last whole checkpoint is where the same submit goes on."""
@@ -53,11 +49,10 @@ def options(group: Any, bundle: int, share: dict[str, float], threads: int, name
 
 def here() -> tuple[str, int]:
     """This process's address among the nodes, and a free port."""
+    return ray.util.get_node_ip_address(), free_port()
+
+
+def free_port() -> int:
     with socket.socket() as s:
         s.bind(("", 0))
-        return ray.util.get_node_ip_address(), s.getsockname()[1]
-
-
-def inherit_environment() -> dict[str, str]:
-    """Variables of the submitter that actors need as well."""
-    return {k: v for k, v in os.environ.items() if k.startswith(("HF_", "VLLM_", "NCCL_", "GLOO_", "DS_"))}
+        return s.getsockname()[1]

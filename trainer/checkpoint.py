@@ -92,6 +92,10 @@ class Checkpoints:
             raise CheckpointError(f"run.resume=must: no whole checkpoint in {self.folder}")
         return found
 
+    def draft(self, step: int) -> Path:
+        """Where `writing` collects a step's files: ranks of another process write there while it is open."""
+        return self.folder / f"tmp_step_{step}"
+
     @contextmanager
     def writing(self, step: int, state: dict[str, Any], *, score: float | None = None, expected: Iterable[str] = ()) -> Iterator[Path]:
         """Yield the folder to write into; leaving the block makes it step_<step>.
@@ -100,7 +104,7 @@ class Checkpoints:
         expected: relative paths that must be there at the end, such as every rank's shard.
         If anything fails the folder is removed and older checkpoints are untouched; without space it is a CheckpointError.
         """
-        draft = self.folder / f"tmp_step_{step}"
+        draft = self.draft(step)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for leftover in self.folder.glob("tmp_*"):

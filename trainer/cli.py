@@ -20,6 +20,7 @@ from pydantic import ValidationError
 
 from trainer.config import ConfigError, TrainConfig
 from trainer.describe import allowed, find, print_settings, settings, show
+from trainer.metrics import NonFiniteError
 from trainer.runs import check_paths, derived_name
 
 Values = dict[str, Any]
@@ -28,9 +29,15 @@ Sources = dict[str, str]  # dotted key -> where it was read
 
 @contextmanager
 def exits_cleanly() -> Iterator[None]:
-    """Around an entry point: a person's mistake becomes one line per mistake on stderr and exit code 2, without a traceback."""
+    """Around an entry point: a person's mistake becomes one line per mistake on stderr and exit code 2, without a traceback.
+
+    A loss that is not finite is the training's own end: one line and exit code 1.
+    """
     try:
         yield
+    except NonFiniteError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     except ConfigError as error:
         # Ray raises what an actor raised as a subclass whose text is the remote traceback; `cause` is the error itself.
         for line in str(getattr(error, "cause", error)).splitlines():

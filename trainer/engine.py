@@ -39,11 +39,13 @@ def init_distributed(rank: int, world: int, address: str, port: int, timeout: in
 class Engine:
     """DeepSpeed's engine with the calls that a training step needs.
 
+    `steps` is the number of optimizer steps that the learning-rate schedule spans.
+
     Losses given to `backward` are sums already divided by the global count, so gradients are *summed* over micro-batches and ranks:
     the result does not depend on how the batch was cut.
     """
 
-    def __init__(self, model: nn.Module, optim: OptimConfig | None, trainer: TrainerConfig):
+    def __init__(self, model: nn.Module, optim: OptimConfig | None, trainer: TrainerConfig, steps: int):
         import deepspeed
 
         self.world = torch.distributed.get_world_size()
@@ -64,7 +66,7 @@ class Engine:
             if trainer.offload_optimizer:
                 config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
             optimizer = _optimizer(model, optim, trainer)
-            arguments |= {"optimizer": optimizer, "lr_scheduler": _schedule(optimizer, optim, trainer.steps)}
+            arguments |= {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps))}
         with _quiet():
             self.engine, *_ = deepspeed.initialize(**arguments)
         # Only float32 without ZeRO: DeepSpeed leaves the optimizer as it is, and would clip without telling the norm.
@@ -128,10 +130,6 @@ def _optimizer(model: nn.Module, optim: OptimConfig, trainer: TrainerConfig) -> 
 
         return DeepSpeedCPUAdam(model.parameters(), **settings)
     return torch.optim.AdamW(model.parameters(), fused=True, **settings)
-
-
-def _schedule(optimizer: torch.optim.Optimizer, optim: OptimConfig, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps))
 
 
 def schedule(optim: OptimConfig, steps: int) -> Callable[[int], float]:

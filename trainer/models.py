@@ -12,9 +12,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from trainer.config import ConfigError, ModelConfig
 from trainer.types import Batch
+
+transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
 
 # Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
 CHUNK_ELEMENTS = 1 << 26

@@ -110,8 +110,9 @@ def held(folder: Path) -> Iterator[None]:
 
     Raises ConfigError when a live process has it. File systems without locks (bucket mounts) give no protection.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("a+") as lock:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, not in it: run.resume=never moves the folder.
+    with folder.with_name(f".{folder.name}.lock").open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

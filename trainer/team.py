@@ -70,7 +70,7 @@ def _start(config: TrainConfig, model_path: str) -> Team:
     actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
     policy = roles["policy"]
     plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
-    samplers.connect(policy, plan, seconds)
+    samplers.connect(policy.ranks, plan, seconds)
     return Team(policy, roles.get("critic"), roles.get("reference"), samplers, config, policy.call("fingerprint")[0])
 
 

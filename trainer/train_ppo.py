@@ -20,9 +20,9 @@ from trainer.algorithms.advantages import estimate
 from trainer.algorithms.kl import KlController, kl
 from trainer.checkpoint import Checkpoints
 from trainer.cli import exits_cleanly, parse
-from trainer.config import TrainConfig
+from trainer.config import ConfigError, TrainConfig
 from trainer.data.loader import Loader
-from trainer.data.prompts import hold_out, load_prompts
+from trainer.data.prompts import load_prompts
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
 from trainer.rewards import resolve, score
@@ -30,12 +30,14 @@ from trainer.roles import Rollout
 from trainer.rollout.pool import Pending
 from trainer.runs import held, run_folder, save_resolved
 from trainer.stopping import STOPPED, stop_signals
+from trainer.types import Prompt
 
 
 def train(config: TrainConfig, folder: Path) -> int:
     """Run to the end. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
     schedule = config.trainer
-    prompts, held_out = hold_out(load_prompts(config.data, load_tokenizer(config.model)), schedule.eval_prompts)
+    data = load_prompts(config.data, load_tokenizer(config.model))
+    prompts, held_out = hold_out(data.prompts, schedule.eval_prompts)
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
     reward = resolve(config.reward.function, config.reward.args)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
@@ -57,7 +59,7 @@ def train(config: TrainConfig, folder: Path) -> int:
             team.load(last.folder)
             loader.load(last.state["loader"])
             controller.load(last.state["kl"])
-        print(f"step {done} of {schedule.steps}, {len(prompts)} prompts, in {folder}", flush=True)
+        print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
 
         def sample(step: int) -> Pending:
             """Give the samplers the newest weights and let them begin the episodes of `step`."""
@@ -105,6 +107,13 @@ def train(config: TrainConfig, folder: Path) -> int:
     if config.log.plot:
         print(f"plot: {plot(folder)}", flush=True)
     return 0
+
+
+def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
+    """The last `count` prompts are evaluated on and never trained on. Raises ConfigError when nothing would be left to train on."""
+    if count >= len(prompts):
+        raise ConfigError(f"trainer.eval_prompts={count}: data.path has {len(prompts)} prompts; leave some to train on")
+    return prompts[: len(prompts) - count], prompts[len(prompts) - count :]
 
 
 def learn(config: TrainConfig, team: teams.Team, rollout: Rollout, controller: KlController, step: int) -> dict[str, float]:

@@ -5,7 +5,7 @@ Axes in names: E episodes, N tokens of all responses laid end to end (no padding
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -51,3 +51,9 @@ class Batch:
     tokens_N: dict[str, torch.Tensor]  # per-token inputs of the loss: mask, advantages, old log-probabilities, ...
     packed: bool  # False: one sequence per row, so that plain causal attention is right
     real_tokens: int  # of the R*L input positions, those that are not padding
+
+    def to(self, device: torch.device) -> Batch:
+        """The same micro-batch on another device."""
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved = {name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value for name, value in moved.items()}
+        return Batch(**moved | {"tokens_N": {name: value.to(device, non_blocking=True) for name, value in self.tokens_N.items()}})

@@ -18,7 +18,7 @@ from trainer import actors, models, weights
 from trainer.algorithms.correction import importance_weight
 from trainer.algorithms.kl import kl, kl_loss
 from trainer.algorithms.losses import Denominators, aggregate, policy_loss, value_loss
-from trainer.config import ConfigError, TrainConfig
+from trainer.config import TrainConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed
 from trainer.types import Batch
@@ -30,8 +30,9 @@ Tokens = dict[str, torch.Tensor]  # per-token inputs of a loss, flat, in the ord
 class Worker:
     """Made into a Ray actor by `trainer.roles`; `train_sft` uses it under torchrun, without Ray."""
 
-    def __init__(self, config: TrainConfig, role: Role, rank: int, world: int, model_path: str, threads: int):
-        torch.set_num_threads(threads)
+    def __init__(self, config: TrainConfig, role: Role, rank: int, world: int, model_path: str | None, threads: int | None):
+        if threads:
+            torch.set_num_threads(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.group: Any = None
@@ -44,14 +45,16 @@ class Worker:
         config = self.config
         init_distributed(self.rank, self.world, address, port, config.trainer.timeout)
         seed(config.run.seed + self.rank)
-        source = config.model.model_copy(update={"path": self.model_path, "init": None})
+        # Samplers load from a folder, so random weights are written to one first; without samplers (train_sft) they are drawn here.
+        source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
         lm = models.load_lm(source, config.run.seed, self.device)
-        self.tokenizer = models.load_tokenizer(config.model.model_copy(update={"path": self.model_path}))
+        self.tokenizer = models.load_tokenizer(source)
+        steps = config.trainer.steps * config.algorithm.epochs * config.algorithm.minibatches
         if self.role == "critic":
-            self.engine = Engine(models.ValueModel(lm), config.critic, config.trainer)
+            self.engine = Engine(models.ValueModel(lm), config.critic, config.trainer, steps)
         else:
             policy = models.PolicyModel(lm, config.rollout.temperature, config.algorithm.entropy_coef > 0)
-            self.engine = Engine(policy, config.optim if self.role == "policy" else None, config.trainer)
+            self.engine = Engine(policy, config.optim if self.role == "policy" else None, config.trainer, steps)
         self.lm = lm
 
     # Reading and learning from a batch
@@ -148,6 +151,7 @@ class Worker:
 
     def save(self, folder: Path) -> None:
         """This rank's shards and random states below `folder`; the driver makes the checkpoint whole."""
+        folder.mkdir(parents=True, exist_ok=True)
         self.engine.save(folder)
         state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}  # noqa: NPY002
         if self.device.type == "cuda":
@@ -185,8 +189,3 @@ def seed(value: int) -> None:
     np.random.seed(value % 2**32)  # noqa: NPY002
     torch.manual_seed(value)
 
-
-def check_fingerprint(expected: str | None, found: str, what: str) -> None:
-    """Raise ConfigError when a checkpoint was written by another model."""
-    if expected not in (None, found):
-        raise ConfigError(f"{what} holds another model (fingerprint {expected}, this one has {found}); choose another run.name")

@@ -19,6 +19,11 @@ import torch
 
 from trainer.types import Batch, Episode
 
+# Lengths of rows that are tried, in units of the longest sequence. Attention computes whole rows, so short ones are cheaper.
+WIDTHS = (1.0, 1.5, 2.0, 3.0, 4.0)
+# Share of real tokens with which no longer row is tried. One sequence per row needs no mask, which is worth some padding.
+ENOUGH, ENOUGH_UNPACKED = 0.96, 0.9
+
 Rows = list[list[int]]  # which sequences lie in each row of a micro-batch
 
 
@@ -94,25 +99,35 @@ def pack(
 def plan(lengths: list[int], budget: int, *, one_row: bool = False, count: int = 0, what: str = "trainer.micro_batch_tokens") -> list[Rows]:
     """Which sequences share a row, which rows a micro-batch. Deterministic.
 
-    Best fit, longest first: the longest sequence left sets the row length L of a micro-batch, at most budget // L rows are opened, and
-    shorter sequences fill their ends. With `count` above what that needs, micro-batches are split by rows, and empty ones appended when
-    there are no more rows: under ZeRO-3 every rank must run the same number of forward passes.
+    Best fit, longest first: rows are as long as the longest sequence left, as many are opened as the budget allows, and shorter
+    sequences fill their ends. Where that would waste much, longer rows are tried. With `count` above what is needed, micro-batches are
+    split by rows, and empty ones appended when there are no more rows: under ZeRO every rank must run the same number of passes.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     if order and lengths[order[0]] > budget:
         raise ValueError(f"a sequence has {lengths[order[0]]} tokens but {what} is {budget}; raise it to at least that")
     planned: list[Rows] = []
     while order:
-        longest, shortest = lengths[order[0]], lengths[order[-1]]
-        size, limit = (budget, 1) if one_row else (longest, budget // max(longest, 1))
-        if longest + shortest > size and not one_row:
-            # No two fit in a row.
-            planned.append([[i] for i in order[:limit]])
-            order = order[limit:]
-        else:
-            rows, order = _fill(order, lengths, size, limit)
-            planned.append(rows)
+        widths = (budget,) if one_row else WIDTHS  # capped at the budget: one row
+        rows, order = _micro_batch(order, lengths, budget, widths)
+        planned.append(rows)
     return _spread(planned, count)
+
+
+def _micro_batch(order: list[int], lengths: list[int], budget: int, widths: tuple[float, ...]) -> tuple[Rows, list[int]]:
+    """The rows of the next micro-batch and the sequences left, with the least of `widths` that wastes little, or wastes least."""
+    best: tuple[float, Rows, list[int]] = (-1.0, [], [])
+    for width in widths:
+        size = max(min(int(lengths[order[0]] * width), budget), 1)
+        rows, rest = _fill(order, lengths, size, budget // size)
+        used_R = [sum(lengths[i] for i in row) for row in rows]
+        share = sum(used_R) / (max(used_R) * len(rows))
+        if share > best[0]:
+            best = (share, rows, rest)
+        one_each = max(map(len, rows)) == 1
+        if share >= (ENOUGH_UNPACKED if one_each else ENOUGH):
+            break
+    return best[1], best[2]
 
 
 def _fill(order: list[int], lengths: list[int], size: int, limit: int) -> tuple[Rows, list[int]]:

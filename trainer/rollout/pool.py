@@ -63,14 +63,14 @@ class SamplerPool:
         """One reference per sampler that ends once it has started."""
         return [actor.call.remote("receivers") for actor in self.actors]
 
-    def connect(self, policy: Any, plan: weights.Plan, timeout: int) -> None:
-        """Join all samplers and the policy's first rank in one sync group."""
+    def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
+        """Join all samplers with the policy's ranks (of which the first sends) in one sync group."""
         receivers = actors.wait(self.ready(), timeout, "starting the samplers (trainer.timeout)")
-        address, port = actors.wait(policy.address.remote(), timeout, "the policy's address")
+        address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address")
         link = weights.Link(address, port, 1 + sum(receivers), self.config.rollout.timeout)
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
         joined = [actor.call.remote("connect", link, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
-        actors.wait([policy.connect.remote(link, plan), *joined], timeout, "joining policy and samplers for weight sync")
+        actors.wait([*(rank.connect.remote(link, plan) for rank in policy), *joined], timeout, "joining policy and samplers for weight sync")
 
     def receive(self) -> list[Any]:
         return [actor.call.remote("receive") for actor in self.actors]

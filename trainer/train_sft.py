@@ -1,0 +1,146 @@
+"""Supervised fine-tuning on prompts and answers; the loss is on the answers. Alone, as a Ray job, or under torchrun:
+
+    python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml
+    torchrun --nproc-per-node 8 -m trainer.train_sft --config ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from trainer.actors import free_port
+from trainer.algorithms.losses import denominators, part
+from trainer.checkpoint import Checkpoints
+from trainer.cli import exits_cleanly, parse
+from trainer.config import ConfigError, TrainConfig
+from trainer.data.loader import Loader
+from trainer.data.packing import Sequence, balance, plan
+from trainer.data.prompts import answer_ids, load_prompts
+from trainer.metrics import Metrics, plot
+from trainer.models import load_tokenizer
+from trainer.roles import combine
+from trainer.runs import held, run_folder, save_resolved
+from trainer.stopping import STOPPED, stop_signals
+from trainer.workers import Worker
+
+
+def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
+    """Run to the end on this rank. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
+    schedule = config.trainer
+    tokenizer = load_tokenizer(config.model)
+    prompts = load_prompts(config.data, tokenizer).prompts
+    loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
+    checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
+    last = checkpoints.to_resume(config.run.resume)
+    done = last.step if last else 0
+    if done >= schedule.steps:
+        print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
+        return 0
+    worker = Worker(config, "policy", rank, world, None, config.placement.threads)
+    worker.start(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or free_port()))
+    identity = {"model": worker.fingerprint(), "world_size": world}
+    if last:
+        last.require(**identity)
+        worker.load(last.folder)
+        loader.load(last.state["loader"])
+    metrics = Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) if rank == 0 else None
+    with stop_signals() as stopping:
+        for step in range(done + 1, schedule.steps + 1):
+            begin = time.perf_counter()
+            sequences = [Sequence(p.token_ids, answer_ids(p, tokenizer)) for p in loader.next()]
+            stats = update(worker, sequences, rank, world)
+            seconds = time.perf_counter() - begin
+            tokens = sum(s.length for s in sequences)
+            if metrics:
+                metrics.log(step, stats | {"seconds": seconds, "tokens_per_second": tokens / seconds})
+            stop = _any_rank(bool(stopping), world)
+            if stop or step == schedule.steps or step % schedule.checkpoint_every == 0:
+                _save(worker, checkpoints, step, {**identity, "loader": loader.state()}, rank, world)
+            if stop and step < schedule.steps:
+                print(f"{stopping}: saved after step {step}; the same command goes on", flush=True)
+                return STOPPED
+    worker.export(folder / "model")
+    if metrics:
+        metrics.close()
+        print(f"model: {folder / 'model'}")
+        if config.log.plot:
+            print(f"plot: {plot(folder)}", flush=True)
+    return 0
+
+
+def update(worker: Worker, sequences: list[Sequence], rank: int, world: int) -> dict[str, float]:
+    """One optimizer step on the global batch, of which each rank takes its share; all ranks return the same numbers."""
+    lengths_E = torch.tensor([len(s.response_ids) for s in sequences])
+    episode_N = torch.repeat_interleave(torch.arange(len(sequences)), lengths_E)
+    counts = denominators(torch.ones(len(episode_N)), episode_N, len(sequences))
+    lengths = [s.length for s in sequences]
+    shares = balance(lengths, world)
+    budget = worker.config.trainer.micro_batch_tokens
+    count = max(len(plan([lengths[i] for i in share], budget)) for share in shares) if world > 1 else 0
+    mine = shares[rank]
+    mask_N = torch.ones(int(lengths_E[mine].sum()))
+    stats = worker.update([sequences[i] for i in mine], {"mask": mask_N}, part(counts, mine), count)
+    return combine(_gather(stats, world), counts.tokens)
+
+
+def _gather(stats: dict[str, float], world: int) -> list[dict[str, float]]:
+    if world == 1:
+        return [stats]
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, stats)
+    return everyone
+
+
+def _any_rank(flag: bool, world: int) -> bool:
+    """True on all ranks if it is on one: a signal may reach only some."""
+    if world == 1:
+        return flag
+    flags = torch.tensor([float(flag)], device="cuda" if torch.cuda.is_available() else "cpu")
+    dist.all_reduce(flags)
+    return bool(flags.item())
+
+
+def _save(worker: Worker, checkpoints: Checkpoints, step: int, state: dict[str, Any], rank: int, world: int) -> None:
+    """All ranks write their shards into the folder that rank 0 opens and makes whole."""
+    if rank == 0:
+        with checkpoints.writing(step, state) as draft:
+            _barrier(world)
+            worker.save(draft)
+            _barrier(world)
+    else:
+        _barrier(world)
+        worker.save(checkpoints.draft(step))
+        _barrier(world)
+
+
+def _barrier(world: int) -> None:
+    if world > 1:
+        dist.barrier()
+
+
+def main(argv: list[str]) -> int:
+    """Exit codes: 0 done, 2 a mistake in settings, data or paths, 143 stopped and saved."""
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    config = parse(argv, prog="python -m trainer.train_sft", supervised=True)
+    if world != config.placement.ranks and "WORLD_SIZE" in os.environ:
+        config = config.model_copy(update={"placement": config.placement.model_copy(update={"ranks": world})})
+    if config.trainer.prompts_per_step % world:
+        raise ConfigError(f"trainer.prompts_per_step={config.trainer.prompts_per_step}: does not divide by the {world} ranks of torchrun")
+    folder = run_folder(config)
+    if rank > 0:
+        return train(config, folder, rank, world)
+    with held(folder):
+        save_resolved(config, folder, sys.argv)
+        return train(config, folder, rank, world)
+
+
+if __name__ == "__main__":
+    with exits_cleanly():
+        sys.exit(main(sys.argv[1:]))
