@@ -33,6 +33,7 @@ TYPES = {
     "array": "a list",
     "object": "a map of settings",
 }
+BOUNDS = {"minimum": ">=", "maximum": "<=", "exclusiveMinimum": ">", "minItems": "of at least"}
 
 
 class StackError(ValueError):
@@ -80,7 +81,7 @@ def parse(name: str, settings: Mapping[str, Any]) -> Stack:
     try:
         return Stack.model_validate({"name": name} | {key: value for key, value in values.items() if value not in (None, "", {})})
     except ValidationError as error:
-        raise StackError(_lines(name, [_problem(details) for details in error.errors()])) from None
+        raise StackError(_lines(name, [_problem(details) for details in _innermost(error.errors())])) from None
 
 
 SECRET_HINT = "rendered files are plain text, so name the variable in flotilla:task.env with a null value and set it in your shell"
@@ -96,7 +97,7 @@ def _lines(name: str, problems: list[str]) -> str:
 
 def _read(file: Path, shown: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        content = yaml.load(file.read_text(), Loader=_Loader)  # a SafeLoader
     except FileNotFoundError:
         raise StackError(f"{shown} does not exist") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -104,6 +105,17 @@ def _read(file: Path, shown: str) -> dict[str, Any]:
     if content is not None and not isinstance(content, dict):
         raise StackError(f"{shown}: is not a map of settings")
     return content or {}
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice, as Pulumi does; plain YAML silently takes the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if keys.count(key.value) > 1:
+                raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _decoded(key: str, value: Any) -> Any:
@@ -126,9 +138,17 @@ def _encrypted(at: str, value: Any) -> list[str]:
     return []
 
 
+def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without what only follows: a list with a wrong item is also too short."""
+    places = [error["loc"] for error in errors]
+    return [error for error in errors if not any(error["loc"] == place[: len(error["loc"])] != place for place in places)]
+
+
 def _problem(details: ErrorDetails) -> str:
     """One line: the setting, its value, what is allowed."""
     loc = (*details["loc"], *details.get("ctx", {}).get("at", ()))
+    if loc == ("name",):
+        return f"the stack's name {_shown(details['input'])} is not {_allowed(_node(loc))}"
     *parents, last = loc
     at = f"{PROJECT}:" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
     match details["type"]:
@@ -143,7 +163,7 @@ def _problem(details: ErrorDetails) -> str:
 
 def _unknown(key: str, known: list[str]) -> str:
     near = get_close_matches(key, known, n=1)
-    return "unknown key" + (f"; did you mean {near[0]}?" if near else "") + f" Allowed: {', '.join(known)}"
+    return "unknown key" + (f"; did you mean {near[0]}?" if near else "") + f" (allowed: {', '.join(known)})"
 
 
 def _shown(value: Any) -> str:
@@ -169,8 +189,6 @@ def _allowed(node: dict[str, Any]) -> str:
     if "enum" in node:
         return "one of " + ", ".join(map(str, node["enum"]))
     words = FORMATS.get(node.get("format", "")) or TYPES.get(node.get("type", ""), "allowed here")
-    low, high = node.get("minimum"), node.get("maximum")
-    if low is not None and high is not None:
-        return f"{words} between {low} and {high}"
-    bounds = [f">= {low}"] if low is not None else [f"<= {high}"] if high is not None else []
-    return " ".join([words, *bounds])
+    if "minimum" in node and "maximum" in node:
+        return f"{words} between {node['minimum']} and {node['maximum']}"
+    return words + "".join(f" {sign} {node[key]}" for key, sign in BOUNDS.items() if key in node)

@@ -44,7 +44,7 @@ def _as_text(value: Any) -> Any:
 
 
 Count = Annotated[int, BeforeValidator(_no_boolean)]
-Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False)]
+Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
 # dstack's rule for resource names; its server refuses others, its parser does not.
 Name = Annotated[str, form(r"^[a-z][a-z0-9-]{1,40}$", "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -")]
 Hostname = Annotated[str, form(r"^[A-Za-z0-9:]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", "a host name or address, without user and port")]
@@ -117,7 +117,7 @@ class Gpu(Model):
         if self.name.lower() not in [model.lower() for model in models]:
             near = get_close_matches(self.name.upper(), models, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            raise problem(f"{self.name!r} is no {self.vendor} GPU that dstack knows{guess} Known: {', '.join(models)}", "name")
+            raise problem(f"{self.name!r} is no {self.vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "name")
         return self
 
 

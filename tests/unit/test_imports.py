@@ -1,0 +1,86 @@
+"""Who may import whom, read from the sources: nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer")
+FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")) if ".venv" not in file.parts]
+# Which of our modules a package may import beside its own; a name stands for all below it.
+ALLOWED = {
+    "stacks": (),
+    "trainer": (),
+    "fleets": ("stacks.schema", "infra.site", "infra.machines"),
+    "cluster_tasks": ("stacks.schema", "infra.site", "infra.machines"),
+    "infra": ("stacks", "fleets", "cluster_tasks"),
+}
+LIGHT = ("infra/site.py", "infra/machines.py")  # what fleets and cluster_tasks may import of infra
+STANDARD_LIBRARY_ONLY = ("cluster_tasks/node.py",)  # copied to every node alone
+NO_TORCH = ("trainer/config.py",)
+
+
+def imports(file: Path) -> set[str]:
+    """Full names of all modules that a file imports, at the top and inside functions; `from a import b` counts as a.b."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{shown(file)}:{node.lineno}: relative import; Pulumi runs infra/ without a package"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def shown(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+def below(module: str, names: tuple[str, ...]) -> bool:
+    return any(module == name or module.startswith(f"{name}.") for name in names)
+
+
+@pytest.mark.parametrize("file", FILES, ids=shown)
+def test_a_package_imports_only_those_of_ours_that_it_may(file):
+    package = file.relative_to(ROOT).parts[0]
+    foreign = {module for module in imports(file) if below(module, PACKAGES) and not below(module, (package, *ALLOWED[package]))}
+    assert not foreign, f"{shown(file)} imports {sorted(foreign)}; {package} may import {ALLOWED[package] or 'none of ours'}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=shown)
+def test_only_infra_imports_pulumi(file):
+    clouds = {module for module in imports(file) if module.split(".")[0].startswith("pulumi")}
+    assert not clouds or (file.is_relative_to(ROOT / "infra") and shown(file) not in LIGHT), f"{shown(file)} imports {sorted(clouds)}"
+
+
+@pytest.mark.parametrize("name", STANDARD_LIBRARY_ONLY)
+def test_the_node_agent_needs_nothing_but_python(name):
+    assert {module.split(".")[0] for module in imports(ROOT / name)} <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize("name", NO_TORCH)
+def test_configuration_is_read_without_torch_and_ray(name):
+    assert not {module.split(".")[0] for module in imports(ROOT / name)} & {"torch", "ray", "transformers", "deepspeed", "vllm"}
+
+
+def test_no_file_of_infra_hides_another_module():
+    """Pulumi puts infra/ itself first on the path, so infra/types.py or infra/dstack/ would be imported in place of the real one."""
+    loaded_before = {"site"}  # by the interpreter itself, before the path is set
+    names = {path.stem for path in (ROOT / "infra").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    hidden = names & (sys.stdlib_module_names | set(packages_distributions())) - set(PACKAGES) - loaded_before
+    assert not hidden, f"infra has {sorted(hidden)}"
+
+
+def test_the_rules_see_imports_inside_functions_and_refuse_relative_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    file = tmp_path / "sample.py"
+    file.write_text("def f():\n    from infra import files\n    import ray.util\n")
+    assert imports(file) == {"infra.files", "ray.util"}
+    file.write_text("from . import files\n")
+    with pytest.raises(AssertionError, match=r"sample.py:1: relative import"):
+        imports(file)

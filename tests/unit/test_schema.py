@@ -1,0 +1,230 @@
+"""Stack files -> Stack: what is read, and the one line that a mistake gets."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from stacks import load
+from stacks.load import StackError
+from stacks.schema import Stack
+
+ROOT = Path(__file__).parents[2]
+DEFAULTS = {"flotilla:checkpoints": {}, "flotilla:dstack": {}, "flotilla:task": {}}
+LOCAL = {"flotilla:cloud": "local", "flotilla:fleets": [{"name": "laptop", "nodes": 2}]}
+SSH = {
+    "flotilla:cloud": "ssh",
+    "flotilla:fleets": [
+        {
+            "name": "gpus",
+            "gpu": {"name": "H100", "count": 8},
+            "ssh": {
+                "user": "ubuntu",
+                "identity_file": "~/.ssh/id",
+                "network": "10.0.0.0/24",
+                "hosts": [{"hostname": "gpu1", "internal_ip": "10.0.0.1"}, {"hostname": "gpu2"}],
+            },
+        }
+    ],
+}
+
+
+def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """A copy of `base` with the setting at `fleets.0.nodes` replaced; `...` removes it."""
+    settings = copy.deepcopy(base)
+    first, *rest = path.split(".")
+    keys: list[Any] = [f"flotilla:{first}", *(int(key) if key.isdigit() else key for key in rest)]
+    node: Any = settings
+    for key in keys[:-1]:
+        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
+    if value is ...:
+        del node[keys[-1]]
+    else:
+        node[keys[-1]] = value
+    return settings
+
+
+NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
+FLEET_KEYS = "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh"
+MISTAKES = [
+    # wrong type, out of range
+    (LOCAL, "fleets.0.nodes", "x", "fleets[0].nodes: 'x' is not an integer >= 1"),
+    (LOCAL, "fleets.0.nodes", 0, "fleets[0].nodes: 0 is not an integer >= 1"),
+    (LOCAL, "fleets.0.nodes", "-2", "fleets[0].nodes: '-2' is not an integer >= 1"),
+    (LOCAL, "fleets.0.nodes", 1.5, "fleets[0].nodes: 1.5 is not an integer >= 1"),
+    (LOCAL, "fleets.0.nodes", True, "fleets[0].nodes: True is not an integer >= 1"),
+    (LOCAL, "fleets.0.nodes", None, "fleets[0].nodes: None is not an integer >= 1"),
+    (LOCAL, "fleets", "laptop", "fleets: 'laptop' is not a list"),
+    (LOCAL, "fleets", [], "fleets: [] is not a list of at least 1"),
+    (LOCAL, "fleets.0", "laptop", "fleets[0]: 'laptop' is not a map of settings"),
+    (LOCAL, "task", "fast", "task: 'fast' is not a map of settings"),
+    (LOCAL, "task.retry", "maybe", "task.retry: 'maybe' is not true or false"),
+    (LOCAL, "task.dashboard_port", 70000, "task.dashboard_port: 70000 is not an integer between 1 and 65535"),
+    (LOCAL, "task.env", ["A=1"], "task.env: ['A=1'] is not a map of settings"),
+    (LOCAL, "task.env", {"A": [1]}, "task.env.A: [1] is not text"),
+    (LOCAL, "fleets.0.resources", {"v100": -1}, "fleets[0].resources.v100: -1 is not a number > 0"),
+    (LOCAL, "fleets.0.resources", {"v100": "many"}, "fleets[0].resources.v100: 'many' is not a number > 0"),
+    # one of a few
+    (LOCAL, "cloud", "azure", "cloud: 'azure' is not one of local, ssh"),
+    (LOCAL, "fleets.0.arch", "amd64", "fleets[0].arch: 'amd64' is not one of x86, arm"),
+    (LOCAL, "task.on_node_loss", "ignore", "task.on_node_loss: 'ignore' is not one of fail, wait"),
+    (LOCAL, "checkpoints.kind", "nfs", "checkpoints.kind: 'nfs' is not one of instance, network, shared"),
+    # missing
+    (LOCAL, "cloud", ..., "cloud: is missing; it is one of local, ssh"),
+    (LOCAL, "fleets", ..., "fleets: is missing; it is a list of at least 1"),
+    (LOCAL, "fleets.0.nodes", ..., "fleets[0].nodes: is missing; it is an integer >= 1"),
+    (SSH, "fleets.0.ssh.user", ..., "fleets[0].ssh.user: is missing; it is the name of a Unix user"),
+    (SSH, "fleets.0.gpu.count", ..., "fleets[0].gpu.count: is missing; it is an integer >= 0"),
+    # unknown
+    (LOCAL, "fleet", [], "fleet: unknown key; did you mean fleets? (allowed: cloud, fleets, checkpoints, dstack, task)"),
+    (LOCAL, "name", "x", "name: unknown key (allowed: cloud, fleets, checkpoints, dstack, task)"),
+    (LOCAL, "fleets.0.node", 3, f"fleets[0].node: unknown key; did you mean nodes? (allowed: {FLEET_KEYS})"),
+    (SSH, "fleets.0.ssh.hosts.1.host_name", "a", "fleets[0].ssh.hosts[1].host_name: unknown key; did you mean hostname?"),
+    (LOCAL, "task.dashbord_port", 1, "task.dashbord_port: unknown key; did you mean dashboard_port?"),
+    # forms
+    (LOCAL, "fleets.0.name", "My Fleet", f"fleets[0].name: 'My Fleet' is not {NAME}"),
+    (LOCAL, "fleets.0.name", "x", f"fleets[0].name: 'x' is not {NAME}"),
+    (LOCAL, "task.name", "9ray", f"task.name: '9ray' is not {NAME}"),
+    (LOCAL, "fleets.0.memory", "80 gigs", "fleets[0].memory: '80 gigs' is not a size such as 512GB, 64GB.. or 64GB..128GB"),
+    (LOCAL, "fleets.0.disk", 500, "fleets[0].disk: 500 is not a size such as 512GB, 64GB.. or 64GB..128GB"),
+    (LOCAL, "task.shm_size", "8GB..", "task.shm_size: '8GB..' is not a size such as 80GB"),
+    (LOCAL, "task.max_duration", "3 days", "task.max_duration: '3 days' is not a duration such as 30m, 72h or 14d"),
+    (LOCAL, "task.user", "me too", "task.user: 'me too' is not a user or user:group, by name or number"),
+    (LOCAL, "dstack.server", "localhost:3000", "dstack.server: 'localhost:3000' is not an http or https URL"),
+    (SSH, "fleets.0.ssh.hosts.0.hostname", "ada@gpu1", "fleets[0].ssh.hosts[0].hostname: 'ada@gpu1' is not a host name or address"),
+    (SSH, "fleets.0.ssh.hosts.0.internal_ip", "10.0.0", "fleets[0].ssh.hosts[0].internal_ip: '10.0.0' is not an IP address"),
+    (SSH, "fleets.0.ssh.network", "10.0.0.1/24", "fleets[0].ssh.network: '10.0.0.1/24' is not a network such as 10.0.0.0/24"),
+    # settings against one another, and against what dstack and Ray take
+    (SSH, "fleets.0.nodes", 3, "fleets[0].nodes: 3 nodes, but ssh.hosts lists 2; leave nodes out, or let them agree"),
+    (SSH, "fleets.0.ssh.hosts.1.hostname", "gpu1", "fleets[0].ssh.hosts[1].hostname: 'gpu1' is listed twice"),
+    (SSH, "fleets.0.ssh.hosts.0.internal_ip", "10.0.1.1", "fleets[0].ssh.hosts[0].internal_ip: 10.0.1.1 is not in network 10.0.0.0/24"),
+    (SSH, "fleets.0.ssh", ..., "fleets[0].nodes: is missing"),
+    (SSH, "cloud", "local", "fleets[0].ssh: belongs to flotilla:cloud ssh, but that is local"),
+    (LOCAL, "cloud", "ssh", "fleets[0].ssh: is missing; with flotilla:cloud ssh a fleet lists its hosts there"),
+    (SSH, "fleets.0.gpu.name", "H10", "fleets[0].gpu.name: 'H10' is no nvidia GPU that dstack knows; did you mean H100?"),
+    (SSH, "fleets.0.gpu.vendor", "amd", "fleets[0].gpu.name: 'H100' is no amd GPU that dstack knows"),
+    (LOCAL, "fleets", [LOCAL["flotilla:fleets"][0]] * 2, "fleets[1].name: 'laptop' is taken by an earlier fleet"),
+    (LOCAL, "fleets.0.resources", {"GPU": 1}, "fleets[0].resources.GPU: Ray counts this itself"),
+    (LOCAL, "task.dashboard_port", 10500, "task.dashboard_port: 10500 is one of dstack's own ports, 10000 to 10999"),
+    (LOCAL, "task.image", "ray", "task.image: 'ray' is not pinned; end it with a tag other than latest, or with a digest"),
+    (LOCAL, "task.image", "r.example:5000/ray:latest", "task.image: 'r.example:5000/ray:latest' is not pinned"),
+    (LOCAL, "task.image", "r.example:5000/ray", "task.image: 'r.example:5000/ray' is not pinned"),
+    (LOCAL, "task.env", {"A-B": "1"}, "task.env.A-B: no name for a variable"),
+    (LOCAL, "task.env", {"DSTACK_NODES_NUM": "1"}, "task.env.DSTACK_NODES_NUM: no name for a variable"),
+    (LOCAL, "task.env", {"KEY": {"secure": "v1:abc"}}, "task.env.KEY: is encrypted; rendered files are plain text"),
+    (LOCAL, "checkpoints.path", "checkpoints", "checkpoints.path: 'checkpoints' is not the absolute path of a folder"),
+    (LOCAL, "checkpoints.path", "/", "checkpoints.path: '/' is not the absolute path of a folder"),
+    (LOCAL, "checkpoints", {"kind": "network"}, "checkpoints.volume: is missing; kind: network is a dstack volume"),
+    (LOCAL, "checkpoints", {"kind": "network", "volume": "ckpt"}, "checkpoints.size: is missing; kind: network is a dstack volume"),
+    (LOCAL, "checkpoints", {"volume": "ckpt"}, "checkpoints.volume: belongs to kind: network, but kind is instance"),
+]
+
+
+@pytest.fixture
+def project(tmp_path: Path):
+    """A project in a temporary folder; write(settings) makes its one stack file."""
+    (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
+    (tmp_path / "stacks").mkdir()
+
+    def write(settings: Any) -> Path:
+        (tmp_path / "stacks/Pulumi.test.yaml").write_text(yaml.safe_dump({"config": settings}))
+        return tmp_path
+
+    return write
+
+
+@pytest.mark.parametrize(("base", "path", "value", "message"), MISTAKES, ids=[message[:60] for *_, message in MISTAKES])
+def test_a_mistake_is_one_line_that_names_file_setting_value_and_what_is_allowed(project, base, path, value, message):
+    settings = changed(base, path, value)
+    with pytest.raises(StackError) as from_file:
+        load.load("test", project(settings))
+    assert str(from_file.value).startswith(f"stacks/Pulumi.test.yaml: flotilla:{message}")
+    assert "\n" not in str(from_file.value)
+    with pytest.raises(StackError) as from_pulumi:
+        load.parse("test", as_pulumi(DEFAULTS | settings))
+    assert str(from_pulumi.value) == str(from_file.value)
+
+
+def as_pulumi(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings as the engine hands them to a program: lists and maps as JSON; null and encrypted values apart."""
+    return {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in settings.items()}
+
+
+def test_two_mistakes_are_two_lines(project):
+    settings = changed(changed(LOCAL, "fleets.0.nodes", "x"), "task.retry", "maybe")
+    with pytest.raises(StackError) as error:
+        load.load("test", project(settings))
+    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == ["flotilla:fleets[0].nodes", "flotilla:task.retry"]
+
+
+@pytest.mark.parametrize("name", load.names(ROOT))
+def test_every_stack_of_the_repository_reads_the_same_from_its_file_and_from_pulumi(name):
+    stack = load.load(name, ROOT)
+    assert stack.name == name
+    assert load.parse(name, as_pulumi(load.settings(name, ROOT))) == stack
+
+
+def test_numbers_may_be_text_as_pulumi_writes_them(project):
+    root = project(changed(changed(LOCAL, "fleets.0.nodes", "3"), "task.retry", "false"))
+    stack = load.load("test", root)
+    assert (stack.fleets[0].nodes, stack.task.retry) == (3, False)
+
+
+def test_nodes_follow_from_the_hosts(project):
+    assert load.load("test", project(SSH)).fleets[0].nodes == 2
+
+
+def test_environment_values_become_text_and_null_stays(project):
+    env = {"A": 1, "B": True, "C": None, "D": 0.5, "E": ""}
+    assert load.load("test", project(changed(LOCAL, "task.env", env))).task.env == {"A": "1", "B": "true", "C": None, "D": "0.5", "E": ""}
+
+
+def test_bare_keys_are_ours_and_other_namespaces_are_left_alone(project):
+    settings = {"cloud": "local", "flotilla:fleets": LOCAL["flotilla:fleets"], "aws:region": "us-east-1"}
+    assert load.load("test", project(settings)).cloud == "local"
+
+
+def test_defaults_of_the_project_hold_until_a_stack_says_otherwise(project):
+    root = project(LOCAL)
+    declared = yaml.safe_load((root / "Pulumi.yaml").read_text())
+    declared["config"]["task"]["default"] = {"dashboard_port": 9000}
+    (root / "Pulumi.yaml").write_text(yaml.safe_dump(declared))
+    assert load.load("test", root).task.dashboard_port == 9000
+    project(changed(LOCAL, "task.dashboard_port", 9001))
+    assert load.load("test", root).task.dashboard_port == 9001
+
+
+def test_an_unknown_stack_is_told_which_there_are(project):
+    with pytest.raises(StackError, match=r"no stack 'nope' \(stacks/Pulumi.nope.yaml does not exist\); the stacks are: test$"):
+        load.load("nope", project(LOCAL))
+
+
+def test_a_stack_name_that_dstack_would_refuse_is_refused(project):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").rename(root / "stacks/Pulumi.My_Stack.yaml")
+    with pytest.raises(StackError, match=r"stacks/Pulumi.My_Stack.yaml: the stack's name 'My_Stack' is not a name of 2 to 41"):
+        load.load("My_Stack", root)
+
+
+@pytest.mark.parametrize("text", ["config: [", "- a\n- b\n", "config: text\n", "config:\n  a: 1\n  a: 2\n"])
+def test_a_broken_file_is_named(project, text):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").write_text(text)
+    with pytest.raises(StackError, match=r"^stacks/Pulumi.test.yaml: .+"):
+        load.load("test", root)
+
+
+def test_the_project_declares_each_setting_with_its_type_and_a_description():
+    declared = yaml.safe_load((ROOT / "Pulumi.yaml").read_text())["config"]
+    properties = Stack.model_json_schema()["properties"]
+    assert list(declared) == load.SETTINGS
+    for key, spec in declared.items():
+        assert spec["description"]
+        assert spec["type"] == properties[key].get("type", "object")
+        # Pulumi asks for every declared key without a default.
+        assert ("default" in spec) == (key not in Stack.model_json_schema()["required"])
