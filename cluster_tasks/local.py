@@ -1,1 +1,340 @@
-"""Runs a rendered dstack task file on this machine (skeleton)."""
+"""This machine as a cluster: runs a rendered dstack task file, one process tree per node.
+
+    python -m cluster_tasks.local up     build/local/ray-cluster.dstack.yml    start, wait until it is whole
+    python -m cluster_tasks.local status build/local/ray-cluster.dstack.yml    exit code 0 when it is whole, 1 when not
+    python -m cluster_tasks.local down   build/local/ray-cluster.dstack.yml    stop; jobs may save a checkpoint first
+    python -m cluster_tasks.local run    build/local/ray-cluster.dstack.yml    up, hold in the foreground, down on Ctrl-C
+
+The file is read with dstack's own parser, and its commands run as dstack runs them: joined with && in its shell, with its `files`
+in the working directory and the DSTACK_* environment. What differs, as there are no containers here:
+
+- Node N has the loopback address 127.0.0.(N+2); the dashboard has 127.0.0.1.
+- A volume at /checkpoints is the folder volumes/checkpoints beside the file. Values of `env` that are such a path, or lie below
+  one, are rewritten, and jobs inherit them; a program that has /checkpoints written in its code finds nothing there.
+- `image`, `user`, `working_dir`, memory and disk are not looked at; Ray and Python are those of this environment.
+
+All state is beside the file: cluster.json, logs/, nodes/, volumes/. Only Ray's sockets are elsewhere, in a short path below /tmp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+from dstack._internal.core.models.configurations import TaskConfiguration
+from rich.console import Console
+from rich.table import Table
+
+from cluster_tasks import node
+from cluster_tasks.local_plan import (
+    MARKER,
+    STOP_SECONDS,
+    LocalError,
+    Ports,
+    make_plan,
+    node_addresses,
+    node_gpus,
+    place_files,
+    ray_folder,
+    read_task,
+    task_environment,
+)
+from cluster_tasks.supervisor import STOP_GRACE_SECONDS
+
+DEFAULT_FILE = Path("build/local/ray-cluster.dstack.yml")
+DASHBOARD_PORT = 8265  # as the task names it
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that was started here; kept in cluster.json."""
+
+    root: str
+    pid: int  # of the guard, see supervisor.py
+    started: str
+    dashboard: str  # URL
+    ports: Ports
+
+    @property
+    def supervisor(self) -> psutil.Process | None:
+        """None when it has ended. The marker tells it from a later process with the same id."""
+        try:
+            process = psutil.Process(self.pid)
+            return process if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) == self.root else None
+        except psutil.Error:
+            return None
+
+    def write(self) -> None:
+        (Path(self.root) / "cluster.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+
+    @classmethod
+    def running(cls, root: Path) -> Cluster | None:
+        """The cluster of this folder, if it lives."""
+        try:
+            data = json.loads((root / "cluster.json").read_text())
+            cluster = cls(**(data | {"ports": Ports(**data["ports"])}))
+        except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
+            return None
+        return cluster if cluster.supervisor else None
+
+
+# Commands
+
+
+def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
+    """Starts the cluster and returns when it is whole; with `hold`, when it has ended."""
+    task, root, begin = read_task(file), file.parent.resolve(), time.monotonic()
+    with one_at_a_time(root):
+        cluster = Cluster.running(root)
+        if cluster is not None:
+            wait_until_whole(task, cluster, timeout, lambda: cluster.supervisor is not None)
+            console.print(f"already up since {cluster.started}")
+            say_next(file, cluster)
+            return 0
+        ports = Ports(dashboard=dashboard_port(task, port), gcs=node.free_port())
+        place_files(task, root)
+        plan = make_plan(task, root, ports, os.environ)
+        console.print(f"starting {len(plan.nodes)} nodes, logs in {root / 'logs'}")
+        with (root / "logs/supervisor.log").open("wb") as output:
+            supervisor = subprocess.Popen(
+                [sys.executable, "-m", "cluster_tasks.supervisor"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                env=os.environ | {MARKER: str(root)},
+                cwd=Path(__file__).parents[1],
+            )
+        owner = supervisor.stdin
+        assert owner is not None
+        url = f"http://127.0.0.1:{ports.dashboard}"
+        cluster = Cluster(str(root), supervisor.pid, datetime.now(UTC).isoformat(timespec="seconds"), url, ports)
+        cluster.write()
+        try:
+            plan.send(owner)
+            wait_until_whole(task, cluster, timeout, lambda: supervisor.poll() is None)
+            console.print(f"ready after {time.monotonic() - begin:.1f} s")
+            say_next(file, cluster)
+            if not hold:
+                owner.write(b"d")  # the cluster may live on without us
+                owner.flush()
+        except BaseException:
+            owner.close()  # the supervisor takes that as the request to stop
+            supervisor.wait()
+            clean_up(root)
+            raise
+    return watch(supervisor, root) if hold else 0
+
+
+def watch(supervisor: subprocess.Popen[bytes], root: Path) -> int:
+    """Until the cluster ends, or Ctrl-C ends it."""
+    try:
+        code = supervisor.wait()
+        console.print(f"the cluster has ended with exit code {code}:\n{tail(root)}")
+    except KeyboardInterrupt:
+        console.print("stopping")
+        supervisor.terminate()
+        supervisor.wait()
+        code = 0
+    clean_up(root)
+    return code
+
+
+def status(file: Path, as_json: bool) -> int:
+    """Prints the nodes; 0 when all are there, else 1."""
+    task, root = read_task(file), file.parent.resolve()
+    cluster = Cluster.running(root)
+    alive = (alive_nodes(task, cluster) if cluster else None) or {}
+    lacking = node.missing(node_addresses(task), node_gpus(task), alive)
+    nodes = [
+        {"rank": rank, "address": address, "state": "ALIVE" if address in alive else "MISSING"}
+        | {"cpus": alive.get(address, {}).get("CPU", 0), "gpus": alive.get(address, {}).get("GPU", 0)}
+        | {"log": str(root / f"logs/node-{rank}.log")}
+        for rank, address in enumerate(node_addresses(task))
+    ]
+    whole = cluster is not None and not lacking
+    if as_json:
+        about = {"dashboard": cluster.dashboard, "pid": cluster.pid, "started": cluster.started} if cluster else {}
+        print(json.dumps({"up": cluster is not None, "whole": whole, "missing": lacking, "nodes": nodes} | about, indent=2))
+        return 0 if whole else 1
+    if cluster is None:
+        console.print(f"not up; start it with: python -m cluster_tasks.local up {file}")
+        return 1
+    table = Table("rank", "address", "state", "CPUs", "GPUs", "log")
+    for row in nodes:
+        table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value) for value in row.values()))
+    console.print(table)
+    console.print(f"dashboard {cluster.dashboard}, up since {cluster.started}" + (f", waiting for {', '.join(lacking)}" if lacking else ""))
+    return 0 if whole else 1
+
+
+def down(file: Path, timeout: float) -> int:
+    """Stops the cluster, and kills what is left of it, and nothing else."""
+    root = file.parent.resolve()
+    cluster = Cluster.running(root)
+    supervisor = cluster.supervisor if cluster else None
+    if supervisor is None:
+        left = kill_marked(root)
+        console.print(f"killed {left} processes of a cluster whose supervisor is gone" if left else "not up")
+        clean_up(root)
+        return 0
+    supervisor.terminate()
+    console.print(f"stopping; jobs have {STOP_SECONDS} s to save")
+    try:
+        supervisor.wait(timeout)
+    except psutil.TimeoutExpired:
+        console.print(f"not down within {timeout:.0f} s: killing it")
+        supervisor.kill()
+        supervisor.wait(10)
+    kill_marked(root)
+    clean_up(root)
+    console.print("down")
+    return 0
+
+
+# What they need
+
+
+@contextlib.contextmanager
+def one_at_a_time(root: Path) -> Iterator[None]:
+    """Two `up` at once would start two clusters."""
+    with (root / "cluster.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LocalError(f"another `up` of {root} is at work; wait for it") from None
+        yield
+
+
+def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, lives: Callable[[], bool]) -> None:
+    """Until every node and GPU is ALIVE; says what is missing when that changes."""
+    start, said = time.monotonic(), []
+    while True:
+        alive = alive_nodes(task, cluster)
+        lacking = ["the dashboard"] if alive is None else node.missing(node_addresses(task), node_gpus(task), alive)
+        if not lacking:
+            return
+        if not lives():
+            raise LocalError(f"the cluster ended while it started:\n{tail(Path(cluster.root))}")
+        if time.monotonic() - start > timeout:
+            raise LocalError(f"not ready within {timeout:.0f} s (--timeout): waiting for {', '.join(lacking)}\n{tail(Path(cluster.root))}")
+        if lacking != said:
+            said = lacking
+            console.print(f"waiting for {', '.join(lacking)}, {time.monotonic() - start:.0f} s of {timeout:.0f}")
+        time.sleep(0.2)
+
+
+def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str, float]] | None:
+    env = task_environment(task, Path(cluster.root), os.environ)
+    token = node.ray_token(env) if env.get("RAY_AUTH_MODE") == "token" else None
+    return node.alive_nodes(argparse.Namespace(dashboard_port=cluster.ports.dashboard, token=token))
+
+
+def dashboard_port(task: TaskConfiguration, wanted: str | None) -> int:
+    """The task's port, or --port; `auto` takes the next free one when that is in use."""
+    named = next((mapping.local_port for mapping in task.ports if mapping.container_port == DASHBOARD_PORT), DASHBOARD_PORT)
+    first = int(wanted) if wanted and wanted != "auto" else named or DASHBOARD_PORT
+    if node.port_is_free(first):
+        return first
+    owner = port_owner(first)
+    following = next((port for port in range(first + 1, min(first + 100, 65536)) if node.port_is_free(port)), None)
+    if wanted == "auto" and following is not None:
+        console.print(f"port {first} is in use by {owner}: the dashboard is on {following}")
+        return following
+    raise LocalError(
+        f"port {first}, for the dashboard, is in use by {owner}; end that, set flotilla:task.dashboard_port to a free port"
+        f"{f', such as {following},' if following else ''} or give --port auto"
+    )
+
+
+def port_owner(port: int) -> str:
+    """Process id and command, as far as this user may see them."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
+            with contextlib.suppress(psutil.Error):
+                return f"pid {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:100]})"
+    return "a process of another user"
+
+
+def kill_marked(root: Path) -> int:
+    """Last resort, for a cluster that lost its supervisor and guard: kills whoever carries its marker. Returns how many."""
+    ours = {process.pid for process in [psutil.Process(), *psutil.Process().parents()]}
+    marked = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.pid not in ours and process.environ().get(MARKER) == str(root):
+                process.kill()
+                marked.append(process)
+    psutil.wait_procs(marked, timeout=STOP_GRACE_SECONDS)
+    return len(marked)
+
+
+def clean_up(root: Path) -> None:
+    """Keeps Ray's logs beside ours, removes its folder and cluster.json."""
+    for session in ray_folder(root).glob("*/session_latest/logs"):
+        kept = root / "logs" / f"ray-{session.parents[1].name}"
+        shutil.rmtree(kept, ignore_errors=True)
+        shutil.copytree(session.resolve(), kept, symlinks=True)
+    shutil.rmtree(ray_folder(root), ignore_errors=True)
+    (root / "cluster.json").unlink(missing_ok=True)
+
+
+def tail(root: Path, count: int = 12) -> str:
+    """Last lines of all our logs."""
+    logs = sorted((root / "logs").glob("*.log"))
+    return "\n".join(f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-count:]) for log in logs)
+
+
+def say_next(file: Path, cluster: Cluster) -> None:
+    console.print(f"dashboard  {cluster.dashboard}")
+    console.print(f"submit     ray job submit --address {cluster.dashboard} --working-dir . -- python your_script.py")
+    console.print(f"stop       python -m cluster_tasks.local down {file}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.local", description="Runs a dstack task file on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("up", "start"), ("run", "start and hold"), ("status", "show the nodes"), ("down", "stop")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("file", type=Path, nargs="?", default=DEFAULT_FILE)
+        if name in ("up", "run"):
+            command.add_argument("--port", help="of the dashboard; auto: the next free one")
+            command.add_argument("--timeout", type=float, default=120, help="seconds until it must be whole")
+        if name == "status":
+            command.add_argument("--json", action="store_true")
+        if name == "down":
+            command.add_argument("--timeout", type=float, default=STOP_SECONDS + 2 * STOP_GRACE_SECONDS, help="seconds until it is killed")
+    options: Any = parser.parse_args(argv)
+    if sys.platform != "linux":
+        parser.exit(2, "cluster_tasks.local needs Linux, for its loopback addresses and its care for orphans\n")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        if options.command in ("up", "run"):
+            return up(options.file, options.port, options.timeout, hold=options.command == "run")
+        return status(options.file, options.json) if options.command == "status" else down(options.file, options.timeout)
+    except LocalError as error:
+        console.print(str(error), style="red", markup=False)
+        return 2
+    except KeyboardInterrupt:
+        console.print("interrupted; nothing was left running")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -40,7 +40,7 @@ from typing import IO, Any
 
 NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
-RAY_STOP_SECONDS = 20
+RAY_STOP_SECONDS = 8
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -92,7 +92,8 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> argparse.Namespace
         json.loads(settings.resources or "{}")
     except json.JSONDecodeError as error:
         raise ValueError(f"--resources {settings.resources!r} is not JSON: {error}") from None
-    if env.get("RAY_AUTH_MODE") == "token" and ray_token(env) is None:
+    settings.token = ray_token(env) if env.get("RAY_AUTH_MODE") == "token" else None
+    if env.get("RAY_AUTH_MODE") == "token" and not settings.token:
         raise ValueError("RAY_AUTH_MODE is token, but neither RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token holds one")
     rank, addresses, gpus = who_am_i(settings, env)
     if not 0 <= rank < len(addresses):
@@ -170,6 +171,9 @@ def ray_node(settings: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[by
         "RAY_AUTH_MODE": "disabled",  # left out, Ray decides by whether ~/.ray/auth_token happens to exist, and not alike on all nodes
         "RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # A raylet that was killed refuses its health checks and is DEAD after 5 of them: 2.5 s, by default 15 s. A slow network still has
+        # 5 x 10 s, since checks that are not answered run into their own timeout.
+        "RAY_health_check_period_ms": "500",
         "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
     }
     with tempfile.TemporaryFile() as output:
@@ -185,9 +189,10 @@ def ray_node(settings: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[by
         try:
             yield process, output
         finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(RAY_STOP_SECONDS)
+            if head_answers(settings):  # else there is nobody whom Ray could say goodbye to, and it would only hang
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(RAY_STOP_SECONDS)
             with contextlib.suppress(ProcessLookupError):  # nothing is left of the group, which is how it should be
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -212,8 +217,7 @@ def ask(settings: argparse.Namespace, path: str, body: dict[str, Any] | None = N
 
     Never through a proxy, whatever http_proxy says.
     """
-    token = ray_token(os.environ) if os.environ.get("RAY_AUTH_MODE") == "token" else None
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {settings.token}"} if settings.token else {})
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{settings.dashboard_port}{path}", data, headers)
     with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:

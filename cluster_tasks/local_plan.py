@@ -1,0 +1,147 @@
+"""A dstack task as processes of this machine: what runs, where, with which environment. local.py starts it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+from dstack._internal.core.errors import ConfigurationError
+from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
+from dstack._internal.core.models.envs import EnvSentinel
+
+from cluster_tasks.supervisor import NodeProcess, Plan
+
+STOP_SECONDS = 120  # the node agent's own default of --stop-timeout
+OBJECT_STORE_MB = 500  # per node; shared memory is taken as it is used
+MARKER = "FLOTILLA_CLUSTER"  # in the environment of every process of a cluster: the folder of its task file
+
+
+class LocalError(Exception):
+    """A person's mistake or a limit of this machine, in one message."""
+
+
+def read_task(path: Path) -> TaskConfiguration:
+    if not path.is_file():
+        raise LocalError(f"{path} does not exist; `pulumi up` or `python -m infra.preview local` renders it")
+    try:
+        task = parse_apply_configuration(yaml.safe_load(path.read_text()))
+    except (ConfigurationError, yaml.YAMLError) as error:
+        raise LocalError(f"{path} is not a dstack task: {error}") from None
+    if not isinstance(task, TaskConfiguration):
+        raise LocalError(f"{path} is a dstack {task.type}; only a task runs here")
+    if task.groups is not None:
+        raise LocalError(f"{path} has node groups; on this machine all nodes are alike, so give `nodes` instead")
+    return task
+
+
+@dataclass(frozen=True)
+class Ports:
+    dashboard: int
+    gcs: int
+
+
+def node_addresses(task: TaskConfiguration) -> list[str]:
+    """Loopback addresses, one per node. Not 127.0.0.1: Ray replaces that by the machine's address on the network."""
+    return [f"127.0.0.{rank + 2}" for rank in range(task.nodes_num)]
+
+
+def volume_folders(task: TaskConfiguration, root: Path) -> dict[str, Path]:
+    """Path of each mount in the containers -> its folder here."""
+    return {mount.path.rstrip("/"): root / "volumes" / mount.path.strip("/") for mount in task.volumes}
+
+
+def task_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, str]) -> dict[str, str]:
+    """The task's `env`, bare names taken from the shell, paths below a volume's mount rewritten to its folder here."""
+    folders, env = volume_folders(task, root), {}
+    for name, value in task.env.items():
+        if isinstance(value, EnvSentinel) and name not in shell:
+            raise LocalError(f"the task takes {name} from your shell, where it is not set")
+        text = shell[name] if isinstance(value, EnvSentinel) else value
+        mount = next((mount for mount in folders if text == mount or text.startswith(mount + "/")), None)
+        env[name] = text if mount is None else f"{folders[mount]}{text.removeprefix(mount)}"
+    return env
+
+
+def make_plan(task: TaskConfiguration, root: Path, ports: Ports, shell: Mapping[str, str]) -> Plan:
+    """The process of each node, as data. Pure."""
+    addresses, gpus = node_addresses(task), node_gpus(task)
+    kept = {
+        name: value for name, value in shell.items() if not name.startswith(("RAY_ADDRESS", "RAY_API_", "RAY_AUTH_", "DSTACK_", "SLURM_"))
+    }
+    shared = kept | {
+        MARKER: str(root),
+        "PATH": f"{Path(sys.executable).parent}:{shell.get('PATH', '/usr/bin:/bin')}",
+        **task_environment(task, root, shell),
+        "DSTACK_RUN_NAME": task.name or "local",
+        "DSTACK_NODES_NUM": str(len(addresses)),
+        "DSTACK_NODES_IPS": "\n".join(addresses),
+        "DSTACK_MASTER_NODE_IP": addresses[0],
+        "DSTACK_GPUS_PER_NODE": str(gpus),
+        "DSTACK_GPUS_NUM": str(gpus * len(addresses)),
+        "DSTACK_MPI_HOSTFILE": str(root / "nodes/hostfile"),
+    }
+    nodes = []
+    for rank in range(len(addresses)):
+        flags = {"--port": ports.gcs, "--dashboard-port": ports.dashboard, "--temp-dir": ray_folder(root) / str(rank)}
+        flags["--object-store-mb"] = OBJECT_STORE_MB
+        own = {
+            "DSTACK_NODE_RANK": str(rank),
+            "DSTACK_WORKING_DIR": str(root / f"nodes/{rank}"),
+            "FLOTILLA_NODE_ARGS": shlex.join(f"{name}={value}" for name, value in flags.items()),
+        }
+        if gpus:  # each node sees its own share of this machine's GPUs
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(rank * gpus, (rank + 1) * gpus))
+        command = [task.shell or "/bin/sh", "-c", " && ".join(task.commands)]
+        nodes.append(NodeProcess(rank, command, shared | own, str(root / f"nodes/{rank}"), str(root / f"logs/node-{rank}.log")))
+    return Plan(nodes=nodes, stop_seconds=STOP_SECONDS)
+
+
+def node_gpus(task: TaskConfiguration) -> int:
+    count = task.resources.gpu.count.min if task.resources.gpu else 0
+    return count or 0
+
+
+def ray_folder(root: Path) -> Path:
+    """Ray's sockets lie below it; the kernel allows 107 characters for such a path, so it cannot be below `root`."""
+    return Path(tempfile.gettempdir()) / f"flotilla-{os.getuid()}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
+
+
+def place_files(task: TaskConfiguration, root: Path) -> None:
+    """Folders of nodes, logs and volumes, and the task's `files` in each node's folder."""
+    addresses, gpus = node_addresses(task), node_gpus(task)
+    for folder in (root / "nodes", ray_folder(root)):
+        shutil.rmtree(folder, ignore_errors=True)
+    ray_folder(root).mkdir(mode=0o700)
+    (root / "logs").mkdir(exist_ok=True)
+    for folder in volume_folders(task, root).values():
+        folder.mkdir(parents=True, exist_ok=True)
+    for rank in range(len(addresses)):
+        target = root / f"nodes/{rank}"
+        target.mkdir(parents=True)
+        for mapping in task.files:
+            source = root / mapping.local_path
+            if not source.exists():
+                raise LocalError(f"the task's file {mapping.local_path} does not exist: {source}")
+            if Path(mapping.path).is_absolute():
+                raise LocalError(f"the task's file {mapping.path} has an absolute path, which only a container can have")
+            copy = shutil.copytree if source.is_dir() else shutil.copy2
+            copy(source, target / mapping.path)
+    (root / "nodes/hostfile").write_text("".join(f"{address} slots={max(gpus, 1)}\n" for address in addresses))
+    link_runs(task, root)
+
+
+def link_runs(task: TaskConfiguration, root: Path) -> None:
+    """`runs` beside the task file leads to where training runs write, so that a person finds them."""
+    runs, link = task_environment(task, root, os.environ).get("FLOTILLA_RUNS"), root / "runs"
+    if link.is_symlink():
+        link.unlink()
+    if runs and not link.exists():
+        link.symlink_to(os.path.relpath(runs, root))
