@@ -1,0 +1,116 @@
+import math
+
+import pytest
+import torch
+
+from trainer.algorithms.losses import aggregate, denominators, part, policy_loss, value_loss
+
+T = torch.tensor
+CLIP = {"clip_low": 0.2, "clip_high": 0.3}
+
+
+def ratio(*values: float) -> torch.Tensor:
+    return T([math.log(v) for v in values])
+
+
+@pytest.mark.parametrize(
+    ("r", "advantage", "loss", "clipped"),
+    [
+        (1.0, 2.0, -2.0, False),
+        (1.5, 2.0, -2.6, True),  # gains end at 1 + clip_high
+        (0.5, 2.0, -1.0, False),  # losing ground with a good token is never clipped
+        (0.5, -2.0, 1.6, True),  # gains end at 1 - clip_low
+        (1.5, -2.0, 3.0, False),
+    ],
+)
+def test_the_clipped_objective_by_hand(r: float, advantage: float, loss: float, clipped: bool):
+    logp_N = ratio(r).requires_grad_()
+    loss_N, stats = policy_loss(logp_N, torch.zeros(1), T([advantage]), torch.ones(1), **CLIP)
+    assert loss_N.item() == pytest.approx(loss)
+    assert stats["clipped"] == float(clipped)
+    loss_N.sum().backward()
+    assert logp_N.grad is not None
+    assert (logp_N.grad == 0).item() is clipped
+
+
+def test_dual_clip_bounds_the_loss_of_bad_tokens():
+    logp_N = ratio(10.0, 10.0, 2.0).requires_grad_()
+    loss_N, stats = policy_loss(logp_N, torch.zeros(3), T([-1.0, 1.0, -1.0]), torch.ones(3), dual_clip=3.0, **CLIP)
+    torch.testing.assert_close(loss_N, T([3.0, -1.3, 2.0]))
+    assert stats["clipped"] == 2
+
+
+def test_the_importance_weight_scales_the_loss():
+    loss_N, _ = policy_loss(torch.zeros(2), torch.zeros(2), T([1.0, 1.0]), torch.ones(2), weight_N=T([0.0, 2.0]), **CLIP)
+    assert loss_N.tolist() == [0.0, -2.0]
+
+
+def test_statistics_are_sums_over_learnt_tokens():
+    _, stats = policy_loss(ratio(2.0, 1.0, 50.0), torch.zeros(3), T([1.0, 1.0, 1.0]), T([1.0, 1.0, 0.0]), **CLIP)
+    assert stats["tokens"] == 2
+    assert stats["ratio"] == pytest.approx(3.0)
+    assert stats["clipped"] == 1
+    assert stats["kl_old"] == pytest.approx(2 - 1 - math.log(2))
+
+
+def test_whatever_stands_at_tool_tokens_neither_loss_nor_gradient_notice():
+    logp_N = T([-1.0, -2.0, -3.0]).requires_grad_()
+    mask_N, episode_N = T([1.0, 0.0, 0.0]), T([0, 0, 0])
+    loss_N, _ = policy_loss(logp_N, T([-1.0, float("nan"), -math.inf]), T([1.0, float("nan"), math.inf]), mask_N, **CLIP)
+    loss = aggregate(loss_N, mask_N, episode_N, "token", denominators(mask_N, episode_N, 1))
+    loss.backward()
+    assert loss.item() == -1.0
+    assert logp_N.grad is not None
+    assert logp_N.grad.tolist() == [-1.0, 0.0, 0.0]
+
+
+def test_a_ratio_beyond_float32_gives_a_finite_loss():
+    loss_N, _ = policy_loss(T([0.0]), T([-1000.0]), T([-1.0]), torch.ones(1), **CLIP)
+    assert torch.isfinite(loss_N).all()
+
+
+def test_value_loss_by_hand():
+    # Free: (2 - 1)^2 = 1; kept within 0.2 of the old 0: (0.2 - 1)^2 = 0.64; the worse counts, half of it. Then the other way round.
+    assert value_loss(T([2.0]), T([0.0]), T([1.0]), 0.2).item() == pytest.approx(0.5)
+    assert value_loss(T([1.0]), T([0.0]), T([1.0]), 0.2).item() == pytest.approx(0.32)
+    assert value_loss(T([1.0]), T([0.0]), T([3.0]), None).item() == pytest.approx(2.0)
+
+
+def test_aggregate_by_hand():
+    loss_N, mask_N, episode_N = T([1.0, 2.0, 9.0, 6.0]), T([1.0, 1.0, 0.0, 1.0]), T([0, 0, 0, 1])
+    counts = denominators(mask_N, episode_N, 3)  # the third has no token and counts for nothing
+    assert aggregate(loss_N, mask_N, episode_N, "token", counts).item() == pytest.approx((1 + 2 + 6) / 3)
+    assert aggregate(loss_N, mask_N, episode_N, "sequence", counts).item() == pytest.approx((1.5 + 6) / 2)
+
+
+@pytest.mark.parametrize("mode", ["token", "sequence"])
+def test_shares_of_any_split_add_up_to_the_whole(mode):
+    torch.manual_seed(0)
+    loss_N, mask_N, episode_N = torch.randn(50), (torch.rand(50) < 0.7).float(), torch.randint(0, 6, (50,)).sort().values
+    counts = denominators(mask_N, episode_N, 6)
+    whole = aggregate(loss_N, mask_N, episode_N, mode, counts)
+    for sizes in ([50], [1] * 50, [20, 0, 30], [7, 11, 13, 19]):
+        shares = [
+            aggregate(*split, mode, counts) for split in zip(loss_N.split(sizes), mask_N.split(sizes), episode_N.split(sizes), strict=True)
+        ]
+        torch.testing.assert_close(torch.stack(shares).sum(), whole)
+
+
+@pytest.mark.parametrize("mode", ["token", "sequence"])
+def test_ranks_that_number_their_own_sequences_add_up_too(mode):
+    loss_N, mask_N, episode_N = T([1.0, 2.0, 3.0, 4.0]), torch.ones(4), T([0, 1, 1, 2])
+    counts = denominators(mask_N, episode_N, 3)
+    first = aggregate(loss_N[[0, 3]], torch.ones(2), T([0, 1]), mode, part(counts, [0, 2]))
+    second = aggregate(loss_N[[1, 2]], torch.ones(2), T([0, 0]), mode, part(counts, [1]))
+    torch.testing.assert_close(first + second, aggregate(loss_N, mask_N, episode_N, mode, counts))
+
+
+def test_an_empty_part_has_a_loss_of_zero_with_a_gradient():
+    logp_N = torch.randn(3, requires_grad=True)
+    none_N = torch.zeros(0)
+    counts = denominators(torch.ones(3), torch.zeros(3, dtype=torch.int64), 1)
+    loss = aggregate(-logp_N[:0], none_N, none_N.long(), "sequence", counts)
+    loss.backward()
+    assert loss.item() == 0
+    assert logp_N.grad is not None
+    assert logp_N.grad.abs().sum() == 0
