@@ -1,0 +1,121 @@
+"""`python -m infra.preview`: the very program that `pulumi up` runs, in a project of its own, without Pulumi's CLI."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from infra.preview import plan
+from stacks import load
+from stacks.load import StackError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of what the program reads: its packages are the installed ones."""
+    shutil.copy(ROOT / "Pulumi.yaml", tmp_path)
+    shutil.copytree(ROOT / "stacks", tmp_path / "stacks", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (tmp_path / "infra").mkdir()
+    shutil.copy(ROOT / "infra/__main__.py", tmp_path / "infra")
+    return tmp_path
+
+
+def preview(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "infra.preview", *arguments]
+    # -P: the folder's own infra/ must not take the place of the installed package.
+    command.insert(1, "-P")
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+
+
+def edit(project: Path, stack: str, change) -> None:
+    file = project / f"stacks/Pulumi.{stack}.yaml"
+    content = yaml.safe_load(file.read_text())
+    change(content["config"])
+    file.write_text(yaml.safe_dump(content))
+
+
+@pytest.mark.parametrize("name", load.names(ROOT))
+def test_every_stack_is_planned_and_its_files_are_written(project, name):
+    done = preview(project, name)
+    assert done.returncode == 0, done.stderr
+    first = done.stdout.splitlines()[0]
+    written = {file.name for file in (project / "build" / name).iterdir()}
+    assert f"{len(written) + 1} resources" in first
+    for file in written:
+        assert f"path=build/{name}/{file}" in done.stdout
+    assert "ray job submit" in done.stdout.splitlines()[-1]
+
+
+def test_the_plan_nests_files_below_their_component(project):
+    tree = preview(project, "local").stdout.splitlines()
+    assert tree[1].startswith("└── + Publication local")
+    assert tree[2].startswith("    ├── + File ")
+
+
+def test_json_is_the_plan_and_holds_no_token(project):
+    done = preview(project, "onprem", "--json")
+    planned = json.loads(done.stdout)
+    assert {"stack": planned["stack"], "folder": planned["outputs"]["folder"]} == {"stack": "onprem", "folder": "build/onprem"}
+    token = project / "build/onprem/ray.token"
+    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+    assert token.read_text() not in done.stdout
+    assert [one["name"] for one in planned["resources"] if one["type"].endswith(":Token")] == ["ray.token"]
+
+
+def test_a_second_run_keeps_the_token_and_drops_fleets_that_are_gone(project):
+    preview(project, "onprem")
+    folder = project / "build/onprem"
+    token = (folder / "ray.token").read_text()
+    (folder / "notes.txt").touch()
+    edit(project, "onprem", lambda config: config["flotilla:fleets"][0].update(name="hosts"))
+    assert preview(project, "onprem").returncode == 0
+    assert sorted(file.name for file in folder.glob("*.fleet.dstack.yml")) == ["hosts.fleet.dstack.yml"]
+    assert (folder / "ray.token").read_text() == token
+    assert (folder / "notes.txt").exists()
+
+
+def test_an_unknown_stack_ends_with_2_and_the_names_that_there_are(project):
+    done = preview(project, "locl")
+    assert done.returncode == 2
+    assert done.stderr == "there is no stack 'locl' (stacks/Pulumi.locl.yaml does not exist); the stacks are: local, onprem\n"
+    assert not done.stdout
+
+
+def test_a_mistake_ends_with_2_and_one_line_and_writes_nothing(project):
+    edit(project, "local", lambda config: config["flotilla:fleets"][0].update(nodes="x"))
+    done = preview(project, "local")
+    assert done.returncode == 2
+    assert done.stderr == "stacks/Pulumi.local.yaml: flotilla:fleets[0].nodes: 'x' is not an integer >= 1\n"
+    assert not (project / "build").exists()
+
+
+def test_more_gpus_than_this_machine_has_are_refused_with_both_numbers(project):
+    edit(project, "local", lambda config: config["flotilla:fleets"][0].update(nodes=2, gpu={"count": 512}))
+    done = preview(project, "local")
+    assert done.returncode == 2
+    assert "flotilla:fleets[0].gpu.count: 2 nodes with 512 GPUs each need 1024, but this machine has " in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (project / "build").exists()
+
+
+def test_outside_of_a_project_it_says_so(tmp_path):
+    done = preview(tmp_path, "local")
+    assert done.returncode == 2
+    assert done.stderr.startswith("no Pulumi.yaml in ")
+
+
+def test_a_plan_can_be_made_twice_in_one_process_and_leaves_the_current_folder_alone():
+    here = Path.cwd()
+    assert plan("local", ROOT).resources == plan("local", ROOT).resources
+    assert Path.cwd() == here
+    with pytest.raises(StackError):
+        plan("nope", ROOT)
