@@ -1,0 +1,144 @@
+"""`pulumi up` for real, on a backend of files: what the preview shows is what the engine does."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+STEP = 240  # seconds for one pulumi command; the slowest takes ten on a busy machine
+
+pytestmark = pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH")
+
+
+class Project:
+    """A copy of the project with a backend of its own; the packages are the installed ones."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        shutil.copy(ROOT / "Pulumi.yaml", folder)
+        shutil.copytree(ROOT / "stacks", folder / "stacks", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        (folder / ".venv").symlink_to(sys.prefix)
+        (folder / "infra").mkdir()
+        (folder / "infra/.venv").symlink_to("../.venv")  # as in the repository
+        shutil.copy(ROOT / "infra/__main__.py", folder / "infra")
+        (folder / "state").mkdir()
+        self.environment = os.environ | {
+            "PULUMI_BACKEND_URL": f"file://{folder}/state",
+            "PULUMI_HOME": str(folder / "home"),
+            "PULUMI_CONFIG_PASSPHRASE": "",
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+        }
+
+    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["pulumi", *arguments, "--non-interactive"]
+        return subprocess.run(command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=STEP, check=False)
+
+    def must(self, *arguments: str) -> str:
+        done = self.run(*arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def up(self, stack: str) -> dict[str, int]:
+        """The changes of an update by kind, such as {"create": 8}."""
+        self.must("up", "--stack", stack, "--yes", "--skip-preview")
+        return json.loads(self.must("stack", "history", "--stack", stack, "--json", "--page-size", "1"))[0]["resourceChanges"]
+
+    def stack(self, name: str) -> Path:
+        """Selects the stack; returns the folder of its files."""
+        self.must("stack", "select", "--create", name)
+        return self.folder / "build" / name
+
+
+@pytest.fixture
+def project(tmp_path):
+    return Project(tmp_path)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {file.name: file.read_text() for file in folder.iterdir()}
+
+
+def test_the_life_of_a_stack(project):
+    folder = project.stack("onprem")
+    created = project.up("onprem")
+    made = contents(folder)
+    assert created == {"create": len(made) + 2}  # the files, their component, the stack itself
+
+    outputs = json.loads(project.must("stack", "output", "--stack", "onprem", "--json"))
+    assert outputs["folder"] == "build/onprem"
+    assert outputs["next"][-1].startswith("ray job submit ")
+    assert made["ray.token"] not in project.must("stack", "export", "--stack", "onprem", "--show-secrets")
+
+    assert project.up("onprem") == {"same": len(made) + 2}
+    assert contents(folder) == made
+
+    # Edited by hand, and deleted: both are made good by `up` alone, without a refresh.
+    (folder / "ray-cluster.dstack.yml").write_text("type: task\n")
+    (folder / "env.sh").unlink()
+    assert project.up("onprem") == {"same": len(made), "update": 2}
+    assert contents(folder) == made
+
+    # The same after a refresh, which takes the edit into the state first.
+    (folder / "ray-cluster.dstack.yml").write_text("type: task\n")
+    (folder / "env.sh").unlink()
+    project.must("refresh", "--stack", "onprem", "--yes", "--skip-preview")
+    project.up("onprem")
+    assert contents(folder) == made
+
+    # A setting that reaches one file changes that file; a renamed fleet moves its file.
+    project.must("config", "set", "--stack", "onprem", "--path", "flotilla:task.join_timeout", "700")
+    assert project.up("onprem") == {"same": len(made) + 1, "update": 1}
+    assert "--join-timeout 700" in (folder / "ray-cluster.dstack.yml").read_text()
+    project.must("config", "set", "--stack", "onprem", "--path", "flotilla:fleets[0].name", "hosts")
+    project.up("onprem")
+    assert [file.name for file in folder.glob("*.fleet.dstack.yml")] == ["hosts.fleet.dstack.yml"]
+    assert contents(folder)["ray.token"] == made["ray.token"]
+
+    project.must("destroy", "--stack", "onprem", "--yes")
+    assert not folder.exists()
+
+
+def test_the_preview_writes_what_the_engine_writes(project):
+    folder = project.stack("local")
+    project.up("local")
+    by_engine = contents(folder)
+    shutil.rmtree(folder)
+    subprocess.run(
+        [sys.executable, "-P", "-m", "infra.preview", "local"], cwd=project.folder, check=True, capture_output=True, timeout=STEP
+    )
+    assert contents(folder) == by_engine
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("flotilla:fleets[0].nodes", "x", "stacks/Pulumi.local.yaml: flotilla:fleets[0].nodes: 'x' is not an integer >= 1"),
+        ("flotilla:flets", "x", "stacks/Pulumi.local.yaml: flotilla:flets: unknown key; did you mean fleets?"),
+        ("flotilla:fleets[0].gpu.count", "512", "flotilla:fleets[0].gpu.count: 2 nodes with 512 GPUs each need 1024"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line_and_creates_nothing(project, path, value, message):
+    folder = project.stack("local")
+    project.must("config", "set", "--stack", "local", "--path", path, value)
+    done = project.run("up", "--stack", "local", "--yes", "--skip-preview")
+    assert done.returncode != 0
+    assert message in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not folder.exists()
+
+
+def test_an_encrypted_setting_is_refused(project):
+    project.stack("local")
+    project.must("config", "set", "--stack", "local", "--secret", "--path", "flotilla:task.env.HF_TOKEN", "hunter2")
+    done = project.run("up", "--stack", "local", "--yes", "--skip-preview")
+    assert done.returncode != 0
+    assert "stacks/Pulumi.local.yaml: flotilla:task: is encrypted; rendered files are plain text" in done.stdout + done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
