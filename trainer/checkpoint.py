@@ -17,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,8 +25,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
-
-from rich.console import Console
 
 from trainer.config import ConfigError
 
@@ -82,7 +81,7 @@ class Checkpoints:
             try:
                 return _open(path, digests=True)
             except CheckpointError as error:
-                Console(stderr=True, soft_wrap=True, highlight=False).print(f"warning: passed over {error}", markup=False)
+                print(f"warning: passed over {error}", file=sys.stderr)
         return None
 
     def to_resume(self, mode: Literal["auto", "never", "must"]) -> Checkpoint | None:
@@ -123,7 +122,7 @@ class Checkpoints:
             if isinstance(error, OSError) and error.errno in REFUSED:
                 raise CheckpointError(f"cannot write the checkpoint of step {step}: {error.filename}: {error.strerror}") from error
             raise
-        self._rotate()
+        self._rotate(step)
 
     def _publish(self, draft: Path, step: int) -> None:
         final = self.folder / f"step_{step}"
@@ -134,23 +133,27 @@ class Checkpoints:
         draft.rename(final)
         _fsync(self.folder)
 
-    def _rotate(self) -> None:
-        """Remove what is older than the newest `keep` whole ones, broken ones included; keep the best if asked."""
-        whole: list[Checkpoint] = []
+    def _rotate(self, written: int) -> None:
+        """Keep the newest `keep` whole ones up to step `written`, and the best if asked; remove the rest, broken ones included.
+
+        Later steps are what a resumed run has passed over or left behind: next to a whole step `written` they would mislead `latest`.
+        """
+        whole: dict[int, Checkpoint] = {}
         for path in self._found():
             try:
-                whole.append(_open(path, digests=False))
+                found = _open(path, digests=False)
             except CheckpointError:
-                continue  # `latest` has warned of it, and it is removed below
-        stay = {c.folder for c in whole[: self.keep]}
-        scored = [c for c in whole if c.score is not None]
+                continue  # `latest` has warned of it
+            if found.step <= written:
+                whole.setdefault(found.step, found)
+        stay = {c.folder for c in list(whole.values())[: self.keep]}
+        scored = [c for c in whole.values() if c.score is not None]
         if self.keep_best and scored:
             stay.add(max(scored, key=lambda c: (c.score, c.step)).folder)
         for path in self._found():
             if path not in stay:
                 # Renamed first: a removal that is cut short must not leave something that looks like a checkpoint.
-                doomed = path.rename(path.with_name(f"tmp_removed_{path.name}"))
-                shutil.rmtree(doomed)
+                shutil.rmtree(path.rename(path.with_name(f"tmp_removed_{path.name}")))
 
     def _found(self) -> list[Path]:
         """Folders named like checkpoints, newest first, step_N before step_N.replaced."""

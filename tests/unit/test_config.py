@@ -333,7 +333,10 @@ def test_a_run_has_one_writer_until_that_process_dies(runs):
         child.kill()
         child.communicate()
     with held(runs / "mine"):
-        pass
+        save_resolved(ok("run.name=mine"), runs / "mine", [])
+        save_resolved(ok("run.name=mine", "run.resume=never"), runs / "mine", [])
+        with pytest.raises(ConfigError, match="is writing"), held(runs / "mine"):
+            pass
 
 
 # --- the door --------------------------------------------------------------------------------------------------------------
