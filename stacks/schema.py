@@ -9,51 +9,16 @@ from __future__ import annotations
 import re
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, model_validator
+
+from stacks.forms import ContainerUser, Count, Duration, Hostname, Name, Quantity, Size, Sizes, Text, Url, User, problem
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
 DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person who attaches
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 PINNED_IMAGE = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$")
-
-
-def problem(text: str, *at: str | int) -> PydanticCustomError:
-    """A check's word on the setting at `at`, counted from the model that is checked; stacks/load.py adds the rest of the way."""
-    return PydanticCustomError("stack", "{text}", {"text": text, "at": at})
-
-
-def form(pattern: str, allowed: str) -> Any:
-    """Text of a form; `allowed` is what an error says of it."""
-    return Field(pattern=pattern, json_schema_extra={"allowed": allowed})
-
-
-def _no_boolean(value: Any) -> Any:
-    if isinstance(value, bool):  # else pydantic reads true as 1
-        raise PydanticCustomError("bool", "a boolean is no number")
-    return value
-
-
-def _as_text(value: Any) -> Any:
-    """YAML reads 1 and true where a shell reads text."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) if isinstance(value, int | float) else value
-
-
-Count = Annotated[int, BeforeValidator(_no_boolean)]
-Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
-# dstack's rule for resource names; its server refuses others, its parser does not.
-Name = Annotated[str, form(r"^[a-z][a-z0-9-]{1,40}$", "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -")]
-Hostname = Annotated[str, form(r"^[A-Za-z0-9:]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", "a host name or address, without user and port")]
-User = Annotated[str, form(r"^[a-z_][a-z0-9_-]*$", "the name of a Unix user")]
-Size = Annotated[str, form(r"^\d+(\.\d+)?(MB|GB|TB)$", "a size such as 80GB")]
-Sizes = Annotated[str, form(r"^\d+(\.\d+)?(MB|GB|TB)(\.\.(\d+(\.\d+)?(MB|GB|TB))?)?$", "a size such as 512GB, 64GB.. or 64GB..128GB")]
-Duration = Annotated[str, form(r"^\d+[smhdw]$", "a duration such as 30m, 72h or 14d")]
-Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
-ContainerUser = Annotated[str, form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number")]
 
 
 class Model(BaseModel):
@@ -91,8 +56,10 @@ class Ssh(Model):
     @model_validator(mode="after")
     def _hosts_differ_and_share_the_network(self) -> Self:
         for index, host in enumerate(self.hosts):
-            if host.hostname in [other.hostname for other in self.hosts[:index]]:
+            if (host.hostname, host.port) in [(other.hostname, other.port) for other in self.hosts[:index]]:
                 raise problem(f"{host.hostname!r} is listed twice; a host is one node", "hosts", index, "hostname")
+            if host.internal_ip and host.internal_ip in [other.internal_ip for other in self.hosts[:index]]:
+                raise problem(f"{host.internal_ip} is another host's too", "hosts", index, "internal_ip")
             if self.network and host.internal_ip and host.internal_ip not in self.network:
                 raise problem(f"{host.internal_ip} is not in network {self.network}", "hosts", index, "internal_ip")
         return self
@@ -155,7 +122,8 @@ class Fleet(Model):
         # With the architecture named, dstack's server asks no registry for the image's.
         wanted: dict[str, Any] = {"cpu": f"{self.arch}:{self.cpus or 2}..", "memory": self.memory, "disk": self.disk}
         if self.gpu is not None and self.gpu.count:
-            wanted["gpu"] = self.gpu.model_dump(exclude_none=True)
+            gpu = self.gpu
+            wanted["gpu"] = ":".join(str(part) for part in (gpu.vendor, gpu.name, gpu.memory, gpu.count) if part is not None)
         return {key: value for key, value in wanted.items() if value is not None}
 
 
@@ -196,7 +164,7 @@ class Task(Model):
     name: Name = "ray"
     image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
     user: ContainerUser | None = Field(default=None, description='User in the container, such as "1000:1000".')
-    env: dict[str, Annotated[str, BeforeValidator(_as_text)] | None] = Field(
+    env: dict[str, Text | None] = Field(
         default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
     )
     shm_size: Size | None = Field(default=None, description="Size of /dev/shm, such as 64GB.")
@@ -214,9 +182,13 @@ class Task(Model):
             raise problem(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
         if self.image is not None and not PINNED_IMAGE.search(self.image):
             raise problem(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
-        for name in self.env:
+        for name, value in self.env.items():
             if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
                 raise problem("no name for a variable: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
+            if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+                raise problem("is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name)
+            if value is not None and "\n" in value:
+                raise problem("has more than one line, which dstack does not take", "env", name)
         return self
 
 

@@ -92,8 +92,10 @@ MISTAKES = [
     (LOCAL, "task.name", "9ray", f"task.name: '9ray' is not {NAME}"),
     (LOCAL, "fleets.0.memory", "80 gigs", "fleets[0].memory: '80 gigs' is not a size such as 512GB, 64GB.. or 64GB..128GB"),
     (LOCAL, "fleets.0.disk", 500, "fleets[0].disk: 500 is not a size such as 512GB, 64GB.. or 64GB..128GB"),
+    (LOCAL, "fleets.0.memory", "1TB..512GB", "fleets[0].memory: '1TB..512GB' ends below its start"),
     (LOCAL, "task.shm_size", "8GB..", "task.shm_size: '8GB..' is not a size such as 80GB"),
     (LOCAL, "task.max_duration", "3 days", "task.max_duration: '3 days' is not a duration such as 30m, 72h or 14d"),
+    (LOCAL, "task.max_duration", "0m", "task.max_duration: '0m' is not a duration such as 30m, 72h or 14d"),
     (LOCAL, "task.user", "me too", "task.user: 'me too' is not a user or user:group, by name or number"),
     (LOCAL, "dstack.server", "localhost:3000", "dstack.server: 'localhost:3000' is not an http or https URL"),
     (SSH, "fleets.0.ssh.hosts.0.hostname", "ada@gpu1", "fleets[0].ssh.hosts[0].hostname: 'ada@gpu1' is not a host name or address"),
@@ -103,6 +105,7 @@ MISTAKES = [
     (SSH, "fleets.0.nodes", 3, "fleets[0].nodes: 3 nodes, but ssh.hosts lists 2; leave nodes out, or let them agree"),
     (SSH, "fleets.0.ssh.hosts.1.hostname", "gpu1", "fleets[0].ssh.hosts[1].hostname: 'gpu1' is listed twice"),
     (SSH, "fleets.0.ssh.hosts.0.internal_ip", "10.0.1.1", "fleets[0].ssh.hosts[0].internal_ip: 10.0.1.1 is not in network 10.0.0.0/24"),
+    (SSH, "fleets.0.ssh.hosts.1.internal_ip", "10.0.0.1", "fleets[0].ssh.hosts[1].internal_ip: 10.0.0.1 is another host's too"),
     (SSH, "fleets.0.ssh", ..., "fleets[0].nodes: is missing"),
     (SSH, "cloud", "local", "fleets[0].ssh: belongs to flotilla:cloud ssh, but that is local"),
     (LOCAL, "cloud", "ssh", "fleets[0].ssh: is missing; with flotilla:cloud ssh a fleet lists its hosts there"),
@@ -116,6 +119,8 @@ MISTAKES = [
     (LOCAL, "task.image", "r.example:5000/ray", "task.image: 'r.example:5000/ray' is not pinned"),
     (LOCAL, "task.env", {"A-B": "1"}, "task.env.A-B: no name for a variable"),
     (LOCAL, "task.env", {"DSTACK_NODES_NUM": "1"}, "task.env.DSTACK_NODES_NUM: no name for a variable"),
+    (LOCAL, "task.env", {"RAY_AUTH_TOKEN": "abc"}, "task.env.RAY_AUTH_TOKEN: is set for you: the token comes from the shell"),
+    (LOCAL, "task.env", {"A": "1\n2"}, "task.env.A: has more than one line, which dstack does not take"),
     (LOCAL, "task.env", {"KEY": {"secure": "v1:abc"}}, "task.env.KEY: is encrypted; rendered files are plain text"),
     (LOCAL, "checkpoints.path", "checkpoints", "checkpoints.path: 'checkpoints' is not the absolute path of a folder"),
     (LOCAL, "checkpoints.path", "/", "checkpoints.path: '/' is not the absolute path of a folder"),
@@ -177,6 +182,11 @@ def test_numbers_may_be_text_as_pulumi_writes_them(project):
 
 def test_nodes_follow_from_the_hosts(project):
     assert load.load("test", project(SSH)).fleets[0].nodes == 2
+
+
+def test_one_address_may_lead_to_hosts_on_different_ports(project):
+    hosts = [{"hostname": "gate", "port": 2201}, {"hostname": "gate", "port": "2202"}]
+    assert load.load("test", project(changed(SSH, "fleets.0.ssh.hosts", hosts))).fleets[0].nodes == 2
 
 
 def test_environment_values_become_text_and_null_stays(project):

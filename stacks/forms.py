@@ -1,0 +1,60 @@
+"""The forms that a setting's text or number may have: names, sizes, durations; stacks/schema.py puts them together."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+
+def problem(text: str, *at: str | int) -> PydanticCustomError:
+    """A check's word on the setting at `at`, counted from the model that is checked; stacks/load.py adds the rest of the way."""
+    return PydanticCustomError("stack", "{text}", {"text": text, "at": at})
+
+
+def form(pattern: str, allowed: str) -> Any:
+    """Text of a form; `allowed` is what an error says of it."""
+    return Field(pattern=pattern, json_schema_extra={"allowed": allowed})
+
+
+def _no_boolean(value: Any) -> Any:
+    if isinstance(value, bool):  # else pydantic reads true as 1
+        raise PydanticCustomError("bool", "a boolean is no number")
+    return value
+
+
+def _as_text(value: Any) -> Any:
+    """YAML reads 1 and true where a shell reads text."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _gigabytes(size: str) -> float:
+    return float(size[:-2]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[-2:]]
+
+
+def _ordered(sizes: str) -> str:
+    low, _, high = sizes.partition("..")
+    if high and _gigabytes(low) > _gigabytes(high):
+        raise problem(f"{sizes!r} ends below its start")
+    return sizes
+
+
+Count = Annotated[int, BeforeValidator(_no_boolean)]
+Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
+Text = Annotated[str, BeforeValidator(_as_text)]
+# dstack's rule for resource names; its server refuses others, its parser does not.
+Name = Annotated[str, form(r"^[a-z][a-z0-9-]{1,40}$", "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -")]
+Hostname = Annotated[str, form(r"^[A-Za-z0-9:]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", "a host name or address, without user and port")]
+User = Annotated[str, form(r"^[a-z_][a-z0-9_-]*$", "the name of a Unix user")]
+Size = Annotated[str, form(r"^\d+(\.\d+)?(MB|GB|TB)$", "a size such as 80GB")]
+Sizes = Annotated[
+    str,
+    form(r"^\d+(\.\d+)?(MB|GB|TB)(\.\.(\d+(\.\d+)?(MB|GB|TB))?)?$", "a size such as 512GB, 64GB.. or 64GB..128GB"),
+    AfterValidator(_ordered),
+]
+Duration = Annotated[str, form(r"^[1-9]\d*[smhdw]$", "a duration such as 30m, 72h or 14d")]
+Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
+ContainerUser = Annotated[str, form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number")]
