@@ -199,7 +199,9 @@ class Stack(Model):
     cloud: Literal["local", "ssh"] = Field(description="Where the nodes come from.")
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()
-    dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; one on this machine when left out.")
+    dstack: Dstack | None = Field(
+        default=None, description="The dstack server of this stack; left out, the one that dstack's own settings name."
+    )
     task: Task = Task()
 
     @model_validator(mode="after")

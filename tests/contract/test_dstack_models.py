@@ -1,0 +1,116 @@
+"""Every file that a stack renders, read by dstack's own parser and compared with the reviewed text in golden/."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import subprocess
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import yaml
+from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
+from dstack._internal.core.models.fleets import FleetConfiguration
+
+from infra.publish import rendered
+from stacks.load import load, names
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def files(stack_name: str) -> dict[str, str]:
+    """What `pulumi up` writes for a stack, less the node agent, which is a copy of a file in git."""
+    stack = load(stack_name, ROOT)
+    site = import_module(f"infra.{stack.cloud}").build(stack)
+    return {name: text for name, text in rendered(stack, site).items() if name != "node.py"}
+
+
+def of_kind(stack_name: str, ending: str) -> list[dict]:
+    return [yaml.safe_load(text) for name, text in files(stack_name).items() if name.endswith(ending)]
+
+
+@pytest.mark.parametrize("stack_name", names(ROOT))
+def test_the_rendered_files_are_the_reviewed_ones(stack_name: str) -> None:
+    folder, got = GOLDEN / stack_name, files(stack_name)
+    if os.environ.get("UPDATE_GOLDEN"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        for name, text in got.items():
+            (folder / name).write_text(text)
+    reviewed = {file.name: file.read_text() for file in folder.iterdir()} if folder.is_dir() else {}
+    changes = [
+        line
+        for name in sorted(got.keys() | reviewed.keys())
+        for line in difflib.unified_diff(
+            reviewed.get(name, "").splitlines(), got.get(name, "").splitlines(), f"golden/{stack_name}/{name}", "rendered", lineterm=""
+        )
+    ]
+    assert not changes, "\n".join([*changes, "Is this meant? Then accept it: UPDATE_GOLDEN=1 pytest tests/contract/test_dstack_models.py"])
+
+
+@pytest.mark.parametrize("stack_name", names(ROOT))
+def test_dstack_reads_the_task_as_it_is_meant(stack_name: str) -> None:
+    stack, [task] = load(stack_name, ROOT), of_kind(stack_name, "ray-cluster.dstack.yml")
+    parsed = parse_apply_configuration(task)
+    assert isinstance(parsed, TaskConfiguration)
+    assert parsed.nodes_num == stack.fleets[0].nodes
+    assert [(port.local_port, port.container_port) for port in parsed.ports] == [(stack.task.dashboard_port, 8265)]
+    assert [volume.path for volume in parsed.volumes] == ["/checkpoints"]
+    gpu, wanted = parsed.resources.gpu, stack.fleets[0].gpu
+    assert (gpu.count.min if gpu else 0) == (wanted.count if wanted else 0)
+    assert (parsed.stop_criteria or "").value == "master-done"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("stack_name", names(ROOT))
+def test_the_commands_are_shell_without_a_syntax_error(stack_name: str) -> None:
+    [task] = of_kind(stack_name, "ray-cluster.dstack.yml")
+    line = " && ".join(task["commands"])  # as dstack joins them
+    done = subprocess.run([task["shell"], "-n", "-c", line], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("stack_name", names(ROOT))
+def test_every_file_that_the_task_carries_exists_beside_it_or_in_the_repository(stack_name: str) -> None:
+    [task] = of_kind(stack_name, "ray-cluster.dstack.yml")
+    for mapping in parse_apply_configuration(task).files:  # type: ignore[union-attr]
+        local = mapping.local_path
+        assert local == "node.py" or (ROOT / "build" / stack_name / local).resolve().is_relative_to(ROOT / "requirements"), local
+        if local != "node.py":
+            assert (ROOT / "requirements" / Path(local).name).is_file()
+
+
+@pytest.mark.parametrize("stack_name", [name for name in names(ROOT) if of_kind(name, ".fleet.dstack.yml")])
+def test_dstack_reads_the_fleets_as_they_are_meant(stack_name: str) -> None:
+    fleets = load(stack_name, ROOT).fleets
+    parsed = [parse_apply_configuration(definition) for definition in of_kind(stack_name, ".fleet.dstack.yml")]
+    for fleet, definition in zip(fleets, parsed, strict=True):
+        assert isinstance(definition, FleetConfiguration)
+        assert definition.name == fleet.name
+        assert definition.placement is not None and definition.placement.value == "cluster"
+        if fleet.ssh:
+            assert definition.ssh_config is not None
+            hosts = [host if isinstance(host, str) else host.hostname for host in definition.ssh_config.hosts]
+            assert hosts == [host.hostname for host in fleet.ssh.hosts]
+
+
+@pytest.mark.parametrize("stack_name", [name for name in names(ROOT) if of_kind(name, "server-config.yml")])
+def test_dstack_reads_its_server_configuration(stack_name: str) -> None:
+    config = pytest.importorskip("dstack._internal.server.services.config", reason="needs the extra dstack[server]", exc_type=ImportError)
+    [definition] = of_kind(stack_name, "server-config.yml")
+    dstack = load(stack_name, ROOT).dstack
+    assert [project.name for project in config.ServerConfig.model_validate(definition).projects] == [dstack.project if dstack else "main"]
+
+
+@pytest.mark.parametrize("stack_name", names(ROOT))
+def test_the_runtime_environment_is_one_that_ray_takes(stack_name: str) -> None:
+    from ray.runtime_env import RuntimeEnv
+
+    [environment] = of_kind(stack_name, "runtime-env.yaml")
+    RuntimeEnv(**environment)
+
+
+def test_a_golden_file_belongs_to_a_stack_that_exists() -> None:
+    assert {folder.name for folder in GOLDEN.iterdir()} == set(names(ROOT))

@@ -1,0 +1,128 @@
+"""fleets/ and cluster_tasks/ray.py: what is rendered, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from dstack._internal.core.backends.models import AnyBackendFileConfigWithCreds
+from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
+from pydantic import TypeAdapter
+
+from cluster_tasks.ray import ray_cluster, runtime_env
+from fleets.fleet import fleet
+from fleets.server import server_config
+from fleets.volume import volume
+from infra.site import Site
+from stacks.schema import Ssh, Stack
+
+AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})
+GPUS = {"name": "gpus", "nodes": 4, "cpus": 192, "memory": "2TB..", "gpu": {"name": "H100", "count": 8, "memory": "80GB"}}
+HOSTS = {"user": "ubuntu", "identity_file": "~/.ssh/key", "network": "10.0.0.0/24"}
+
+
+def stack(**settings: Any) -> Stack:
+    return Stack.model_validate({"name": "test", "cloud": "local", "fleets": [GPUS]} | settings)
+
+
+def task(site: Site = AWS, **settings: Any) -> TaskConfiguration:
+    """The rendered task as dstack reads it."""
+    parsed = parse_apply_configuration(ray_cluster(stack(**settings), site))
+    assert isinstance(parsed, TaskConfiguration)
+    return parsed
+
+
+def test_the_server_gets_the_backend_of_the_site_under_the_project_of_the_stack() -> None:
+    config = server_config(stack(dstack={"server": "http://127.0.0.1:3000", "project": "research"}), AWS)
+    [project] = config["projects"]
+    assert project["name"] == "research"
+    TypeAdapter(AnyBackendFileConfigWithCreds).validate_python(project["backends"][0])  # type: ignore[arg-type]
+    assert server_config(stack(), Site()) == {"projects": [{"name": "main", "backends": []}]}
+
+
+def test_a_cloud_fleet_asks_its_backend_for_these_machines() -> None:
+    one = stack()
+    definition = fleet(one, AWS, one.fleets[0])
+    parse_apply_configuration(definition)
+    assert definition["nodes"] == 4
+    assert definition["backends"] == ["aws"]
+    assert definition["resources"] == {"cpu": "x86:192..", "memory": "2TB..", "gpu": "nvidia:H100:80GB:8"}
+
+
+def test_a_host_is_a_bare_name_until_something_is_said_of_it() -> None:
+    one = stack()
+    hosts = [{"hostname": "a"}, {"hostname": "b", "port": 2222, "internal_ip": "10.0.0.2"}]
+    definition = fleet(one, Site(ssh={"gpus": Ssh.model_validate(HOSTS | {"hosts": hosts})}), one.fleets[0])
+    parse_apply_configuration(definition)
+    assert definition["ssh_config"]["hosts"] == ["a", {"hostname": "b", "internal_ip": "10.0.0.2", "port": 2222}]
+    assert "nodes" not in definition  # dstack refuses it beside ssh_config
+
+
+def test_a_network_volume_lives_in_the_region_of_the_backend() -> None:
+    one = stack(checkpoints={"kind": "network", "volume": "checkpoints", "size": "500GB"})
+    definition = volume(one, AWS)
+    assert definition is not None
+    parse_apply_configuration(definition)
+    assert (definition["backend"], definition["region"], definition["size"]) == ("aws", "us-east-1", "500GB")
+    assert task(checkpoints=one.checkpoints.model_dump()).volumes[0].name == "checkpoints"  # type: ignore[union-attr]
+    assert volume(stack(), AWS) is None
+
+
+def test_a_network_volume_without_a_cloud_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"checkpoints\.kind.*local has no volumes"):
+        volume(stack(checkpoints={"kind": "network", "volume": "v-1", "size": "1GB"}), Site())
+
+
+def test_a_cluster_that_leaves_the_machine_asks_for_a_token_that_is_in_no_file() -> None:
+    env = ray_cluster(stack(), AWS)["env"]
+    assert "RAY_AUTH_MODE=token" in env
+    assert "RAY_AUTH_TOKEN" in env  # bare: from the shell of the person who applies
+    assert not [line for line in ray_cluster(stack(), Site(leaves_machine=False))["env"] if line.startswith("RAY_AUTH")]
+
+
+def test_the_environment_of_stack_and_site_reaches_every_node() -> None:
+    site = AWS.model_copy(update={"env": {"FI_PROVIDER": "efa", "A": "site"}})
+    env = ray_cluster(stack(task={"env": {"A": "stack", "HF_TOKEN": None}}), site)["env"]
+    assert {"FI_PROVIDER=efa", "A=stack", "HF_TOKEN", "FLOTILLA_RUNS=/checkpoints"} <= set(env)
+
+
+def test_an_image_brings_its_own_software_and_none_gets_the_locked_requirements() -> None:
+    own, stock = ray_cluster(stack(task={"image": "me/ray:1"}), AWS), ray_cluster(stack(), AWS)
+    assert own["image"] == "me/ray:1"
+    assert "python" not in own
+    assert own["files"] == ["node.py"]
+    assert stock["files"] == ["node.py", "../../requirements/gpu.txt:requirements.txt"]
+    assert any("uv pip install" in command for command in stock["commands"])
+    assert not any("install" in command for command in own["commands"])
+    parse_apply_configuration(own)
+
+
+def test_amd_gpus_without_an_image_are_refused() -> None:
+    amd = GPUS | {"gpu": {"name": "MI300X", "count": 8, "vendor": "amd"}}
+    with pytest.raises(ValueError, match=r"task\.image is missing"):
+        ray_cluster(stack(fleets=[amd]), AWS)
+    assert task(fleets=[amd], task={"image": "me/rocm:1"}).resources.gpu.vendor.value == "amd"  # type: ignore[union-attr]
+
+
+def test_the_agent_is_told_only_what_differs_from_its_defaults() -> None:
+    plain = ray_cluster(stack(fleets=[{"name": "gpus", "nodes": 2}]), AWS)
+    assert plain["commands"][-1] == "exec python3 node.py"
+    special = stack(fleets=[GPUS | {"resources": {"v100": 8}}], task={"on_node_loss": "wait", "join_timeout": 1200})
+    assert ray_cluster(special, AWS)["commands"][-1] == (
+        """exec python3 node.py --num-cpus 192 --resources '{"v100": 8.0}' --join-timeout 1200 --on-node-loss wait"""
+    )
+
+
+def test_another_dashboard_port_is_forwarded_to_the_same_port_of_the_head() -> None:
+    [port] = task(task={"dashboard_port": 8300}).ports
+    assert (port.local_port, port.container_port) == (8300, 8265)
+
+
+def test_no_retry_and_a_limit_are_the_stacks_to_choose() -> None:
+    parsed = task(task={"retry": False, "max_duration": "72h"})
+    assert parsed.retry is None
+    assert parsed.max_duration == 72 * 3600
+
+
+def test_a_stopped_job_gets_time_to_save() -> None:
+    assert int(runtime_env(stack(), AWS)["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60

@@ -1,0 +1,179 @@
+"""The node agent without Ray: settings, and how it ends. With Ray it is tested in tests/integration/test_local_cluster.py."""
+
+from __future__ import annotations
+
+import ast
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from cluster_tasks import node
+
+DSTACK = {"DSTACK_NODE_RANK": "1", "DSTACK_NODES_IPS": "10.0.0.5\n10.0.0.6\n10.0.0.7", "DSTACK_GPUS_PER_NODE": "8"}
+BIN = str(Path(sys.executable).parent)
+
+
+def agent(*flags: str, **env: str) -> subprocess.Popen[str]:
+    """The agent as a process of its own, knowing of no scheduler but `env`."""
+    command = [sys.executable, node.__file__, *flags]
+    return subprocess.Popen(
+        command, env={"PATH": f"{BIN}:/usr/bin:/bin", **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    tree = ast.parse(Path(node.__file__).read_text())
+    imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    imported |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in imported} <= set(sys.stdlib_module_names)
+
+
+def test_dstack_says_which_node_this_is() -> None:
+    settings = node.read_settings([], DSTACK)
+    assert (settings.rank, settings.addresses, settings.gpus) == (1, ["10.0.0.5", "10.0.0.6", "10.0.0.7"], 8)
+
+
+def test_flags_come_before_the_scheduler_and_those_on_the_line_before_those_in_the_environment() -> None:
+    env = DSTACK | {"FLOTILLA_NODE_ARGS": "--port 7000 --dashboard-port 9000"}
+    settings = node.read_settings(["--rank", "0", "--addresses", "127.0.0.2", "--port", "7001"], env)
+    assert (settings.rank, settings.addresses, settings.port, settings.dashboard_port) == (0, ["127.0.0.2"], 7001, 9000)
+
+
+def test_slurm_says_which_node_this_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo localhost && echo 127.0.0.9\n')
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    settings = node.read_settings(
+        ["--network", "127.0.0.0/8"],
+        {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "h100:4"},
+    )
+    assert (settings.rank, settings.addresses, settings.gpus) == (1, ["127.0.0.1", "127.0.0.9"], 4)
+
+
+def test_a_host_outside_of_the_network_is_named() -> None:
+    with pytest.raises(ValueError, match=r"127\.0\.0\.9 has no address in --network 10\.0\.0\.0/8"):
+        node.resolve("127.0.0.9", node.ipaddress.ip_network("10.0.0.0/8"))
+    with pytest.raises(ValueError, match=r"10\.0\.0\.6 of rank 1 is not in --network 192\.168\.0\.0/16"):
+        node.read_settings(["--network", "192.168.0.0/16"], DSTACK)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "message"),
+    [
+        ([], {}, "which node is this"),
+        (["--rank", "3", "--addresses", "10.0.0.1"], {}, "rank 3 is out of range"),
+        (["--resources", "v100=8"], DSTACK, "is not JSON"),
+        ([], DSTACK | {"RAY_AUTH_MODE": "token", "HOME": "/nonexistent", "RAY_AUTH_TOKEN_PATH": "/nonexistent"}, "RAY_AUTH_MODE is token"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_exit_code_2(flags: list[str], env: dict[str, str], message: str) -> None:
+    done = agent(*flags, **env)
+    output, _ = done.communicate(timeout=20)
+    assert done.returncode == 2
+    assert message in output
+    assert len(output.splitlines()) == 1
+
+
+def test_head_and_worker_get_their_own_ray_command() -> None:
+    settings = node.read_settings(["--num-cpus", "4", "--resources", '{"v100": 8}'], DSTACK | {"DSTACK_NODE_RANK": "0"})
+    head = node.ray_command(settings)
+    assert {"--head", "--node-ip-address=10.0.0.5", "--dashboard-host=127.0.0.1", "--port=6379", "--num-cpus=4"} <= set(head)
+    worker = node.ray_command(node.read_settings([], DSTACK))
+    assert {"--address=10.0.0.5:6379", "--node-ip-address=10.0.0.6"} <= set(worker)
+    assert not {"--head", "--dashboard-host=127.0.0.1"} & set(worker)
+    assert '--resources={"v100": 8}' in head
+    for command in (head, worker):
+        assert "--block" in command
+        assert not [flag for flag in command if flag.startswith("--num-gpus")]  # Ray counts them, and the head compares
+
+
+def test_a_scheduler_that_gives_no_gpus_is_believed() -> None:
+    assert "--num-gpus=0" in node.ray_command(node.read_settings([], DSTACK | {"DSTACK_GPUS_PER_NODE": "0"}))
+
+
+def test_what_is_missing_is_said_by_node_and_by_gpu() -> None:
+    addresses = ["10.0.0.5", "10.0.0.6"]
+    assert node.missing(addresses, 8, {"10.0.0.5": {"GPU": 8}}) == ["10.0.0.6"]
+    assert node.missing(addresses, 8, {"10.0.0.5": {"GPU": 8}, "10.0.0.6": {"GPU": 7}}) == ["10.0.0.6 with 7 of 8 GPUs"]
+    assert node.missing(addresses, None, {"10.0.0.5": {}, "10.0.0.6": {}}) == []
+
+
+def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("from-file\n")
+    assert node.ray_token({"RAY_AUTH_TOKEN": "direct", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}) == "direct"
+    assert node.ray_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}) == "from-file"
+    assert node.ray_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}) is None
+
+
+class Dashboard(BaseHTTPRequestHandler):
+    """Answers as Ray's does for two nodes, one of them dead, to who shows the token."""
+
+    def do_GET(self) -> None:
+        if self.headers["Authorization"] != "Bearer secret":
+            self.send_error(401)
+            return
+        nodes = [{"node_ip": "10.0.0.5", "state": "ALIVE", "resources_total": {"CPU": 2}}, {"node_ip": "10.0.0.6", "state": "DEAD"}]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": {"result": {"result": nodes}}}).encode())
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def dashboard() -> Iterator[int]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield server.server_port
+    server.shutdown()
+
+
+def test_the_dashboard_is_asked_with_the_token_and_never_through_a_proxy(dashboard: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    env = DSTACK | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
+    assert node.alive_nodes(node.read_settings(["--dashboard-port", str(dashboard)], env)) == {"10.0.0.5": {"CPU": 2}}
+    assert node.alive_nodes(node.read_settings(["--dashboard-port", str(dashboard)], DSTACK)) is None
+
+
+def test_a_worker_says_what_it_waits_for_and_ends_with_76_when_the_head_does_not_come() -> None:
+    port = node.free_port()
+    worker = agent("--rank", "1", "--addresses", "127.0.0.1,127.0.0.3", "--port", str(port), "--join-timeout", "1")
+    output, _ = worker.communicate(timeout=20)
+    assert worker.returncode == node.NOT_READY
+    assert f"waiting for the head at 127.0.0.1:{port}" in output
+    assert "did not answer within 1 s (--join-timeout)" in output
+    assert all(line.startswith("[node 1 ") for line in output.splitlines())
+
+
+@pytest.mark.parametrize(("flags", "code"), [([], 0), (["--job", "true"], 128 + signal.SIGTERM)])
+def test_a_signal_ends_a_wait_at_once(flags: list[str], code: int) -> None:
+    worker = agent("--rank", "1", "--addresses", "127.0.0.1,127.0.0.3", "--port", str(node.free_port()), *flags)
+    assert worker.stdout is not None
+    assert "waiting" in worker.stdout.readline()  # its signal handlers stand
+    worker.send_signal(signal.SIGTERM)
+    start = time.monotonic()
+    output, _ = worker.communicate(timeout=20)
+    assert time.monotonic() - start < 5
+    assert worker.returncode == code
+    assert "SIGTERM: stopped" in output
+
+
+def test_a_port_in_use_on_the_head_is_named_with_its_setting() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        head = agent("--rank", "0", "--addresses", "127.0.0.2", "--port", str(node.free_port()), "--dashboard-port", str(port))
+        output, _ = head.communicate(timeout=20)
+    assert head.returncode == 2
+    assert f"port {port} is in use on this node; choose another with --dashboard-port" in output
