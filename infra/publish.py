@@ -74,7 +74,8 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
     definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
     machines = [f"dstack apply -y -f {here}/{name}" for name in definitions]
-    return [*machines, env, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
+    project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."] if stack.dstack else []
+    return [*project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
 
 
 def address(stack: Stack) -> str:
@@ -88,6 +89,7 @@ def environment(stack: Stack, site: Site) -> str:
     head += f"export RAY_ADDRESS={address(stack)}\n"
     if not site.leaves_machine:
         return head
+    head += f"export DSTACK_PROJECT={stack.dstack.project}\n" if stack.dstack else ""
     return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN)
 
 

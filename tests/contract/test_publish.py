@@ -78,6 +78,15 @@ def test_a_changed_port_reaches_environment_and_outputs():
     assert "export RAY_ADDRESS=http://localhost:9000\n" in publish.rendered(moved, site)["env.sh"]
 
 
+def test_a_dstack_server_of_the_stack_reaches_commands_environment_and_server_config():
+    stack, site = built("onprem")
+    named = Stack.model_validate(stack.model_dump() | {"dstack": {"server": "https://dstack.example.com", "project": "team"}})
+    assert publish.next_commands(named, site)[0] == "dstack project add --name team --url https://dstack.example.com --token ..."
+    texts = publish.rendered(named, site)
+    assert "export DSTACK_PROJECT=team\n" in texts["env.sh"]  # `dstack apply` reads it
+    assert yaml.safe_load(texts["server-config.yml"])["projects"][0]["name"] == "team"
+
+
 def test_a_renderers_refusal_names_the_stack_file():
     stack, site = built("local")
     network = {"kind": "network", "volume": "ckpt", "size": "10GB"}
