@@ -200,7 +200,7 @@ class Stack(Model):
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()
     dstack: Dstack | None = Field(
-        default=None, description="The dstack server of this stack; left out, the one that dstack's own settings name."
+        default=None, description="The dstack server of this stack; dstack's own default when left out."
     )
     task: Task = Task()
 
