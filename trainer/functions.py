@@ -19,7 +19,7 @@ def find(spec: str, setting: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{setting}: cannot import it: {error}; is it installed, or below the working directory?") from error
+        raise ConfigError(f"{setting}: {spec}: cannot import it: {error}; is it installed, or below the working directory?") from error
     function = getattr(module, name, None)
     if function is None:
         near = difflib.get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=1)

@@ -65,8 +65,8 @@ def test_gae_passes_over_tool_tokens_as_if_they_were_not_there():
     expected, returns = gae(rewards_N, values_N, torch.ones(5), T([2, 3]), gamma=0.9, lam=0.8)
     written = T([1, 2, 5, 7, 8])  # of 10 tokens; the others are a tool's, with values that must not matter
     mask_N = torch.zeros(10).index_fill_(0, written, 1.0)
-    with_tools = [torch.full((10,), 77.0).index_copy_(0, written, x_N) for x_N in (rewards_N, values_N)]
-    advantages_N, returns_N = gae(*with_tools, mask_N, T([4, 6]), gamma=0.9, lam=0.8)
+    rewards_N, values_N = (torch.full((10,), 77.0).index_copy_(0, written, x_N) for x_N in (rewards_N, values_N))
+    advantages_N, returns_N = gae(rewards_N, values_N, mask_N, T([4, 6]), gamma=0.9, lam=0.8)
     torch.testing.assert_close(advantages_N[written], expected)
     torch.testing.assert_close(returns_N[written], returns)
     assert advantages_N[mask_N == 0].abs().sum() == returns_N[mask_N == 0].abs().sum() == 0

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -6,7 +7,7 @@ import torch
 from trainer.algorithms.losses import aggregate, denominators, part, policy_loss, value_loss
 
 T = torch.tensor
-CLIP = {"clip_low": 0.2, "clip_high": 0.3}
+CLIP: Any = {"clip_low": 0.2, "clip_high": 0.3}
 
 
 def ratio(*values: float) -> torch.Tensor:

@@ -116,14 +116,14 @@ def plan(lengths: list[int], budget: int, *, one_row: bool = False, count: int =
 
 def _micro_batch(order: list[int], lengths: list[int], budget: int, widths: tuple[float, ...]) -> tuple[Rows, list[int]]:
     """The rows of the next micro-batch and the sequences left, with the least of `widths` that wastes little, or wastes least."""
-    best: tuple[float, Rows, list[int]] = (-1.0, [], [])
+    best: tuple[tuple[bool, float], Rows, list[int]] = ((False, -1.0), [], [])
     for width in widths:
         size = max(min(int(lengths[order[0]] * width), budget), 1)
         rows, rest = _fill(order, lengths, size, budget // size)
         used_R = [sum(lengths[i] for i in row) for row in rows]
         share = sum(used_R) / (max(used_R) * len(rows))
-        if share > best[0]:
-            best = (share, rows, rest)
+        if (not rest, share) > best[0]:  # never one more pass to save some padding in the last
+            best = ((not rest, share), rows, rest)
         one_each = max(map(len, rows)) == 1
         if share >= (ENOUGH_UNPACKED if one_each else ENOUGH):
             break
@@ -187,10 +187,11 @@ class _Source:
         self.tokens = {name: self._column(sequences, name) for name in sequences[0].tokens}
 
     def _column(self, sequences: list[Sequence], name: str) -> np.ndarray:
-        column = np.concatenate([np.asarray(s.tokens[name], dtype=np.float32) for s in sequences])
-        if len(column) != self.response_E.sum():
-            raise ValueError(f"{name!r} has {len(column)} values for {self.response_E.sum()} response tokens")
-        return column
+        for i, sequence in enumerate(sequences):
+            values, n = len(sequence.tokens[name]), len(sequence.response_ids)
+            if values != n:
+                raise ValueError(f"sequence {i}: {name!r} has {values} values for {n} response tokens")
+        return np.concatenate([np.asarray(s.tokens[name], dtype=np.float32) for s in sequences])
 
     def batch(self, rows: Rows) -> Batch:
         chosen = np.fromiter(chain.from_iterable(rows), np.int64)

@@ -1,0 +1,131 @@
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from trainer.config import ConfigError
+from trainer.rewards import REWARDS, contains, digits_share, exact, format_regex, needs_answer, numeric, resolve, result, score
+from trainer.types import Episode, Prompt
+
+
+def episodes(*texts: str) -> list[Episode]:
+    return [Episode(Prompt(10 + i, [1], {"answer": "42"}), 0, [1], [0.0], True, text=text) for i, text in enumerate(texts)]
+
+
+def test_exact():
+    assert [exact(text, {"answer": "0123"}) for text in (" 0123\n", "123", "0123.")] == [1.0, 0.0, 0.0]
+    assert exact("42", {"answer": 42}) == 1.0
+
+
+def test_digits_share_gives_part_of_the_half():
+    row = {"answer": "0123"}
+    assert [digits_share(text, row) for text in ("0123", "0132", "01239", "")] == [1.0, 0.25, 0.4, 0.0]
+    assert digits_share("0132", row, partial=0.2) == pytest.approx(0.1)
+
+
+def test_contains():
+    assert contains("It is Paris.", {"answer": "paris"}) == 1.0
+    assert contains("It is Paris.", {"answer": "paris"}, ignore_case=False) == 0.0
+
+
+def test_format_regex_asks_for_the_whole_text():
+    pattern = r"<think>.*</think>\s*<answer>.*</answer>"
+    assert format_regex("<think>a\nb</think>\n<answer>3</answer>", {}, pattern) == 1.0
+    assert format_regex("well, <think></think><answer></answer>", {}, pattern) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("first 7, so the answer is 1,234.5 apples.", Fraction("1234.5")),
+        (r"I get 3 or \boxed{\frac{3}{4}}, checked 9 times", Fraction(3, 4)),
+        (r"\boxed{1} no, \boxed{-\frac{1}{2}}", Fraction(-1, 2)),
+        (r"\boxed{x = 5}", Fraction(5)),
+        (r"\boxed{\$1,200}", Fraction(1200)),
+        (r"\boxed{5\text{ cm}}", Fraction(5)),
+        (r"\boxed{50\%}", Fraction(50)),
+        (r"\boxed{5x+3}", "5x+3"),
+        (r"\boxed{\text{B}}", "B"),
+        (r"\boxed{(1, 2)}", "(1,2)"),
+        ("#### -42", Fraction(-42)),
+        ("10-3=7", Fraction(7)),
+        ("10-3", Fraction(3)),
+        (".5", Fraction(1, 2)),
+        ("2e3", Fraction(2000)),
+        ("no idea", None),
+        ("1/0", None),
+        ("7" * 5000, None),
+    ],
+)
+def test_the_result_of_a_text(text: str, expected):
+    assert result(text) == expected
+
+
+def test_numeric_compares_values_not_spellings():
+    assert numeric(r"thus \boxed{0.75}", {"answer": "3/4"}) == 1.0
+    assert numeric("72", {"answer": "She sold 24 + 48 #### 72"}) == 1.0
+    assert numeric("72.1", {"answer": "72"}) == 0.0
+    assert numeric("72.1", {"answer": "72"}, tolerance=0.01) == 1.0
+    assert numeric("no number", {"answer": "none either"}) == 0.0
+
+
+def test_an_absurd_exponent_costs_nothing():
+    assert numeric("1e999999999", {"answer": "1"}) == 0.0
+
+
+def test_score_sets_and_returns_rewards_of_any_number_type():
+    batch = episodes("42", "41")
+    assert score(batch, resolve("exact", {})) == [1.0, 0.0]
+    assert [e.reward for e in batch] == [1.0, 0.0]
+    assert score(batch, lambda text, row: np.float32(0.5)) == [0.5, 0.5]  # type: ignore[arg-type,return-value]
+
+
+def broken(text: str, row: dict) -> float:
+    return row["solution"] == text
+
+
+def test_a_reward_that_raises_names_row_text_and_line():
+    with pytest.raises(
+        ConfigError, match=r"reward\.function: broken on row 10 with the text '41' raised KeyError\('solution'\) \(test_rewards\.py:\d+\)"
+    ):
+        score(episodes("41"), broken)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"), [(float("nan"), "returned nan"), (float("inf"), "returned inf"), (None, "returned None, which is not a number")]
+)
+def test_a_reward_that_is_no_finite_number_names_its_row(value, message: str):
+    with pytest.raises(ConfigError, match=f"on row 11 .*{message}"):
+        score(episodes("a", "b"), lambda text, row: value if text == "b" else 0.0)
+
+
+async def eventually(text: str, row: dict) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("spec", "args", "message"),
+    [
+        ("exakt", {}, r"no 'exakt'; known are exact, .*did you mean 'exact'\?"),
+        ("trainer.rewards:exat", {}, r"did you mean 'exact'\?"),
+        ("nowhere:f", {}, r"cannot import it: No module named 'nowhere'"),
+        (":f", {}, r"not of the form package\.module:function"),
+        ("digits_share", {"part": 1}, r"reward\.args: got an unexpected keyword argument 'part'; digits_share takes"),
+        ("format_regex", {}, r"reward\.args: missing a required argument: 'pattern'"),
+        ("os:getpid", {}, r"reward\.args: too many positional arguments"),
+        (f"{__name__}:eventually", {}, r"is an async function"),
+    ],
+)
+def test_a_reward_that_cannot_be_called_is_refused_before_anything_runs(spec: str, args: dict, message: str):
+    with pytest.raises(ConfigError, match=message):
+        resolve(spec, args)
+
+
+def test_resolve_finds_names_and_functions_with_their_arguments():
+    assert resolve("digits_share", {"partial": 1.0})("13", {"answer": "12"}) == 0.5
+    assert resolve("trainer.rewards:exact", {}) is exact
+
+
+def test_who_needs_an_answer_column():
+    assert [name for name in REWARDS if not needs_answer(name)] == ["format_regex"]
+    assert not needs_answer("my.module:reward")
