@@ -132,6 +132,7 @@ def place_files(task: TaskConfiguration, root: Path) -> None:
                 raise LocalError(f"the task's file {mapping.local_path} does not exist: {source}")
             if Path(mapping.path).is_absolute():
                 raise LocalError(f"the task's file {mapping.path} has an absolute path, which only a container can have")
+            (target / mapping.path).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if source.is_dir() else shutil.copy2
             copy(source, target / mapping.path)
     (root / "nodes/hostfile").write_text("".join(f"{address} slots={max(gpus, 1)}\n" for address in addresses))

@@ -1,0 +1,227 @@
+"""A rendered task as a real Ray cluster of two nodes on this machine: jobs, losses, and every way to end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+from cluster_tasks import node
+from cluster_tasks.local_plan import MARKER, ray_folder
+from cluster_tasks.ray import NODE_AGENT, ray_cluster
+from infra.site import Site
+from stacks.schema import Stack
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+
+ROOT = Path(__file__).parents[2]
+LOCAL = [sys.executable, "-m", "cluster_tasks.local"]
+RAY = str(Path(sys.executable).parent / "ray")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    file: Path
+    port: int
+
+    @property
+    def root(self) -> Path:
+        return self.file.parent
+
+    def local(self, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        """`python -m cluster_tasks.local ...` as a person types it."""
+        return subprocess.run([*LOCAL, command, str(self.file), *flags], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
+
+    def job(self, command: str, *, wait: bool = True) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        flags = ["--address", f"http://127.0.0.1:{self.port}", *([] if wait else ["--no-wait", "--submission-id", "job"])]
+        line = [RAY, "job", "submit", *flags, "--", "python", "-c", command]
+        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
+
+    def log(self, name: str) -> str:
+        return (self.root / f"logs/{name}.log").read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """The guard and all below it. Not by environment alone: Ray's workers overwrite theirs with their title."""
+        guard = psutil.Process(json.loads((self.root / "cluster.json").read_text())["pid"])
+        return [guard, *guard.children(recursive=True)]
+
+
+def render(folder: Path) -> Cluster:
+    """The files that the stack `local` publishes, with a port of their own and short deadlines for lost nodes."""
+    port = node.free_port()
+    fleet = {"name": "laptop", "nodes": 2, "cpus": 1, "resources": {"box": 2}}
+    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [fleet], "task": {"dashboard_port": port}})
+    task = ray_cluster(stack, Site(leaves_machine=False))
+    task["commands"][-1] += " --rejoin-timeout 20"
+    root = folder / "build/local"
+    root.mkdir(parents=True)
+    (folder / "requirements").mkdir()
+    shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
+    shutil.copy(NODE_AGENT, root)
+    (root / "ray-cluster.dstack.yml").write_text(yaml.safe_dump(task, sort_keys=False))
+    return Cluster(root / "ray-cluster.dstack.yml", port)
+
+
+def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        time.sleep(0.1)
+
+
+def assert_nothing_left(cluster: Cluster, processes: list[psutil.Process], seconds: float = 30) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=seconds)
+    assert not alive
+    marked = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARKER) == str(cluster.root):
+                marked.append(process)
+        except psutil.Error:
+            continue
+    assert not marked
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for the tests that leave it whole, and for the last of them, which does not."""
+    cluster = render(tmp_path_factory.mktemp("shared"))
+    done = cluster.local("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"dashboard  http://127.0.0.1:{cluster.port}" in done.stdout
+    yield cluster
+    cluster.local("down", "--timeout", "20")
+
+
+def test_a_job_sees_both_nodes_their_resources_and_the_folder_for_runs(shared: Cluster) -> None:
+    done = shared.job(
+        "import os, ray; ray.init(); r = ray.cluster_resources();"
+        "print('SEEN', len(ray.nodes()), r['CPU'], r['box'], os.environ['FLOTILLA_RUNS']);"
+        "open(os.environ['FLOTILLA_RUNS'] + '/note', 'w').write('from a job')"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"SEEN 2 2.0 4.0 {shared.root}/volumes/checkpoints" in done.stdout
+    assert (shared.root / "runs/note").read_text() == "from a job"
+
+
+def test_a_failing_job_fails_its_submit(shared: Cluster) -> None:
+    assert shared.job("raise SystemExit(3)").returncode == 1
+
+
+def test_status_counts_the_nodes_for_people_and_programs(shared: Cluster) -> None:
+    done = shared.local("status", "--json")
+    state = json.loads(done.stdout)
+    assert (done.returncode, state["whole"], state["missing"]) == (0, True, [])
+    assert [(one["rank"], one["state"], one["cpus"]) for one in state["nodes"]] == [(0, "ALIVE", 1), (1, "ALIVE", 1)]
+    assert "ALIVE" in shared.local("status").stdout
+
+
+def test_up_again_changes_nothing(shared: Cluster) -> None:
+    before = {process.pid for process in shared.processes()}
+    done = shared.local("up")
+    assert done.returncode == 0
+    assert "already up" in done.stdout
+    assert shared.processes()[0].pid in before
+
+
+def test_a_port_in_use_is_an_error_that_names_its_owner_and_the_setting(tmp_path: Path, shared: Cluster) -> None:
+    other = render(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", other.port))
+        taken.listen()
+        done = other.local("up")
+    assert done.returncode == 2
+    assert f"port {other.port}" in done.stdout
+    assert f"pid {os.getpid()} (" in done.stdout
+    assert "flotilla:task.dashboard_port" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert not (other.root / "cluster.json").exists()
+    assert shared.local("status").returncode == 0
+
+
+def test_ray_killed_on_a_worker_is_said_at_once_and_started_again(shared: Cluster) -> None:
+    [raylet] = [p for p in shared.processes() if p.name() == "raylet" and "127.0.0.3" in " ".join(p.cmdline())]
+    raylet.kill()
+    until(lambda: "lost node 1 (127.0.0.3)" in shared.log("node-0"), 10, "the head says which node is lost")
+    until(lambda: "node 1 (127.0.0.3) is back" in shared.log("node-0"), 60, "the node is back")
+    assert shared.local("status").returncode == 0
+
+
+def test_a_lost_node_ends_the_cluster_with_75_when_the_policy_says_so(shared: Cluster) -> None:
+    everything = shared.processes()
+    [agent] = [p for p in everything if p.name() == "python3" and p.environ().get("DSTACK_NODE_RANK") == "1"]
+    agent.kill()
+    until(lambda: shared.log("node-0").count("lost node 1") == 2, 20, "the head says which node is lost")
+    assert_nothing_left(shared, everything, seconds=60)
+    assert "node 1 (127.0.0.3) is lost: not back within 20 s (--on-node-loss fail)" in shared.log("node-0")
+    assert f"node 0 ended with exit code {node.NODE_LOST}" in shared.log("supervisor")
+    assert shared.local("status").returncode == 1
+    assert shared.local("down").returncode == 0
+
+
+def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(tmp_path: Path) -> None:
+    cluster = render(tmp_path)
+    with socket.socket() as taken:  # meanwhile: --port auto
+        taken.bind(("127.0.0.1", cluster.port))
+        taken.listen()
+        done = cluster.local("up", "--port", "auto")
+    assert done.returncode == 0, done.stdout
+    found = json.loads((cluster.root / "cluster.json").read_text())["ports"]["dashboard"]
+    assert f"port {cluster.port} is in use" in done.stdout
+    assert f"the dashboard is on {found}" in done.stdout
+    cluster = Cluster(cluster.file, found)
+    # A job with a child that has left its session, as daemons do.
+    assert cluster.job("import subprocess; subprocess.run(['setsid', 'sleep', '300'])", wait=False).returncode == 0
+    until(lambda: any(p.name() == "sleep" for p in cluster.processes()), 30, "the job runs")
+    guard, *below = cluster.processes()
+    [supervisor] = guard.children()
+    supervisor.kill()
+    assert_nothing_left(cluster, [guard, *below])
+    assert cluster.local("status").returncode == 1
+
+
+def test_down_lets_a_job_save_and_leaves_nothing(tmp_path: Path) -> None:
+    cluster = render(tmp_path)
+    assert cluster.local("up").returncode == 0
+    job = (
+        "import os, signal, sys, time\n"
+        "runs = os.environ['FLOTILLA_RUNS']\n"
+        "def save(*_):\n    time.sleep(5); open(runs + '/saved', 'w').close(); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save); open(runs + '/running', 'w').close(); time.sleep(300)"
+    )
+    assert cluster.job(job, wait=False).returncode == 0
+    until((cluster.root / "runs/running").exists, 30, "the job runs")
+    everything = cluster.processes()
+    done = cluster.local("down")
+    assert done.returncode == 0, done.stdout
+    assert (cluster.root / "runs/saved").exists()  # 5 s, which is more than Ray gives by default
+    assert_nothing_left(cluster, everything, seconds=1)
+    assert not ray_folder(cluster.root).exists()
+    assert list((cluster.root / "logs/ray-0").glob("gcs_server*"))  # Ray's logs are kept
+    assert cluster.local("down").returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_the_end_of_run_is_the_end_of_the_cluster(tmp_path: Path, number: signal.Signals) -> None:
+    cluster = render(tmp_path)
+    held = subprocess.Popen([*LOCAL, "run", str(cluster.file)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert held.stdout is not None
+    assert any("stop " in line for line in held.stdout)
+    everything = cluster.processes()
+    held.send_signal(number)
+    assert held.wait(60) == (0 if number == signal.SIGINT else -signal.SIGKILL)
+    assert_nothing_left(cluster, everything)

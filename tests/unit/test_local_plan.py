@@ -1,0 +1,116 @@
+"""A dstack task as processes of this machine."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
+
+from cluster_tasks.local_plan import LocalError, Ports, make_plan, place_files, ray_folder, read_task, task_environment, volume_folders
+
+TASK = {
+    "type": "task",
+    "name": "ray",
+    "nodes": 2,
+    "shell": "bash",
+    "commands": ["a || b", "exec c"],
+    "files": ["node.py", "../shared.txt:given/copy.txt"],
+    "env": ["FLOTILLA_RUNS=/checkpoints", "CACHE=/checkpoints/cache", "OTHER=/checkpoints-of-others", "TOKEN"],
+    "volumes": ["/var/lib/x:/checkpoints"],
+    "ports": [8265],
+}
+SHELL = {"TOKEN": "secret", "PATH": "/bin", "HOME": "/home/me", "RAY_ADDRESS": "http://elsewhere", "SLURM_JOB_ID": "1"}
+
+
+def task(**changes: object) -> TaskConfiguration:
+    parsed = parse_apply_configuration(TASK | changes)
+    assert isinstance(parsed, TaskConfiguration)
+    return parsed
+
+
+def test_paths_on_a_volume_are_rewritten_and_others_are_not(tmp_path: Path) -> None:
+    env = task_environment(task(), tmp_path, SHELL)
+    folder = tmp_path / "volumes/checkpoints"
+    assert volume_folders(task(), tmp_path) == {"/checkpoints": folder}
+    assert env == {
+        "FLOTILLA_RUNS": str(folder),
+        "CACHE": f"{folder}/cache",
+        "OTHER": "/checkpoints-of-others",
+        "TOKEN": "secret",
+    }
+
+
+def test_a_bare_name_that_the_shell_lacks_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LocalError, match="takes TOKEN from your shell"):
+        task_environment(task(), tmp_path, {})
+
+
+def test_each_node_is_told_as_dstack_tells_it(tmp_path: Path) -> None:
+    plan = make_plan(task(), tmp_path, Ports(dashboard=8300, gcs=7000), SHELL)
+    head, worker = plan.nodes
+    assert worker.env["DSTACK_NODES_IPS"] == "127.0.0.2\n127.0.0.3"
+    assert (worker.env["DSTACK_NODE_RANK"], worker.env["DSTACK_NODES_NUM"], worker.env["DSTACK_MASTER_NODE_IP"]) == ("1", "2", "127.0.0.2")
+    assert head.command == ["bash", "-c", "a || b && exec c"]
+    assert head.env["PATH"].split(":")[0] == str(Path(sys.executable).parent)
+    assert head.env["HOME"] == "/home/me"
+    flags = shlex.split(head.env["FLOTILLA_NODE_ARGS"])
+    assert {"--dashboard-port=8300", "--port=7000"} <= set(flags)
+
+
+def test_another_clusters_address_does_not_reach_the_nodes(tmp_path: Path) -> None:
+    for node in make_plan(task(), tmp_path, Ports(8300, 7000), SHELL).nodes:
+        assert not {"RAY_ADDRESS", "SLURM_JOB_ID"} & node.env.keys()
+
+
+def test_every_node_has_its_own_share_of_the_gpus(tmp_path: Path) -> None:
+    nodes = make_plan(task(resources={"gpu": 2}), tmp_path, Ports(8300, 7000), SHELL).nodes
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1", "2,3"]
+    assert nodes[0].env["DSTACK_GPUS_NUM"] == "4"
+
+
+def test_rays_sockets_fit_into_the_kernels_limit_however_deep_the_folder_is(tmp_path: Path) -> None:
+    session = "session_2026-11-21_11-38-14_071032_4194304/sockets/plasma_store"
+    assert len(f"{ray_folder(tmp_path / ('deep/' * 40))}/10/{session}") <= 107
+    assert ray_folder(tmp_path / "a") != ray_folder(tmp_path / "b")
+
+
+def test_files_and_the_folder_of_runs_are_where_the_task_and_a_person_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    root = tmp_path / "local"
+    root.mkdir()
+    (root / "node.py").write_text("agent")
+    (tmp_path / "shared.txt").write_text("shared")
+    place_files(task(), root)
+    assert (root / "nodes/1/node.py").read_text() == "agent"
+    assert (root / "nodes/1/given/copy.txt").read_text() == "shared"
+    (root / "volumes/checkpoints/demo").mkdir()
+    assert (root / "runs/demo").is_dir()
+    place_files(task(), root)  # again, over what is there
+    assert (root / "runs/demo").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "does not exist"),
+        ("type: [", "is not a dstack task"),
+        (yaml.safe_dump(TASK | {"node": 2}), "node"),
+        (yaml.safe_dump({"type": "fleet", "name": "f", "nodes": 1}), "only a task runs here"),
+    ],
+)
+def test_a_file_that_is_no_task_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "task.yml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(LocalError, match=message):
+        read_task(file)
+
+
+def test_a_file_that_the_task_names_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "secret")
+    with pytest.raises(LocalError, match=r"node\.py does not exist"):
+        place_files(task(), tmp_path)
