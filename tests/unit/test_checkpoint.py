@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -88,6 +89,22 @@ def test_the_same_step_may_be_written_again(tmp_path):
         (folder / "a").write_text("a")
     assert newest(checkpoints).state == {"again": True}
     assert names(tmp_path) == ["step_5"]
+
+
+def test_a_failure_while_writing_the_same_step_again_keeps_the_first(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    write(checkpoints, 5)
+    rename = Path.rename
+
+    def fail_for_the_new(self: Path, target: Path) -> Path:
+        if self.name == "tmp_step_5":
+            raise OSError(errno.EIO, "Input/output error", str(self))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fail_for_the_new)
+    with pytest.raises(OSError, match="Input/output error"):
+        write(checkpoints, 5)
+    assert (newest(checkpoints).step, names(tmp_path)) == (5, ["step_5.replaced"])
 
 
 def test_a_kill_between_setting_the_old_aside_and_renaming_the_new_loses_nothing(tmp_path):
