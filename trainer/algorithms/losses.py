@@ -52,7 +52,8 @@ def aggregate(
     if mode == "token":
         return loss_N.sum() / max(counts.tokens, 1.0)
     if mode == "sequence":
-        return (loss_N / counts.lengths_E[episode_N].clamp(min=1.0)).sum() / max(counts.sequences, 1.0)
+        lengths_E = counts.lengths_E.to(loss_N.device)
+        return (loss_N / lengths_E[episode_N].clamp(min=1.0)).sum() / max(counts.sequences, 1.0)
     raise ValueError(f"unknown aggregation {mode!r}; known are token, sequence")
 
 
