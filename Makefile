@@ -1,0 +1,55 @@
+# make demo    a model learns on this machine, start to end     make test    all tests but the slow ones
+# make bench   ratios against peers                             make check   formatting, lint, types
+.ONESHELL:
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+unexport PYTHONDONTWRITEBYTECODE
+export UV_PYTHON_PREFERENCE ?= system
+
+BIN := .venv/bin
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+# What the trainer needs on a machine without GPUs; `requirements/gpu.txt` is for images of GPU nodes.
+install: .venv/cpu
+.venv/cpu: requirements/cpu.txt pyproject.toml .ci/setup
+	@bash .ci/setup cpu
+
+install-dev: .venv/dev
+.venv/dev: requirements/dev.txt pyproject.toml .ci/setup
+	@bash .ci/setup dev
+
+demo: .venv/cpu
+	@$(BIN)/python -m cluster_tasks.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
+
+test: .venv/dev
+	@$(BIN)/pytest -m "not slow"
+
+test-all: .venv/dev
+	@$(BIN)/pytest
+
+check: .venv/dev
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+
+bench: .venv/dev
+	@$(BIN)/python -m benchmarks
+
+# Exact, hashed and free of download addresses, so that any mirror serves.
+lock: .venv/dev
+	@export UV_CUSTOM_COMPILE_COMMAND="make lock"
+	lock="uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 pyproject.toml"
+	rm -f requirements/*.txt
+	$$lock --extra cpu --group dev -o requirements/dev.txt
+	$$lock --extra cpu -c requirements/dev.txt -o requirements/cpu.txt
+	$$lock -c requirements/dev.txt -o requirements/base.txt
+	$$lock --extra gpu -o requirements/gpu.txt
+
+clean:
+	@if [ -x $(BIN)/python ] && [ -f build/local/cluster.json ]; then $(BIN)/python -m cluster_tasks.local down; fi
+	rm -rf build .venv .pytest_cache .ruff_cache
+
+.PHONY: help install install-dev demo test test-all check bench lock clean
