@@ -7,6 +7,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.algorithms.losses import aggregate, denominators, part
+from trainer.config import ConfigError
 from trainer.data.packing import Sequence, attach, balance, efficiency, flatten, pack, plan, scatter, select
 from trainer.types import Batch, Episode, Prompt
 
@@ -211,7 +212,7 @@ def test_an_empty_micro_batch_teaches_nothing_but_runs(model: Qwen2ForCausalLM):
 
 
 def test_a_sequence_beyond_the_budget_is_refused_with_both_numbers():
-    with pytest.raises(ValueError, match=r"50 tokens but trainer\.micro_batch_tokens is 40"):
+    with pytest.raises(ConfigError, match=r"trainer\.micro_batch_tokens: 40; a sequence has 50 tokens"):
         pack(sequences([(21, 30)]), 40, pad_id=PAD)
 
 

@@ -17,6 +17,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from trainer.config import ConfigError
 from trainer.types import Batch, Episode
 
 # Lengths of rows that are tried, in units of the longest sequence. Attention computes whole rows, so short ones are cheaper.
@@ -82,8 +83,8 @@ def pack(
     """Micro-batches of at most `budget` = R*L input tokens, padding included; each sequence is in exactly one of them.
 
     `one_row` lays everything of a micro-batch in one row, as flash attention needs it: transformers finds packed sequences for it only
-    where R is 1. `count` asks for at least so many micro-batches (see `plan`). Raises ValueError for a sequence that has no prompt, or
-    that is longer than the budget (named `what`).
+    where R is 1. `count` asks for at least so many micro-batches (see `plan`). Raises ConfigError for a sequence longer than the budget
+    (the setting `what`), ValueError for one without a prompt.
     """
     for i, sequence in enumerate(sequences):
         if not len(sequence.prompt_ids):
@@ -105,7 +106,7 @@ def plan(lengths: list[int], budget: int, *, one_row: bool = False, count: int =
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     if order and lengths[order[0]] > budget:
-        raise ValueError(f"a sequence has {lengths[order[0]]} tokens but {what} is {budget}; raise it to at least that")
+        raise ConfigError(f"{what}: {budget}; a sequence has {lengths[order[0]]} tokens and must fit into a micro-batch")
     planned: list[Rows] = []
     while order:
         widths = (budget,) if one_row else WIDTHS  # capped at the budget: one row
