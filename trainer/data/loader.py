@@ -63,7 +63,7 @@ class Loader:
         if (state["rows"], state["fingerprint"]) != (mine["rows"], mine["fingerprint"]):
             raise ConfigError(
                 f"data.path: the checkpoint was trained on other data ({state['rows']} prompts, {state['fingerprint']}; "
-                f"here {mine['rows']}, {mine['fingerprint']}); restore data.*, model.tokenizer and trainer.eval_prompts, or choose another run.name"
+                f"here {mine['rows']}, {mine['fingerprint']}); restore data, tokenizer and eval_prompts, or choose another run.name"
             )
         for name, setting in (("seed", "run.seed"), ("shuffle", "data.shuffle")):
             if state[name] != mine[name]:
