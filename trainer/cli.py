@@ -89,12 +89,18 @@ def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-6 as text, 12:30 as 750 and 2026-01-31 as a date; here these are a number, text and text."""
+    """YAML 1.1 reads 1e-6 as text, 12:30 as 750, 2026-01-31 as a date and the key `on` as true; here 1e-6 is a number, the rest text."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, regexp) for tag, regexp in rules if tag.rpartition(":")[2] not in ("timestamp", "float", "int")]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
 
 _Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
@@ -105,12 +111,22 @@ _Loader.add_implicit_resolver(
 )
 
 
+def _load(text: str) -> Any:
+    """Raises yaml.YAMLError, also for what YAML can say and no setting can be."""
+    value = yaml.load(text, _Loader)
+    try:
+        json.dumps(value, default=str)
+    except (TypeError, ValueError, RecursionError):
+        raise yaml.YAMLError("an alias refers to itself, or a key is no text") from None
+    return value
+
+
 def _read(name: str) -> tuple[Values, Sources, list[str]]:
     """Values of a YAML file, the line of each key, and keys that stand there twice."""
     try:
         text = Path(name).read_text(encoding="utf-8")
         node = yaml.compose(text, _Loader)
-        values = yaml.load(text, _Loader)
+        values = _load(text)
     except OSError as error:
         raise ConfigError(f"--config {name}: {error.strerror} (command line)") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -153,7 +169,7 @@ def _override(values: Values, sources: Sources, text: str) -> list[str]:
     if key.startswith(("+", "~", "-")):
         return [f"{text}: write {key.lstrip('+~-')}=VALUE; all settings exist already (command line)"]
     try:
-        value = yaml.load(value_text, _Loader)
+        value = _load(value_text)
     except yaml.YAMLError as error:
         return [f"{key}={value_text}: not YAML: {getattr(error, 'problem', error)} (command line)"]
     if _below_a_value(key):
@@ -201,8 +217,8 @@ def _explain(error: dict[str, Any], sources: Sources) -> list[str]:
         values = error["input"] if isinstance(error["input"], dict) else {}
         return [_explain_conflict(conflict.keys, conflict.rule, values, sources) for conflict in error["ctx"]["conflicts"]]
     if error["type"] == "extra_forbidden":
-        names = [key] if key in sources else [name for name in sources if name.startswith(f"{key}.")]
-        return [f"{name}: no such setting{_nearest(name)} ({_source(name, sources)})" for name in names]
+        below = [] if key in sources else [name for name in sources if name.startswith(f"{key}.")]
+        return [f"{name}: no such setting{_nearest(name)} ({_source(name, sources)})" for name in below or [key]]
     name, field = find(TrainConfig, key)
     if error["type"] == "missing":
         return [f"{key}: must be set ({field.description}) (neither in a --config file nor on the command line)"]

@@ -172,6 +172,8 @@ def test_all_mistakes_are_told_at_once_with_file_and_line(tmp_path):
     [
         ("trainer:\n  steps: 5\n  steps: 6\nmodel: {path: a}\ndata: {path: a:b}\n", "trainer.steps: set twice ({file}:2 and line 3)"),
         ("trainer: [1", "{file}:1: not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("data: &d {args: *d}\n", "{file}: not YAML: an alias refers to itself, or a key is no text"),
+        ("data: {path: a:b}\nmodel: {path: a}\nlog: {on: 1}\n", "log.on: no such setting ({file}:3)"),
         ("- 1\n", "{file}: must be a mapping of sections (run, model, data, ...)"),
     ],
 )
