@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import ValidationError
 
+from trainer import dialect
 from trainer.config import ConfigError, TrainConfig
 from trainer.describe import allowed, find, print_settings, settings, show
 from trainer.metrics import NonFiniteError
@@ -69,7 +69,7 @@ def parse(argv: list[str], *, prog: str, supervised: bool = False) -> TrainConfi
 
 def to_yaml(config: TrainConfig) -> str:
     """Every setting, in the order of the types; --config reads it back to an equal config."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+    return dialect.dump(config.model_dump(mode="json"))
 
 
 def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
@@ -88,45 +88,12 @@ def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-6 as text, 12:30 as 750, 2026-01-31 as a date and the key `on` as true; here 1e-6 is a number, the rest text."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, regexp) for tag, regexp in rules if tag.rpartition(":")[2] not in ("timestamp", "float", "int")]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                key.tag = "tag:yaml.org,2002:str"
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver("tag:yaml.org,2002:int", re.compile(r"^[-+]?(0|[1-9][0-9_]*)$"), list("-+0123456789"))
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^([-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"),
-    list("-+0123456789."),
-)
-
-
-def _load(text: str) -> Any:
-    """Raises yaml.YAMLError, also for what YAML can say and no setting can be."""
-    value = yaml.load(text, _Loader)
-    try:
-        json.dumps(value, default=str)
-    except (TypeError, ValueError, RecursionError):
-        raise yaml.YAMLError("an alias refers to itself, or a key is no text") from None
-    return value
-
-
 def _read(name: str) -> tuple[Values, Sources, list[str]]:
     """Values of a YAML file, the line of each key, and keys that stand there twice."""
     try:
         text = Path(name).read_text(encoding="utf-8")
-        node = yaml.compose(text, _Loader)
-        values = _load(text)
+        node = yaml.compose(text, dialect.Loader)
+        values = dialect.load(text)
     except OSError as error:
         raise ConfigError(f"--config {name}: {error.strerror} (command line)") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -169,7 +136,7 @@ def _override(values: Values, sources: Sources, text: str) -> list[str]:
     if key.startswith(("+", "~", "-")):
         return [f"{text}: write {key.lstrip('+~-')}=VALUE; all settings exist already (command line)"]
     try:
-        value = _load(value_text)
+        value = dialect.load(value_text)
     except yaml.YAMLError as error:
         return [f"{key}={value_text}: not YAML: {getattr(error, 'problem', error)} (command line)"]
     if _below_a_value(key):
@@ -221,7 +188,7 @@ def _explain(error: dict[str, Any], sources: Sources) -> list[str]:
         return [f"{name}: no such setting{_nearest(name)} ({_source(name, sources)})" for name in below or [key]]
     name, field = find(TrainConfig, key)
     if error["type"] == "missing":
-        return [f"{key}: must be set ({field.description}) (neither in a --config file nor on the command line)"]
+        return [f"{key}: must be set; {field.description} (neither in a --config file nor on the command line)"]
     value = "" if isinstance(error["input"], dict) and name == key else f"={show(error['input'])}"
     return [f"{key}{value}: must be {allowed(field)} ({_source(key, sources)})"]
 
@@ -252,7 +219,7 @@ def _nearest(key: str) -> str:
     """Settings whose whole name, or whose last part, is like this one."""
     names = list(settings(TrainConfig))
     same_last = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = difflib.get_close_matches(key, [*names, *TrainConfig.model_fields], n=1, cutoff=0.75)
+    close = difflib.get_close_matches(key, names if "." in key else [*names, *TrainConfig.model_fields], n=1, cutoff=0.75)
     lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
     close_last = [lasts[last] for last in difflib.get_close_matches(key.rpartition(".")[2], lasts, n=1, cutoff=0.75)]
     found = close or same_last[:2] or close_last

@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 
+from trainer import dialect
 from trainer.config import ConfigError, TrainConfig
 from trainer.describe import show
 
@@ -142,9 +143,8 @@ def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
             lines = [f"{key}={show(new)}: this run was started with {show(old)} ({file})" for key, (old, new) in changed.items()]
             raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
     folder.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
     draft = file.with_suffix(".yaml.tmp")
-    draft.write_text(text)
+    draft.write_text(dialect.dump(config.model_dump(mode="json")))
     draft.replace(file)
     with (folder / "starts.jsonl").open("a") as starts:
         starts.write(json.dumps(provenance(argv)) + "\n")
@@ -153,8 +153,8 @@ def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
 def _saved(file: Path) -> TrainConfig:
     try:
         # Judged by the rules that hold for every entry point; whoever wrote it has checked its own.
-        return TrainConfig.model_validate(yaml.safe_load(file.read_text()), context={"supervised": True})
-    except ValueError as error:
+        return TrainConfig.model_validate(dialect.load(file.read_text()), context={"supervised": True})
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start anew"
         ) from error

@@ -100,7 +100,13 @@ def test_a_number_may_be_a_name():
 
 
 def test_the_printed_config_reads_back_to_the_same_config(tmp_path, capsys):
-    argv = [*BASE, "algorithm.name=ppo", "critic.lr=3e-5", "rollout.options={enforce_eager: true}", "optim.lr=5e-4"]
+    argv = [
+        *BASE,
+        "algorithm.name=ppo",
+        "critic.lr=3e-5",
+        "rollout.options={a: '1e-3', b: 1e-3, c: '007', d: '12:30', on: 'on'}",
+        "optim.lr=5e-4",
+    ]
     with pytest.raises(SystemExit) as ended:
         parse([*argv, "--dry-run"], prog=PROG)
     assert ended.value.code == 0
@@ -132,6 +138,7 @@ def test_help_shows_every_setting_with_default_and_description(capsys):
         ("lr=5", "lr: no such setting; did you mean optim.lr or critic.lr? (command line)"),
         ("trainer.steps.x=5", "trainer.steps.x: no such setting; did you mean trainer.steps? (command line)"),
         ("trianer.steps=5", "trianer.steps: no such setting; did you mean trainer.steps? (command line)"),
+        ("trainer.on=1", "trainer.on: no such setting (command line)"),
         ("zzzz.qqqq=5", "zzzz.qqqq: no such setting (command line)"),
         ("trainer.steps=0", "trainer.steps=0: must be an integer, at least 1 (command line)"),
         ("trainer.steps=five", "trainer.steps=five: must be an integer, at least 1 (command line)"),
@@ -159,7 +166,7 @@ def test_a_mistake_is_named_with_value_and_what_is_allowed(argument, message):
 def test_all_mistakes_are_told_at_once_with_file_and_line(tmp_path):
     file = recipe(tmp_path, "model: {path: gpt2}\ntrainer:\n  stepz: 5\n  prompts_per_step: no\n")
     assert sorted(errors("--config", file, "optim.lr=-1")) == [
-        "data.path: must be set (A .jsonl or .parquet file, or package.module:function that yields rows.)"
+        "data.path: must be set; A .jsonl or .parquet file, or package.module:function that yields rows."
         " (neither in a --config file nor on the command line)",
         "optim.lr=-1: must be a number, above 0 (command line)",
         f"trainer.prompts_per_step=false: must be an integer, at least 1 ({file}:4)",
@@ -302,6 +309,14 @@ def test_other_settings_under_the_same_name_are_refused(runs):
     assert [line.partition(":")[0] for line in lines] == ["rollout.options.a=null", "optim.lr=0.1", "rollout.options.b=1", "run.name=mine"]
     assert lines[1] == f"optim.lr=0.1: this run was started with 1e-06 ({runs}/mine/run.yaml)"
     assert lines[-1] == "run.name=mine: choose another run.name, or run.resume=never to start anew"
+
+
+@pytest.mark.parametrize("text", ["trainer: {steps_of_old: 5}\n", "trainer: [", "5\n"])
+def test_settings_of_another_version_are_refused_with_the_way_out(runs, text):
+    (runs / "mine").mkdir(parents=True)
+    (runs / "mine" / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.yaml: not the settings of this version; choose another run\.name, or run\.resume=never"):
+        save_resolved(ok("run.name=mine"), runs / "mine", [])
 
 
 def test_steps_may_grow_unless_the_schedule_depends_on_them():
