@@ -243,7 +243,7 @@ def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, 
 def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str, float]] | None:
     env = task_environment(task, Path(cluster.root), os.environ)
     token = node.ray_token(env) if env.get("RAY_AUTH_MODE") == "token" else None
-    return node.alive_nodes(argparse.Namespace(dashboard_port=cluster.ports.dashboard, token=token))
+    return node.alive_nodes(node.Settings(dashboard_port=cluster.ports.dashboard, token=token))
 
 
 def dashboard_port(task: TaskConfiguration, wanted: str | None) -> int:

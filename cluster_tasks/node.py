@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import http.client
 import ipaddress
 import json
 import logging
@@ -35,13 +36,23 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
 RAY_STOP_SECONDS = 8
+STEADY_SECONDS = 40  # Ray gives up joining earlier than that, so what has run for longer had joined
 
+RAY_DEFAULTS = {  # where the environment does not say otherwise
+    "RAY_AUTH_MODE": "disabled",  # left out, Ray decides by whether ~/.ray/auth_token happens to exist, and not alike on all nodes
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A raylet that was killed refuses its health checks and is DEAD after 5 of them: 2.5 s, by default 15 s. A slow network still
+    # has 5 x 10 s, since checks that are not answered run into their own timeout.
+    "RAY_health_check_period_ms": "500",
+    "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
+}
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 log = logging.getLogger("node")
@@ -63,15 +74,36 @@ class Stopped(Exception):
 # Settings
 
 
-def read_settings(argv: list[str], env: Mapping[str, str]) -> argparse.Namespace:
-    """Flags and environment -> rank, addresses (in order of rank), gpus (expected per node; None: as many as there are), and the rest.
+class Settings(argparse.Namespace):
+    """The flags, and what was found out about this node."""
 
-    Raises ValueError where it does not know which node this is, or a setting is wrong.
-    """
+    rank: int
+    addresses: list[str]  # of all nodes, in order of rank
+    gpus: int | None  # expected on each node; None: as many as there are
+    token: str | None  # of Ray, where its authentication is on
+    network: ipaddress.IPv4Network | ipaddress.IPv6Network | None
+    num_cpus: int | None
+    num_gpus: int | None
+    resources: str
+    object_store_mb: int | None
+    port: int
+    dashboard_port: int
+    temp_dir: str | None
+    join_timeout: int
+    rejoin_timeout: int
+    on_node_loss: str
+    stop_timeout: int
+    job: str | None
+    working_dir: str | None
+    runtime_env: str | None
+
+
+def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
+    """Raises ValueError where it does not know which node this is, or a setting is wrong."""
     parser = argparse.ArgumentParser(prog="node.py", description="Starts this node of a Ray cluster.")
     add = parser.add_argument
     add("--rank", type=int, help="0 is the head")
-    add("--addresses", help="addresses of all nodes in order of rank, with commas")
+    add("--addresses", type=lambda text: text.split(","), help="addresses of all nodes in order of rank, with commas")
     add("--network", type=ipaddress.ip_network, help="CIDR; nodes talk to one another on their address in it")
     add("--num-cpus", type=int, help="CPUs that Ray offers; default: all")
     add("--num-gpus", type=int, help="GPUs that Ray offers; default: all")
@@ -87,7 +119,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> argparse.Namespace
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
-    settings = parser.parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv)
+    settings = parser.parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
     try:
         json.loads(settings.resources or "{}")
     except json.JSONDecodeError as error:
@@ -105,14 +137,17 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> argparse.Namespace
     return settings
 
 
-def who_am_i(settings: argparse.Namespace, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
-    """Rank of this node, addresses of all, GPUs per node where the scheduler says it."""
+def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
+    """Rank of this node, addresses of all, GPUs per node where the scheduler says it.
+
+    A node that is alone gets another loopback address than 127.0.0.1, which Ray would replace by one of its own choice.
+    """
     if settings.rank is not None and settings.addresses:
-        return settings.rank, settings.addresses.split(","), None
+        return settings.rank, settings.addresses, None
     if "DSTACK_NODE_RANK" in env:
-        addresses = env.get("DSTACK_NODES_IPS", "").split() or [
-            env.get("DSTACK_MASTER_NODE_IP") or socket.gethostbyname(socket.gethostname())
-        ]
+        addresses = env.get("DSTACK_NODES_IPS", "").split()
+        if len(addresses) < 2 and (not addresses or addresses == ["127.0.0.1"]):
+            addresses = ["127.0.0.2"]
         gpus = env.get("DSTACK_GPUS_PER_NODE")
         return int(env["DSTACK_NODE_RANK"]), addresses, int(gpus) if gpus else None
     if "SLURM_JOB_NODELIST" in env:
@@ -145,7 +180,7 @@ def ray_token(env: Mapping[str, str]) -> str | None:
 # Ray on this node
 
 
-def ray_command(settings: argparse.Namespace) -> list[str]:
+def ray_command(settings: Settings) -> list[str]:
     """`ray start` for this node. Ports that only this node's own processes use are left to the kernel: nodes may share a machine."""
     head, own = settings.addresses[0], settings.addresses[settings.rank]
     flags: dict[str, Any] = {"--node-ip-address": own, "--num-cpus": settings.num_cpus, "--dashboard-agent-listen-port": 0}
@@ -161,21 +196,28 @@ def ray_command(settings: argparse.Namespace) -> list[str]:
     return ["ray", "start", "--block", "--log-color=false", *(["--head"] if settings.rank == 0 else []), *given]
 
 
+@dataclass(frozen=True)
+class Ray:
+    """`ray start --block` on this node, and what it prints."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+    def ended(self) -> str | None:
+        """None while it runs; else its exit code and last words."""
+        if self.process.poll() is None:
+            return None
+        self.output.seek(0)
+        lines = self.output.read().decode(errors="replace").splitlines()[-15:]
+        return "\n".join([f"Ray ended on this node with code {self.process.returncode}:", *lines])
+
+
 @contextlib.contextmanager
-def ray_node(settings: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Runs Ray on this node inside the `with`: yields its process and what it prints. Ends it and nothing else on the way out.
+def ray_node(settings: Settings) -> Iterator[Ray]:
+    """Runs Ray on this node inside the `with`. Ends it and nothing else on the way out.
 
     Its children get neither our terminal nor any other open file: dstack waits for whoever holds those.
     """
-    defaults = {
-        "RAY_AUTH_MODE": "disabled",  # left out, Ray decides by whether ~/.ray/auth_token happens to exist, and not alike on all nodes
-        "RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # A raylet that was killed refuses its health checks and is DEAD after 5 of them: 2.5 s, by default 15 s. A slow network still has
-        # 5 x 10 s, since checks that are not answered run into their own timeout.
-        "RAY_health_check_period_ms": "500",
-        "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
-    }
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             ray_command(settings),
@@ -184,10 +226,10 @@ def ray_node(settings: argparse.Namespace) -> Iterator[tuple[subprocess.Popen[by
             stderr=output,
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no threads
-            env=defaults | os.environ,
+            env=RAY_DEFAULTS | {"RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout)} | os.environ,
         )
         try:
-            yield process, output
+            yield Ray(process, output)
         finally:
             if head_answers(settings):  # else there is nobody whom Ray could say goodbye to, and it would only hang
                 process.terminate()
@@ -204,15 +246,10 @@ def die_with_parent() -> None:
         LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def last_lines(output: IO[bytes], count: int = 15) -> str:
-    output.seek(0)
-    return "\n".join(output.read().decode(errors="replace").splitlines()[-count:])
-
-
 # The dashboard
 
 
-def ask(settings: argparse.Namespace, path: str, body: dict[str, Any] | None = None) -> Any:
+def ask(settings: Settings, path: str, body: dict[str, Any] | None = None) -> Any:
     """JSON from the head's dashboard; POST where there is a body. Raises OSError where it does not answer.
 
     Never through a proxy, whatever http_proxy says.
@@ -220,15 +257,18 @@ def ask(settings: argparse.Namespace, path: str, body: dict[str, Any] | None = N
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {settings.token}"} if settings.token else {})
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{settings.dashboard_port}{path}", data, headers)
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
-        return json.load(answer)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+            return json.load(answer)
+    except (http.client.HTTPException, json.JSONDecodeError) as error:  # an answer that was cut off
+        raise OSError(f"{path}: {error}") from error
 
 
-def alive_nodes(settings: argparse.Namespace) -> dict[str, dict[str, float]] | None:
+def alive_nodes(settings: Settings) -> dict[str, dict[str, float]] | None:
     """Resources of the nodes that are ALIVE, by address; None where the dashboard does not answer (yet)."""
     try:
         nodes = ask(settings, "/api/v0/nodes?limit=10000")["data"]["result"]["result"]
-    except (OSError, KeyError, TypeError, json.JSONDecodeError):  # while it starts it answers with errors
+    except (OSError, KeyError, TypeError):  # while it starts it answers with errors
         return None
     return {node["node_ip"]: node["resources_total"] for node in nodes if node["state"] == "ALIVE"}
 
@@ -244,17 +284,15 @@ def missing(addresses: list[str], gpus: int | None, alive: Mapping[str, Mapping[
 # The head
 
 
-def run_head(settings: argparse.Namespace) -> int:
-    for port in (settings.port, settings.dashboard_port):
+def run_head(settings: Settings) -> int:
+    for port, flag in ((settings.port, "--port"), (settings.dashboard_port, "--dashboard-port")):
         if not port_is_free(port):
-            raise Failure(
-                2, f"port {port} is in use on this node; choose another with {'--port' if port == settings.port else '--dashboard-port'}"
-            )
-    with ray_node(settings) as (ray, output):
-        wait_until_whole(settings, ray, output)
+            raise Failure(2, f"port {port} is in use on this node; choose another with {flag}")
+    with ray_node(settings) as ray:
+        wait_until_whole(settings, ray)
         try:
-            job = submit(settings) if settings.job else None
-            return watch_cluster(settings, ray, output, job)
+            job = Job.submit(settings) if settings.job else None
+            return watch_cluster(settings, ray, job)
         finally:
             stop_jobs(settings)
 
@@ -275,7 +313,7 @@ def port_is_free(port: int) -> bool:
     return True
 
 
-def wait_until_whole(settings: argparse.Namespace, ray: subprocess.Popen[bytes], output: IO[bytes]) -> None:
+def wait_until_whole(settings: Settings, ray: Ray) -> None:
     """Returns when every node and every GPU is there; says what is missing whenever that changes, and every 10 s."""
     size, start, said = len(settings.addresses), time.monotonic(), ("", 0.0)
     while True:
@@ -285,8 +323,8 @@ def wait_until_whole(settings: argparse.Namespace, ray: subprocess.Popen[bytes],
             break
         seconds = time.monotonic() - start
         line = f"{len(alive or {})} of {size} nodes, waiting for {', '.join(wanted)}"
-        if ray.poll() is not None:
-            raise Failure(RAY_FAILED, f"Ray ended on the head with code {ray.returncode}:\n{last_lines(output)}")
+        if end := ray.ended():
+            raise Failure(RAY_FAILED, end)
         if seconds > settings.join_timeout:
             raise Failure(NOT_READY, f"{line}: not within {settings.join_timeout} s (--join-timeout)")
         if line != said[0] or seconds - said[1] >= 10:
@@ -297,74 +335,81 @@ def wait_until_whole(settings: argparse.Namespace, ray: subprocess.Popen[bytes],
     log.info("ready: %d of %d nodes, %g CPUs, %g GPUs after %.1f s", size, size, total["CPU"], total["GPU"], time.monotonic() - start)
 
 
-def watch_cluster(settings: argparse.Namespace, ray: subprocess.Popen[bytes], output: IO[bytes], job: str | None) -> int:
+def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
     """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
+    policy = f"--on-node-loss {settings.on_node_loss}"
     limit = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
     lost: dict[str, float] = {}  # address: since when
-    silent = time.monotonic()
+    answered = time.monotonic()
     while True:
         pause(1)
         now = time.monotonic()
-        if ray.poll() is not None:
-            raise Failure(RAY_FAILED, f"Ray ended on the head with code {ray.returncode}:\n{last_lines(output)}")
-        if job and (code := job_exit_code(settings, job)) is not None:
+        if end := ray.ended():
+            raise Failure(RAY_FAILED, end)
+        if job and (code := job.exit_code(settings)) is not None:
             return code
         alive = alive_nodes(settings)
         if alive is None:
-            if now - silent > settings.join_timeout:
+            if now - answered > settings.join_timeout:
                 raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
             continue
-        silent = now
+        answered = now
         for rank, address in enumerate(settings.addresses):
+            node = f"node {rank} ({address})"
             if address not in alive and address not in lost:
                 lost[address] = now
-                log.error("lost node %d (%s); it has %d s to return (--on-node-loss %s)", rank, address, limit, settings.on_node_loss)
+                log.error("lost %s; it has %d s to return (%s)", node, limit, policy)
             elif address in alive and address in lost:
-                log.info("node %d (%s) is back after %.0f s", rank, address, now - lost.pop(address))
+                log.info("%s is back after %.0f s", node, now - lost.pop(address))
             elif address in lost and now - lost[address] > limit:
-                raise Failure(
-                    NODE_LOST, f"node {rank} ({address}) is lost: not back within {limit} s (--on-node-loss {settings.on_node_loss})"
-                )
+                raise Failure(NODE_LOST, f"{node} is lost: not back within {limit} s ({policy})")
 
 
 # Jobs
 
 
-def submit(settings: argparse.Namespace) -> str:
-    """Submits --job and follows its output; returns its submission id."""
-    name, url = f"job-{os.environ.get('SLURM_JOB_ID') or int(time.time())}", f"http://127.0.0.1:{settings.dashboard_port}"
-    if "SLURM_RESTART_COUNT" in os.environ:
-        name += f"-{os.environ['SLURM_RESTART_COUNT']}"
-    command = ["ray", "job", "submit", "--address", url, "--no-wait", "--submission-id", name]
-    command += ["--working-dir", settings.working_dir] if settings.working_dir else []
-    command += ["--runtime-env", settings.runtime_env] if settings.runtime_env else []
-    done = subprocess.run(
-        [*command, "--", *shlex.split(settings.job)], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise Failure(2, f"the job was not accepted:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    log.info("submitted %s: %s", name, settings.job)
-    follow = ["ray", "job", "logs", "--address", url, "--follow", name]
-    subprocess.Popen(follow, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent)  # noqa: PLW1509 - the agent has no threads
-    return name
+@dataclass(frozen=True)
+class Job:
+    """The job of --job, and the process that prints its output."""
+
+    name: str
+    logs: subprocess.Popen[bytes]
+
+    @classmethod
+    def submit(cls, settings: Settings) -> Job:
+        """Under Slurm the name tells requeued attempts apart. Raises Failure where Ray does not accept the job."""
+        attempt = [os.environ.get("SLURM_JOB_ID") or str(int(time.time())), os.environ.get("SLURM_RESTART_COUNT")]
+        name, url = "-".join(["job", *filter(None, attempt)]), f"http://127.0.0.1:{settings.dashboard_port}"
+        command = ["ray", "job", "submit", "--address", url, "--no-wait", "--submission-id", name]
+        command += ["--working-dir", settings.working_dir] if settings.working_dir else []
+        command += ["--runtime-env", settings.runtime_env] if settings.runtime_env else []
+        command += ["--", *shlex.split(settings.job or "")]
+        env = RAY_DEFAULTS | os.environ
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=env)
+        if done.returncode:
+            raise Failure(2, f"the job was not accepted:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        log.info("submitted %s: %s", name, settings.job)
+        follow = ["ray", "job", "logs", "--address", url, "--follow", name]
+        return cls(name, subprocess.Popen(follow, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent, env=env))  # noqa: PLW1509
+
+    def exit_code(self, settings: Settings) -> int | None:
+        """None while it runs; its output is printed to the end before this returns a code."""
+        try:
+            info = ask(settings, f"/api/jobs/{self.name}")
+        except OSError:
+            return None  # watch_cluster counts how long the dashboard is silent
+        if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
+            return None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.logs.wait(10)
+        code = info.get("driver_exit_code")
+        log.info("%s %s, exit code %s", self.name, info["status"], code)
+        if code is None:
+            return 0 if info["status"] == "SUCCEEDED" else 1
+        return code if code >= 0 else 128 - code
 
 
-def job_exit_code(settings: argparse.Namespace, job: str) -> int | None:
-    """None while it runs."""
-    try:
-        info = ask(settings, f"/api/jobs/{job}")
-    except OSError:
-        return None  # watch_cluster counts how long the dashboard is silent
-    if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
-        return None
-    code = info.get("driver_exit_code")
-    log.info("%s %s, exit code %s%s", job, info["status"], code, "" if info["status"] == "SUCCEEDED" else f": {info.get('message')}")
-    if code is None:
-        return 0 if info["status"] == "SUCCEEDED" else 1
-    return code if code >= 0 else 128 - code
-
-
-def stop_jobs(settings: argparse.Namespace) -> None:
+def stop_jobs(settings: Settings) -> None:
     """Sends SIGTERM to all jobs that run and waits until they have saved their checkpoints and ended."""
     deadline = time.monotonic() + settings.stop_timeout + 10
     asked: set[str] = set()
@@ -386,43 +431,44 @@ def stop_jobs(settings: argparse.Namespace) -> None:
 # Workers
 
 
-def run_worker(settings: argparse.Namespace) -> int:
-    """Joins, and joins again when Ray ends here; raises Failure when the head is gone or did not come in time."""
-    deadline, joined, output_text = time.monotonic() + settings.join_timeout, False, ""
+def run_worker(settings: Settings) -> int:
+    """Joins, and joins again when Ray ends here. Raises Failure when the head is gone, or does not come in time."""
+    deadline, joined = time.monotonic() + settings.join_timeout, False
     while True:
-        wait_for_head(settings, deadline, joined, output_text)
-        with ray_node(settings) as (ray, output):
-            since = time.monotonic()
-            log.info("joining the cluster of %s", settings.addresses[0])
-            refused = since
-            while ray.poll() is None:
+        wait_for_head(settings, deadline, joined)
+        log.info("joining the cluster of %s", settings.addresses[0])
+        start = heard = time.monotonic()
+        with ray_node(settings) as ray:
+            while not (end := ray.ended()):
                 pause(1)
                 if head_answers(settings) is not False:
-                    refused = time.monotonic()
-                elif time.monotonic() - refused > HEAD_GONE_SECONDS:
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > HEAD_GONE_SECONDS:
                     raise Failure(NODE_LOST, f"the head at {settings.addresses[0]}:{settings.port} is gone")
-            output_text = last_lines(output)
-        log.error("Ray ended on this node with code %s; starting it again:\n%s", ray.returncode, output_text)
-        if time.monotonic() - since > HEAD_GONE_SECONDS:  # it had run: a new incident, with its own deadline
-            joined, deadline = True, time.monotonic() + settings.join_timeout
+        log.error("%s", end)
+        now = time.monotonic()
+        if now > deadline:
+            raise Failure(RAY_FAILED, f"Ray could not join within {settings.join_timeout} s (--join-timeout)")
+        if now - start > STEADY_SECONDS:  # it had joined: a new incident, with a deadline of its own
+            joined, deadline = True, now + settings.join_timeout
         pause(1)
 
 
-def wait_for_head(settings: argparse.Namespace, deadline: float, joined: bool, reason: str) -> None:
-    said, start = 0.0, time.monotonic()
-    while not head_answers(settings):
-        now, head = time.monotonic(), f"{settings.addresses[0]}:{settings.port}"
-        if joined and now - start > HEAD_GONE_SECONDS and head_answers(settings) is False:
+def wait_for_head(settings: Settings, deadline: float, joined: bool) -> None:
+    start, said, head = time.monotonic(), 0.0, f"{settings.addresses[0]}:{settings.port}"
+    while not (answers := head_answers(settings)):
+        now = time.monotonic()
+        if joined and answers is False and now - start > HEAD_GONE_SECONDS:
             raise Failure(NODE_LOST, f"the head at {head} is gone")
         if now > deadline:
-            raise Failure(NOT_READY, f"the head at {head} did not answer within {settings.join_timeout} s (--join-timeout) {reason}")
+            raise Failure(NOT_READY, f"the head at {head} did not answer within {settings.join_timeout} s (--join-timeout)")
         if now - said >= 10:
             said = now
             log.info("waiting for the head at %s, %.0f s left", head, deadline - now)
         pause(0.2)
 
 
-def head_answers(settings: argparse.Namespace) -> bool | None:
+def head_answers(settings: Settings) -> bool | None:
     """True: its port is open. False: it refuses, nothing listens. None: no answer, which may be the network."""
     try:
         socket.create_connection((settings.addresses[0], settings.port), timeout=3).close()

@@ -65,7 +65,7 @@ def render(folder: Path) -> Cluster:
     fleet = {"name": "laptop", "nodes": 2, "cpus": 1, "resources": {"box": 2}}
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [fleet], "task": {"dashboard_port": port}})
     task = ray_cluster(stack, Site(leaves_machine=False))
-    task["commands"][-1] += " --rejoin-timeout 20"
+    task["commands"][-1] += " --rejoin-timeout 15"
     root = folder / "build/local"
     root.mkdir(parents=True)
     (folder / "requirements").mkdir()
@@ -166,7 +166,7 @@ def test_a_lost_node_ends_the_cluster_with_75_when_the_policy_says_so(shared: Cl
     agent.kill()
     until(lambda: shared.log("node-0").count("lost node 1") == 2, 20, "the head says which node is lost")
     assert_nothing_left(shared, everything, seconds=60)
-    assert "node 1 (127.0.0.3) is lost: not back within 20 s (--on-node-loss fail)" in shared.log("node-0")
+    assert "node 1 (127.0.0.3) is lost: not back within 15 s (--on-node-loss fail)" in shared.log("node-0")
     assert f"node 0 ended with exit code {node.NODE_LOST}" in shared.log("supervisor")
     assert shared.local("status").returncode == 1
     assert shared.local("down").returncode == 0
@@ -212,6 +212,26 @@ def test_down_lets_a_job_save_and_leaves_nothing(tmp_path: Path) -> None:
     assert not ray_folder(cluster.root).exists()
     assert list((cluster.root / "logs/ray-0").glob("gcs_server*"))  # Ray's logs are kept
     assert cluster.local("down").returncode == 0
+
+
+def test_an_agent_with_a_job_prints_its_output_and_ends_with_its_code(tmp_path: Path) -> None:
+    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    flags = ["--rank", "0", "--addresses", "127.0.0.2", *ports, "--temp-dir", str(ray_folder(tmp_path)), "--num-cpus", "1"]
+    job = f"{sys.executable} -c 'import ray; ray.init(); print(len(ray.nodes()), \"node in a job\"); raise SystemExit(7)'"
+    env = {"PATH": f"{Path(RAY).parent}:/usr/bin:/bin", "HOME": str(tmp_path), MARKER: str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, node.__file__, *flags, "--object-store-mb", "100", "--job", job],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    shutil.rmtree(ray_folder(tmp_path))
+    assert done.returncode == 7, done.stdout + done.stderr
+    assert "1 node in a job" in done.stdout
+    assert_nothing_left(Cluster(tmp_path / "none", 0), [])
 
 
 @pytest.mark.slow
