@@ -281,6 +281,14 @@ def test_without_space_the_old_one_survives_and_the_error_says_so(small_disk, wr
     assert newest(checkpoints).step == 2
 
 
+def test_no_space_is_recognized_in_what_another_process_reports(tmp_path):
+    message = r"no space left for the checkpoint of step 1 .* there was none before"
+    with pytest.raises(CheckpointError, match=message), Checkpoints(tmp_path).writing(1, {}):
+        raise RuntimeError("rank 3 failed") from OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(RuntimeError, match="rank 3 failed"), Checkpoints(tmp_path).writing(1, {}):
+        raise RuntimeError("rank 3 failed") from OSError(errno.EIO, "Input/output error")
+
+
 def test_a_limit_on_file_size_is_no_space_too(tmp_path):
     code = """
         import resource, sys
