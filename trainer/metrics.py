@@ -192,6 +192,7 @@ def plot(folder: Path) -> Path:
         top.set_ylim(-0.02, 1.05)
     bottom.set_ylim(bottom=0)
     bottom.set_xlabel("step")
+    bottom.xaxis.get_major_locator().set_params(integer=True)
     top.set_ylabel(main)
     bottom.set_ylabel("tokens per second")
     bottom.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -214,7 +215,7 @@ def _curve(axes: Any, rows: list[dict[str, Any]], key: str, color: str) -> None:
     """Raw values faint, their running mean over about a twentieth of the run strong."""
     steps, values = _series(rows, key)
     axes.plot(steps, values, color=color, alpha=0.3, linewidth=1, label=f"{key.replace('_', ' ')} per step")
-    axes.plot(steps, smoothed(values, max(3, len(values) / 20)), color=color, linewidth=2.2, label="smoothed")
+    axes.plot(steps, smoothed(values, max(0.5, len(values) / 20)), color=color, linewidth=2.2, label="smoothed")
 
 
 def _points(axes: Any, rows: list[dict[str, Any]], key: str, color: str) -> None:
