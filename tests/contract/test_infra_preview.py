@@ -30,9 +30,8 @@ def project(tmp_path):
 
 
 def preview(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "infra.preview", *arguments]
     # -P: the folder's own infra/ must not take the place of the installed package.
-    command.insert(1, "-P")
+    command = [sys.executable, "-P", "-m", "infra.preview", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
@@ -86,7 +85,8 @@ def test_a_second_run_keeps_the_token_and_drops_fleets_that_are_gone(project):
 def test_an_unknown_stack_ends_with_2_and_the_names_that_there_are(project):
     done = preview(project, "locl")
     assert done.returncode == 2
-    assert done.stderr == "there is no stack 'locl' (stacks/Pulumi.locl.yaml does not exist); the stacks are: local, onprem\n"
+    there_are = ", ".join(load.names(ROOT))
+    assert done.stderr == f"there is no stack 'locl' (stacks/Pulumi.locl.yaml does not exist); the stacks are: {there_are}\n"
     assert not done.stdout
 
 
