@@ -199,9 +199,7 @@ class Stack(Model):
     cloud: Literal["local", "ssh"] = Field(description="Where the nodes come from.")
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()
-    dstack: Dstack | None = Field(
-        default=None, description="The dstack server of this stack; dstack's own default when left out."
-    )
+    dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")
     task: Task = Task()
 
     @model_validator(mode="after")
