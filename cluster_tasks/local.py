@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -46,6 +47,7 @@ from cluster_tasks.local_plan import (
     LocalError,
     Ports,
     make_plan,
+    make_ray_folder,
     node_addresses,
     node_gpus,
     place_files,
@@ -70,6 +72,7 @@ class Cluster:
     started: str
     dashboard: str  # URL
     ports: Ports
+    task: str  # digest of the task file that it was started from
 
     @property
     def supervisor(self) -> psutil.Process | None:
@@ -88,7 +91,7 @@ class Cluster:
         """The cluster of this folder, if it lives."""
         try:
             data = json.loads((root / "cluster.json").read_text())
-            cluster = cls(**(data | {"ports": Ports(**data["ports"])}))
+            cluster = cls(**data | {"ports": Ports(**data["ports"])})
         except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
             return None
         return cluster if cluster.supervisor else None
@@ -100,15 +103,19 @@ class Cluster:
 def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
     """Starts the cluster and returns when it is whole; with `hold`, when it has ended."""
     task, root, begin = read_task(file), file.parent.resolve(), time.monotonic()
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
     with one_at_a_time(root):
         cluster = Cluster.running(root)
         if cluster is not None:
+            if cluster.task != digest:
+                raise LocalError(f"{file} has changed since its cluster was started; first: python -m cluster_tasks.local down {file}")
             wait_until_whole(task, cluster, timeout, lambda: cluster.supervisor is not None)
             console.print(f"already up since {cluster.started}")
             say_next(file, cluster)
             return 0
         ports = Ports(dashboard=dashboard_port(task, port), gcs=node.free_port())
         place_files(task, root)
+        make_ray_folder(root)
         plan = make_plan(task, root, ports, os.environ)
         console.print(f"starting {len(plan.nodes)} nodes, logs in {root / 'logs'}")
         with (root / "logs/supervisor.log").open("wb") as output:
@@ -124,10 +131,11 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
         owner = supervisor.stdin
         assert owner is not None
         url = f"http://127.0.0.1:{ports.dashboard}"
-        cluster = Cluster(str(root), supervisor.pid, datetime.now(UTC).isoformat(timespec="seconds"), url, ports)
+        cluster = Cluster(str(root), supervisor.pid, datetime.now(UTC).isoformat(timespec="seconds"), url, ports, digest)
         cluster.write()
         try:
-            plan.send(owner)
+            with contextlib.suppress(BrokenPipeError):  # it has ended already: what follows says so, with its log
+                plan.send(owner)
             wait_until_whole(task, cluster, timeout, lambda: supervisor.poll() is None)
             console.print(f"ready after {time.monotonic() - begin:.1f} s")
             say_next(file, cluster)
@@ -135,7 +143,8 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
                 owner.write(b"d")  # the cluster may live on without us
                 owner.flush()
         except BaseException:
-            owner.close()  # the supervisor takes that as the request to stop
+            with contextlib.suppress(BrokenPipeError):
+                owner.close()  # the supervisor takes that as the request to stop
             supervisor.wait()
             clean_up(root)
             raise

@@ -114,12 +114,20 @@ def ray_folder(root: Path) -> Path:
     return Path(tempfile.gettempdir()) / f"flotilla-{os.getuid()}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
 
 
+def make_ray_folder(root: Path) -> None:
+    """Afresh, and closed to other users: who writes to Ray's sockets runs code as us."""
+    folder = ray_folder(root)
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        raise LocalError(f"{folder} cannot be replaced; remove it, or set TMPDIR to another folder") from None
+
+
 def place_files(task: TaskConfiguration, root: Path) -> None:
     """Folders of nodes, logs and volumes, and the task's `files` in each node's folder."""
     addresses, gpus = node_addresses(task), node_gpus(task)
-    for folder in (root / "nodes", ray_folder(root)):
-        shutil.rmtree(folder, ignore_errors=True)
-    ray_folder(root).mkdir(mode=0o700)
+    shutil.rmtree(root / "nodes", ignore_errors=True)
     (root / "logs").mkdir(exist_ok=True)
     for folder in volume_folders(task, root).values():
         folder.mkdir(parents=True, exist_ok=True)

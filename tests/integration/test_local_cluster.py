@@ -137,6 +137,15 @@ def test_up_again_changes_nothing(shared: Cluster) -> None:
     assert shared.processes()[0].pid in before
 
 
+def test_up_with_a_changed_task_says_to_stop_first(shared: Cluster) -> None:
+    text = shared.file.read_text()
+    shared.file.write_text(text.replace("nodes: 2", "nodes: 3"))
+    done = shared.local("up")
+    shared.file.write_text(text)
+    assert done.returncode == 2
+    assert "has changed since its cluster was started" in done.stdout
+
+
 def test_a_port_in_use_is_an_error_that_names_its_owner_and_the_setting(tmp_path: Path, shared: Cluster) -> None:
     other = render(tmp_path)
     with socket.socket() as taken:
@@ -191,6 +200,8 @@ def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(tmp_path: Path) -> 
     supervisor.kill()
     assert_nothing_left(cluster, [guard, *below])
     assert cluster.local("status").returncode == 1
+    assert cluster.local("down").returncode == 0
+    assert not ray_folder(cluster.root).exists()
 
 
 def test_down_lets_a_job_save_and_leaves_nothing(tmp_path: Path) -> None:
@@ -245,3 +256,4 @@ def test_the_end_of_run_is_the_end_of_the_cluster(tmp_path: Path, number: signal
     held.send_signal(number)
     assert held.wait(60) == (0 if number == signal.SIGINT else -signal.SIGKILL)
     assert_nothing_left(cluster, everything)
+    assert cluster.local("down").returncode == 0
