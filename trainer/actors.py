@@ -11,6 +11,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.config import ConfigError
 
+
 class RunError(RuntimeError):
     """The run cannot go on: a process died or did not answer. The last whole checkpoint is where the same submit goes on."""
 

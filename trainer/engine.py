@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -74,7 +74,7 @@ class Engine:
 
     @property
     def model(self) -> nn.Module:
-        return self.engine.module
+        return cast("nn.Module", self.engine.module)
 
     def __call__(self, *args: Any) -> Any:
         return self.engine(*args)
@@ -87,11 +87,10 @@ class Engine:
     def step(self) -> dict[str, float]:
         """Clip, update, advance the schedule. Returns the gradient norm before clipping and the learning rate just used."""
         lr = self.engine.get_lr()[0]
-        norm = None
-        if self.clip is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self.engine.module.parameters(), self.clip)
+        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip) if self.clip is not None else None
         self.engine.step()
-        norm = self.engine.get_global_grad_norm() if norm is None else norm
+        if norm is None:
+            norm = self.engine.get_global_grad_norm()
         return {"grad_norm": float(norm), "lr": lr}
 
     def weights(self, names: list[str]) -> list[torch.Tensor]:

@@ -94,7 +94,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device) -> Any:
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
     if config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return lm.to(device)
+    return lm.to(device)  # type: ignore[arg-type]
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

@@ -78,8 +78,8 @@ def reserve(placement: Placement, settings: PlacementConfig):
         if waited >= settings.wait:
             remove_placement_group(group)
             raise TimeoutError(
-                f"placement.wait: {len(placement.bundles)} bundles {placement.bundles} were not free within {settings.wait} s; free now: {free}; "
-                "another job holds them (ray job list)"
+                f"placement.wait: {len(placement.bundles)} bundles {placement.bundles} were not free within {settings.wait} s; "
+                f"free now: {free}; another job holds them (ray job list)"
             )
         print(f"waiting for {len(placement.bundles)} bundles, {waited:.0f} of {settings.wait} s; free now: {free}", flush=True)
     return group

@@ -15,7 +15,7 @@ from trainer.algorithms.losses import denominators, part
 from trainer.config import TrainConfig
 from trainer.data.packing import Flat, Sequence, balance, flatten, plan, select
 from trainer.types import Episode
-from trainer.workers import Role, Tokens, Worker
+from trainer.workers import Role, Tokens, Worker, packing
 
 # Sums over tokens that a rank returns, shown as means over the global batch.
 PER_TOKEN = ("kl", "kl_old", "gap", "dropped", "clipped", "ratio", "entropy")
@@ -49,7 +49,7 @@ class RoleGroup:
             size["GPU"] /= 2
         size = {name: amount / share for name, amount in size.items() if amount}
         threads = placement.threads(place, place.cpus_per_rank)
-        self.ranks = [
+        self.ranks: list[Any] = [
             ray.remote(Worker)
             .options(**actors.options(group, i, size, threads, f"{role}-{i}"))
             .remote(config, role, i, place.ranks, model_path, threads)
@@ -107,9 +107,7 @@ class RoleGroup:
             return [chosen], 0
         lengths = [rollout.sequences[i].length for i in chosen]
         shares = balance(lengths, len(self.ranks))
-        flash = self.config.model.attention == "flash_attention_2"
-        budget = self.config.trainer.micro_batch_tokens
-        counts = [len(plan([lengths[i] for i in share], budget, one_row=flash)) for share in shares]
+        counts = [len(plan([lengths[i] for i in share], **packing(self.config))) for share in shares]
         return [[chosen[i] for i in share] for share in shares], max(counts)
 
     def save(self, folder: Path) -> None:

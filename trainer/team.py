@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import ray
 import torch
+from ray.util.placement_group import remove_placement_group
 
 from trainer import actors, models, placement, weights
 from trainer.config import TrainConfig
 from trainer.roles import RoleGroup
 from trainer.rollout.pool import SamplerPool
+from trainer.workers import Role
 
 
 @dataclass
@@ -50,19 +54,28 @@ def start(config: TrainConfig, folder: Path) -> Iterator[Team]:
     Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
     does not come up.
     """
-    if not ray.is_initialized():
-        ray.init(logging_level="WARNING")
+    ours = not ray.is_initialized()
+    if ours:
+        ray.init(logging_level=logging.WARNING)
+    group = None
     try:
-        yield _start(config, initial_model(config, folder))
+        wanted = placement.plan(config)
+        placement.check(wanted, dict(ray.cluster_resources()), config.placement)
+        group = placement.reserve(wanted, config.placement)
+        yield _start(config, initial_model(config, folder), wanted, group)
     finally:
-        ray.shutdown()
+        if ours:
+            ray.shutdown()
+        elif group is not None:
+            remove_placement_group(group)  # and with it the processes in it
 
 
-def _start(config: TrainConfig, model_path: str) -> Team:
-    wanted = placement.plan(config)
-    placement.check(wanted, ray.cluster_resources(), config.placement)
-    group = placement.reserve(wanted, config.placement)
-    names = ["policy"] + ["critic"] * (config.algorithm.name == "ppo") + ["reference"] * (config.algorithm.kl.coef > 0)
+def _start(config: TrainConfig, model_path: str, wanted: placement.Placement, group: Any) -> Team:
+    names: list[Role] = ["policy"]
+    if config.algorithm.name == "ppo":
+        names.append("critic")
+    if config.algorithm.kl.coef > 0:
+        names.append("reference")
     # Samplers first: they take longest to start.
     samplers = SamplerPool(config, model_path, group, wanted)
     roles = {name: RoleGroup(config, name, model_path, group, share=len(names)) for name in names}

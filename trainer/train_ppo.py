@@ -10,33 +10,117 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from trainer import team as teams
 from trainer.actors import RunError
 from trainer.algorithms.advantages import estimate
 from trainer.algorithms.kl import KlController, kl
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.cli import exits_cleanly, parse
 from trainer.config import ConfigError, TrainConfig
 from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
-from trainer.rewards import resolve, score
+from trainer.rewards import Reward, needs_answer, resolve, score
 from trainer.roles import Rollout
 from trainer.rollout.pool import Pending
 from trainer.runs import held, run_folder, save_resolved
-from trainer.stopping import STOPPED, stop_signals
-from trainer.types import Prompt
+from trainer.stopping import STOPPED, Stopping, stop_signals
+from trainer.team import Team, start
+from trainer.types import Episode, Prompt
+
+
+@dataclass
+class Run:
+    """What the loop works with."""
+
+    config: TrainConfig
+    folder: Path
+    team: Team
+    loader: Loader
+    held_out: list[Prompt]  # evaluated on, never trained on
+    reward: Reward
+    controller: KlController
+    checkpoints: Checkpoints
+    position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint must share with the run that loads it."""
+        return {"model": self.team.fingerprint, "world_size": self.config.placement.ranks}
+
+    def restore(self, last: Checkpoint) -> None:
+        last.require(**self.identity)
+        self.team.load(last.folder)
+        self.loader.load(last.state["loader"])
+        self.controller.load(last.state["kl"])
+
+    def save(self, step: int, score: float | None) -> None:
+        state = {**self.identity, "loader": self.position, "kl": self.controller.state()}
+        with self.checkpoints.writing(step, state, score=score) as draft:
+            self.team.save(draft)
+
+    def sample(self, step: int) -> Pending | None:
+        """Give the samplers the newest weights and let them begin the episodes of `step`; None after the last step."""
+        self.position = self.loader.state()
+        if step > self.config.trainer.steps:
+            return None
+        self.team.sync()
+        return self.team.samplers.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
+
+    def evaluate(self) -> dict[str, float]:
+        """Mean reward of greedy answers to the held-out prompts."""
+        if not self.held_out:
+            return {}
+        self.team.sync()
+        episodes = self.team.samplers.start(self.held_out, 1, self.config.run.seed, greedy=True).result()
+        score(episodes, self.reward)
+        return {"eval_reward": sum(e.reward for e in episodes) / len(episodes)}
+
+
+def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
+    """All steps after `done`. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
+    schedule = run.config.trainer
+    if done == 0 and run.held_out:
+        metrics.log(0, run.evaluate())
+    pending = run.sample(done + 1)
+    step = done
+    while pending:
+        step += 1
+        clock = Clock()
+        episodes = pending.result()
+        clock.lap("generate")
+        if schedule.staleness:  # one step off: the next episodes are sampled while this step trains, with weights one step older
+            pending = run.sample(step + 1)
+        score(episodes, run.reward)
+        rollout = Rollout.of(episodes)
+        values = describe(rollout) | learn(run.config, run.team, rollout, run.controller, step)
+        clock.lap("train")
+        if not schedule.staleness:
+            pending = run.sample(step + 1)
+        if not pending or (schedule.eval_every and step % schedule.eval_every == 0):
+            values |= run.evaluate()
+        metrics.log(step, values | clock.report(rollout.tokens))
+        if not pending or stopping or step % schedule.checkpoint_every == 0:
+            run.save(step, values.get("eval_reward"))
+        if not pending:
+            show(episodes[:2], run.config.data.prompt)
+        elif stopping:
+            print(f"{stopping}: saved after step {step}; the same command goes on", flush=True)
+            return STOPPED
+    run.team.policy.call("export", run.folder / "model")
+    return 0
 
 
 def train(config: TrainConfig, folder: Path) -> int:
-    """Run to the end. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
+    """Read the data, start all processes, run the loop, export the model. Returns the exit code."""
     schedule = config.trainer
-    data = load_prompts(config.data, load_tokenizer(config.model))
+    data = load_prompts(config.data, load_tokenizer(config.model), answers=needs_answer(config.reward.function))
     prompts, held_out = hold_out(data.prompts, schedule.eval_prompts)
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
     reward = resolve(config.reward.function, config.reward.args)
@@ -47,66 +131,21 @@ def train(config: TrainConfig, folder: Path) -> int:
     if done >= schedule.steps:
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
-
     with (
-        teams.start(config, folder) as team,
+        start(config, folder) as team,
         Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) as metrics,
         stop_signals() as stopping,
     ):
-        identity = {"model": team.fingerprint, "world_size": config.placement.ranks}
+        run = Run(config, folder, team, loader, held_out, reward, controller, checkpoints)
         if last:
-            last.require(**identity)
-            team.load(last.folder)
-            loader.load(last.state["loader"])
-            controller.load(last.state["kl"])
+            run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
-
-        def sample(step: int) -> Pending:
-            """Give the samplers the newest weights and let them begin the episodes of `step`."""
-            team.sync()
-            return team.samplers.start(loader.next(), config.algorithm.group_size, seed_of(config, step))
-
-        def evaluate() -> float:
-            """Mean reward of greedy answers to prompts that are never trained on."""
-            team.sync()
-            episodes = team.samplers.start(held_out, 1, config.run.seed, greedy=True).result()
-            score(episodes, reward)
-            return sum(e.reward for e in episodes) / len(episodes)
-
-        if done == 0 and held_out:
-            metrics.log(0, {"eval_reward": evaluate()})
-        position = loader.state()  # of the step that is sampled next: what a checkpoint must remember
-        pending = sample(done + 1)
-        for step in range(done + 1, schedule.steps + 1):
-            clock = Clock()
-            episodes = pending.result()
-            clock.lap("generate")
-            last_step = step == schedule.steps
-            if schedule.staleness and not last_step:
-                position, pending = loader.state(), sample(step + 1)
-            score(episodes, reward)
-            rollout = Rollout.of(episodes)
-            values = describe(rollout) | learn(config, team, rollout, controller, step)
-            clock.lap("train")
-            if not schedule.staleness and not last_step:
-                position, pending = loader.state(), sample(step + 1)
-            if held_out and (last_step or (schedule.eval_every and step % schedule.eval_every == 0)):
-                values["eval_reward"] = evaluate()
-            metrics.log(step, values | clock.report(rollout.tokens))
-            if last_step or stopping or step % schedule.checkpoint_every == 0:
-                state = {**identity, "loader": position, "kl": controller.state()}
-                with checkpoints.writing(step, state, score=values.get("eval_reward")) as draft:
-                    team.save(draft)
-            if stopping and not last_step:
-                print(f"{stopping}: saved after step {step}; the same command goes on", flush=True)
-                return STOPPED
-        team.policy.call("export", folder / "model")
-        for episode in episodes[:2]:
-            print(f"prompt {episode.prompt.row[config.data.prompt]!r}  answer {episode.text!r}  reward {episode.reward:g}")
-    print(f"model: {folder / 'model'}")
-    if config.log.plot:
-        print(f"plot: {plot(folder)}", flush=True)
-    return 0
+        code = loop(run, done, metrics, stopping)
+    if code == 0:
+        print(f"model: {folder / 'model'}")
+        if config.log.plot:
+            print(f"plot: {plot(folder)}", flush=True)
+    return code
 
 
 def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
@@ -116,7 +155,7 @@ def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prom
     return prompts[: len(prompts) - count], prompts[len(prompts) - count :]
 
 
-def learn(config: TrainConfig, team: teams.Team, rollout: Rollout, controller: KlController, step: int) -> dict[str, float]:
+def learn(config: TrainConfig, team: Team, rollout: Rollout, controller: KlController, step: int) -> dict[str, float]:
     """Advantages of a batch of scored episodes, then the optimizer steps on them."""
     algorithm, flat = config.algorithm, rollout.flat
     tokens_N = {"mask": flat.mask_N, "rollout": flat.rollout_N}
@@ -139,7 +178,9 @@ def learn(config: TrainConfig, team: teams.Team, rollout: Rollout, controller: K
     stats = team.policy.update(rollout, tokens_N, step, controller.coef)
     if team.critic and values_N is not None and returns_N is not None:
         targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
-        stats |= {f"value_{name}": value for name, value in team.critic.update(rollout, targets_N, step).items() if name in ("loss", "grad_norm")}
+        stats |= {
+            f"value_{name}": value for name, value in team.critic.update(rollout, targets_N, step).items() if name in ("loss", "grad_norm")
+        }
     limit = config.rollout.max_logprob_gap
     if limit is not None and stats["gap"] > limit:
         raise RunError(
@@ -161,6 +202,11 @@ def describe(rollout: Rollout) -> dict[str, float]:
         "response_tokens": float(rollout.flat.lengths_E.float().mean()),
         "truncated": sum(not e.finished for e in rollout.episodes) / len(rollout.episodes),
     }
+
+
+def show(episodes: list[Episode], prompt_column: str) -> None:
+    for episode in episodes:
+        print(f"prompt {episode.prompt.row[prompt_column]!r}  answer {episode.text!r}  reward {episode.reward:g}")
 
 
 def seed_of(config: TrainConfig, step: int) -> int:

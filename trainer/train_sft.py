@@ -1,7 +1,7 @@
 """Supervised fine-tuning on prompts and answers; the loss is on the answers. Alone, as a Ray job, or under torchrun:
 
-    python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml
-    torchrun --nproc-per-node 8 -m trainer.train_sft --config ...
+python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml
+torchrun --nproc-per-node 8 -m trainer.train_sft --config ...
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from trainer.models import load_tokenizer
 from trainer.roles import combine
 from trainer.runs import held, run_folder, save_resolved
 from trainer.stopping import STOPPED, stop_signals
-from trainer.workers import Worker
+from trainer.types import Prompt
+from trainer.workers import Worker, packing
 
 
 def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
@@ -37,6 +38,7 @@ def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
     tokenizer = load_tokenizer(config.model)
     prompts = load_prompts(config.data, tokenizer).prompts
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
+    _check_lengths(prompts, tokenizer, schedule.micro_batch_tokens)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     last = checkpoints.to_resume(config.run.resume)
     done = last.step if last else 0
@@ -75,6 +77,16 @@ def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
     return 0
 
 
+def _check_lengths(prompts: list[Prompt], tokenizer: Any, budget: int) -> None:
+    """Raises ConfigError at the door, not at the step that meets the sequence."""
+    longest = max(prompts, key=lambda p: len(p.token_ids) + len(answer_ids(p, tokenizer)))
+    length = len(longest.token_ids) + len(answer_ids(longest, tokenizer))
+    if length > budget:
+        raise ConfigError(
+            f"trainer.micro_batch_tokens={budget}: row {longest.index} of data.path has {length} tokens; raise it to at least that"
+        )
+
+
 def update(worker: Worker, sequences: list[Sequence], rank: int, world: int) -> dict[str, float]:
     """One optimizer step on the global batch, of which each rank takes its share; all ranks return the same numbers."""
     lengths_E = torch.tensor([len(s.response_ids) for s in sequences])
@@ -82,8 +94,7 @@ def update(worker: Worker, sequences: list[Sequence], rank: int, world: int) -> 
     counts = denominators(torch.ones(len(episode_N)), episode_N, len(sequences))
     lengths = [s.length for s in sequences]
     shares = balance(lengths, world)
-    budget = worker.config.trainer.micro_batch_tokens
-    count = max(len(plan([lengths[i] for i in share], budget)) for share in shares) if world > 1 else 0
+    count = max(len(plan([lengths[i] for i in share], **packing(worker.config))) for share in shares) if world > 1 else 0
     mine = shares[rank]
     mask_N = torch.ones(int(lengths_E[mine].sum()))
     stats = worker.update([sequences[i] for i in mine], {"mask": mask_N}, part(counts, mine), count)
@@ -127,7 +138,7 @@ def _barrier(world: int) -> None:
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 done, 2 a mistake in settings, data or paths, 143 stopped and saved."""
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     config = parse(argv, prog="python -m trainer.train_sft", supervised=True)
     if world != config.placement.ranks and "WORLD_SIZE" in os.environ:
         config = config.model_copy(update={"placement": config.placement.model_copy(update={"ranks": world})})

@@ -54,6 +54,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same micro-batch on another device."""
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        moved = {name: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value for name, value in moved.items()}
-        return Batch(**moved | {"tokens_N": {name: value.to(device, non_blocking=True) for name, value in self.tokens_N.items()}})
+        moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in moved.items():
+            if isinstance(value, torch.Tensor):
+                moved[name] = value.to(device, non_blocking=True)
+        moved["tokens_N"] = {name: value.to(device, non_blocking=True) for name, value in self.tokens_N.items()}
+        return Batch(**moved)

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 Named = list[tuple[str, torch.Tensor]]
+Group = Any  # a torch.distributed process group; its classes are not in torch's type stubs
 
 
 @dataclass(frozen=True)
@@ -58,18 +60,19 @@ def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
     return tuple(map(tuple, buckets))
 
 
-def join(link: Link, rank: int, device: torch.device) -> dist.ProcessGroup:
+def join(link: Link, rank: int, device: torch.device) -> Group:
     """A process group of its own, beside the one that the process trains or serves in. Raises after `link.timeout` seconds."""
     timeout = timedelta(seconds=link.timeout)
-    store = dist.PrefixStore("weights", dist.TCPStore(link.address, link.port, link.world, rank == 0, timeout))
+    c10d: Any = dist
+    store = c10d.PrefixStore("weights", c10d.TCPStore(link.address, link.port, link.world, rank == 0, timeout))
     if device.type == "cuda":
-        options = dist.ProcessGroupNCCL.Options()
+        options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return dist.ProcessGroupNCCL(store, rank, link.world, options)
-    return dist.ProcessGroupGloo(store, rank, link.world, timeout)
+        return c10d.ProcessGroupNCCL(store, rank, link.world, options)
+    return c10d.ProcessGroupGloo(store, rank, link.world, timeout)
 
 
-def send(group: dist.ProcessGroup | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
+def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
     """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks.
 
     Ranks other than 0 of the policy take part in gathering only: they pass no group.
@@ -80,7 +83,7 @@ def send(group: dist.ProcessGroup | None, plan: Plan, gather: Callable[[list[str
             _broadcast(group, torch.cat([t.reshape(-1) for t in tensors]))
 
 
-def receive(group: dist.ProcessGroup, plan: Plan, device: torch.device) -> Iterator[Named]:
+def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
     """Yield each bucket's (name, tensor) as it arrives; the tensors are views of one buffer."""
     for bucket in plan:
         flat = torch.empty(sum(p.numel for p in bucket), dtype=getattr(torch, bucket[0].dtype), device=device)
@@ -96,7 +99,7 @@ def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:
     return [(p.name, flat[a:b].view(p.shape)) for p, (a, b) in zip(bucket, pairwise(ends), strict=True)]
 
 
-def _broadcast(group: dist.ProcessGroup, tensor: torch.Tensor) -> None:
+def _broadcast(group: Group, tensor: torch.Tensor) -> None:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     group.broadcast([tensor], options).wait()

@@ -49,6 +49,7 @@ class Worker:
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
         lm = models.load_lm(source, config.run.seed, self.device)
         self.tokenizer = models.load_tokenizer(source)
+        self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
         steps = config.trainer.steps * config.algorithm.epochs * config.algorithm.minibatches
         if self.role == "critic":
             self.engine = Engine(models.ValueModel(lm), config.critic, config.trainer, steps)
@@ -66,7 +67,9 @@ class Worker:
         outputs = [self.engine(self._to_device(batch)) for batch in batches]
         return scatter([o if self.role == "critic" else o[0] for o in outputs], batches).cpu()
 
-    def update(self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, kl_coef: float = 0.0) -> dict[str, float]:
+    def update(
+        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, kl_coef: float = 0.0
+    ) -> dict[str, float]:
         """One optimizer step. `counts` are global, so `loss` and the other sums add up over ranks to the whole batch's."""
         batches = self._pack(sequences, count)
         attach(batches, tokens_N)
@@ -88,7 +91,7 @@ class Worker:
         if "advantages" not in t:
             return aggregate(-logp_N, t["mask"], batch.episode_N, algorithm.aggregation, counts), {}
         # Without old log-probabilities this is the only update on these episodes: old and current policy are the same.
-        old_N = t.get("old", logp_N.detach())
+        old_N = t["old"] if "old" in t else logp_N.detach()
         weight_N, gap = importance_weight(old_N, t["rollout"], algorithm.importance_cap, t["mask"])
         loss_N, stats = policy_loss(
             logp_N,
@@ -119,9 +122,7 @@ class Worker:
         return aggregate(loss_N, t["mask"], batch.episode_N, "token", counts), {}
 
     def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:
-        flash = self.config.model.attention == "flash_attention_2"
-        budget = self.config.trainer.micro_batch_tokens
-        return pack(sequences, budget, pad_id=self.tokenizer.pad_token_id, one_row=flash, count=count)
+        return pack(sequences, **packing(self.config), pad_id=self.pad_id, count=count)
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch if self.device.type == "cpu" else batch.to(self.device)
@@ -153,7 +154,7 @@ class Worker:
         """This rank's shards and random states below `folder`; the driver makes the checkpoint whole."""
         folder.mkdir(parents=True, exist_ok=True)
         self.engine.save(folder)
-        state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}  # noqa: NPY002
+        state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state()
         torch.save(state, folder / f"random-{self.rank}.pt")
@@ -163,7 +164,7 @@ class Worker:
         self.engine.load(folder)
         state = torch.load(folder / f"random-{self.rank}.pt", weights_only=False)
         random.setstate(state["python"])
-        np.random.set_state(state["numpy"])  # noqa: NPY002
+        np.random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"])
@@ -183,9 +184,13 @@ class Worker:
         return torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
 
 
+def packing(config: TrainConfig) -> dict[str, Any]:
+    """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""
+    return {"budget": config.trainer.micro_batch_tokens, "one_row": config.model.attention == "flash_attention_2"}
+
+
 def seed(value: int) -> None:
     """Seed every source of randomness of this process."""
     random.seed(value)
-    np.random.seed(value % 2**32)  # noqa: NPY002
+    np.random.seed(value % 2**32)
     torch.manual_seed(value)
-

@@ -52,8 +52,8 @@ class SamplerPool:
         if place.colocate and share["GPU"]:
             share["GPU"] /= 2  # the other half of the bundle's GPU is the rank's
         threads = placement.threads(place, place.cpus_per_sampler)
-        self.actors = [
-            SamplerActor.options(
+        self.actors: list[Any] = [
+            SamplerActor.options(  # type: ignore[attr-defined]
                 **actors.options(group, plan.sampler_bundle(i), {k: v for k, v in share.items() if v}, threads, f"sampler-{i}")
             ).remote(config, model_path, config.run.seed + i, threads)
             for i in range(config.rollout.engines)
@@ -70,7 +70,9 @@ class SamplerPool:
         link = weights.Link(address, port, 1 + sum(receivers), self.config.rollout.timeout)
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
         joined = [actor.call.remote("connect", link, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
-        actors.wait([*(rank.connect.remote(link, plan) for rank in policy), *joined], timeout, "joining policy and samplers for weight sync")
+        actors.wait(
+            [*(rank.connect.remote(link, plan) for rank in policy), *joined], timeout, "joining policy and samplers for weight sync"
+        )
 
     def receive(self) -> list[Any]:
         return [actor.call.remote("receive") for actor in self.actors]

@@ -6,6 +6,7 @@ https://docs.vllm.ai/en/latest/training/rlhf.html
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 # Read when vLLM is imported. The engine runs inside the actor: one process less to start, watch and kill.
@@ -21,6 +22,8 @@ ON_GPU = torch.cuda.is_available()
 if not ON_GPU:
     # Small functions around the sampler are compiled even in eager mode: 20 s at the first batch, and slower than eager afterwards.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+
+warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 import vllm
 from vllm.inputs import TokensPrompt
@@ -68,6 +71,7 @@ class VllmSampler:
             "worker_extension_cls": f"{__name__}.WeightReceiver",
             "seed": seed,
             "disable_log_stats": True,
+            "use_tqdm_on_load": False,
         }
         if ON_GPU:
             arguments |= {"gpu_memory_utilization": self.config.gpu_memory, "enable_sleep_mode": config.placement.colocate}
@@ -109,7 +113,7 @@ class VllmSampler:
             temperature=0.0 if greedy else self.config.temperature,
             top_p=1.0 if greedy else self.config.top_p,
             logprobs=0,
-            stop_token_ids=[self.tokenizer.eos_token_id],
+            stop_token_ids=[self.tokenizer.eos_token_id],  # type: ignore[list-item]
             detokenize=False,
         )
         outputs = self.llm.generate([TokensPrompt(prompt_token_ids=p.token_ids) for p in prompts], params, use_tqdm=False)
@@ -118,7 +122,7 @@ class VllmSampler:
                 prompt,
                 group,
                 list(answer.token_ids),
-                [scores[token].logprob for scores, token in zip(answer.logprobs or (), answer.token_ids, strict=True)],
+                [scores[token].logprob for scores, token in zip(list(answer.logprobs or ()), answer.token_ids, strict=True)],
                 answer.finish_reason == "stop",
             )
             for prompt, group, output in zip(prompts, groups, outputs, strict=True)

@@ -1,0 +1,273 @@
+"""The whole product on this machine, with the commands that a person would type: `make demo`, `make demo KEEP=1`, `make demo KILL=1`.
+
+A stack file is rendered, the rendered task starts a Ray cluster of two nodes, a small model gets a supervised warm start meanwhile, and
+a Ray job trains it by reward. A job whose process dies is submitted again, and goes on from its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from cluster_tasks.local_plan import MARKER
+
+ROOT = Path(__file__).resolve().parents[1]
+BUILD = ROOT / "build" / "local"
+TASK = BUILD / "ray-cluster.dstack.yml"
+RUNS = BUILD / "runs"
+RECIPES = "trainer/recipes"
+ATTEMPTS = 3  # of a job whose processes die
+JOB_SECONDS = 1800
+
+console = Console(soft_wrap=True, highlight=False)
+
+
+class DemoError(RuntimeError):
+    """A stage failed; its own output says why."""
+
+
+class Stages:
+    """Names and seconds of what was done, some of it side by side."""
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+        self.rows: list[tuple[str, float]] = []
+        installed = ROOT / ".venv" / "install-seconds"
+        if installed.exists():
+            self.rows.append(("install (make)", float(installed.read_text())))
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        console.rule(f"[bold]{name}", align="left")
+        begin = time.monotonic()
+        yield
+        self.rows.append((name, time.monotonic() - begin))
+        console.print(f"[dim]{name}: {self.rows[-1][1]:.1f} s")
+
+
+def run(command: list[str], *, quiet: bool = False, check: bool = True, env: dict[str, str] | None = None) -> int:
+    """Print a command as one would type it, run it, return its exit code."""
+    show(command)
+    log = subprocess.DEVNULL if quiet else None
+    code = subprocess.run(command, cwd=ROOT, stdout=log, env=os.environ | (env or {}), check=False).returncode
+    if check and code:
+        raise DemoError(f"exit code {code}: {shlex.join(command)}")
+    return code
+
+
+def show(command: list[str]) -> None:
+    shown = shlex.join(command).replace(sys.executable, "python")
+    console.print(f"[bold green]$[/] {shown}", markup=True)
+
+
+def python(*arguments: str) -> list[str]:
+    return [sys.executable, *arguments]
+
+
+def render() -> None:
+    """`pulumi up` where there is a Pulumi CLI; the same program in-process where not."""
+    if shutil.which("pulumi") is None:
+        console.print("no pulumi on PATH: the same program renders in this process (python -m infra.preview)")
+        run(python("-m", "infra.preview", "local"))
+        return
+    state = ROOT / "build" / "pulumi"
+    state.mkdir(parents=True, exist_ok=True)
+    env = {"PULUMI_BACKEND_URL": f"file://{state}", "PULUMI_CONFIG_PASSPHRASE": os.environ.get("PULUMI_CONFIG_PASSPHRASE", "")}
+    run(["pulumi", "stack", "select", "--create", "local"], env=env)
+    run(["pulumi", "up", "--stack", "local", "--yes", "--skip-preview"], env=env)
+
+
+def start_cluster_and_warm_start() -> str:
+    """Both at once; returns the dashboard's address."""
+    cluster = python("-m", "cluster_tasks.local", "up", str(TASK.relative_to(ROOT)), "--port", "auto")
+    warm_start = python("-m", "trainer.train_sft", "--config", f"{RECIPES}/demo-sft.yaml")
+    log_path = BUILD / "warm-start.log"
+    show(warm_start)
+    with log_path.open("w") as log:
+        training = subprocess.Popen(
+            warm_start, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=os.environ | {"FLOTILLA_RUNS": str(RUNS)}
+        )
+        try:
+            run(cluster)
+            code = training.wait(timeout=600)
+        finally:
+            if training.poll() is None:
+                training.kill()
+    lines = log_path.read_text().splitlines()
+    if code:
+        raise DemoError("\n".join([*lines[-20:], f"exit code {code}: {shlex.join(warm_start)} ({log_path})"]))
+    console.print(*[line for line in lines if line.startswith("step 100/")], sep="\n", markup=False)
+    return json.loads((BUILD / "cluster.json").read_text())["dashboard"]
+
+
+def submit_command(address: str, name: str) -> list[str]:
+    train = ["python", "-m", "trainer.train_ppo", "--config", f"{RECIPES}/demo.yaml", f"run.name={name}"]
+    return [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", address, "--working-dir", ".", "--", *train]
+
+
+def train(address: str, name: str, kill_at: int | None = None) -> None:
+    """Submit until it ends well; the same command goes on where a dead job stopped."""
+    command = submit_command(address, name)
+    for attempt in range(ATTEMPTS):
+        if kill_at is not None and attempt == 0:
+            threading.Thread(target=kill_when, args=(RUNS / name / "metrics.jsonl", kill_at), daemon=True).start()
+        show([Path(command[0]).name, *command[1:]])
+        if _follow(command) == 0:
+            return
+        if attempt < ATTEMPTS - 1:
+            console.print("[yellow]the job ended early; the same submit goes on from its last checkpoint")
+    raise DemoError(f"the job failed {ATTEMPTS} times; its log: {command[0]} job list --address {address}")
+
+
+def _follow(command: list[str]) -> int:
+    """Run `ray job submit`, passing on what the job prints and leaving out what Ray says about uploading."""
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        timer = threading.Timer(JOB_SECONDS, process.kill)
+        timer.start()
+        assert process.stdout is not None
+        for line in process.stdout:
+            if (
+                line.startswith(("step ", "prompt ", "error", "model:", "plot:", "resum"))
+                or "Error" in line
+                or "submitted successfully" in line
+            ):
+                console.print(line.rstrip(), markup=False)
+        timer.cancel()
+        return process.wait()
+
+
+def kill_when(metrics: Path, step: int) -> None:
+    """kill -9 of one of the job's processes once `step` is written."""
+    deadline = time.monotonic() + JOB_SECONDS
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > step):
+        if time.monotonic() > deadline:
+            return
+        time.sleep(0.05)
+    victims = [p for p in cluster_processes() if _is_trainer(p)]
+    victim = random.choice(victims)
+    console.print(f"[bold red]kill -9 {victim.pid}[/] ({' '.join(victim.cmdline())[:60]}) after step {step}")
+    os.kill(victim.pid, signal.SIGKILL)
+
+
+def _is_trainer(process: psutil.Process) -> bool:
+    command = " ".join(process.cmdline())
+    return "trainer.train_ppo" in command or command.startswith(("ray::Worker", "ray::SamplerActor"))
+
+
+def cluster_processes() -> list[psutil.Process]:
+    """Every process of the cluster, by the mark in its environment."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARKER) == str(BUILD):
+                process.cmdline()
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Memory(threading.Thread):
+    """The largest sum of proportional set sizes of the cluster and of this program's children, looked at every two seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak = 0
+        self.ended = threading.Event()
+
+    def run(self) -> None:
+        while not self.ended.wait(2.0):
+            total = 0
+            for process in {*cluster_processes(), *psutil.Process().children(recursive=True)}:
+                try:
+                    memory = process.memory_full_info()
+                    total += getattr(memory, "pss", memory.rss)
+                except psutil.Error:
+                    continue
+            self.peak = max(self.peak, total)
+
+
+def report(stages: Stages, memory: Memory, address: str) -> None:
+    rows = [json.loads(line) for line in (RUNS / "demo" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [row["eval_reward"] for row in rows if "eval_reward" in row]
+    console.rule("[bold]result", align="left")
+    table = Table("stage", "seconds", box=None)
+    for name, seconds in stages.rows:
+        table.add_row(name, f"{seconds:.1f}")
+    table.add_row("[bold]all", f"[bold]{sum(seconds for _, seconds in stages.rows):.1f}")
+    console.print(table)
+    console.print(f"peak memory  {memory.peak / 2**30:.1f} GiB")
+    console.print(
+        f"reward       [bold]{evaluations[0]:.2f} before, {evaluations[-1]:.2f} after[/] {rows[-1]['step']} steps (greedy, unseen prompts)"
+    )
+    console.print(f"checkpoint   {max((RUNS / 'demo' / 'checkpoints').glob('step_*'), key=lambda p: p.stat().st_mtime).relative_to(ROOT)}")
+    console.print(f"model        {(RUNS / 'demo' / 'model').relative_to(ROOT)}")
+    console.print(f"plot         {(RUNS / 'demo' / 'plot.png').relative_to(ROOT)}")
+    warm_start, reinforce = (
+        f"python -m trainer.train_sft --config {RECIPES}/demo-sft.yaml",
+        f"python -m trainer.train_ppo --config {RECIPES}/demo.yaml",
+    )
+    console.print("\nThe same on your own machines (edit stacks/Pulumi.onprem.yaml first; `. build/onprem/env.sh` after the first line):")
+    console.print("  pulumi up --stack onprem")
+    console.print("  dstack apply -f build/onprem/gpus.fleet.dstack.yml && dstack apply -f build/onprem/ray-cluster.dstack.yml")
+    console.print(f"  ray job submit --runtime-env build/onprem/runtime-env.yaml --working-dir . -- sh -c '{warm_start} && {reinforce}'")
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.demo", description=(__doc__ or "").partition(":")[0])
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards")
+    parser.add_argument("--kill", action="store_true", help="train twice, the second time with a kill -9, and compare")
+    options = parser.parse_args(argv)
+    stages, memory = Stages(), Memory()
+    memory.start()
+    try:
+        with stages.stage("render"):
+            render()
+        down = python("-m", "cluster_tasks.local", "down", str(TASK.relative_to(ROOT)))
+        for name in ("demo", "demo-sft", "demo-killed"):
+            shutil.rmtree(BUILD / "volumes" / "checkpoints" / name, ignore_errors=True)
+        (BUILD / "volumes" / "checkpoints").mkdir(parents=True, exist_ok=True)
+        if not RUNS.exists():
+            RUNS.symlink_to("volumes/checkpoints")
+        try:
+            with stages.stage("cluster and warm start"):
+                address = start_cluster_and_warm_start()
+            with stages.stage("train by reward"):
+                train(address, "demo")
+            if options.kill:
+                with stages.stage("the same, killed and resumed"):
+                    train(address, "demo-killed", kill_at=random.randint(12, 48))
+                run(python("-m", "trainer.compare", str(RUNS / "demo"), str(RUNS / "demo-killed")))
+            memory.ended.set()
+        finally:
+            if options.keep:
+                console.print(f"the cluster stays up; to stop it: python -m cluster_tasks.local down {TASK.relative_to(ROOT)}")
+            else:
+                run(down, quiet=True, check=False)
+        report(stages, memory, address)
+    except DemoError as error:
+        console.print(f"error: {error}", style="red", markup=False)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
