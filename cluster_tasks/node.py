@@ -491,6 +491,18 @@ def pause(seconds: float) -> None:
         raise Stopped
 
 
+class Prefixed(logging.Formatter):
+    """Rank and time before every line, also within a message of several: schedulers mix the output of all nodes."""
+
+    def __init__(self, rank: int):
+        super().__init__()
+        self.rank = rank
+
+    def format(self, record: logging.LogRecord) -> str:
+        prefix = f"[node {self.rank} {time.strftime('%H:%M:%S', time.localtime(record.created))}]"
+        return "\n".join(f"{prefix} {line}" for line in record.getMessage().splitlines())
+
+
 def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda number, _: signals.append(number))
@@ -501,7 +513,10 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, subprocess.CalledProcessError) as error:
         print(f"node.py: {error}", file=sys.stderr, flush=True)
         return 2
-    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=f"[node {settings.rank} %(asctime)s] %(message)s", datefmt="%H:%M:%S")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(Prefixed(settings.rank))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
         return run_head(settings) if settings.rank == 0 else run_worker(settings)
     except Failure as failure:

@@ -71,7 +71,7 @@ def render(folder: Path) -> Cluster:
     (folder / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
     shutil.copy(NODE_AGENT, root)
-    (root / "ray-cluster.dstack.yml").write_text(yaml.safe_dump(task, sort_keys=False))
+    (root / "ray-cluster.dstack.yml").write_text(yaml.safe_dump(task, sort_keys=False, width=1000))
     return Cluster(root / "ray-cluster.dstack.yml", port)
 
 
@@ -104,6 +104,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     assert f"dashboard  http://127.0.0.1:{cluster.port}" in done.stdout
     yield cluster
     cluster.local("down", "--timeout", "20")
+
+
+@pytest.fixture
+def fresh(tmp_path: Path) -> Iterator[Cluster]:
+    """A rendered cluster that is not up, and is down afterwards whatever the test found."""
+    cluster = render(tmp_path)
+    yield cluster
+    cluster.local("down", "--timeout", "10")
 
 
 def test_a_job_sees_both_nodes_their_resources_and_the_folder_for_runs(shared: Cluster) -> None:
@@ -146,8 +154,8 @@ def test_up_with_a_changed_task_says_to_stop_first(shared: Cluster) -> None:
     assert "has changed since its cluster was started" in done.stdout
 
 
-def test_a_port_in_use_is_an_error_that_names_its_owner_and_the_setting(tmp_path: Path, shared: Cluster) -> None:
-    other = render(tmp_path)
+def test_a_port_in_use_is_an_error_that_names_its_owner_and_the_setting(fresh: Cluster, shared: Cluster) -> None:
+    other = fresh
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", other.port))
         taken.listen()
@@ -181,8 +189,19 @@ def test_a_lost_node_ends_the_cluster_with_75_when_the_policy_says_so(shared: Cl
     assert shared.local("down").returncode == 0
 
 
-def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(tmp_path: Path) -> None:
-    cluster = render(tmp_path)
+def test_a_cluster_that_cannot_start_shows_why_and_leaves_nothing(fresh: Cluster) -> None:
+    cluster = fresh
+    cluster.file.write_text(cluster.file.read_text().replace("--rejoin-timeout 15", "--resources {"))
+    done = cluster.local("up")
+    assert done.returncode == 2
+    assert "--resources '{' is not JSON" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+    assert_nothing_left(cluster, [])
+    assert not (cluster.root / "cluster.json").exists()
+
+
+def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(fresh: Cluster) -> None:
+    cluster = fresh
     with socket.socket() as taken:  # meanwhile: --port auto
         taken.bind(("127.0.0.1", cluster.port))
         taken.listen()
@@ -204,8 +223,8 @@ def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(tmp_path: Path) -> 
     assert not ray_folder(cluster.root).exists()
 
 
-def test_down_lets_a_job_save_and_leaves_nothing(tmp_path: Path) -> None:
-    cluster = render(tmp_path)
+def test_down_lets_a_job_save_and_leaves_nothing(fresh: Cluster) -> None:
+    cluster = fresh
     assert cluster.local("up").returncode == 0
     job = (
         "import os, signal, sys, time\n"
@@ -225,30 +244,37 @@ def test_down_lets_a_job_save_and_leaves_nothing(tmp_path: Path) -> None:
     assert cluster.local("down").returncode == 0
 
 
-def test_an_agent_with_a_job_prints_its_output_and_ends_with_its_code(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_an_agent_with_a_job_ends_with_its_code_and_the_workers_follow_the_head(tmp_path: Path) -> None:
     ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
-    flags = ["--rank", "0", "--addresses", "127.0.0.2", *ports, "--temp-dir", str(ray_folder(tmp_path)), "--num-cpus", "1"]
-    job = f"{sys.executable} -c 'import ray; ray.init(); print(len(ray.nodes()), \"node in a job\"); raise SystemExit(7)'"
+    flags = ["--addresses", "127.0.0.2,127.0.0.3", *ports, "--num-cpus", "1", "--object-store-mb", "100"]
+    job = f"{sys.executable} -c 'import ray; ray.init(); print(len(ray.nodes()), \"nodes in a job\"); raise SystemExit(7)'"
     env = {"PATH": f"{Path(RAY).parent}:/usr/bin:/bin", "HOME": str(tmp_path), MARKER: str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, node.__file__, *flags, "--object-store-mb", "100", "--job", job],
-        env=env,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    shutil.rmtree(ray_folder(tmp_path))
-    assert done.returncode == 7, done.stdout + done.stderr
-    assert "1 node in a job" in done.stdout
+
+    def start(rank: int, *more: str) -> subprocess.Popen[str]:
+        command = [sys.executable, node.__file__, "--rank", str(rank), "--temp-dir", f"{ray_folder(tmp_path)}/{rank}", *flags, *more]
+        return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    head, worker = start(0, "--job", job), start(1)
+    try:
+        output, _ = head.communicate(timeout=150)
+        followed, _ = worker.communicate(timeout=30)
+    finally:
+        for agent in (head, worker):
+            agent.kill()
+        shutil.rmtree(ray_folder(tmp_path), ignore_errors=True)
+    assert head.returncode == 7, output
+    assert "2 nodes in a job" in output
+    assert worker.returncode == node.NODE_LOST
+    assert "the head at 127.0.0.2" in followed
+    assert "is gone" in followed
     assert_nothing_left(Cluster(tmp_path / "none", 0), [])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_the_end_of_run_is_the_end_of_the_cluster(tmp_path: Path, number: signal.Signals) -> None:
-    cluster = render(tmp_path)
+def test_the_end_of_run_is_the_end_of_the_cluster(fresh: Cluster, number: signal.Signals) -> None:
+    cluster = fresh
     held = subprocess.Popen([*LOCAL, "run", str(cluster.file)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert held.stdout is not None
     assert any("stop " in line for line in held.stdout)

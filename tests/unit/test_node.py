@@ -155,6 +155,18 @@ def test_a_worker_says_what_it_waits_for_and_ends_with_76_when_the_head_does_not
     assert all(line.startswith("[node 1 ") for line in output.splitlines())
 
 
+def test_every_line_says_which_node_wrote_it(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text("#!/bin/sh\necho one; echo two; exit 3\n")
+    ray.chmod(0o755)
+    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    head = agent("--rank", "0", "--addresses", "127.0.0.2", *ports, PATH=f"{tmp_path}:/usr/bin:/bin")
+    output, _ = head.communicate(timeout=20)
+    assert head.returncode == node.RAY_FAILED
+    assert [line.split("] ")[1] for line in output.splitlines()][-3:] == ["Ray ended on this node with code 3:", "one", "two"]
+    assert all(line.startswith("[node 0 ") for line in output.splitlines())
+
+
 @pytest.mark.parametrize(("flags", "code"), [([], 0), (["--job", "true"], 128 + signal.SIGTERM)])
 def test_a_signal_ends_a_wait_at_once(flags: list[str], code: int) -> None:
     worker = agent("--rank", "1", "--addresses", "127.0.0.1,127.0.0.3", "--port", str(node.free_port()), *flags)
