@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
 from trainer.config import ConfigError, ModelConfig
@@ -88,8 +89,9 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device) -> Any:
             lm = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=config.attention)
         else:
             torch.manual_seed(seed)
-            spec = _init_spec(config)
-            lm = AutoModelForCausalLM.from_config(AutoConfig.for_model(**spec), dtype=dtype, attn_implementation=config.attention)
+            lm = AutoModelForCausalLM.from_config(_init_config(config), dtype=dtype, attn_implementation=config.attention)
+    except ConfigError:
+        raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
     if config.gradient_checkpointing:
@@ -122,10 +124,20 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
 
 
-def _init_spec(config: ModelConfig) -> dict[str, Any]:
+def _init_config(config: ModelConfig) -> PreTrainedConfig:
+    """The architecture of `model.init`. transformers would take any key, so a misspelt one is refused here."""
+    given = dict(config.init or {})
+    model_type = given.pop("model_type", None)
+    if model_type is None:
+        raise ConfigError("model.init: model_type is missing; such as qwen2 or llama")
+    known = AutoConfig.for_model(model_type).to_dict()
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError(f"model.init.{key}: {model_type} has no such setting" + (f"; did you mean {near[0]}?" if near else ""))
     tokenizer = load_tokenizer(config)
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos", "bos")}
-    return {"vocab_size": len(tokenizer), **ids, **(config.init or {})}
+    return AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer), **ids, **given})
 
 
 def export(lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

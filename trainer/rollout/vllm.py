@@ -122,7 +122,7 @@ class VllmSampler:
                 prompt,
                 group,
                 list(answer.token_ids),
-                [scores[token].logprob for scores, token in zip(list(answer.logprobs or ()), answer.token_ids, strict=True)],
+                [float(scores[token].logprob) for scores, token in zip(answer.logprobs, answer.token_ids, strict=True)],  # type: ignore
                 answer.finish_reason == "stop",
             )
             for prompt, group, output in zip(prompts, groups, outputs, strict=True)

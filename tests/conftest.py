@@ -1,0 +1,34 @@
+"""Shared by the tests that need a model: small, random, with a tokenizer of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from trainer import models
+from trainer.config import ModelConfig
+
+INIT = {
+    "model_type": "qwen2",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "tie_word_embeddings": True,
+    "initializer_range": 0.2,  # sharp enough that distributions are not all alike
+}
+CHARACTERS = "characters:0123456789s="
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a Qwen2 with 15,000 random parameters and one token per digit."""
+    config = ModelConfig(init=INIT, tokenizer=CHARACTERS, dtype="float32")
+    lm = models.load_lm(config, 0, torch.device("cpu"))
+    folder = tmp_path_factory.mktemp("tiny")
+    models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
+    return folder

@@ -1,0 +1,100 @@
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from trainer import models
+from trainer.config import ConfigError, ModelConfig
+from trainer.data.packing import Sequence, pack, scatter
+
+SEQUENCES = [Sequence([3, 4, 5], [6, 7, 1]), Sequence([5, 5], [9, 8, 7, 6, 1]), Sequence([3], [4])]
+
+
+def scored(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
+    batches = pack(SEQUENCES, 64, pad_id=0)
+    outputs = [model(batch) for batch in batches]
+    return scatter([o[0] for o in outputs], batches), scatter([o[1] for o in outputs], batches)
+
+
+def test_log_probabilities_and_entropy_are_those_of_the_plain_model(tiny_model):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    logprobs_N, entropies_N = scored(models.PolicyModel(lm, temperature=0.7))
+    expected, entropies = [], []
+    for s in SEQUENCES:
+        ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
+        logp = torch.log_softmax(lm(input_ids=ids).logits[0, len(s.prompt_ids) - 1 : -1] / 0.7, -1)
+        expected.append(logp.gather(1, torch.tensor(s.response_ids)[:, None])[:, 0])
+        entropies.append(torch.distributions.Categorical(logits=logp).entropy())
+    torch.testing.assert_close(logprobs_N, torch.cat(expected), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(entropies_N, torch.cat(entropies), atol=1e-5, rtol=1e-5)
+
+
+def test_chunks_of_logits_change_neither_values_nor_gradients(tiny_model, monkeypatch):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    policy = models.PolicyModel(lm)
+    whole, _ = scored(policy)
+    whole.sum().backward()
+    gradient = lm.lm_head.weight.grad.clone()
+    lm.zero_grad()
+    monkeypatch.setattr(models, "CHUNK_ELEMENTS", 2 * lm.config.vocab_size)
+    chunked, _ = scored(policy)
+    chunked.sum().backward()
+    torch.testing.assert_close(chunked, whole)
+    torch.testing.assert_close(lm.lm_head.weight.grad, gradient, atol=1e-5, rtol=1e-5)
+
+
+def test_entropy_is_learnt_only_when_asked(tiny_model):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert not scored(models.PolicyModel(lm))[1].requires_grad
+    assert scored(models.PolicyModel(lm, learn_entropy=True))[1].requires_grad
+
+
+def test_a_value_model_starts_without_an_opinion(tiny_model):
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    values = models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])
+    assert values.shape == (9,)
+    assert values.eq(0).all()
+    assert values.requires_grad
+
+
+def test_random_weights_depend_on_the_seed_alone():
+    config = ModelConfig(
+        init={
+            "model_type": "qwen2",
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 1,
+            "intermediate_size": 16,
+        },
+        tokenizer="characters:ab",
+        dtype="float32",
+    )
+    first, again, other = (models.load_lm(config, seed, torch.device("cpu")) for seed in (1, 1, 2))
+    assert torch.equal(first.lm_head.weight, again.lm_head.weight)
+    assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+    assert models.fingerprint(first) == models.fingerprint(other)
+
+
+def test_a_character_tokenizer_gives_back_what_it_was_given():
+    tokenizer = models.character_tokenizer("0123456789s=")
+    ids: Any = tokenizer("s20=")["input_ids"]
+    assert len(ids) == 4
+    assert tokenizer.decode(ids + [tokenizer.eos_token_id], skip_special_tokens=True) == "s20="  # noqa: RUF005
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (ModelConfig(path="/nowhere/at/all"), ["model.path", "/nowhere/at/all"]),
+        (ModelConfig(init={"model_type": "qwen9"}, tokenizer="characters:ab"), ["model.init", "qwen9"]),
+        (ModelConfig(init={"model_type": "qwen2", "hiden_size": 3}, tokenizer="characters:ab"), ["model.init.hiden_size", "hidden_size?"]),
+        (ModelConfig(init={"hidden_size": 3}, tokenizer="characters:ab"), ["model.init", "model_type"]),
+        (ModelConfig(init={"model_type": "qwen2"}), ["model.tokenizer"]),
+    ],
+)
+def test_models_that_cannot_be_made_name_the_setting(config, words):
+    with pytest.raises(ConfigError) as error:
+        models.load_lm(config, 0, torch.device("cpu"))
+    assert all(word in str(error.value) for word in words)

@@ -1,0 +1,58 @@
+import pytest
+
+from trainer import placement
+from trainer.config import ConfigError, TrainConfig
+
+
+def config(**sections: dict) -> TrainConfig:
+    base = {"model": {"path": "m"}, "data": {"path": "a:b"}, "trainer": {"prompts_per_step": 64}}
+    return TrainConfig.model_validate(base | sections)
+
+
+def test_ranks_and_samplers_get_bundles_of_their_own():
+    plan = placement.plan(config(placement={"ranks": 2, "cpus_per_rank": 4}, rollout={"engines": 3, "tensor_parallel": 2}))
+    assert plan.ranks == ({"CPU": 4, "GPU": 1},) * 2
+    assert plan.samplers == ({"CPU": 1, "GPU": 2},) * 3
+    assert [plan.sampler_bundle(i) for i in range(3)] == [2, 3, 4]
+
+
+def test_no_gpus_are_asked_for_where_ranks_train_on_cpus():
+    plan = placement.plan(config(placement={"gpus_per_rank": 0}))
+    assert plan.bundles == ({"CPU": 1}, {"CPU": 1})
+
+
+def test_colocated_samplers_live_in_the_ranks_bundles():
+    plan = placement.plan(config(placement={"colocate": True, "ranks": 2}, rollout={"engines": 2}))
+    assert plan.bundles == ({"CPU": 2, "GPU": 1},) * 2
+    assert [plan.sampler_bundle(i) for i in range(2)] == [0, 1]
+
+
+def test_custom_resources_pin_roles_to_kinds_of_nodes():
+    plan = placement.plan(config(placement={"rank_resources": {"h100": 1}, "sampler_resources": {"l4": 1}}))
+    assert plan.ranks[0]["h100"] == 1
+    assert plan.samplers[0]["l4"] == 1
+
+
+@pytest.mark.parametrize(
+    ("cluster", "expected"),
+    [
+        ({"CPU": 64, "GPU": 4}, ["9 GPU", "has 4", "placement.ranks, placement.gpus_per_rank"]),
+        ({"CPU": 2, "GPU": 16}, ["9 CPU", "has 2", "placement.cpus_per_rank"]),
+        ({"CPU": 64, "GPU": 16}, None),
+    ],
+)
+def test_a_cluster_that_is_too_small_is_told_with_both_numbers(cluster, expected):
+    settings = config(placement={"ranks": 8})
+    plan = placement.plan(settings)
+    if expected is None:
+        placement.check(plan, cluster, settings.placement)
+        return
+    with pytest.raises(ConfigError) as error:
+        placement.check(plan, cluster, settings.placement)
+    assert all(text in str(error.value) for text in expected)
+
+
+def test_a_missing_custom_resource_names_its_setting():
+    settings = config(placement={"rank_resources": {"v100": 1}})
+    with pytest.raises(ConfigError, match=r"1 v100.*has 0.*placement\.rank_resources"):
+        placement.check(placement.plan(settings), {"CPU": 8, "GPU": 8}, settings.placement)

@@ -1,0 +1,56 @@
+import threading
+
+import pytest
+import torch
+
+from trainer import weights
+from trainer.actors import free_port
+from trainer.weights import Link, Parameter
+
+
+def parameters(model: torch.nn.Module) -> list[Parameter]:
+    return [Parameter(n, tuple(p.shape), str(p.dtype).removeprefix("torch.")) for n, p in model.named_parameters()]
+
+
+def test_a_plan_keeps_order_and_respects_size_and_dtype():
+    items = [
+        Parameter("a", (4, 4), "float32"),
+        Parameter("b", (8,), "float32"),
+        Parameter("c", (100,), "float32"),
+        Parameter("d", (2,), "bfloat16"),
+    ]
+    plan = weights.plan(items, bucket_bytes=100)
+    assert [[p.name for p in bucket] for bucket in plan] == [["a", "b"], ["c"], ["d"]]
+    assert weights.plan(items[:3], bucket_bytes=1 << 20) == (tuple(items[:3]),)
+    assert weights.plan([], 100) == ()
+
+
+def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(7, 5), torch.nn.LayerNorm(5), torch.nn.Linear(5, 3, bias=False)).to(torch.bfloat16)
+    model[1].float()
+    table = dict(model.named_parameters())
+    for size in (1, 64, 1 << 20):
+        plan = weights.plan(parameters(model), size)
+        link = Link("127.0.0.1", free_port(), world=3, timeout=20)
+        received: dict[int, dict[str, torch.Tensor]] = {1: {}, 2: {}}
+
+        def take(rank: int, link: Link = link, plan: weights.Plan = plan, received: dict = received) -> None:
+            group = weights.join(link, rank, torch.device("cpu"))
+            for bucket in weights.receive(group, plan, torch.device("cpu")):
+                received[rank].update((name, tensor.clone()) for name, tensor in bucket)
+
+        threads = [threading.Thread(target=take, args=(rank,)) for rank in (1, 2)]
+        for thread in threads:
+            thread.start()
+        weights.send(weights.join(link, 0, torch.device("cpu")), plan, lambda names: [table[n].detach() for n in names])
+        for thread in threads:
+            thread.join(20)
+        for rank in (1, 2):
+            assert received[rank].keys() == table.keys()
+            assert all(torch.equal(received[rank][name], p) and received[rank][name].dtype == p.dtype for name, p in table.items())
+
+
+def test_joining_ends_with_an_error_when_a_member_is_missing():
+    with pytest.raises(RuntimeError, match="Timed out"):
+        weights.join(Link("127.0.0.1", free_port(), world=2, timeout=1), 0, torch.device("cpu"))
