@@ -361,8 +361,9 @@ def test_killed_at_any_moment_the_newest_is_whole(tmp_path, capsys):
             time.sleep(draw.uniform(0, 0.06))  # the random moment
             os.kill(int(pid), signal.SIGKILL)
             while (line := parent.stdout.readline()) != "dead 0\n":
-                if match := re.match(r"wrote (\d+)\n", line):
-                    last = max(last, int(match[1]))
+                match = re.fullmatch(r"wrote (\d+)\n", line)
+                assert match, f"the writers ended with {line!r}"
+                last = int(match[1])
             kills_while_writing += any(tmp_path.glob("tmp_*"))
             found = checkpoints.latest()
             assert (found.step if found else 0) >= last, "a checkpoint that was complete is gone"
