@@ -43,6 +43,10 @@ class Team:
         for role in self._trained():
             role.load(folder)
 
+    def shards(self) -> list[str]:
+        """A file of every rank, below the folder that `save` was given: missing ones tell of nodes that do not share it."""
+        return [f"{role.role}/random-{rank}.pt" for role in self._trained() for rank in range(len(role.ranks))]
+
     def _trained(self) -> list[RoleGroup]:
         return [self.policy, *([self.critic] if self.critic else [])]
 

@@ -14,13 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer.cli import exits_cleanly, parse
+
+if __name__ == "__main__":  # a mistake is told, and --help printed, before the seconds that torch takes to import
+    with exits_cleanly():
+        parse(sys.argv[1:], prog="python -m trainer.train_ppo")
+
 import torch
 
 from trainer.actors import RunError
 from trainer.algorithms.advantages import estimate
 from trainer.algorithms.kl import KlController, kl
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.cli import exits_cleanly, parse
 from trainer.config import ConfigError, TrainConfig
 from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
@@ -62,7 +67,7 @@ class Run:
 
     def save(self, step: int, score: float | None) -> None:
         state = {**self.identity, "loader": self.position, "kl": self.controller.state()}
-        with self.checkpoints.writing(step, state, score=score) as draft:
+        with self.checkpoints.writing(step, state, score=score, expected=self.team.shards()) as draft:
             self.team.save(draft)
 
     def sample(self, step: int) -> Pending | None:
@@ -128,7 +133,7 @@ def train(config: TrainConfig, folder: Path) -> int:
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     last = checkpoints.to_resume(config.run.resume)
     done = last.step if last else 0
-    if done >= schedule.steps:
+    if done >= schedule.steps and (folder / "model").exists():
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
     with (
@@ -235,7 +240,7 @@ def main(argv: list[str]) -> int:
     config = parse(argv, prog="python -m trainer.train_ppo")
     folder = run_folder(config)
     with held(folder):
-        save_resolved(config, folder, sys.argv)
+        save_resolved(config, folder, sys.orig_argv)
         try:
             return train(config, folder)
         except (RunError, TimeoutError) as error:

@@ -12,13 +12,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from trainer.cli import exits_cleanly, parse
+
+if __name__ == "__main__":  # a mistake is told, and --help printed, before the seconds that torch takes to import
+    with exits_cleanly():
+        parse(sys.argv[1:], prog="python -m trainer.train_sft", supervised=True)
+
 import torch
 import torch.distributed as dist
 
 from trainer.actors import free_port
 from trainer.algorithms.losses import denominators, part
 from trainer.checkpoint import Checkpoints
-from trainer.cli import exits_cleanly, parse
 from trainer.config import ConfigError, TrainConfig
 from trainer.data.loader import Loader
 from trainer.data.packing import Sequence, balance, plan
@@ -42,7 +47,7 @@ def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     last = checkpoints.to_resume(config.run.resume)
     done = last.step if last else 0
-    if done >= schedule.steps:
+    if done >= schedule.steps and (folder / "model").exists():
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
     worker = Worker(config, "policy", rank, world, None, config.placement.threads)
@@ -148,7 +153,7 @@ def main(argv: list[str]) -> int:
     if rank > 0:
         return train(config, folder, rank, world)
     with held(folder):
-        save_resolved(config, folder, sys.argv)
+        save_resolved(config, folder, sys.orig_argv)
         return train(config, folder, rank, world)
 
 

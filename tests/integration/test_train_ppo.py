@@ -1,0 +1,169 @@
+"""The reinforcement loop on real Ray actors with DeepSpeed on gloo: every algorithm's path, exact resume, stop, mistakes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from trainer import train_ppo
+from trainer.actors import RunError
+from trainer.compare import compare
+from trainer.config import ConfigError, TrainConfig
+from trainer.metrics import read
+from trainer.stopping import STOPPED
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def settings(path: Path, **changes: Any) -> TrainConfig:
+    values: dict[str, Any] = {
+        "model": {"path": str(path), "dtype": "float32"},
+        "data": {"path": "trainer.data.tasks:sort_digits", "args": {"rows": 200, "length": 3}, "max_prompt_tokens": 8},
+        "algorithm": {"group_size": 4},
+        "reward": {"function": "digits_share"},
+        "rollout": {"engine": "hf", "max_new_tokens": 5},
+        "optim": {"lr": 1e-3},
+        "trainer": {"steps": 6, "prompts_per_step": 8, "checkpoint_every": 2, "eval_prompts": 16, "micro_batch_tokens": 64},
+        "placement": {"gpus_per_rank": 0, "wait": 20},
+        "log": {"tensorboard": False, "plot": False},
+    }
+    for key, value in changes.items():
+        values[key] = {**values.get(key, {}), **value}
+    return TrainConfig.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert train_ppo.train(settings(tiny_model), folder) == 0
+    return folder
+
+
+def test_a_run_reports_every_step_and_exports_a_model(whole):
+    rows = read(whole)
+    assert [row["step"] for row in rows] == list(range(7))
+    assert all(row.keys() >= {"step", "reward", "loss", "kl", "seconds", "tokens_per_second", "grad_norm"} for row in rows[1:])
+    assert "eval_reward" in rows[0]
+    assert "eval_reward" in rows[-1]
+    assert all(row["gap"] < 1e-4 for row in rows[1:]), "samplers must have the policy's weights at every step"
+    assert (whole / "model" / "model.safetensors").stat().st_size > 0
+    assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["step_4", "step_6"]
+
+
+@pytest.mark.parametrize("victim", ["policy-0", "sampler-0"])
+def test_a_killed_process_ends_the_run_with_a_reason_and_resuming_gives_the_same_bits(tiny_model, whole, tmp_path, victim):
+    def kill() -> None:
+        while not (tmp_path / "checkpoints" / "step_2").exists():
+            pass
+        ray.kill(ray.get_actor(victim))
+
+    killer = threading.Thread(target=kill, daemon=True)
+    killer.start()
+    with pytest.raises(RunError, match=r"a process died"):
+        train_ppo.train(settings(tiny_model), tmp_path)
+    killer.join(10)
+    assert read(tmp_path)[-1]["step"] < 6
+    assert train_ppo.train(settings(tiny_model), tmp_path) == 0
+    assert all(not result.different for result in compare(read(whole), read(tmp_path)))
+    assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
+
+
+def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(tiny_model, whole, tmp_path):
+    def stop() -> None:
+        while not (tmp_path / "metrics.jsonl").exists() or len((tmp_path / "metrics.jsonl").read_text().splitlines()) < 4:
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
+    assert train_ppo.train(settings(tiny_model), tmp_path) == STOPPED
+    assert train_ppo.train(settings(tiny_model), tmp_path) == 0
+    assert all(not result.different for result in compare(read(whole), read(tmp_path)))
+
+
+def test_ppo_with_critic_and_kl_in_the_reward_over_two_ranks(tiny_model, tmp_path):
+    config = settings(
+        tiny_model,
+        algorithm={"name": "ppo", "epochs": 2, "minibatches": 2, "kl": {"coef": 0.05, "where": "reward", "estimator": "k1", "target": 0.1}},
+        critic={"lr": 1e-3},
+        placement={"ranks": 2, "cpus_per_sampler": 1},
+        trainer={"zero_stage": 2, "steps": 3},
+    )
+    assert train_ppo.train(config, tmp_path) == 0
+    rows = read(tmp_path)[1:]
+    assert rows[-1]["value_loss"] < rows[0]["value_loss"]
+    assert rows[0]["kl"] != 0
+    assert rows[-1]["kl_coef"] != 0.05
+    assert any(row["ratio"] != 1 for row in rows)
+
+
+@pytest.mark.parametrize("algorithm", ["dr_grpo", "rloo", "reinforce_plus_plus"])
+def test_other_estimators_run_with_kl_in_the_loss(tiny_model, tmp_path, algorithm):
+    config = settings(
+        tiny_model, algorithm={"name": algorithm, "aggregation": "sequence", "kl": {"coef": 0.1}}, trainer={"steps": 2, "eval_prompts": 0}
+    )
+    assert train_ppo.train(config, tmp_path) == 0
+    assert [row["step"] for row in read(tmp_path)] == [1, 2]
+
+
+def test_one_step_off_samples_with_weights_that_are_one_step_old(tiny_model, tmp_path):
+    assert train_ppo.train(settings(tiny_model, trainer={"staleness": 1, "steps": 4}), tmp_path) == 0
+    rows = read(tmp_path)[1:]
+    assert rows[0]["gap"] < 1e-4
+    assert all(row["gap"] > 1e-4 for row in rows[1:]), "what was sampled before the update must differ from the policy after it"
+
+
+def test_two_samplers_and_random_weights(tmp_path):
+    init = {
+        "model_type": "llama",
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    }
+    model = {"path": None, "init": init, "tokenizer": "characters:0123456789s="}
+    config = settings(Path("x"), model=model, rollout={"engines": 2}, trainer={"steps": 2})
+    assert train_ppo.train(config, tmp_path) == 0
+    assert all(row["gap"] < 1e-4 for row in read(tmp_path)[1:])
+
+
+def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, capfd):
+    assert train_ppo.train(settings(tiny_model), whole) == 0
+    assert "has all 6 steps" in capfd.readouterr().out
+
+
+def test_more_than_the_cluster_has_is_refused_with_both_numbers(tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match=r"placement asks for 8 GPU .* the cluster has 0; lower placement\.ranks"):
+        train_ppo.train(settings(tiny_model, placement={"ranks": 8, "gpus_per_rank": 1, "gpus_per_sampler": 0}), tmp_path)
+
+
+def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, tiny_model):
+    init = {
+        "model_type": "qwen2",
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    }
+    other = settings(Path("x"), model={"path": None, "init": init, "tokenizer": "characters:0123456789s="}, trainer={"steps": 8})
+    with pytest.raises(ConfigError, match="another model"):
+        train_ppo.train(other, whole)
+
+
+def test_samplers_that_drift_from_the_policy_end_the_run(tiny_model, tmp_path):
+    with pytest.raises(RunError, match=r"rollout\.max_logprob_gap"):
+        train_ppo.train(settings(tiny_model, trainer={"staleness": 1}, rollout={"max_logprob_gap": 1e-6}), tmp_path)
