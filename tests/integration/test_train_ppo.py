@@ -146,8 +146,8 @@ def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, capfd):
 
 
 def test_more_than_the_cluster_has_is_refused_with_both_numbers(tiny_model, tmp_path):
-    with pytest.raises(ConfigError, match=r"placement asks for 8 GPU .* the cluster has 0; lower placement\.ranks"):
-        train_ppo.train(settings(tiny_model, placement={"ranks": 8, "gpus_per_rank": 1, "gpus_per_sampler": 0}), tmp_path)
+    with pytest.raises(ConfigError, match=r"placement asks for 2 GPU .* the cluster has 0; lower placement\.ranks"):
+        train_ppo.train(settings(tiny_model, placement={"ranks": 2, "gpus_per_rank": 1, "gpus_per_sampler": 0}), tmp_path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, tiny_model):
