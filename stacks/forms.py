@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+
+class Model(BaseModel):
+    """Settings: nothing unknown among them, nothing changed after they are read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    def says(self, key: str) -> bool:
+        """Whether a setting differs from its default."""
+        return getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
 
 
 def problem(text: str, *at: str | int) -> PydanticCustomError:
@@ -31,13 +41,13 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
-def _gigabytes(size: str) -> float:
+def gigabytes(size: str) -> float:
     return float(size[:-2]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[-2:]]
 
 
 def _ordered(sizes: str) -> str:
     low, _, high = sizes.partition("..")
-    if high and _gigabytes(low) > _gigabytes(high):
+    if high and gigabytes(low) > gigabytes(high):
         raise problem(f"{sizes!r} ends below its start")
     return sizes
 
@@ -58,3 +68,15 @@ Sizes = Annotated[
 Duration = Annotated[str, form(r"^[1-9]\d*[smhdw]$", "a duration such as 30m, 72h or 14d")]
 Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
 ContainerUser = Annotated[str, form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number")]
+Zone = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+(-[a-z]+-\d+)?-?[a-z]$", "a zone such as us-east-1a or us-central1-a")]
+Region = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+$", "a region such as us-east-1 or us-central1")]
+ProjectId = Annotated[str, form(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a GCP project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -")]
+Email = Annotated[str, form(r"^[^@\s,;]+@[^@\s,;]+\.[^@\s,;.]+$", "a mail address")]
+PublicKey = Annotated[
+    str, form(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+) [A-Za-z0-9+/]+=* ?[^\n]*$", "a public key, such as ssh-ed25519 AAAA...")
+]
+Repository = Annotated[str, form(r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", "a GitHub repository such as owner/name")]
+# What AWS's tags and GCP's labels both take.
+TagKey = Annotated[str, form(r"^[a-z][a-z0-9_-]{0,62}$", "a tag of a-z, 0-9, _ and -, a-z first")]
+TagValue = Annotated[str, BeforeValidator(_as_text), form(r"^[a-z0-9_-]{0,63}$", "up to 63 characters of a-z, 0-9, _ and -")]
+IdleDuration = Annotated[str, form(r"^([1-9]\d*[smhdw]|off)$", "a duration such as 30m, or off")]

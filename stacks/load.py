@@ -23,6 +23,7 @@ SCHEMA = Stack.model_json_schema()
 FORMATS = {
     "ipvanyaddress": "an IP address",
     "ipvanynetwork": "a network such as 10.0.0.0/24",
+    "ipv4network": "a network such as 10.64.0.0/16",
     "path": "a path",
 }
 TYPES = {

@@ -11,18 +11,41 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, IPvAnyAddress, IPvAnyNetwork, model_validator
+from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
 
-from stacks.forms import ContainerUser, Count, Duration, Hostname, Name, Quantity, Size, Sizes, Text, Url, User, problem
+from stacks import rules
+from stacks.clouds import Access, Budget, Capacity, Ci, Network
+from stacks.forms import (
+    ContainerUser,
+    Count,
+    Duration,
+    Hostname,
+    IdleDuration,
+    Model,
+    Name,
+    ProjectId,
+    Quantity,
+    Region,
+    Size,
+    Sizes,
+    TagKey,
+    TagValue,
+    Text,
+    Url,
+    User,
+    problem,
+)
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
 DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person who attaches
+SIZED = {
+    "network": "network is a dstack volume, which has a name (volume) and a size",
+    "lustre": "lustre is a file system of a size that you choose",
+    "filestore": "filestore is a file system of a size that you choose",
+    "hyperdisk-ml": "hyperdisk-ml is a disk of a size that you choose",
+}  # kinds of checkpoints with a size, in an error's words
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 PINNED_IMAGE = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$")
-
-
-class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Host(Model):
@@ -100,6 +123,19 @@ class Fleet(Model):
     gpu: Gpu | None = None
     resources: dict[str, Quantity] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
     ssh: Ssh | None = None
+    machine: str | None = Field(default=None, description="Machine type of a cloud such as p5.48xlarge or a3-megagpu-8g.")
+    provision: Literal["dstack", "pulumi"] = Field(
+        default="dstack", description="Who launches the machines: dstack when runs need them, or Pulumi once, for good."
+    )
+    capacity: Capacity = Capacity()
+    placement: Literal["cluster", "any"] | None = Field(
+        default=None, description="cluster: side by side, for the fabric. Chosen by the machine type when left out."
+    )
+    nics: Count | None = Field(default=None, ge=1, description="Network cards of each node, with provision: pulumi; all when left out.")
+    image: str | None = Field(default=None, description="Image of the nodes' disk: an AMI id on AWS, an image's path on GCP.")
+    idle_duration: IdleDuration | None = Field(
+        default=None, description="dstack ends a machine after this long without work; 3d when left out."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -130,24 +166,29 @@ class Fleet(Model):
 class Checkpoints(Model):
     """What is mounted at /checkpoints on every node."""
 
-    kind: Literal["instance", "network", "shared"] = Field(
+    kind: Literal["instance", "network", "shared", "bucket", "lustre", "filestore", "hyperdisk-ml"] = Field(
         default="instance",
-        description="instance: a folder of each host. network: a dstack volume. shared: a folder that all hosts have mounted at this path.",
+        description="instance: a folder of each host. network: a dstack volume (EBS on AWS). shared: a folder that all hosts have mounted "
+        "at this path. bucket: S3 or GCS, mounted. lustre: FSx for Lustre (AWS). filestore, hyperdisk-ml: those of GCP.",
     )
     path: Path = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
     volume: Name | None = Field(default=None, description="Name of the dstack volume, for network.")
-    size: Size | None = Field(default=None, description="Size of the dstack volume, such as 500GB, for network.")
+    size: Size | None = Field(default=None, description="Such as 500GB; for network, lustre, filestore and hyperdisk-ml.")
+    throughput: Count | None = Field(default=None, ge=1, description="MB/s per TB, for lustre: 125, 250, 500 or 1000; 250 when left out.")
+    keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps what was replaced or deleted.")
 
     @model_validator(mode="after")
     def _kind_has_its_settings(self) -> Self:
         path = PurePosixPath(self.path)
         if not path.is_absolute() or path == PurePosixPath("/") or ":" in str(path):
             raise problem(f"{str(path)!r} is not the absolute path of a folder (without ':')", "path")
-        for key in ("volume", "size"):
-            if self.kind == "network" and getattr(self, key) is None:
-                raise problem("is missing; kind: network is a dstack volume, which has a name (volume) and a size", key)
-            if self.kind != "network" and getattr(self, key) is not None:
-                raise problem(f"belongs to kind: network, but kind is {self.kind}", key)
+        if self.kind == "network" and self.volume is None:
+            raise problem("is missing; kind: network is a dstack volume, which has a name (volume) and a size", "volume")
+        if self.kind in SIZED and self.size is None:
+            raise problem(f"is missing; kind: {SIZED[self.kind]}", "size")
+        for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",))):
+            if self.kind not in kinds and getattr(self, key) is not None:
+                raise problem(f"belongs to kind: {', '.join(kinds)}, but kind is {self.kind}", key)
         return self
 
 
@@ -196,19 +237,24 @@ class Stack(Model):
     """One environment."""
 
     name: Name
-    cloud: Literal["local", "ssh"] = Field(description="Where the nodes come from.")
+    cloud: Literal["local", "ssh", "aws", "gcp"] = Field(description="Where the nodes come from.")
+    region: Region | None = Field(default=None, description="Region of the cloud, such as us-east-1 (AWS) or us-central1 (GCP).")
+    project: ProjectId | None = Field(default=None, description="GCP project id.")
+    environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
+    protect: bool = Field(default=False, description="Refuse to delete the checkpoints and their keys.")
+    tags: dict[TagKey, TagValue] = Field(default_factory=dict, description="On all resources of the cloud, such as owner or cost-center.")
+    monitoring: bool = Field(default=False, description="Nodes may write metrics and logs to CloudWatch or Cloud Monitoring.")
+    network: Network = Network()
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()
+    access: Access | None = Field(default=None, description="How nodes that Pulumi launches are reached.")
+    budget: Budget | None = Field(default=None, description="What a month may cost, and who is told.")
+    ci: Ci | None = Field(default=None, description="Who may deploy from continuous integration.")
     dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")
     task: Task = Task()
 
     @model_validator(mode="after")
-    def _fleets_fit_the_cloud(self) -> Self:
-        for index, fleet in enumerate(self.fleets):
-            if fleet.name in [other.name for other in self.fleets[:index]]:
-                raise problem(f"{fleet.name!r} is taken by an earlier fleet", "fleets", index, "name")
-            if self.cloud == "ssh" and fleet.ssh is None:
-                raise problem("is missing; with flotilla:cloud ssh a fleet lists its hosts there", "fleets", index, "ssh")
-            if self.cloud != "ssh" and fleet.ssh is not None:
-                raise problem(f"belongs to flotilla:cloud ssh, but that is {self.cloud}", "fleets", index, "ssh")
+    def _settings_fit_the_cloud(self) -> Self:
+        for fault in rules.faults(self):
+            raise fault
         return self

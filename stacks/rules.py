@@ -1,0 +1,148 @@
+"""Which settings go together: what a cloud has and what it lacks, told before anything is created."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pydantic_core import PydanticCustomError
+
+from stacks.forms import gigabytes, problem
+
+if TYPE_CHECKING:
+    from stacks.schema import Fleet, Stack
+
+CLOUDS = ("aws", "gcp")
+# Settings of clouds alone, with what they are to be on others.
+CLOUD_ONLY = ("region", "tags", "monitoring", "network", "access", "budget", "ci", "protect", "environment")
+CLOUD_FLEET_ONLY = ("machine", "provision", "capacity", "placement", "nics", "image", "idle_duration")
+REGIONS = {"aws": (r"[a-z]+(-[a-z]+)+-\d", "us-east-1"), "gcp": (r"[a-z]+-[a-z]+\d+", "us-central1")}
+KINDS = {
+    "local": ("instance", "network", "shared"),
+    "ssh": ("instance", "network", "shared"),
+    "aws": ("instance", "network", "bucket", "lustre"),
+    "gcp": ("instance", "network", "bucket", "filestore", "hyperdisk-ml"),
+}
+CAPACITY = {"aws": ("on-demand", "spot", "reservation", "block"), "gcp": ("on-demand", "spot", "reservation", "flex-start")}
+LUSTRE_THROUGHPUT = (
+    125,
+    250,
+    500,
+    1000,
+)  # MB/s per TiB of PERSISTENT_2: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
+
+
+def faults(stack: Stack) -> Iterator[PydanticCustomError]:
+    """What is wrong with settings that are each in order; the first is the one to tell."""
+    yield from _names(stack)
+    yield from _ssh(stack)
+    if stack.cloud in CLOUDS:
+        yield from _cloud(stack)
+        for index, fleet in enumerate(stack.fleets):
+            yield from _cloud_fleet(stack, fleet, index)
+        yield from (_aws if stack.cloud == "aws" else _gcp)(stack)
+    else:
+        yield from _no_cloud(stack)
+
+
+def _names(stack: Stack) -> Iterator[PydanticCustomError]:
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.name in [other.name for other in stack.fleets[:index]]:
+            yield problem(f"{fleet.name!r} is taken by an earlier fleet", "fleets", index, "name")
+
+
+def _ssh(stack: Stack) -> Iterator[PydanticCustomError]:
+    for index, fleet in enumerate(stack.fleets):
+        if stack.cloud == "ssh" and fleet.ssh is None:
+            yield problem("is missing; with flotilla:cloud ssh a fleet lists its hosts there", "fleets", index, "ssh")
+        if stack.cloud != "ssh" and fleet.ssh is not None:
+            yield problem(f"belongs to flotilla:cloud ssh, but that is {stack.cloud}", "fleets", index, "ssh")
+
+
+def _no_cloud(stack: Stack) -> Iterator[PydanticCustomError]:
+    for key in (*CLOUD_ONLY, "project"):
+        if stack.says(key):
+            yield problem(f"belongs to flotilla:cloud aws or gcp, but that is {stack.cloud}", key)
+    for index, fleet in enumerate(stack.fleets):
+        for key in CLOUD_FLEET_ONLY:
+            if fleet.says(key):
+                yield problem(f"belongs to flotilla:cloud aws or gcp, but that is {stack.cloud}", "fleets", index, key)
+    yield from _kind(stack)
+
+
+def _kind(stack: Stack) -> Iterator[PydanticCustomError]:
+    kind, kinds = stack.checkpoints.kind, KINDS[stack.cloud]
+    if kind not in kinds:
+        yield problem(f"{kind} is not on flotilla:cloud {stack.cloud} (allowed here: {', '.join(kinds)})", "checkpoints", "kind")
+
+
+def _cloud(stack: Stack) -> Iterator[PydanticCustomError]:
+    pattern, example = REGIONS[stack.cloud]
+    if stack.region is None:
+        yield problem(f"is missing; it is a region such as {example}", "region")
+    elif not re.fullmatch(pattern, stack.region):
+        yield problem(f"{stack.region!r} is no region of {stack.cloud}; one is {example}", "region")
+    for index, zone in enumerate(stack.network.zones):
+        if not zone.startswith(stack.region or ""):
+            yield problem(f"{zone!r} is not in region {stack.region}", "network", "zones", index)
+    yield from _kind(stack)
+    if stack.access is None and any(fleet.provision == "pulumi" for fleet in stack.fleets):
+        yield problem("is missing; with provision: pulumi it says how nodes are reached (identity_file, public_key, via)", "access")
+    if stack.access is not None and all(fleet.provision == "dstack" for fleet in stack.fleets):
+        yield problem("belongs to provision: pulumi, but dstack launches the machines of every fleet", "access")
+
+
+def _cloud_fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
+    at = ("fleets", index)
+    if fleet.machine is None:
+        example = {"aws": "p5.48xlarge", "gcp": "a3-megagpu-8g"}[stack.cloud]
+        yield problem(f"is missing; with flotilla:cloud {stack.cloud} a fleet names its machine type, such as {example}", *at, "machine")
+    for key in ("gpu", "memory", "arch"):
+        if fleet.says(key):
+            yield problem(f"follows from machine {fleet.machine}; leave it out", *at, key)
+    kinds = CAPACITY[stack.cloud]
+    if fleet.capacity.kind not in kinds:
+        text = f"{fleet.capacity.kind} is not on flotilla:cloud {stack.cloud} (allowed here: {', '.join(kinds)})"
+        yield problem(text, *at, "capacity", "kind")
+    if fleet.provision == "dstack":
+        for key in ("nics", "image"):
+            if fleet.says(key):
+                yield problem("belongs to provision: pulumi; where dstack launches the machines it chooses this itself", *at, key)
+    elif fleet.idle_duration is not None:
+        yield problem("belongs to provision: dstack; machines that Pulumi launches stay until `pulumi destroy`", *at, "idle_duration")
+    if fleet.provision == "dstack" and fleet.capacity.kind == "flex-start":
+        yield problem("flex-start needs provision: pulumi; dstack does not queue for it", *at, "capacity", "kind")
+
+
+def _aws(stack: Stack) -> Iterator[PydanticCustomError]:
+    if stack.project is not None:
+        yield problem("belongs to flotilla:cloud gcp, but that is aws; an AWS account comes from your credentials", "project")
+    if not 16 <= stack.network.cidr.prefixlen <= 24:
+        yield problem(
+            f"{stack.network.cidr} is a /{stack.network.cidr.prefixlen}; take /16 to /24, which is cut into 16 subnets", "network", "cidr"
+        )
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.capacity.kind == "block" and fleet.placement == "cluster":
+            text = "cluster is not for a capacity block, whose machines stand side by side already; leave it out"
+            yield problem(text, "fleets", index, "placement")
+    if stack.checkpoints.kind == "lustre":
+        yield from _lustre(stack)
+
+
+def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
+    size, throughput = gigabytes(stack.checkpoints.size or "0GB"), stack.checkpoints.throughput
+    if size != 1200 and (size == 0 or size % 2400):
+        yield problem(f"{stack.checkpoints.size!r} is refused by FSx; it takes 1200GB, or a multiple of 2400GB", "checkpoints", "size")
+    if throughput is not None and throughput not in LUSTRE_THROUGHPUT:
+        text = f"{throughput} is not one of {', '.join(map(str, LUSTRE_THROUGHPUT))} MB/s per TB"
+        yield problem(text, "checkpoints", "throughput")
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.provision == "dstack":
+            text = "dstack, but checkpoints.kind lustre needs a Lustre client on the nodes, which dstack's image lacks; take pulumi"
+            yield problem(text, "fleets", index, "provision")
+
+
+def _gcp(stack: Stack) -> Iterator[PydanticCustomError]:
+    if stack.project is None:
+        yield problem("is missing; with flotilla:cloud gcp it is the id of your GCP project", "project")
