@@ -25,7 +25,7 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
 
     Raises ValueError where no image can run on these GPUs, or the checkpoints' volume has no name.
     """
-    fleet, task = stack.fleets[0], stack.task
+    fleet, task = site.equipped(stack.fleets[0]), stack.task
     if task.image is None and fleet.gpu is not None and fleet.gpu.vendor == "amd":
         raise ValueError("flotilla:task.image is missing; dstack's own image has no ROCm, so AMD GPUs need an image with Ray and ROCm")
     own_port = task.dashboard_port == DASHBOARD_PORT
@@ -36,11 +36,12 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
         "fleets": [fleet.name],
         **_software(stack, fleet),
         "user": task.user,
+        "privileged": bool(site.mount) or None,
         "shell": "bash",
         "env": _environment(stack, site),
-        "commands": _commands(stack, fleet),
+        "commands": [*site.mount, *_commands(stack, fleet)],
         "ports": [DASHBOARD_PORT if own_port else f"{task.dashboard_port}:{DASHBOARD_PORT}"],
-        "volumes": [_mount(stack.checkpoints)],
+        "volumes": None if site.mount else [_mount(stack.checkpoints)],
         "resources": fleet.requirements() | {"shm_size": task.shm_size or SHM},
         "startup_order": "any",  # workers wait for the head themselves
         "stop_criteria": "master-done",

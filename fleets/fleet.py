@@ -18,8 +18,23 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     ssh = site.ssh.get(fleet.name)
     if ssh is not None:
         return head | {"ssh_config": _ssh_config(ssh, site)}
-    backends = {"backends": [site.backend["type"]]} if site.backend else {}
-    return head | {"nodes": fleet.nodes} | backends | {"resources": fleet.requirements()}
+    if site.backend is None:
+        return head | {"nodes": fleet.nodes, "resources": fleet.requirements()}
+    return head | _offers(site.backend, site.equipped(fleet))
+
+
+def _offers(backend: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
+    """Which of a cloud's machines dstack may launch. A fleet that names its machine type shrinks to nothing when idle."""
+    named = fleet.machine is not None
+    return _present(
+        nodes=f"0..{fleet.nodes}" if named else fleet.nodes,
+        backends=[backend["type"]],
+        instance_types=[fleet.machine] if named else None,
+        reservation=fleet.capacity.id,
+        spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named else None,
+        idle_duration=fleet.idle_duration,
+        resources=fleet.requirements(),
+    )
 
 
 def _ssh_config(ssh: Ssh, site: Site) -> dict[str, Any]:

@@ -86,7 +86,7 @@ class File(dynamic.Resource, module="flotilla", name="File"):
     path: pulumi.Output[str]
     text: pulumi.Output[str]
 
-    def __init__(self, name: str, path: str, text: str, opts: pulumi.ResourceOptions | None = None):
+    def __init__(self, name: str, path: str, text: pulumi.Input[str], opts: pulumi.ResourceOptions | None = None):
         super().__init__(FileProvider(), name, {"path": path, "text": text}, opts)
 
 

@@ -14,8 +14,10 @@ import runpy
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from types import ModuleType
+from typing import Any
 
 import pulumi
 from pulumi.runtime import mocks
@@ -27,8 +29,10 @@ from rich.tree import Tree
 
 from infra.files import PROVIDERS, project_root
 from stacks.load import StackError, load, settings
+from stacks.rules import CLOUDS
 
 SHOWN = 60  # characters of a property's value in the tree
+OPTIONS = ("provider", "protect", "retainOnDelete", "ignoreChanges", "dependencies", "deleteBeforeReplace")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,7 @@ class Resource:
     name: str
     component: bool
     inputs: dict[str, Any]
+    options: dict[str, Any]  # those of OPTIONS that are set
 
     @property
     def kind(self) -> str:
@@ -55,28 +60,50 @@ class Plan:
     stack: str
     resources: list[Resource]
     outputs: dict[str, Any]
+    assumed: list[str]  # what a cloud would have been asked, and the answer that was taken for granted
 
 
 class Recorder(mocks.MockMonitor, mocks.Mocks):
-    """Stands in for the engine: notes each resource with its parent and echoes its inputs."""
+    """Stands in for the engine: notes each resource with its parent, and answers what a cloud would with assumed.py of that cloud."""
 
     def __init__(self) -> None:
         super().__init__(self)
         self.plan: list[Resource] = []
+        self.assumed: dict[str, str] = {}
 
     def RegisterResource(self, request: Any) -> Any:
         if request.type != "pulumi:pulumi:Stack":
             inputs = mocks.rpc.deserialize_properties(request.object)
             inputs.pop("__provider", None)
             urn = self.make_urn(request.parent, request.type, request.name)
-            self.plan.append(Resource(urn, request.parent, request.type, request.name, not request.custom, inputs))
+            options = {key: value for key in OPTIONS if (value := _plain(getattr(request, key)))}
+            self.plan.append(Resource(urn, request.parent, request.type, request.name, not request.custom, inputs, options))
         return super().RegisterResource(request)
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
-        return f"{args.name}-id", args.inputs
+        cloud = _assumptions(args.typ)
+        return cloud.created(args.typ, args.name, args.inputs) if cloud else (f"{args.name}-id", args.inputs)
 
-    def call(self, args: mocks.MockCallArgs) -> NoReturn:
-        raise LookupError(f"the preview has no answer to {args.token}")
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], None]:
+        cloud = _assumptions(args.token)
+        if cloud is None:
+            raise LookupError(f"the preview has no answer to {args.token}")
+        answer, said = cloud.answer(args.token, args.args)
+        self.assumed[f"{args.token.rpartition('/')[2].partition(':')[0]} {json.dumps(args.args, default=str)}"] = said
+        return answer, None
+
+
+def _plain(option: Any) -> Any:
+    return option if isinstance(option, bool | str) else list(option)
+
+
+def _assumptions(token: str) -> ModuleType | None:
+    """infra/<cloud>/assumed.py of a token such as aws:ec2/vpc:Vpc; None for our own components and files.
+
+    It has `created(type, name, inputs) -> (id, outputs)` and `answer(token, arguments) -> (result, what to say of it)`.
+    """
+    cloud = token.partition(":")[0]
+    return import_module(f"infra.{cloud}.assumed") if cloud in CLOUDS else None
 
 
 def plan(stack: str, root: Path) -> Plan:
@@ -99,7 +126,7 @@ def plan(stack: str, root: Path) -> Plan:
         finally:
             loop.close()
             asyncio.set_event_loop(None)
-    return Plan(stack, recorder.plan, outputs)
+    return Plan(stack, recorder.plan, outputs, [f"{asked}: {said}" for asked, said in recorder.assumed.items()])
 
 
 async def _settled(values: dict[str, Any]) -> dict[str, Any]:
@@ -165,6 +192,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 160
     console.print(tree(planned))
+    for assumption in planned.assumed:
+        console.print(f"  assumed, not asked: {assumption}", markup=False)
     console.print(f"\nwrote {len(paths)} files to {planned.outputs['folder']}/   next:\n")
     for command in planned.outputs["next"]:
         console.print(f"  {command}", markup=False)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pulumi
@@ -24,16 +25,31 @@ SUBMIT = "python -m trainer.train_ppo --config trainer/recipes/demo.yaml"
 class Publication(pulumi.ComponentResource):
     """The folder build/<stack>/ and what to type next."""
 
-    def __init__(self, stack: Stack, site: Site, opts: pulumi.ResourceOptions | None = None):
+    def __init__(self, stack: Stack, site: Site | pulumi.Output[Site], opts: pulumi.ResourceOptions | None = None):
+        """A cloud's site is an Output: what it holds is known only after `up`, the names of the files before."""
         super().__init__("flotilla:publish:Publication", stack.name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         folder = f"build/{stack.name}"
-        for name, text in rendered(stack, site).items():
-            File(name, f"{folder}/{name}", text, opts=child)
-        if site.leaves_machine:
+        texts = pulumi.Output.from_input(rendered(stack, site) if isinstance(site, Site) else site.apply(partial(rendered, stack)))
+        for name in file_names(stack):
+            File(name, f"{folder}/{name}", texts[name], opts=child)
+        if leaves_machine(stack):
             Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
-        self.outputs = {"folder": folder, "dashboard": address(stack), "next": next_commands(stack, site)}
+        following = pulumi.Output.from_input(site).apply(partial(next_commands, stack))
+        self.outputs = {"folder": folder, "dashboard": address(stack), "next": following}
         self.register_outputs(self.outputs)
+
+
+def leaves_machine(stack: Stack) -> bool:
+    return stack.cloud != "local"
+
+
+def file_names(stack: Stack) -> list[str]:
+    """Names of the files that are rendered for a stack, in the order of their use."""
+    machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.fleets]
+    disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
+    beyond = ["server-config.yml", *machines, *disk] if leaves_machine(stack) else []
+    return [*beyond, "ray-cluster.dstack.yml", "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
 
 
 def rendered(stack: Stack, site: Site) -> dict[str, str]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, IPvAnyNetwork
 
-from stacks.schema import Ssh
+from stacks.schema import Fleet, Gpu, Ssh
 
 
 class Site(BaseModel):
@@ -19,3 +19,9 @@ class Site(BaseModel):
     network: IPvAnyNetwork | None = None  # nodes talk to one another on an address of this network
     leaves_machine: bool = True  # False only where every node is a process of this machine
     env: dict[str, str] = {}  # environment that the site needs on every node
+    gpus: dict[str, Gpu] = {}  # by name of the fleet, where its machine type says what GPUs there are
+    mount: tuple[str, ...] = ()  # shell commands that mount the checkpoints inside a privileged container; none: a volume does
+
+    def equipped(self, fleet: Fleet) -> Fleet:
+        """The fleet with the GPUs of its machine type."""
+        return fleet.model_copy(update={"gpu": self.gpus[fleet.name]}) if fleet.name in self.gpus else fleet

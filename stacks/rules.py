@@ -87,6 +87,13 @@ def _cloud(stack: Stack) -> Iterator[PydanticCustomError]:
         if not zone.startswith(stack.region or ""):
             yield problem(f"{zone!r} is not in region {stack.region}", "network", "zones", index)
     yield from _kind(stack)
+    first = stack.fleets[0]
+    if stack.checkpoints.kind == "network" and (first.nodes > 1 or first.provision == "pulumi"):
+        shared = ", ".join(kind for kind in KINDS[stack.cloud] if kind not in ("instance", "network"))
+        text = (
+            f"network is a volume that dstack attaches to one node, but fleet {first.name!r} has {first.nodes}, provision {first.provision}"
+        )
+        yield problem(f"{text}; take {shared}", "checkpoints", "kind")
     if stack.access is None and any(fleet.provision == "pulumi" for fleet in stack.fleets):
         yield problem("is missing; with provision: pulumi it says how nodes are reached (identity_file, public_key, via)", "access")
     if stack.access is not None and all(fleet.provision == "dstack" for fleet in stack.fleets):

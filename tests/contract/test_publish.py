@@ -48,6 +48,11 @@ def test_on_premises_there_is_a_file_for_each_step():
     ]
 
 
+@pytest.mark.parametrize("name", STACKS)
+def test_the_names_of_the_files_are_known_before_the_site_is(name):
+    assert list(publish.rendered(*built(name))) == publish.file_names(built(name)[0])
+
+
 def test_this_machine_needs_no_fleet_and_no_token():
     texts = publish.rendered(*built("local"))
     assert list(texts) == ["ray-cluster.dstack.yml", "runtime-env.yaml", "node.py", "env.sh"]
