@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
+from stacks import gcp
 from stacks.forms import gigabytes, problem
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
         yield from _cloud(stack)
         for index, fleet in enumerate(stack.fleets):
             yield from _cloud_fleet(stack, fleet, index)
-        yield from (_aws if stack.cloud == "aws" else _gcp)(stack)
+        yield from (_aws if stack.cloud == "aws" else gcp.faults)(stack)
     else:
         yield from _no_cloud(stack)
 
@@ -148,8 +149,3 @@ def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
         if fleet.provision == "dstack":
             text = "dstack, but checkpoints.kind lustre needs a Lustre client on the nodes, which dstack's image lacks; take pulumi"
             yield problem(text, "fleets", index, "provision")
-
-
-def _gcp(stack: Stack) -> Iterator[PydanticCustomError]:
-    if stack.project is None:
-        yield problem("is missing; with flotilla:cloud gcp it is the id of your GCP project", "project")
