@@ -1,5 +1,6 @@
 # make demo    a model learns on this machine, start to end     make test    all tests but the slow ones
 # make bench   ratios against peers                             make check   formatting, lint, types
+# make install-base   what a laptop needs to drive a cluster elsewhere
 .ONESHELL:
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -10,7 +11,12 @@ export UV_PYTHON_PREFERENCE ?= system
 BIN := .venv/bin
 
 help:
-	@sed -n 's/^# //p' Makefile
+	@sed -n 's/^# \(make \)/\1/p' Makefile
+
+# What a laptop needs to drive a cluster elsewhere: pulumi, dstack, `ray job submit`. Also on macOS.
+install-base: .venv/base
+.venv/base: requirements/base.txt pyproject.toml .ci/setup
+	@bash .ci/setup base
 
 # What the trainer needs on a machine without GPUs; `requirements/gpu.txt` is for images of GPU nodes.
 install: .venv/cpu
@@ -52,4 +58,4 @@ clean:
 	@if [ -x $(BIN)/python ] && [ -f build/local/cluster.json ]; then $(BIN)/python -m cluster_tasks.local down; fi
 	rm -rf build .venv .pytest_cache .ruff_cache
 
-.PHONY: help install install-dev demo test test-all check bench lock clean
+.PHONY: help install install-base install-dev demo test test-all check bench lock clean

@@ -1,0 +1,227 @@
+"""What the pages say exists: links, make targets, modules and their flags, files, settings, complete stacks, error messages."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+
+from stacks.load import parse as parse_stack
+from stacks.schema import Stack
+from trainer import cli, describe
+from trainer.config import ConfigError, TrainConfig
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "benchmarks")
+TRAINERS = {"trainer.train_ppo": False, "trainer.train_sft": True}  # module -> supervised
+SECTIONS = tuple(TrainConfig.model_fields)
+FOREIGN = "## From verl or OpenRLHF"  # below it, keys of other systems stand beside ours
+RENDERED = {
+    *(file.name for file in (ROOT / "tests/contract/golden").rglob("*")),
+    *("ray.token", "node.py"),  # made, and copied, where the others are rendered
+}
+REPOSITORY_PATH = re.compile(r"^(?:\.ci|docs|requirements|tests|(?:" + "|".join(PACKAGES) + r"))/[\w./-]+$")
+
+
+def named(pages: list[Path]):
+    return pytest.mark.parametrize("page", pages, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def spans(text: str) -> list[str]:
+    """Inline code, one or two backticks."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return [two or one for two, one in re.findall(r"``\s?(.+?)\s?``|`([^`\n]+)`", prose)]
+
+
+def code(page: Path) -> list[str]:
+    """Everything that a reader may type or look up: lines of plain blocks, and inline code."""
+    return [line for block in blocks(page, "") for line in block.splitlines()] + spans(page.read_text())
+
+
+def own(page: Path) -> str:
+    return page.read_text().partition(FOREIGN)[0]
+
+
+@cache
+def literals(file: Path) -> tuple[str, ...]:
+    """The texts in a source, those of f-strings cut where values are put in; of a shell script, its lines."""
+    if file.suffix != ".py":
+        return tuple(file.read_text().splitlines())
+    constants = (node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant))
+    return tuple(value for value in constants if isinstance(value, str))
+
+
+@cache
+def makefile() -> tuple[set[str], set[str]]:
+    """Targets that may be asked for, and variables that recipes read."""
+    text = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
+    return targets, set(re.findall(r"\$\(if \$\((\w+)\)", text))
+
+
+@named(PAGES)
+def test_every_relative_link_leads_to_a_file_and_a_heading(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        assert file.exists(), f"{page.name} links to {target}, which does not exist"
+        headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE) if anchor else []
+        slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        assert not anchor or anchor in slugs, f"{page.name} links to {target}; the headings of {file.name} are {slugs}"
+
+
+@named(PAGES)
+def test_every_make_target_and_variable_is_in_the_makefile(page):
+    targets, variables = makefile()
+    for line in code(page):
+        for target, settings in re.findall(r"(?:^|\s)make ([a-z][a-z-]*)((?: [A-Z]+=\S+)*)", line):
+            assert target in targets, f"{page.name}: make {target}; the Makefile has {sorted(targets)}"
+            unknown = set(re.findall(r"([A-Z]+)=", settings)) - variables
+            assert not unknown, f"{page.name}: make {target} {settings}: the Makefile does not read {unknown}"
+
+
+@named(PAGES)
+def test_every_module_is_there_and_knows_the_flags_shown(page):
+    for line in code(page):
+        for command in re.findall(r"python3? -m [^|;&<]+|torchrun [^|;&<]+", line):
+            words = shlex.split(command.replace("'", ""))
+            module, *arguments = words[words.index("-m") + 1 :]
+            if module.split(".")[0] not in PACKAGES:
+                continue
+            spec = find_spec(module)
+            assert spec and spec.origin, f"{page.name}: python -m {module}: no such module"
+            parser = ROOT / "trainer/cli.py" if module in TRAINERS else Path(spec.origin)
+            for flag in (word.partition("=")[0] for word in arguments if word.startswith("--")):
+                assert flag in (*literals(parser), "--help"), f"{page.name}: {command}: {parser.name} knows no {flag}"
+
+
+@named(PAGES)
+def test_every_file_of_the_repository_that_is_named_exists(page):
+    for word in {word.strip(",;:") for line in code(page) for word in line.split()}:
+        if REPOSITORY_PATH.match(word):
+            assert (ROOT / word).exists(), f"{page.name} names {word}, which does not exist"
+        if rendered := re.match(r"build/(?:local|onprem)/([\w.-]+\.(?:yml|yaml|sh|token|py))$", word):
+            assert rendered[1] in RENDERED, f"{page.name} names {word}, which no stack renders"
+
+
+# Settings
+
+
+@pytest.fixture
+def prepared(tmp_path, monkeypatch):
+    """A folder to type commands in: the page's own run.yaml and data, and the model that the demo's warm start exports."""
+    [text] = [block for block in blocks(ROOT / "docs/training.md", "yaml") if "data:" in block]
+    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / yaml.safe_load(text)["data"]["path"]).touch()
+    (tmp_path / "runs/demo-sft/model").mkdir(parents=True)
+    (tmp_path / "runs/demo-sft/model/config.json").touch()
+    (tmp_path / "trainer").symlink_to(ROOT / "trainer")
+    monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+
+
+def commands(page: Path) -> list[tuple[str, list[str]]]:
+    """Each trainer that is started, with its arguments up to the next command; without those that only say `...`."""
+    found = []
+    for line in code(page):
+        for module, rest in re.findall(r"-m (trainer\.train_\w+)((?: (?!&&|\|)(?:'[^']*'|[^\s'`]+))*)", line):
+            arguments = shlex.split(rest)
+            if arguments and "..." not in arguments and not {"--help", "--print-config"} & set(arguments):
+                found.append((module, arguments))
+    return found
+
+
+@named(PAGES)
+@pytest.mark.usefixtures("prepared")
+def test_every_training_command_is_accepted(page):
+    for module, arguments in commands(page):
+        cli.parse(arguments, prog=f"python -m {module}", supervised=TRAINERS[module])
+
+
+@named(PAGES)
+@pytest.mark.usefixtures("prepared")
+def test_every_override_in_the_text_is_accepted(page):
+    setting = re.compile(rf"(?:{'|'.join(SECTIONS)})(?:\.[a-z_]+)+=\S+")
+    for span in spans(own(page)):
+        words = span.split()
+        if words and all(setting.fullmatch(word) for word in words):
+            cli.parse(["--config", "run.yaml", *words], prog="docs")
+
+
+@named(PAGES)
+def test_every_setting_that_is_named_exists(page):
+    known = {*describe.settings(TrainConfig), *(f"{key}.{name}" for key, name in [("algorithm", "kl")])}
+    free = tuple(f"{key}." for key in ("model.init", "data.args", "reward.args", "rollout.options"))
+    names = [span.partition("=")[0] for span in spans(own(page))]
+    if FOREIGN in page.read_text():  # the last column of its table is ours
+        rows = re.findall(r"^\|.*\| (.+) \|$", page.read_text().partition(FOREIGN)[2], re.MULTILINE)
+        names += [span.partition("=")[0] for row in rows for span in spans(row)]
+    for name in names:
+        if re.fullmatch(rf"(?:{'|'.join(SECTIONS)})(?:\.[a-z_]+)+", name) and not name.startswith(free):
+            if name == "run.yaml" or (ROOT / f"{name.replace('.', '/')}.py").exists():  # a file; a module such as trainer.train_ppo
+                continue
+            assert name in known, f"{page.name} names {name}, which is no setting"
+
+
+@named(PAGES)
+def test_every_complete_stack_parses(page):
+    for block in blocks(page, "yaml"):
+        settings = (yaml.safe_load(block) or {}).get("config", {})
+        if "flotilla:cloud" in settings:
+            assert isinstance(parse_stack("docs", settings), Stack)
+
+
+@named(PAGES)
+def test_every_stack_key_that_is_named_exists(page):
+    for key in re.findall(r"flotilla:([a-z_]+(?:\[\d*\])?(?:\.[a-z_]+(?:\[\d*\])?)*)", page.read_text()):
+        model = Stack.model_json_schema()
+        node = model
+        for part in re.findall(r"[a-z_]+", key):
+            node = next((choice for choice in node.get("anyOf", []) if choice.get("type") != "null"), node)
+            node = node.get("items", node)
+            node = model["$defs"][node["$ref"].rpartition("/")[2]] if "$ref" in node else node
+            assert part in node.get("properties", {}), f"{page.name}: flotilla:{key}: no {part}"
+            node = node["properties"][part]
+
+
+# Errors
+
+
+def quoted_messages() -> list[str]:
+    """The first column of the tables; what others print is written there without being code alone."""
+    rows = re.findall(r"^\| (``?.+?``?) \| ", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
+    return [spans(row)[0].replace("warning: ", "") for row in rows]
+
+
+def missing_pieces(message: str) -> list[str]:
+    """Parts between the ellipses that no source prints."""
+    sources = [*(file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if ".venv" not in file.parts), ROOT / ".ci/setup"]
+    texts = [text for file in sources for text in literals(file)]
+    return [piece for piece in (part.strip() for part in message.split("…")) if len(piece) > 1 and not any(piece in t for t in texts)]
+
+
+@pytest.mark.parametrize("message", quoted_messages())
+def test_every_error_that_troubleshooting_quotes_is_one_that_we_print(message):
+    assert not missing_pieces(message), "troubleshooting.md quotes a message that no source prints"
+
+
+def test_these_checks_see_mistakes():
+    assert missing_pieces("no such setting…; did you mean … or a parrot?") == ["or a parrot?"]
+    assert spans("a `b` and ``c `d` e`` ```") == ["b", "c `d` e"]
+    with pytest.raises(ConfigError, match=r"did you mean trainer\.steps"):
+        cli.parse(["trainer.stepz=5"], prog="docs")
+    assert len(quoted_messages()) > 40
+    assert any(commands(page) for page in PAGES)
