@@ -35,6 +35,8 @@ SORT = [
     "trainer.eval_prompts=0",
     "rollout.max_logprob_gap=null",
 ]
+# Two processes work at once, so each takes one of two cores.
+PIPELINED = ["trainer.staleness=1", "placement.threads=1"]
 LETTERS = string.ascii_lowercase + string.ascii_uppercase[:22]  # 48 and three special tokens
 LONG = [
     *SORT,
@@ -79,7 +81,7 @@ def sides(engine: str) -> dict[str, Side]:
     settings = [*SORT, f"rollout.engine={engine}"]
     return {
         "flotilla": side(f"flotilla {engine}", "flotilla", settings),
-        "pipelined": side(f"flotilla {engine} pipelined", "flotilla", [*settings, "trainer.staleness=1"]),
+        "pipelined": side(f"flotilla {engine} pipelined", "flotilla", [*settings, *PIPELINED]),
         "bare": side(f"bare {engine}", "bare", settings),
         "trl": side(f"trl {engine}", "trl", settings),
     }
@@ -89,8 +91,8 @@ def long_sides() -> dict[str, Side]:
     """Flotilla one step off with either engine, and what modes TRL has for the same work."""
     hf, vllm = [*LONG, "rollout.engine=hf"], [*LONG, "rollout.engine=vllm"]
     return {
-        "flotilla hf": side("long flotilla hf", "flotilla", [*hf, "trainer.staleness=1"]),
-        "flotilla vllm": side("long flotilla vllm", "flotilla", [*vllm, "trainer.staleness=1"]),
+        "flotilla hf": side("long flotilla hf", "flotilla", [*hf, *PIPELINED]),
+        "flotilla vllm": side("long flotilla vllm", "flotilla", [*vllm, *PIPELINED]),
         "trl hf": side("long trl hf", "trl", hf),
         "trl hf micro": side("long trl hf micro", "trl", hf, micro_batch=16),
         "trl vllm": side("long trl vllm", "trl", vllm),
