@@ -139,6 +139,7 @@ def _follow(command: list[str]) -> int:
     """Run `ray job submit`, passing on what the job prints and leaving out what Ray says about uploading."""
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         timer = threading.Timer(JOB_SECONDS, process.kill)
+        timer.daemon = True  # after Ctrl-C the interpreter would wait for it
         timer.start()
         assert process.stdout is not None
         for line in process.stdout:
