@@ -36,7 +36,7 @@ class RunConfig(Section):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
         description="Folder of the run below the runs root; derived from recipe and settings when left out.",
     )
-    seed: int = Field(default=0, ge=0, description="Seed of initial weights, order of data and samples.")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of initial weights, order of data and samples.")
     resume: Literal["auto", "never", "must"] = Field(
         default="auto",
         description="auto goes on from the last whole checkpoint if there is one; must fails without one; never moves an old run aside.",

@@ -364,9 +364,20 @@ def test_a_mistake_ends_with_exit_code_2_and_no_traceback(capsys):
         parse([*BASE, "trainer.steps=0", "run.seed=-1"], prog=PROG)
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: run.seed=-1: must be an integer, at least 0 (command line)",
+        "error: run.seed=-1: must be an integer, at least 0 and below 2147483648 (command line)",
         "error: trainer.steps=0: must be an integer, at least 1 (command line)",
     ]
+
+
+def test_the_largest_seed_still_seeds_every_step():
+    import torch
+
+    from trainer.train_ppo import seed_of
+
+    config = ok(f"run.seed={2**31 - 1}")
+    torch.Generator().manual_seed(seed_of(config, step=100_000))
+    with pytest.raises(ConfigError, match=r"run\.seed=2147483648: must be an integer, at least 0 and below 2147483648"):
+        ok(f"run.seed={2**31}")
 
 
 def test_the_config_needs_neither_torch_nor_ray():
