@@ -38,7 +38,8 @@ def _offers(backend: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
 
 
 def _ssh_config(ssh: Ssh, site: Site) -> dict[str, Any]:
-    network = ssh.network or site.network
+    # dstack's server refuses both: it looks for each host's address in the network only where none is given.
+    network = None if any(host.internal_ip for host in ssh.hosts) else ssh.network or site.network
     return _present(
         user=ssh.user,
         identity_file=str(ssh.identity_file),

@@ -73,7 +73,10 @@ class Ssh(Model):
     user: User
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
     hosts: tuple[Host, ...] = Field(min_length=1)
-    network: IPvAnyNetwork | None = Field(default=None, description="Private network that the nodes share (CIDR).")
+    network: IPvAnyNetwork | None = Field(
+        default=None,
+        description="Private network that the nodes share (CIDR); each node's address in it is found where no internal_ip is given.",
+    )
     proxy_jump: JumpHost | None = None
 
     @model_validator(mode="after")
@@ -85,6 +88,8 @@ class Ssh(Model):
                 raise problem(f"{host.internal_ip} is another host's too", "hosts", index, "internal_ip")
             if self.network and host.internal_ip and host.internal_ip not in self.network:
                 raise problem(f"{host.internal_ip} is not in network {self.network}", "hosts", index, "internal_ip")
+            if not host.internal_ip and any(other.internal_ip for other in self.hosts):
+                raise problem("is missing; dstack wants it of all hosts or of none", "hosts", index, "internal_ip")
         return self
 
 

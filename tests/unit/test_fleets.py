@@ -51,11 +51,20 @@ def test_a_cloud_fleet_asks_its_backend_for_these_machines() -> None:
 
 def test_a_host_is_a_bare_name_until_something_is_said_of_it() -> None:
     one = stack()
-    hosts = [{"hostname": "a"}, {"hostname": "b", "port": 2222, "internal_ip": "10.0.0.2"}]
+    hosts = [{"hostname": "a"}, {"hostname": "b", "port": 2222}]
     definition = fleet(one, Site(ssh={"gpus": Ssh.model_validate(HOSTS | {"hosts": hosts})}), one.fleets[0])
     parse_apply_configuration(definition)
-    assert definition["ssh_config"]["hosts"] == ["a", {"hostname": "b", "internal_ip": "10.0.0.2", "port": 2222}]
+    assert definition["ssh_config"]["hosts"] == ["a", {"hostname": "b", "port": 2222}]
+    assert definition["ssh_config"]["network"] == "10.0.0.0/24"
     assert "nodes" not in definition  # dstack refuses it beside ssh_config
+
+
+def test_addresses_of_the_hosts_stand_in_place_of_the_network_as_the_server_wants_it() -> None:
+    one = stack()
+    hosts = [{"hostname": "a", "internal_ip": "10.0.0.1"}, {"hostname": "b", "internal_ip": "10.0.0.2"}]
+    definition = fleet(one, Site(ssh={"gpus": Ssh.model_validate(HOSTS | {"hosts": hosts})}), one.fleets[0])
+    assert [host["internal_ip"] for host in definition["ssh_config"]["hosts"]] == ["10.0.0.1", "10.0.0.2"]
+    assert "network" not in definition["ssh_config"]  # "internal_ip is mutually exclusive with network"
 
 
 def test_a_network_volume_lives_in_the_region_of_the_backend() -> None:

@@ -27,7 +27,7 @@ SSH = {
                 "user": "ubuntu",
                 "identity_file": "~/.ssh/id",
                 "network": "10.0.0.0/24",
-                "hosts": [{"hostname": "gpu1", "internal_ip": "10.0.0.1"}, {"hostname": "gpu2"}],
+                "hosts": [{"hostname": "gpu1", "internal_ip": "10.0.0.1"}, {"hostname": "gpu2", "internal_ip": "10.0.0.2"}],
             },
         }
     ],
@@ -109,6 +109,12 @@ MISTAKES = [
     (SSH, "fleets.0.ssh.hosts.1.hostname", "gpu1", "fleets[0].ssh.hosts[1].hostname: 'gpu1' is listed twice"),
     (SSH, "fleets.0.ssh.hosts.0.internal_ip", "10.0.1.1", "fleets[0].ssh.hosts[0].internal_ip: 10.0.1.1 is not in network 10.0.0.0/24"),
     (SSH, "fleets.0.ssh.hosts.1.internal_ip", "10.0.0.1", "fleets[0].ssh.hosts[1].internal_ip: 10.0.0.1 is another host's too"),
+    (
+        SSH,
+        "fleets.0.ssh.hosts.1.internal_ip",
+        ...,
+        "fleets[0].ssh.hosts[1].internal_ip: is missing; dstack wants it of all hosts or of none",
+    ),
     (SSH, "fleets.0.ssh", ..., "fleets[0].nodes: is missing"),
     (SSH, "cloud", "local", "fleets[0].ssh: belongs to flotilla:cloud ssh, but that is local"),
     (LOCAL, "cloud", "ssh", "fleets[0].ssh: is missing; with flotilla:cloud ssh a fleet lists its hosts there"),
