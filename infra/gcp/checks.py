@@ -1,0 +1,102 @@
+"""What is wrong with a stack once its machine types are known; told before any resource is registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from infra import equipment
+from infra.gcp import addresses
+from infra.machines import NETWORKS, Fabric, Machine
+from stacks.forms import gigabytes
+from stacks.load import StackError
+from stacks.schema import Fleet, Stack
+
+NO_COMPACT_FLEX = ("tcpx", "tcpxo")  # https://docs.cloud.google.com/compute/docs/instances/placement-policies-overview
+HYPERDISK_ML = ("a2-ultragpu", "a3-", "a4-", "g2-")  # https://docs.cloud.google.com/compute/docs/disks/hyperdisks
+
+
+def machines(stack: Stack) -> dict[str, Machine]:
+    """The machine type of each fleet, by its name. Raises StackError with a line for each setting that does not fit."""
+    found = equipment.machines(stack, "gcp")
+    if wrong := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{at}: {text}" for at, text in _faults(stack, found)]:
+        raise StackError("\n".join(wrong))
+    return found
+
+
+def fabric(stack: Stack, found: dict[str, Machine]) -> Fabric:
+    """The fabric of the stack's fleets of several nodes; one node needs none."""
+    for fleet in stack.fleets:
+        if _uses_fabric(fleet, found[fleet.name]):
+            return found[fleet.name].fabric
+    return "none"
+
+
+def _uses_fabric(fleet: Fleet, kind: Machine) -> bool:
+    return fleet.nodes > 1 and kind.fabric != "none"
+
+
+def _faults(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
+    yield from _fabrics(stack, found)
+    for index, fleet in enumerate(stack.fleets):
+        kind, at = found[fleet.name], f"fleets[{index}]"
+        yield from _capacity(fleet, kind, at)
+        yield from _placement(fleet, kind, at)
+        yield from _provision(stack, fleet, kind, at)
+    yield from _disk(stack, found)
+
+
+def _fabrics(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
+    """Networks of one frame size serve one fabric, and a RoCE network lives in one zone."""
+    chosen = fabric(stack, found)
+    for index, fleet in enumerate(stack.fleets):
+        other = found[fleet.name].fabric
+        if _uses_fabric(fleet, found[fleet.name]) and other != chosen:
+            text = f"{fleet.machine} has fabric {other}, an earlier fleet has {chosen}; each needs networks of its own, so make two stacks"
+            yield f"fleets[{index}].machine", text
+    if chosen == "roce" and len(stack.network.zones) != 1:
+        yield "network.zones", f"{list(stack.network.zones)}, but a RoCE network lives in one zone; name the one that has your machines"
+    if chosen != "none":
+        if stack.network.vpc:
+            yield "network.vpc", f"an existing network, but fabric {chosen} needs networks of its own, cut from one plan; leave vpc out"
+        yield from _room(stack, found, chosen)
+
+
+def _room(stack: Stack, found: dict[str, Machine], chosen: Fabric) -> Iterator[tuple[str, str]]:
+    ranges = addresses.cut(stack.network.cidr, NETWORKS[chosen]).fabric
+    nodes = sum(fleet.nodes for fleet in stack.fleets if _uses_fabric(fleet, found[fleet.name]))
+    if (most := addresses.room(ranges[0])) < nodes:
+        text = f"{stack.network.cidr} leaves {most} addresses in each network of the fabric, but the fleets have {nodes} nodes; widen it"
+        yield "network.cidr", text
+
+
+def _capacity(fleet: Fleet, kind: Machine, at: str) -> Iterator[tuple[str, str]]:
+    if fleet.capacity.kind == "flex-start" and not kind.gpus:
+        yield f"{at}.capacity.kind", f"flex-start is a queue for GPUs, and {kind.name} has none (allowed: on-demand, spot, reservation)"
+
+
+def _placement(fleet: Fleet, kind: Machine, at: str) -> Iterator[tuple[str, str]]:
+    if fleet.placement != "cluster":
+        return
+    if fleet.capacity.kind == "reservation":
+        yield f"{at}.placement", "cluster is set by the reservation itself; leave it out"
+    if fleet.capacity.kind == "flex-start" and kind.fabric in NO_COMPACT_FLEX:
+        yield f"{at}.placement", f"cluster is not possible for {kind.name} with flex-start; leave it out"
+
+
+def _provision(stack: Stack, fleet: Fleet, kind: Machine, at: str) -> Iterator[tuple[str, str]]:
+    if fleet.provision == "dstack" and kind.name == "a3-ultragpu-8g" and fleet.nodes > 1:
+        yield f"{at}.provision", f"dstack gives {kind.name} no RDMA interfaces, so its nodes would talk over TCP; take pulumi"
+    if fleet.provision == "pulumi" and kind.fabric == "tcpx" and fleet.image is None:
+        text = "is missing; no public image has GPUDirect-TCPX and a disk that dstack can write; name yours, or take provision: dstack"
+        yield f"{at}.image", text
+
+
+def _disk(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
+    if stack.checkpoints.kind != "hyperdisk-ml":
+        return
+    for index, fleet in enumerate(stack.fleets):
+        if not fleet.machine or not fleet.machine.startswith(HYPERDISK_ML):
+            yield f"fleets[{index}].machine", f"{fleet.machine} takes no Hyperdisk ML, which checkpoints.kind asks for"
+    size = gigabytes(stack.checkpoints.size or "0GB")
+    if not 4 <= size <= 64 * 1024:
+        yield "checkpoints.size", f"{stack.checkpoints.size!r} is refused by Hyperdisk ML; it takes 4GB to 64TB"

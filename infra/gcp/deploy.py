@@ -1,0 +1,88 @@
+"""Who deploys from continuous integration: GitHub's own tokens, exchanged for those of a service account; no key anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+from pulumi_gcp import billing, iam, projects, serviceaccount
+
+from infra.gcp import names
+from stacks.clouds import Ci
+
+ISSUER = "https://token.actions.githubusercontent.com"
+READ = ("roles/viewer", "roles/iam.securityReviewer")  # what a preview refreshes
+WRITE = (  # one for each kind of resource in infra/gcp
+    "roles/compute.admin",
+    "roles/iam.roleAdmin",
+    "roles/iam.serviceAccountAdmin",
+    "roles/iam.serviceAccountUser",
+    "roles/iam.workloadIdentityPoolAdmin",
+    "roles/resourcemanager.projectIamAdmin",
+    "roles/serviceusage.serviceUsageAdmin",
+    "roles/storage.admin",
+    "roles/cloudkms.admin",
+    "roles/file.editor",
+    "roles/monitoring.notificationChannelEditor",
+)
+
+
+@dataclass(frozen=True)
+class DeployArgs:
+    project: str
+    environment: str
+    ci: Ci
+    billing_account: str | None  # whose budget the stack keeps
+
+
+class Deploy(pulumi.ComponentResource):
+    """`up`: the account for the GitHub environment of the stack. `preview`: the account for pull requests, which reads alone."""
+
+    outputs: dict[str, pulumi.Output[str]]  # for google-github-actions/auth: the provider's name, the accounts' addresses
+
+    def __init__(self, name: str, args: DeployArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:gcp:Deploy", name, None, opts)
+        self._child = pulumi.ResourceOptions(parent=self)
+        pool, provider = self._pool(name, args.ci)
+        subjects = {"up": f"environment:{args.environment}", "preview": "pull_request"}
+        self.outputs = {"deploy_provider": provider}
+        for role, subject in subjects.items():
+            account = serviceaccount.Account(
+                f"{name}-{role}", account_id=names.account(name, role), display_name=f"GitHub, pulumi {role} of {name}", opts=self._child
+            )
+            serviceaccount.IAMMember(
+                f"{name}-{role}-github",
+                service_account_id=account.name,
+                role="roles/iam.workloadIdentityUser",
+                # GitHub's token says for which environment, or that it is for a pull request.
+                member=pulumi.Output.concat("principal://iam.googleapis.com/", pool, f"/subject/repo:{args.ci.github}:{subject}"),
+                opts=self._child,
+            )
+            self._grant(f"{name}-{role}", args, account.member, WRITE if role == "up" else READ)
+            self.outputs[f"deploy_{role}_account"] = account.email
+        self.register_outputs(self.outputs)
+
+    def _pool(self, name: str, ci: Ci) -> tuple[pulumi.Output[str], pulumi.Output[str]]:
+        """Names of the pool and of its provider; GCP keeps a deleted pool's id for 30 days, so a shared pool may be named."""
+        if ci.provider:
+            return pulumi.Output.from_input(ci.provider), pulumi.Output.from_input(f"{ci.provider}/providers/github")
+        pool = iam.WorkloadIdentityPool(
+            name, workload_identity_pool_id=names.pool(name), display_name=f"GitHub of {name}"[:32], opts=self._child
+        )
+        provider = iam.WorkloadIdentityPoolProvider(
+            name,
+            workload_identity_pool_id=pool.workload_identity_pool_id,
+            workload_identity_pool_provider_id="github",
+            attribute_mapping={"google.subject": "assertion.sub"},
+            attribute_condition=f"assertion.repository == '{ci.github}'",
+            oidc={"issuer_uri": ISSUER},
+            opts=self._child,
+        )
+        return pool.name, provider.name
+
+    def _grant(self, name: str, args: DeployArgs, member: pulumi.Output[str], roles: tuple[str, ...]) -> None:
+        for role in roles:
+            projects.IAMMember(f"{name}-{role.rpartition('/')[2]}", project=args.project, role=role, member=member, opts=self._child)
+        if args.billing_account:
+            kind = "roles/billing.costsManager" if roles is WRITE else "roles/billing.viewer"
+            billing.AccountIamMember(f"{name}-billing", billing_account_id=args.billing_account, role=kind, member=member, opts=self._child)

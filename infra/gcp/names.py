@@ -1,0 +1,46 @@
+"""Names that GCP or dstack prescribe; all others are Pulumi's own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+NODE_TAG = "dstack-runner-instance"  # the network tag that dstack gives its machines; ours carry it too
+LONGEST = 63  # characters of a Compute Engine resource's name
+
+
+def ssh_rule(project: str, vpc: str) -> str:
+    """The name under which dstack inserts its SSH firewall rule into a network; it accepts a rule that is there already.
+
+    As dstack's `get_firewall_rule_name`: the network's whole path where that fits, else its name, else a cut name with a hash.
+    """
+    prefix, network = "dstack-ssh-in", f"projects/{project}/global/networks/{vpc}"
+    for tail in (network.replace("/", "-"), vpc):
+        if len(name := f"{prefix}-{tail}") <= LONGEST:
+            return name
+    suffix = "-" + hashlib.sha256(network.encode()).hexdigest()[:8]
+    return f"{prefix}-{vpc}"[: LONGEST - len(suffix)] + suffix
+
+
+def account(stack: str, role: str) -> str:
+    """Id of a service account: 6 to 30 characters."""
+    return _fitted(f"{stack}-{role}", 30)
+
+
+def pool(stack: str) -> str:
+    """Id of a workload identity pool: 4 to 32 characters, and `gcp-` in front is Google's own."""
+    return _fitted(f"github-{stack}", 32)
+
+
+def role(stack: str) -> str:
+    """Id of the custom role for the dstack server: letters, digits and _."""
+    return "dstack_" + re.sub(r"\W", "_", stack)
+
+
+def _fitted(name: str, longest: int) -> str:
+    """A name that is too long keeps its ends: what the middle was is in a hash, so that two stacks do not share one."""
+    if len(name) <= longest:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:6]
+    head, _, tail = name.rpartition("-")
+    return f"{head[: longest - len(tail) - len(digest) - 2].rstrip('-')}-{digest}-{tail}"[:longest]

@@ -1,0 +1,94 @@
+"""What is known of GCP after `up` -> Site. Pure: strings in, plain data out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra import equipment
+from infra.machines import Machine
+from infra.site import Site
+from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the engine has made: names, addresses of nodes by fleet, and the bastion's."""
+
+    vpc: str
+    subnet: str
+    cidr: str
+    nodes_account: str
+    server_account: str
+    mount: list[str] = field(default_factory=list)
+    vpcs: list[str] = field(default_factory=list)
+    roce: str | None = None
+    store: str | None = None  # of the checkpoints: gs://..., an NFS share, a disk
+    addresses: dict[str, list[str]] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)  # name of one machine of each fleet
+    bastion: str | None = None
+    deploy: dict[str, str] = field(default_factory=dict)
+
+
+def site(stack: Stack, machines: dict[str, Machine], known: Known) -> Site:
+    """A fleet whose machines are still in GCP's queue has no entry in `ssh`."""
+    by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
+    launched = [fleet for fleet in stack.fleets if fleet.provision == "pulumi" and known.addresses.get(fleet.name)]
+    named = {"checkpoints": known.store, "nodes_account": known.nodes_account, "dstack_server_account": known.server_account}
+    return Site(
+        backend=backend(stack, known) if by_dstack else None,
+        ssh={fleet.name: ssh(stack, fleet, known) for fleet in launched},
+        gpus=equipment.gpus(machines),
+        mount=tuple(known.mount) if stack.fleets[0].provision == "dstack" else (),  # else the hosts have it mounted
+        outputs={name: value for name, value in (named | known.deploy).items() if value},
+        before=tunnel(stack, known) if launched else (),
+    )
+
+
+def backend(stack: Stack, known: Known) -> dict[str, Any]:
+    """dstack's GCP backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
+    assert stack.project and stack.region  # stacks/rules.py
+    fabric = {"extra_vpcs": known.vpcs} if known.vpcs else {}
+    rdma = {"roce_vpcs": [known.roce]} if known.roce else {}
+    # An existing network may reach the internet by other means than Cloud NAT, which dstack would look for.
+    nat = {"nat_check": False} if stack.network.vpc else {}
+    return {
+        "type": "gcp",
+        "project_id": stack.project,
+        "creds": {"type": "default"},
+        "regions": [stack.region],
+        "vpc_name": known.vpc,
+        "subnetworks": {stack.region: known.subnet},
+        **fabric,
+        **rdma,
+        "public_ips": False,
+        **nat,
+        "vm_service_account": known.nodes_account,
+        "tags": labels(stack),
+    }
+
+
+def labels(stack: Stack) -> dict[str, str]:
+    """On every resource that takes labels."""
+    return {"project": "flotilla", "stack": stack.name, "environment": stack.environment} | stack.tags
+
+
+def ssh(stack: Stack, fleet: Fleet, known: Known) -> Ssh:
+    """How dstack reaches the nodes of a fleet that Pulumi launched."""
+    access = stack.access
+    assert access  # stacks/rules.py
+    hop = {"bastion": (known.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
+    jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
+    hosts = tuple(Host(hostname=address) for address in known.addresses[fleet.name])
+    return Ssh.model_validate(
+        {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": known.cidr, "proxy_jump": jump}
+    )
+
+
+def tunnel(stack: Stack, known: Known) -> tuple[str, ...]:
+    """What to leave running in another terminal while dstack works through Identity-Aware Proxy; a node is the jump host."""
+    if stack.access is None or stack.access.via != "tunnel":
+        return ()
+    through = next(known.first[fleet.name] for fleet in stack.fleets if known.first.get(fleet.name))
+    where = f"--project {stack.project} --zone {stack.network.zones[0]}"
+    return (f"gcloud compute start-iap-tunnel {through} 22 --local-host-port localhost:{stack.access.port} {where}",)
