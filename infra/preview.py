@@ -13,7 +13,7 @@ import json
 import runpy
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -46,6 +46,7 @@ class Resource:
     component: bool
     inputs: dict[str, Any]
     options: dict[str, Any]  # those of OPTIONS that are set
+    id: str = ""  # taken for granted; components have none
 
     @property
     def kind(self) -> str:
@@ -77,20 +78,23 @@ class Recorder(mocks.MockMonitor, mocks.Mocks):
             inputs.pop("__provider", None)
             urn = self.make_urn(request.parent, request.type, request.name)
             options = {key: value for key in OPTIONS if (value := _plain(getattr(request, key)))}
-            self.plan.append(Resource(urn, request.parent, request.type, request.name, not request.custom, inputs, options))
+            found = Resource(urn, request.parent, request.type, request.name, not request.custom, inputs, options)
+            answer = super().RegisterResource(request)
+            self.plan.append(replace(found, id="" if found.component else answer.id))
+            return answer
         return super().RegisterResource(request)
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         cloud = _assumptions(args.typ)
         return cloud.created(args.typ, args.name, args.inputs) if cloud else (f"{args.name}-id", args.inputs)
 
-    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], None]:
+    def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
         cloud = _assumptions(args.token)
         if cloud is None:
             raise LookupError(f"the preview has no answer to {args.token}")
         answer, said = cloud.answer(args.token, args.args)
         self.assumed[f"{args.token.rpartition('/')[2].partition(':')[0]} {json.dumps(args.args, default=str)}"] = said
-        return answer, None
+        return answer, []
 
 
 def _plain(option: Any) -> Any:
@@ -148,22 +152,26 @@ def write(plan: Plan, root: Path) -> list[Path]:
 
 
 def tree(plan: Plan) -> Tree:
-    """Components with what is in them: type, name, the properties that are short enough to read."""
-    kinds = Counter(one.kind for one in plan.resources)
-    counts = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
-    top = Tree(f"[bold]{plan.stack}[/]  {len(plan.resources)} resources: {counts}")
+    """Components with what is in them: type, name, the properties that say what it is."""
+    top = Tree(f"[bold]{plan.stack}[/]  {len(plan.resources)} resources")
     branches: dict[str, Tree] = {}
+    dull = {one.id for one in plan.resources if one.id} | {plan.stack}
     for one in plan.resources:
-        label = f"[green]+[/] [cyan]{one.kind}[/] {escape(one.name)}{escape(_properties(one.inputs))}"
+        kept = "  [yellow]protected[/]" if one.options.get("protect") else ""
+        label = f"[green]+[/] [cyan]{one.kind}[/] {escape(one.name)}{escape(_properties(one.inputs, dull))}{kept}"
         branches[one.urn] = branches.get(one.parent, top).add(label)
     return top
 
 
-def _properties(inputs: dict[str, Any]) -> str:
-    return "".join(f"  {key}={_short(value)}" for key, value in sorted(inputs.items()))
+def _properties(inputs: dict[str, Any], dull: set[str]) -> str:
+    """Scalars but not ids of other resources, ARNs, documents, and what is off."""
+    shown = {key: _short(value) for key, value in sorted(inputs.items()) if not isinstance(value, dict | list) and value not in dull}
+    return "".join(f"  {key}={value}" for key, value in shown.items() if value not in ("false", "") and not value.startswith(("{", "arn:")))
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # the engine's numbers are all floating
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     lines = text.count("\n")
     if lines > 1:
@@ -192,6 +200,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = 160
     console.print(tree(planned))
+    kinds = Counter(one.kind for one in planned.resources)
+    console.print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     for assumption in planned.assumed:
         console.print(f"  assumed, not asked: {assumption}", markup=False)
     console.print(f"\nwrote {len(paths)} files to {planned.outputs['folder']}/   next:\n")

@@ -16,6 +16,7 @@ from fleets import fleet, server, volume
 from infra.files import File, Token
 from infra.site import Site
 from stacks.load import StackError
+from stacks.rules import CLOUDS
 from stacks.schema import Stack
 
 TOKEN = "ray.token"
@@ -37,6 +38,8 @@ class Publication(pulumi.ComponentResource):
             Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
         following = pulumi.Output.from_input(site).apply(partial(next_commands, stack))
         self.outputs = {"folder": folder, "dashboard": address(stack), "next": following}
+        if stack.cloud in CLOUDS:
+            self.outputs["cloud"] = pulumi.Output.from_input(site).apply(lambda site: site.outputs)
         self.register_outputs(self.outputs)
 
 
@@ -91,7 +94,7 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
     machines = [f"dstack apply -y -f {here}/{name}" for name in definitions]
     project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."] if stack.dstack else []
-    return [*project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
+    return [*site.before, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
 
 
 def address(stack: Stack) -> str:

@@ -21,7 +21,11 @@ class Site(BaseModel):
     env: dict[str, str] = {}  # environment that the site needs on every node
     gpus: dict[str, Gpu] = {}  # by name of the fleet, where its machine type says what GPUs there are
     mount: tuple[str, ...] = ()  # shell commands that mount the checkpoints inside a privileged container; none: a volume does
+    outputs: dict[str, str] = {}  # names and ARNs to look up: the bucket, roles, images
+    before: tuple[str, ...] = ()  # commands to leave running in another terminal
 
     def equipped(self, fleet: Fleet) -> Fleet:
-        """The fleet with the GPUs of its machine type."""
-        return fleet.model_copy(update={"gpu": self.gpus[fleet.name]}) if fleet.name in self.gpus else fleet
+        """The fleet with the GPUs of its machine type. Of machines that are there already no disk is asked: a root disk of 1000 GB
+        holds a little less."""
+        gpu = self.gpus.get(fleet.name, fleet.gpu)
+        return fleet.model_copy(update={"gpu": gpu, "disk": None if fleet.provision == "pulumi" else fleet.disk})

@@ -249,6 +249,9 @@ class Stack(Model):
     protect: bool = Field(default=False, description="Refuse to delete the checkpoints and their keys.")
     tags: dict[TagKey, TagValue] = Field(default_factory=dict, description="On all resources of the cloud, such as owner or cost-center.")
     monitoring: bool = Field(default=False, description="Nodes may write metrics and logs to CloudWatch or Cloud Monitoring.")
+    account_defaults: bool = Field(
+        default=False, description="AWS: in this account and region, encrypt every new disk and have every new instance want IMDSv2."
+    )
     network: Network = Network()
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()

@@ -48,7 +48,7 @@ def test_every_stack_is_planned_and_its_files_are_written(project, name):
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
     written = {file.name for file in (project / "build" / name).iterdir()}
-    assert f"{len(written) + 1} resources" in first
+    assert first == f"{name}  {done.stdout.count('── + ')} resources"
     for file in written:
         assert f"path=build/{name}/{file}" in done.stdout
     assert "ray job submit" in done.stdout.splitlines()[-1]

@@ -1,0 +1,81 @@
+"""What the preview takes for granted of AWS, which it does not ask: ids, addresses, zones, images."""
+
+from __future__ import annotations
+
+import re
+from hashlib import sha256
+from typing import Any
+
+ACCOUNT = "123456789012"
+ZONES = "abc"  # of every region, and every machine type is in each
+IMAGE = "ami-00000000000000000"
+# By the last word of the type; an id of the other types is the resource's name.
+PREFIXES = {
+    "Vpc": "vpc",
+    "Subnet": "subnet",
+    "InternetGateway": "igw",
+    "NatGateway": "nat",
+    "RouteTable": "rtb",
+    "SecurityGroup": "sg",
+    "SecurityGroupIngressRule": "sgr",
+    "SecurityGroupEgressRule": "sgr",
+    "VpcEndpoint": "vpce",
+    "Eip": "eipalloc",
+    "FlowLog": "fl",
+    "LaunchTemplate": "lt",
+    "Instance": "i",
+    "LustreFileSystem": "fs",
+}
+
+
+def created(kind: str, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Id and outputs of a resource that would be created."""
+    word, service = kind.rpartition(":")[2], kind.split(":")[1].partition("/")[0]
+    digest = sha256(name.encode()).hexdigest()
+    id_ = f"{PREFIXES[word]}-{digest[:17]}" if word in PREFIXES else name
+    named = inputs.get("name") or inputs.get("bucket") or name
+    outputs = inputs | {"arn": _arn(service, word, named), "name": named} | _computed(word, name)
+    return id_, outputs
+
+
+def _arn(service: str, word: str, name: str) -> str:
+    match service:
+        case "s3":
+            return f"arn:aws:s3:::{name}"
+        case "iam":
+            kind = {"InstanceProfile": "instance-profile", "OpenIdConnectProvider": "oidc-provider"}.get(word, word.lower())
+            return f"arn:aws:iam::{ACCOUNT}:{kind}/{name}"
+    return f"arn:aws:{service}:us-east-1:{ACCOUNT}:{word.lower()}/{name}"
+
+
+def _computed(word: str, name: str) -> dict[str, Any]:
+    number = int(found[1]) if (found := re.search(r"-(\d+)$", name)) else 0
+    match word:
+        case "Instance":
+            return {"privateIp": f"10.64.{number // 200}.{10 + number % 200}"}
+        case "Eip":
+            return {"publicIp": f"198.51.100.{10 + number}"}
+        case "Bucket":
+            return {"bucket": name}
+        case "LaunchTemplate":
+            return {"latestVersion": 1}
+        case "LustreFileSystem":
+            return {"dnsName": f"{name}.fsx.amazonaws.com", "mountName": "fsx"}
+    return {}
+
+
+def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The result of an invoke, and what to say of it. Raises LookupError for one that the program should not make."""
+    match token.rpartition(":")[2]:
+        case "getInstanceTypeOfferings":
+            machine, zones = arguments["filters"][0]["values"][0], [arguments["region"] + letter for letter in ZONES]
+            result = {"instanceTypes": [machine] * len(zones), "locations": zones, "locationTypes": ["availability-zone"] * len(zones)}
+            return result, f"{machine} is offered in {', '.join(zones)}"
+        case "getParameter":
+            return {"value": IMAGE, "insecureValue": IMAGE, "type": "String"}, f"image {arguments['name'].rpartition('ami/')[2]} is {IMAGE}"
+        case "getCallerIdentity":
+            return {"accountId": ACCOUNT, "arn": f"arn:aws:iam::{ACCOUNT}:root", "userId": ACCOUNT}, f"the account is {ACCOUNT}"
+        case "getSubnet":
+            return {"id": arguments["id"], "vpcId": arguments["vpcId"], "availabilityZone": arguments.get("availabilityZone", "us-east-1a"),
+                    "cidrBlock": "10.0.0.0/20"}, f"{arguments['id']} is 10.0.0.0/20 in us-east-1a"  # fmt: skip
+    raise LookupError(f"the preview has no answer to {token}")

@@ -1,0 +1,36 @@
+"""A monthly budget with mail before it is spent. It counts the whole account: a filter by tag counts nothing until an administrator
+activates the tag for cost allocation, and then only what came after."""
+
+from __future__ import annotations
+
+import pulumi
+from pulumi_aws import budgets
+
+from stacks import clouds
+
+
+class Budget(pulumi.ComponentResource):
+    """Mail at each threshold of what was spent, and when the month is on its way beyond the limit."""
+
+    def __init__(self, name: str, budget: clouds.Budget, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:Budget", name, None, opts)
+        actual = [("ACTUAL", threshold) for threshold in budget.thresholds]
+        made = budgets.Budget(
+            f"{name}-monthly",
+            budget_type="COST",
+            time_unit="MONTHLY",
+            limit_amount=f"{budget.monthly:.2f}",
+            limit_unit=budget.currency,
+            notifications=[
+                {
+                    "comparison_operator": "GREATER_THAN",
+                    "notification_type": kind,
+                    "threshold": threshold,
+                    "threshold_type": "PERCENTAGE",
+                    "subscriber_email_addresses": list(budget.emails),
+                }
+                for kind, threshold in [*actual, ("FORECASTED", 100)]
+            ],
+            opts=pulumi.ResourceOptions(parent=self),
+        )
+        self.register_outputs({"budget": made.name})

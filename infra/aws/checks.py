@@ -1,0 +1,61 @@
+"""What AWS would refuse of a stack, told before anything is created."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from infra.aws.addresses import cut
+from infra.machines import Machine
+from stacks.load import StackError
+from stacks.schema import Stack
+
+
+def check(stack: Stack, machines: dict[str, Machine]) -> None:
+    """Raises StackError with a line for each thing that is wrong."""
+    _tell(stack, [*_addresses(stack), *_blocks(stack, machines)])
+
+
+def zones(stack: Stack, offered: dict[str, list[str]]) -> list[str]:
+    """The zones to use, in order: those that offer every machine type of `offered`, or those of them that the stack names.
+
+    Raises StackError where there are none.
+    """
+    wrong, common = [], set.intersection(*(set(zones) for zones in offered.values()))
+    for machine, where in offered.items():
+        if not where:
+            index = next(index for index, fleet in enumerate(stack.fleets) if fleet.machine == machine)
+            wrong.append(f"fleets[{index}].machine: {machine!r} is not offered in {stack.region}; take another region or machine type")
+    if not wrong and not common:
+        each = "; ".join(f"{machine} in {', '.join(sorted(where))}" for machine, where in offered.items())
+        wrong.append(f"fleets: no zone of {stack.region} offers all machine types ({each})")
+    for index, zone in enumerate(stack.network.zones):
+        if common and zone not in common:
+            wrong.append(
+                f"network.zones[{index}]: {zone!r} does not offer {', '.join(offered)} (zones that do: {', '.join(sorted(common))})"
+            )
+    _tell(stack, wrong)
+    return list(stack.network.zones) or sorted(common)
+
+
+def _addresses(stack: Stack) -> Iterator[str]:
+    if stack.network.vpc:
+        return
+    try:
+        cut(stack.network.cidr, list(stack.network.zones))
+    except ValueError as error:
+        yield f"network.zones: {error}"
+        return
+    room, nodes = min(one.room for one in cut(stack.network.cidr, ["a-1a"]).values()), sum(fleet.nodes for fleet in stack.fleets)
+    if nodes > room:
+        yield f"network.cidr: {stack.network.cidr} leaves {room} addresses in a zone, but the fleets have {nodes} nodes; take a larger one"
+
+
+def _blocks(stack: Stack, machines: dict[str, Machine]) -> Iterator[str]:
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.capacity.kind == "block" and not machines[fleet.name].name.startswith(("p", "trn")):
+            yield f"fleets[{index}].capacity.kind: AWS sells no capacity blocks of {fleet.machine}; it does of P machines"
+
+
+def _tell(stack: Stack, wrong: Iterable[str]) -> None:
+    if lines := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{problem}" for problem in wrong]:
+        raise StackError("\n".join(lines))

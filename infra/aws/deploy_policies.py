@@ -1,0 +1,107 @@
+"""IAM policy documents of a deployment: what `pulumi up` of a stack may do, and what the roles that it makes can ever do.
+
+Roles, buckets and log groups are told by their names, keys by their tag. EC2 names what it creates itself, so there account and
+region are the limit.
+"""
+
+from __future__ import annotations
+
+from infra.aws.policies import PULL, SSM_AGENT, WRITE_LOGS, Account, Document, allow, document
+
+VERBS = ("Create", "Delete")
+PAIRS = (  # each is created and deleted by calls of these names
+    *("FlowLogs", "InternetGateway", "LaunchTemplate", "NatGateway", "PlacementGroup", "Route", "RouteTable"),
+    *("SecurityGroup", "Subnet", "Tags", "Vpc"),
+)
+CHANGES = (
+    *("AllocateAddress", "AssociateAddress", "AssociateRouteTable", "AttachInternetGateway", "AuthorizeSecurityGroupEgress"),
+    *("AuthorizeSecurityGroupIngress", "CreateLaunchTemplateVersion", "CreateVpcEndpoint", "DeleteKeyPair", "DeleteVpcEndpoints"),
+    *("DetachInternetGateway", "DisassociateAddress", "DisassociateRouteTable", "ImportKeyPair", "ModifyInstanceAttribute"),
+    *("ModifyInstanceMetadataOptions", "ModifyLaunchTemplate", "ModifySubnetAttribute", "ModifyVpcAttribute", "ModifyVpcEndpoint"),
+    *("ReleaseAddress", "ReplaceRoute", "RevokeSecurityGroupEgress", "RevokeSecurityGroupIngress", "RunInstances", "TerminateInstances"),
+)
+ACCOUNT_DEFAULTS = ("DisableEbsEncryptionByDefault", "EnableEbsEncryptionByDefault", "ModifyInstanceMetadataDefaults")
+LOG_GROUPS = ("CreateLogGroup", "DeleteLogGroup", "ListTagsForResource", "PutRetentionPolicy", "TagResource", "UntagResource")
+KEYS = (
+    *("CreateGrant", "DescribeKey", "EnableKeyRotation", "GetKeyPolicy", "GetKeyRotationStatus", "ListResourceTags", "PutKeyPolicy"),
+    *("ScheduleKeyDeletion", "TagResource", "UntagResource", "UpdateKeyDescription"),
+)
+BUCKETS = ("*Bucket*", "*Configuration", "DeleteObject", "DeleteObjectVersion")
+LUSTRE = (
+    *("CreateDataRepositoryAssociation", "CreateFileSystem", "DeleteDataRepositoryAssociation", "DeleteFileSystem"),
+    *("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource", "TagResource", "UpdateFileSystem"),
+)
+GIVE = ("AttachRolePolicy", "CreateRole", "PutRolePolicy")  # what a boundary limits
+ROLES = (
+    *("AddRoleToInstanceProfile", "CreateInstanceProfile", "CreatePolicy", "CreatePolicyVersion", "DeleteInstanceProfile"),
+    *("DeletePolicy", "DeletePolicyVersion", "DeleteRole", "DeleteRolePolicy", "DetachRolePolicy", "Get*", "List*"),
+    *("RemoveRoleFromInstanceProfile", "TagInstanceProfile", "TagPolicy", "TagRole", "UpdateAssumeRolePolicy"),
+)
+
+
+def github(provider: str, issuer: str, subject: str) -> Document:
+    """The trust policy of a role that jobs with this subject take on, such as repo:owner/name:environment:prod."""
+    return document(
+        {
+            "Effect": "Allow",
+            "Principal": {"Federated": provider},
+            "Action": "sts:AssumeRoleWithWebIdentity",
+            "Condition": {"StringEquals": {f"{issuer}:aud": "sts.amazonaws.com", f"{issuer}:sub": subject}},
+        }
+    )
+
+
+def boundary(account: Account, stack: str) -> Document:
+    """What a role that a deployment makes can ever do: the most that nodes, bastion and flow logs are given."""
+    checkpoints = f"arn:{account.partition}:s3:::flotilla-{stack}-*"
+    return document(
+        allow(["s3:*Object", "s3:*Multipart*", "s3:GetBucketLocation", "s3:ListBucket", "s3:ListBucketMultipartUploads"], checkpoints),
+        allow(["kms:Decrypt", "kms:GenerateDataKey"], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
+        allow([f"ecr:{call}" for call in PULL], account.arn("ecr", "repository/*")),
+        allow([f"logs:{call}" for call in ("CreateLogGroup", *WRITE_LOGS)], account.arn("logs", "log-group:*")),
+        allow(["cloudwatch:PutMetricData", "ecr:GetAuthorizationToken", *SSM_AGENT], "*"),
+    )
+
+
+def network(account: Account, stack: str) -> Document:
+    """Network, nodes and their logs."""
+    calls = [f"{verb}{what}" for what in PAIRS for verb in VERBS]
+    groups = [f"log-group:{name}-{stack}*" for name in ("flotilla", "/flotilla")]
+    return document(
+        allow(["ec2:Describe*", "ec2:GetEbsEncryptionByDefault", "ec2:GetInstanceMetadataDefaults", "logs:DescribeLogGroups"], "*"),
+        allow([f"ec2:{call}" for call in (*calls, *CHANGES)], account.arn("ec2", "*")),
+        allow([f"ec2:{call}" for call in ACCOUNT_DEFAULTS], "*"),
+        allow(["ec2:RunInstances"], f"arn:{account.partition}:ec2:{account.region}::image/*"),
+        allow(["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
+        allow([f"logs:{call}" for call in LOG_GROUPS], [account.arn("logs", group) for group in groups]),
+    )
+
+
+def storage(account: Account, stack: str) -> Document:
+    """Bucket, key, file system, budget."""
+    bucket = f"arn:{account.partition}:s3:::flotilla-{stack}-*"
+    budget = f"arn:{account.partition}:budgets::{account.id}:budget/flotilla-{stack}-*"
+    return document(
+        allow([f"s3:{call}" for call in BUCKETS], [bucket, f"{bucket}/*"]),
+        allow(["kms:CreateKey"], "*", _tagged("aws:RequestTag", stack)),  # it has no ARN before it is made
+        allow([f"kms:{call}" for call in KEYS], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
+        allow([f"fsx:{call}" for call in LUSTRE], account.arn("fsx", "*")),
+        allow([f"budgets:{call}" for call in ("ListTagsForResource", "ModifyBudget", "TagResource", "ViewBudget")], budget),
+    )
+
+
+def identity(account: Account, stack: str, bounds: str) -> Document:
+    """Roles of the stack's own path, none beyond the boundary `bounds` (an ARN); those of the deployment itself it only reads."""
+    ours = [account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "policy", "instance-profile")]
+    services = [f"{service}.amazonaws.com" for service in ("ec2", "vpc-flow-logs")]
+    itself = [account.iam(f"role/flotilla-{stack}-deploy-*"), account.iam("oidc-provider/*"), bounds]
+    return document(
+        allow([f"iam:{call}" for call in GIVE], ours[0], {"StringEquals": {"iam:PermissionsBoundary": bounds}}),
+        allow([f"iam:{call}" for call in ROLES], ours),
+        allow(["iam:PassRole"], ours[0], {"StringEquals": {"iam:PassedToService": services}}),
+        allow(["iam:Get*", "iam:List*"], itself),
+    )
+
+
+def _tagged(key: str, stack: str) -> dict[str, dict[str, str]]:
+    return {"StringEquals": {f"{key}/stack": stack}}

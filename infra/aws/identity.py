@@ -1,0 +1,57 @@
+"""What nodes may do, and what the dstack server may do."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pulumi
+from pulumi_aws import iam
+
+from infra.aws import policies
+
+
+@dataclass(frozen=True)
+class IdentityArgs:
+    """`bucket` and `key` are ARNs; `server`: whether dstack launches machines."""
+
+    account: policies.Account
+    stack: str
+    bucket: pulumi.Output[str]
+    key: pulumi.Output[str]
+    monitoring: bool
+    server: bool
+    boundary: pulumi.Input[str] | None  # that a role made by a deployment must have
+
+
+class Identity(pulumi.ComponentResource):
+    """The instance profile of nodes and, where dstack launches them, the policy for its server."""
+
+    def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:Identity", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        path = policies.path(args.stack)
+        role = iam.Role(
+            f"{name}-node",
+            path=path,
+            assume_role_policy=policies.trust("ec2.amazonaws.com"),
+            permissions_boundary=args.boundary,
+            opts=child,
+        )
+        documents: dict[str, pulumi.Input[str]] = {
+            "checkpoints": pulumi.Output.all(args.bucket, args.key).apply(lambda arns: json.dumps(policies.checkpoints(*arns))),
+            "images": json.dumps(policies.images(args.account)),
+        }
+        if args.monitoring:
+            documents["monitoring"] = json.dumps(policies.monitoring(args.account, args.stack))
+        for what, text in documents.items():
+            iam.RolePolicy(f"{name}-node-{what}", role=role.id, policy=text, opts=child)
+        profile = iam.InstanceProfile(f"{name}-node", path=path, role=role.name, opts=child)
+        self.role_arn, self.profile_arn, self.profile_name = role.arn, profile.arn, profile.name
+        self.server_policy: pulumi.Output[str] | None = None
+        if args.server:
+            text = pulumi.Output.all(role.arn, profile.arn).apply(lambda arns: json.dumps(policies.dstack_server(args.account, *arns)))
+            self.server_policy = iam.Policy(
+                f"{name}-dstack-server", path=path, description="For whoever runs the dstack server of this stack.", policy=text, opts=child
+            ).arn
+        self.register_outputs({"profile": profile.name, "server_policy": self.server_policy})

@@ -1,0 +1,42 @@
+"""Shell lines that mount the checkpoints, on a host or inside a container.
+
+The bucket by s3fs: a checkpoint becomes whole by the renaming of its folder, and Mountpoint for S3 renames no folder
+(https://github.com/awslabs/mountpoint-s3/blob/main/doc/SEMANTICS.md); s3fs does, and writes through on fsync.
+"""
+
+from __future__ import annotations
+
+from shlex import quote
+
+LUSTRE_KEY = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
+LUSTRE_REPOSITORY = "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
+S3FS = "command -v s3fs >/dev/null || { apt-get update -qq && apt-get install -qq -y s3fs; }"
+
+
+def _s3fs_options(region: str) -> str:
+    return f"iam_role=auto,endpoint={region},url=https://s3.{region}.amazonaws.com,multipart_size=64,parallel_count=16,allow_other"
+
+
+def bucket_in_container(bucket: str, region: str, folder: str) -> list[str]:
+    """Needs a privileged container, and the instance's role."""
+    return [S3FS, f"mkdir -p {quote(folder)} && s3fs {bucket} {quote(folder)} -o {_s3fs_options(region)} && mountpoint -q {quote(folder)}"]
+
+
+def bucket_on_host(bucket: str, region: str, folder: str) -> list[str]:
+    """Stays over a reboot."""
+    return [S3FS, *_fstab(folder, f"{bucket} {folder} fuse.s3fs _netdev,{_s3fs_options(region)} 0 0")]
+
+
+def lustre_on_host(dns_name: str, mount_name: str, folder: str) -> list[str]:
+    """With AWS's client for the running kernel: https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html"""
+    return [
+        f"curl -fsSL {LUSTRE_KEY} | gpg --dearmor --yes -o /usr/share/keyrings/fsx.gpg",
+        f'echo "deb [signed-by=/usr/share/keyrings/fsx.gpg] {LUSTRE_REPOSITORY} $(. /etc/os-release; echo $VERSION_CODENAME) main" '
+        ">/etc/apt/sources.list.d/fsx.list",
+        "apt-get update -qq && apt-get install -qq -y lustre-client-modules-$(uname -r)",
+        *_fstab(folder, f"{dns_name}@tcp:/{mount_name} {folder} lustre defaults,noatime,flock,_netdev 0 0"),
+    ]
+
+
+def _fstab(folder: str, line: str) -> list[str]:
+    return [f"mkdir -p {quote(folder)}", f"echo {quote(line)} >>/etc/fstab", f"mount {quote(folder)}"]

@@ -1,0 +1,161 @@
+"""The VPC: a private subnet in each zone for nodes, a public one for NAT and bastion, S3 without NAT."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Literal
+
+import pulumi
+from pulumi_aws import cloudwatch, ec2, iam
+
+from infra.aws import policies
+from infra.aws.addresses import Subnets, cut
+from stacks.load import StackError
+from stacks.schema import Stack
+
+LOG_DAYS = 30  # for which flow logs are kept
+
+
+@dataclass(frozen=True)
+class NetworkArgs:
+    """What a new network is made of."""
+
+    cidr: IPv4Network
+    zones: list[str]
+    nat: Literal["one", "per-zone"]
+    flow_logs: bool
+    region: str
+    stack: str
+    boundary: pulumi.Input[str] | None = None  # of the flow logs' role
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where nodes stand: a network, new or existing, with its subnets by zone."""
+
+    vpc_id: pulumi.Input[str]
+    cidr: str  # of all addresses in it
+    private: dict[str, pulumi.Input[str]]
+    public: dict[str, pulumi.Input[str]]
+
+    @property
+    def first(self) -> pulumi.Input[str]:
+        """The private subnet of what stands in one zone: nodes side by side, and the file system beside them."""
+        return self.private[next(iter(self.private))]
+
+
+def existing(stack: Stack, ask: pulumi.InvokeOptions) -> Place:
+    """The network that the stack names. Raises StackError where a subnet is in another one."""
+    wanted = stack.network
+    assert wanted.vpc  # asked by the caller
+    private: dict[str, pulumi.Input[str]] = {}
+    for index, subnet in enumerate(wanted.subnets):
+        found, at = ec2.get_subnet(id=subnet, opts=ask), f"stacks/Pulumi.{stack.name}.yaml: flotilla:network.subnets[{index}]"
+        if found.vpc_id != wanted.vpc:
+            raise StackError(f"{at}: {subnet!r} is in {found.vpc_id}, not in {wanted.vpc}")
+        private.setdefault(found.availability_zone, subnet)
+    return Place(wanted.vpc, ec2.get_vpc(id=wanted.vpc, opts=ask).cidr_block, private, {})
+
+
+class Network(pulumi.ComponentResource):
+    """A VPC whose nodes reach the internet and cannot be reached from it."""
+
+    def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:Network", name, None, opts)
+        self.child = pulumi.ResourceOptions(parent=self)
+        self.vpc = ec2.Vpc(
+            name,
+            cidr_block=str(args.cidr),
+            enable_dns_hostnames=True,  # FSx and the endpoints are found by name
+            enable_dns_support=True,
+            tags={"Name": name},
+            opts=self.child,
+        )
+        # Nobody's: what forgets to name a group can neither send nor receive.
+        ec2.DefaultSecurityGroup(f"{name}-default", vpc_id=self.vpc.id, tags={"Name": f"{name}-unused"}, opts=self.child)
+        subnets = cut(args.cidr, args.zones)
+        public, public_table = self._public(name, subnets)
+        private, private_tables = self._private(name, subnets, self._gateways(name, public, args.nat, public_table))
+        ec2.VpcEndpoint(
+            f"{name}-s3",
+            vpc_id=self.vpc.id,
+            service_name=f"com.amazonaws.{args.region}.s3",
+            vpc_endpoint_type="Gateway",  # free of charge, and checkpoints pass no NAT
+            route_table_ids=[table.id for table in private_tables],
+            tags={"Name": f"{name}-s3"},
+            opts=self.child,
+        )
+        if args.flow_logs:
+            self._flow_logs(name, args)
+        self.place = Place(self.vpc.id, str(args.cidr), private, public)
+        self.register_outputs({"vpc": self.vpc.id, "private": private, "public": public})
+
+    def _public(self, name: str, subnets: dict[str, Subnets]) -> tuple[dict[str, pulumi.Input[str]], ec2.RouteTable]:
+        gateway = ec2.InternetGateway(name, vpc_id=self.vpc.id, tags={"Name": name}, opts=self.child)
+        table = ec2.RouteTable(f"{name}-public", vpc_id=self.vpc.id, tags={"Name": f"{name}-public"}, opts=self.child)
+        ec2.Route(f"{name}-public", route_table_id=table.id, destination_cidr_block="0.0.0.0/0", gateway_id=gateway.id, opts=self.child)
+        return {zone: self._subnet(f"{name}-public-{zone}", zone, one.public, table) for zone, one in subnets.items()}, table
+
+    def _gateways(self, name: str, public: dict[str, pulumi.Input[str]], nat: str, table: ec2.RouteTable) -> dict[str, ec2.NatGateway]:
+        """NAT gateways by zone; with one, every zone uses the first's."""
+        made = {}
+        for zone in [*public] if nat == "per-zone" else [*public][:1]:
+            address = ec2.Eip(f"{name}-nat-{zone}", domain="vpc", tags={"Name": f"{name}-nat-{zone}"}, opts=self.child)
+            # Destroyed before the way out of its subnet is.
+            after = pulumi.ResourceOptions(parent=self, depends_on=[table])
+            made[zone] = ec2.NatGateway(
+                f"{name}-{zone}", subnet_id=public[zone], allocation_id=address.id, tags={"Name": f"{name}-{zone}"}, opts=after
+            )
+        return made
+
+    def _private(
+        self, name: str, subnets: dict[str, Subnets], gateways: dict[str, ec2.NatGateway]
+    ) -> tuple[dict[str, pulumi.Input[str]], list[ec2.RouteTable]]:
+        """A route table for each NAT gateway. dstack takes subnets whose default route leads to one for private."""
+        tables = {}
+        for zone, gateway in gateways.items():
+            label = f"{name}-private-{zone}" if len(gateways) > 1 else f"{name}-private"
+            tables[zone] = ec2.RouteTable(label, vpc_id=self.vpc.id, tags={"Name": label}, opts=self.child)
+            ec2.Route(label, route_table_id=tables[zone].id, destination_cidr_block="0.0.0.0/0", nat_gateway_id=gateway.id, opts=self.child)
+        first = next(iter(tables.values()))
+        private: dict[str, pulumi.Input[str]] = {
+            zone: self._subnet(f"{name}-private-{zone}", zone, one.private, tables.get(zone, first)) for zone, one in subnets.items()
+        }
+        return private, [*tables.values()]
+
+    def _subnet(self, label: str, zone: str, cidr: IPv4Network, table: ec2.RouteTable) -> pulumi.Output[str]:
+        """A subnet of the table. None gives machines a public address by itself."""
+        subnet = ec2.Subnet(
+            label,
+            vpc_id=self.vpc.id,
+            availability_zone=zone,
+            cidr_block=str(cidr),
+            map_public_ip_on_launch=False,
+            tags={"Name": label},
+            opts=self.child,
+        )
+        ec2.RouteTableAssociation(label, subnet_id=subnet.id, route_table_id=table.id, opts=self.child)
+        return subnet.id
+
+    def _flow_logs(self, name: str, args: NetworkArgs) -> None:
+        group = cloudwatch.LogGroup(f"{name}-flow", retention_in_days=LOG_DAYS, opts=self.child)
+        role = iam.Role(
+            f"{name}-flow",
+            path=policies.path(args.stack),
+            assume_role_policy=policies.trust("vpc-flow-logs.amazonaws.com"),
+            permissions_boundary=args.boundary,
+            opts=self.child,
+        )
+        may_write = group.arn.apply(lambda arn: json.dumps(policies.flow_logs(arn)))
+        written = iam.RolePolicy(f"{name}-flow", role=role.id, policy=may_write, opts=self.child)
+        ec2.FlowLog(
+            name,
+            vpc_id=self.vpc.id,
+            traffic_type="ALL",
+            log_destination=group.arn,
+            iam_role_arn=role.arn,
+            tags={"Name": name},
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[written]),
+        )

@@ -1,0 +1,112 @@
+"""Instances that Pulumi launches: all cards of the fabric, encrypted disks, IMDSv2, ready for dstack's SSH fleet."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pulumi
+from pulumi_aws import ec2
+
+from infra.aws.capacity import Placement, placed_together, purchase
+from infra.machines import Machine
+from stacks.forms import gigabytes
+from stacks.schema import Fleet
+
+# AWS's name for its newest image with NVIDIA's driver, Docker, the container toolkit and EFA:
+# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-base-gpu-ami-ubuntu-22-04.html
+GPU_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
+DISK = 500  # GB of the root disk where the stack says nothing
+READY = Path(__file__).with_name("ready.sh")
+
+
+@dataclass(frozen=True)
+class NodesArgs:
+    """Where the instances of a fleet stand and what they are; `mount` are the shell lines that mount the checkpoints."""
+
+    fleet: Fleet
+    machine: Machine
+    image: str
+    subnet_id: pulumi.Input[str]
+    group_id: pulumi.Input[str]
+    profile_arn: pulumi.Input[str]
+    key_name: pulumi.Input[str]
+    user: str
+    mount: pulumi.Output[list[str]]
+    tags: dict[str, str]  # of disks and interfaces, which a launch makes unseen by the provider
+
+
+class Nodes(pulumi.ComponentResource):
+    """The instances of one fleet, all from one launch template; `addresses` are their private ones, in order."""
+
+    def __init__(self, name: str, args: NodesArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:Nodes", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        placement = Placement(name, opts=child).group if placed_together(args.fleet, args.machine) else None
+        template = ec2.LaunchTemplate(
+            name,
+            image_id=args.image,
+            instance_type=args.machine.name,
+            key_name=args.key_name,
+            update_default_version=True,
+            iam_instance_profile={"arn": args.profile_arn},
+            network_interfaces=interfaces(args.fleet, args.machine, args.subnet_id, args.group_id),
+            metadata_options={"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 2},
+            block_device_mappings=[{"device_name": "/dev/sda1", "ebs": _disk(args.fleet)}],
+            placement={"group_name": placement.name} if placement else None,
+            user_data=args.mount.apply(lambda mount: user_data(args.user, mount)),
+            tag_specifications=[{"resource_type": kind, "tags": args.tags | {"Name": name}} for kind in ("volume", "network-interface")],
+            **purchase(args.fleet.capacity),
+            # A stack without a pin stays with the image of its first `up`: a newer one must not replace nodes at work.
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=None if args.fleet.image else ["imageId"]),
+        )
+        version = template.latest_version.apply(str)
+        self.instances = [
+            ec2.Instance(
+                f"{name}-{index}",
+                launch_template={"id": template.id, "version": version},
+                tags={"Name": f"{name}-{index}"},
+                opts=child,
+            )
+            for index in range(args.fleet.nodes)
+        ]
+        self.addresses = [instance.private_ip for instance in self.instances]
+        self.register_outputs({"addresses": self.addresses})
+
+
+def interfaces(fleet: Fleet, machine: Machine, subnet: pulumi.Input[str], group: pulumi.Input[str]) -> list[Any]:
+    """The launch template's network interfaces. Subnet and group belong to each of them; a node has no public address."""
+    return [
+        {
+            "network_card_index": nic.card,
+            "device_index": nic.device,
+            "interface_type": nic.kind,
+            "subnet_id": subnet,
+            "security_groups": [group],
+            "delete_on_termination": "true",
+        }
+        # Several interfaces take no word on public addresses; the subnet gives none.
+        | ({"associate_public_ip_address": "false"} if len(machine.nics()) == 1 else {})
+        for nic in machine.nics()[: fleet.nics]
+    ]
+
+
+def _disk(fleet: Fleet) -> Any:
+    size = round(gigabytes(fleet.disk.partition("..")[0])) if fleet.disk else DISK
+    return {
+        "volume_size": size,
+        "volume_type": "gp3",
+        "throughput": 500,
+        "iops": 6000,
+        "encrypted": "true",
+        "delete_on_termination": "true",
+    }
+
+
+def user_data(user: str, mount: list[str]) -> str:
+    """What an instance runs once, in base64: ready.sh with what is particular to the stack in front."""
+    lines = ["#!/bin/bash", f"user={user}", "mount_checkpoints() {", *(f"  {line}" for line in mount or [":"]), "}"]
+    return base64.b64encode(("\n".join(lines) + "\n" + READY.read_text()).encode()).decode()

@@ -1,0 +1,164 @@
+"""IAM policy documents, as plain data: who may do what to which resources.
+
+Where `*` stands for a resource, the API takes nothing narrower:
+https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonec2.html (Describe*)
+https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazonelasticcontainerregistry.html (GetAuthorizationToken)
+https://docs.aws.amazon.com/service-authorization/latest/reference/list_amazoncloudwatch.html (PutMetricData)
+https://docs.aws.amazon.com/service-authorization/latest/reference/list_servicequotas.html
+What dstack calls: https://dstack.ai/docs/concepts/backends#aws
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+PULL = ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer")
+WRITE_LOGS = ("CreateLogStream", "DescribeLogStreams", "PutLogEvents")
+Statement = dict[str, Any]
+Document = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Account:
+    """Where ARNs begin."""
+
+    id: str
+    region: str
+
+    @property
+    def partition(self) -> str:
+        if self.region.startswith("us-gov-"):
+            return "aws-us-gov"
+        return "aws-cn" if self.region.startswith("cn-") else "aws"
+
+    def arn(self, service: str, resource: str) -> str:
+        """The ARN of something in the account and region."""
+        return f"arn:{self.partition}:{service}:{self.region}:{self.id}:{resource}"
+
+    def iam(self, resource: str) -> str:
+        return f"arn:{self.partition}:iam::{self.id}:{resource}"
+
+
+def path(stack: str) -> str:
+    """Of the stack's roles, by which a deployment's own are told from all others."""
+    return f"/flotilla/{stack}/"
+
+
+def document(*statements: Statement) -> Document:
+    return {"Version": "2012-10-17", "Statement": list(statements)}
+
+
+def allow(actions: list[str], resources: str | list[str], condition: dict[str, Any] | None = None) -> Statement:
+    return {"Effect": "Allow", "Action": actions, "Resource": resources} | ({"Condition": condition} if condition else {})
+
+
+def trust(service: str) -> str:
+    """The trust policy of a role that an AWS service takes on."""
+    return json.dumps(document({"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}))
+
+
+def tls_only(bucket: str) -> Document:
+    """Of a bucket by ARN: no request without TLS."""
+    return document(
+        {
+            "Effect": "Deny",
+            "Principal": "*",
+            "Action": "s3:*",
+            "Resource": [bucket, f"{bucket}/*"],
+            "Condition": {"Bool": {"aws:SecureTransport": "false"}},
+        }
+    )
+
+
+def flow_logs(group: str) -> Document:
+    """Of the flow logs' role: write to their log group, by ARN."""
+    return document(allow([f"logs:{call}" for call in WRITE_LOGS], [group, f"{group}:*"]))
+
+
+def checkpoints(bucket: str, key: str) -> Document:
+    """Of the nodes: read and write checkpoints; versions that were replaced stay out of their reach."""
+    return document(
+        allow(["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation"], bucket),
+        allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"], f"{bucket}/*"),
+        allow(["kms:Decrypt", "kms:GenerateDataKey"], key),
+    )
+
+
+def images(account: Account) -> Document:
+    """Of the nodes: pull container images of the account's registry."""
+    return document(
+        allow(["ecr:GetAuthorizationToken"], "*"),
+        allow(["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], account.arn("ecr", "repository/*")),
+    )
+
+
+def monitoring(account: Account, stack: str) -> Document:
+    """Of the nodes: metrics in the namespace Flotilla, logs in groups below /flotilla/<stack>."""
+    groups = account.arn("logs", f"log-group:/flotilla/{stack}")
+    return document(
+        allow(["cloudwatch:PutMetricData"], "*", {"StringEquals": {"cloudwatch:namespace": "Flotilla"}}),
+        allow(
+            ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"], [f"{groups}*", f"{groups}*:*"]
+        ),
+    )
+
+
+DESCRIBE = [
+    f"ec2:Describe{what}"
+    for what in (
+        "AvailabilityZones",
+        "CapacityReservations",
+        "Images",
+        "InstanceAttribute",
+        "InstanceTypes",
+        "Instances",
+        "RouteTables",
+        "SecurityGroups",
+        "Subnets",
+        "Volumes",
+        "Vpcs",
+    )
+]
+LAUNCHED = ("instance", "volume", "network-interface", "spot-instances-request")  # what a launch creates
+GIVEN = ("subnet", "security-group", "placement-group", "capacity-reservation", "launch-template")  # what it uses
+
+
+def dstack_server(account: Account, role: str, profile: str) -> Document:
+    """Of whoever runs the dstack server: launch instances with the nodes' role, by ARN, and end those that it launched.
+
+    It may not create or change security groups: the network declares the one that it looks for.
+    """
+
+    def ec2(kinds: tuple[str, ...]) -> list[str]:
+        return [account.arn("ec2", f"{kind}/*") for kind in kinds]
+
+    ours = {"StringEquals": {"aws:ResourceTag/owner": "dstack"}}
+    image = f"arn:{account.partition}:ec2:{account.region}::image/*"
+    return document(
+        allow([*DESCRIBE, "servicequotas:GetServiceQuota", "servicequotas:ListServiceQuotas"], "*"),
+        allow(["ec2:RunInstances"], [*ec2(LAUNCHED), *ec2(GIVEN), image]),
+        allow(["ec2:CreateTags"], ec2(LAUNCHED), {"StringEquals": {"ec2:CreateAction": ["RunInstances", "CreateVolume"]}}),
+        allow(["ec2:TerminateInstances"], ec2(("instance",)), ours),
+        allow(["ec2:CancelSpotInstanceRequests"], ec2(("spot-instances-request",))),
+        allow(["ec2:CreateVolume"], ec2(("volume",)), {"StringEquals": {"aws:RequestTag/owner": "dstack"}}),
+        allow(["ec2:AttachVolume", "ec2:DetachVolume"], ec2(("instance", "volume")), ours),
+        allow(["ec2:DeleteVolume"], ec2(("volume",)), ours),
+        allow(["ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup"], ec2(("placement-group",))),
+        allow(["iam:GetInstanceProfile"], profile),
+        allow(["iam:GetRole"], role),
+        allow(["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}),
+    )
+
+
+# https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-create-iam-instance-profile.html
+SSM_AGENT = [
+    "ssm:UpdateInstanceInformation",
+    *(f"ssmmessages:{verb}{what}Channel" for verb in ("Create", "Open") for what in ("Control", "Data")),
+]
+
+
+def ssm_agent() -> Document:
+    """Of a bastion that is reached by SSM alone. The agent's calls name no resource."""
+    return document(allow(SSM_AGENT, "*"))

@@ -1,0 +1,96 @@
+"""What is known of AWS after `up` -> Site. Pure: strings in, plain data out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from infra import equipment
+from infra.machines import Machine
+from infra.site import Site
+from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
+
+# For libfabric and NCCL: https://github.com/aws/aws-ofi-nccl and https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
+EFA = {
+    "FI_PROVIDER": "efa",
+    "FI_EFA_USE_HUGE_PAGE": "0",  # data loaders fork, and huge pages do not survive that
+    "NCCL_SOCKET_IFNAME": "^lo,docker",
+}
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the engine has made: ids, names, addresses of nodes by fleet, and the bastion's."""
+
+    vpc: str
+    profile: str
+    bucket: str
+    mount: list[str]
+    addresses: dict[str, list[str]] = field(default_factory=dict)
+    images: dict[str, str] = field(default_factory=dict)
+    bastion: str | None = None
+    bastion_id: str | None = None
+    server_policy: str | None = None
+    deploy_role: str | None = None
+
+
+def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known) -> Site:
+    """`network` are the addresses that the nodes share."""
+    first = stack.fleets[0]
+    by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
+    named = {
+        "checkpoints": f"s3://{known.bucket}",
+        "dstack_server_policy": known.server_policy,
+        "deploy_role": known.deploy_role,
+        **{f"image_{fleet}": image for fleet, image in known.images.items()},
+    }
+    return Site(
+        backend=backend(stack, known) if by_dstack else None,
+        ssh={fleet.name: ssh(stack, fleet, network, known) for fleet in stack.fleets if fleet.provision == "pulumi"},
+        env=EFA if machines[first.name].fabric == "efa" else {},
+        gpus=equipment.gpus(machines),
+        mount=tuple(known.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
+        outputs={name: value for name, value in named.items() if value},
+        before=tunnel(stack, known),
+    )
+
+
+def backend(stack: Stack, known: Known) -> dict[str, Any]:
+    """dstack's AWS backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
+    assert stack.region  # stacks/rules.py
+    return {
+        "type": "aws",
+        "creds": {"type": "default"},
+        "regions": [stack.region],
+        "vpc_ids": {stack.region: known.vpc},
+        "default_vpcs": False,
+        "public_ips": False,
+        "iam_instance_profile": known.profile,
+        "tags": tags(stack),
+    }
+
+
+def tags(stack: Stack) -> dict[str, str]:
+    """On every resource; dstack's `owner` is how its policy knows its own."""
+    return {"project": "flotilla", "stack": stack.name, "environment": stack.environment} | stack.tags
+
+
+def ssh(stack: Stack, fleet: Fleet, network: str, known: Known) -> Ssh:
+    """How dstack reaches the nodes of a fleet that Pulumi launched."""
+    access = stack.access
+    assert access  # stacks/rules.py
+    hop = {"bastion": (known.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
+    jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
+    hosts = tuple(Host(hostname=address) for address in known.addresses[fleet.name])
+    return Ssh.model_validate(
+        {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": network, "proxy_jump": jump}
+    )
+
+
+def tunnel(stack: Stack, known: Known) -> tuple[str, ...]:
+    """What to leave running in another terminal while dstack works through SSM."""
+    if stack.access is None or stack.access.via != "tunnel":
+        return ()
+    ports = f"portNumber=22,localPortNumber={stack.access.port}"
+    start = f"aws ssm start-session --region {stack.region} --target {known.bastion_id}"
+    return (f"{start} --document-name AWS-StartPortForwardingSession --parameters {ports}",)

@@ -1,0 +1,143 @@
+"""Where checkpoints are kept: a bucket always, a Lustre file system in front of it by setting."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pulumi
+from pulumi_aws import ec2, fsx, kms, s3, vpc
+
+from infra.aws import policies
+
+LUSTRE_PORTS = ((988, 988), (1018, 1023))  # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
+
+
+@dataclass(frozen=True)
+class BucketArgs:
+    """`protect`: neither `pulumi destroy` nor a mistake deletes it; else it goes with all that is in it."""
+
+    keep_days: int
+    protect: bool
+
+
+class Bucket(pulumi.ComponentResource):
+    """A private bucket with a key of its own, which keeps for some days what is replaced or deleted."""
+
+    def __init__(self, name: str, args: BucketArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:Bucket", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        kept = pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect)
+        key = kms.Key(name, description=f"Checkpoints of {name}.", enable_key_rotation=True, deletion_window_in_days=30, opts=kept)
+        bucket = s3.Bucket(name, force_destroy=not args.protect, opts=kept)
+        s3.BucketPublicAccessBlock(
+            name,
+            bucket=bucket.id,
+            block_public_acls=True,
+            block_public_policy=True,
+            ignore_public_acls=True,
+            restrict_public_buckets=True,
+            opts=child,
+        )
+        s3.BucketOwnershipControls(name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=child)
+        versioning = s3.BucketVersioning(name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=child)
+        s3.BucketServerSideEncryptionConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[
+                {
+                    "apply_server_side_encryption_by_default": {"sse_algorithm": "aws:kms", "kms_master_key_id": key.arn},
+                    "bucket_key_enabled": True,  # one call to KMS for many objects
+                }
+            ],
+            opts=child,
+        )
+        s3.BucketLifecycleConfiguration(
+            name,
+            bucket=bucket.id,
+            rules=[
+                {
+                    "id": "replaced",
+                    "status": "Enabled",
+                    "filter": {"prefix": ""},
+                    "noncurrent_version_expiration": {"noncurrent_days": args.keep_days},
+                    "expiration": {"expired_object_delete_marker": True},
+                },
+                {
+                    "id": "unfinished",
+                    "status": "Enabled",
+                    "filter": {"prefix": ""},
+                    "abort_incomplete_multipart_upload": {"days_after_initiation": 7},
+                },
+            ],
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[versioning]),
+        )
+        s3.BucketPolicy(name, bucket=bucket.id, policy=bucket.arn.apply(lambda arn: json.dumps(policies.tls_only(arn))), opts=child)
+        self.name, self.arn, self.key_arn = bucket.bucket, bucket.arn, key.arn
+        self.register_outputs({"bucket": bucket.bucket, "key": key.arn})
+
+
+@dataclass(frozen=True)
+class LustreArgs:
+    """`gigabytes` and `throughput` (MB/s per TB) as FSx takes them; members of the group `nodes` may mount it."""
+
+    vpc_id: pulumi.Input[str]
+    subnet_id: pulumi.Input[str]
+    nodes: pulumi.Input[str]
+    gigabytes: int
+    bucket: pulumi.Output[str]
+    key_arn: pulumi.Output[str]
+    protect: bool
+    throughput: int = 250
+
+
+class Lustre(pulumi.ComponentResource):
+    """A Lustre file system that copies what is written to the bucket, below lustre/."""
+
+    def __init__(self, name: str, args: LustreArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:Lustre", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        group = ec2.SecurityGroup(
+            f"{name}-lustre", description="Lustre, from the nodes alone.", vpc_id=args.vpc_id, tags={"Name": f"{name}-lustre"}, opts=child
+        )
+        for low, high in LUSTRE_PORTS:
+            for whence, source in (("nodes", args.nodes), ("self", group.id)):
+                vpc.SecurityGroupIngressRule(
+                    f"{name}-lustre-{whence}-{low}",
+                    security_group_id=group.id,
+                    ip_protocol="tcp",
+                    from_port=low,
+                    to_port=high,
+                    referenced_security_group_id=source,
+                    opts=child,
+                )
+        vpc.SecurityGroupEgressRule(
+            f"{name}-lustre-out", security_group_id=group.id, ip_protocol="-1", referenced_security_group_id=group.id, opts=child
+        )
+        system = fsx.LustreFileSystem(
+            f"{name}-lustre",
+            deployment_type="PERSISTENT_2",
+            storage_type="SSD",
+            storage_capacity=args.gigabytes,
+            per_unit_storage_throughput=args.throughput,
+            data_compression_type="LZ4",
+            subnet_ids=args.subnet_id,
+            security_group_ids=[group.id],
+            kms_key_id=args.key_arn,
+            tags={"Name": f"{name}-lustre"},
+            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect),
+        )
+        fsx.DataRepositoryAssociation(
+            f"{name}-lustre",
+            file_system_id=system.id,
+            data_repository_path=args.bucket.apply(lambda bucket: f"s3://{bucket}/lustre"),
+            file_system_path="/",
+            batch_import_meta_data_on_create=True,
+            s3={
+                "auto_export_policy": {"events": ["NEW", "CHANGED", "DELETED"]},
+                "auto_import_policy": {"events": ["NEW", "CHANGED", "DELETED"]},
+            },
+            opts=child,
+        )
+        self.dns_name, self.mount_name = system.dns_name, system.mount_name
+        self.register_outputs({"dns_name": system.dns_name, "mount_name": system.mount_name})
