@@ -117,6 +117,13 @@ def test_every_file_of_the_repository_that_is_named_exists(page):
             assert rendered[1] in RENDERED, f"{page.name} names {word}, which no stack renders"
 
 
+@named(PAGES)
+def test_versions_shown_are_those_of_the_project(page):
+    for requirement in re.findall(r"[\w-]+(?:\[[\w,]+\])?==[\w.]+", page.read_text()):
+        name, _, version = re.sub(r"\[.*\]", "", requirement).partition("==")
+        assert f'"{name}=={version}"' in (ROOT / "pyproject.toml").read_text(), f"{page.name} shows {requirement}"
+
+
 # Settings
 
 
