@@ -1,0 +1,122 @@
+"""From a stack file to a trained model, with the commands that the README shows: render, start, submit, kill, submit again, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster_tasks import node
+from cluster_tasks.local_plan import MARKER
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+
+ROOT = Path(__file__).parents[2]
+RAY = str(Path(sys.executable).parent / "ray")
+PARTS = ("Pulumi.yaml", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
+STEPS = ["trainer.steps=12", "trainer.checkpoint_every=4", "trainer.eval_prompts=32", "trainer.prompts_per_step=16"]
+
+
+def python(project: Path, *arguments: str, **environment: str) -> str:
+    """Output of `python ...` in the project's folder; a failure shows it."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"PYTHONPATH": str(project)} | environment
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=project,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def submit(address: str, project: Path, name: str) -> subprocess.Popen[str]:
+    """The README's line for the kept cluster, on a run of its own."""
+    train = ["python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo.yaml", f"run.name={name}", *STEPS]
+    line = [RAY, "job", "submit", "--address", address, "--working-dir", ".", "--", *train]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.Popen(line, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of what is needed of this project, whose stack `local` has a dashboard port of its own."""
+    folder = tmp_path_factory.mktemp("project")
+    for part in PARTS:
+        source = ROOT / part
+        if source.is_dir():
+            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+        else:
+            shutil.copy(source, folder / part)
+    stack = folder / "stacks/Pulumi.local.yaml"
+    stack.write_text(stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {node.free_port()}\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster(project: Path):
+    """The rendered task as a cluster with a warm-started model. Yields the address that `env.sh` sets."""
+    assert "ray-cluster.dstack.yml" in python(project, "-m", "infra.preview", "local")
+    task = "build/local/ray-cluster.dstack.yml"
+    python(project, "-m", "cluster_tasks.local", "up", task)
+    try:
+        address = json.loads((project / "build/local/cluster.json").read_text())["dashboard"]
+        assert f"RAY_ADDRESS={address.replace('127.0.0.1', 'localhost')}" in (project / "build/local/env.sh").read_text()
+        runs = str(project / "build/local/runs")
+        python(project, "-m", "trainer.train_sft", "--config", "trainer/recipes/demo-sft.yaml", FLOTILLA_RUNS=runs)
+        yield address
+    finally:
+        python(project, "-m", "cluster_tasks.local", "down", task)
+
+
+def victim(project: Path) -> psutil.Process:
+    """The sampler, in which vLLM runs."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARKER) == str(project / "build/local") and process.cmdline()[0].startswith("ray::SamplerActor"):
+                return process
+        except (psutil.Error, IndexError):
+            continue
+    raise AssertionError("no process of the cluster is a sampler")
+
+
+def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
+    runs = project / "build/local/runs"
+    whole = submit(cluster, project, "whole")
+    output = whole.communicate(timeout=240)[0]
+    assert whole.returncode == 0, output
+    assert "succeeded" in output
+
+    killed = submit(cluster, project, "killed")
+    deadline = time.monotonic() + 200
+    while not (metrics := runs / "killed/metrics.jsonl").exists() or len(metrics.read_text().splitlines()) < 7:
+        assert time.monotonic() < deadline, "step 6: not within 200 s"
+        assert killed.poll() is None, killed.communicate()[0]
+        time.sleep(0.05)
+    victim(project).kill()
+    output = killed.communicate(timeout=120)[0]
+    assert killed.returncode == 1, output
+    assert "a process died" in output
+
+    resumed = submit(cluster, project, "killed")
+    output = resumed.communicate(timeout=240)[0]
+    assert resumed.returncode == 0, output
+    assert "step 4 of 12" in output, "the last whole checkpoint is where it goes on"
+    compared = python(project, "-m", "trainer.compare", str(runs / "whole"), str(runs / "killed"))
+    assert "equal" in compared
+
+    rows = [json.loads(line) for line in (runs / "killed/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == list(range(13))
+    for name in ("model/model.safetensors", "plot.png", "config.yaml"):
+        assert (runs / "killed" / name).stat().st_size > 0, name

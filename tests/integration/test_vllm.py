@@ -1,0 +1,103 @@
+"""vLLM in this process: its answers are the model's own, before and after it was given other weights."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
+
+from tests.conftest import CHARACTERS, INIT
+from trainer import models, weights
+from trainer.actors import free_port
+from trainer.config import ModelConfig, TrainConfig
+from trainer.rollout.vllm import VllmSampler
+from trainer.types import Episode, Prompt
+
+PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Prompt(2, [10], {})]
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Heads of 32 dimensions: fewer, and vLLM's attention on CPUs has no kernel for them."""
+    config = ModelConfig(init=INIT | {"num_attention_heads": 2, "hidden_size": 64}, tokenizer=CHARACTERS, dtype="float32")
+    lm = models.load_lm(config, 0, CPU)
+    folder = tmp_path_factory.mktemp("model")
+    models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sampler(model: Path) -> VllmSampler:
+    config = TrainConfig.model_validate(
+        {
+            "model": {"path": str(model), "dtype": "float32"},
+            "data": {"path": "a:b", "max_prompt_tokens": 16},
+            "rollout": {"engine": "vllm", "max_new_tokens": 12, "max_sequences": 64, "temperature": 0.8},
+            "placement": {"gpus_per_rank": 0},
+        }
+    )
+    return VllmSampler(config, str(model), 0)
+
+
+@pytest.fixture(scope="module")
+def lm(model: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+@torch.no_grad()
+def difference(lm: torch.nn.Module, episodes: list[Episode], temperature: float = 0.8) -> float:
+    """Largest difference between the sampler's log-probabilities and the model's."""
+    found = []
+    for episode in episodes:
+        prompt, response = episode.prompt.token_ids, episode.response_ids
+        logits = lm(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / temperature
+        expected = torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
+        found.append(float((torch.tensor(episode.logprobs) - expected).abs().max()))
+    return max(found)
+
+
+def drawn(sampler: VllmSampler, seed: int) -> list[list[int]]:
+    return [e.response_ids for e in sampler.generate(PROMPTS, [0, 1, 2], 8, seed)]
+
+
+def test_answers_are_grouped_by_prompt_end_as_they_say_and_have_the_models_log_probabilities(sampler, lm):
+    episodes = sampler.generate(PROMPTS, [4, 5, 6], samples=16, seed=3)
+    assert [e.group for e in episodes] == [4] * 16 + [5] * 16 + [6] * 16
+    assert len({len(e.response_ids) for e in episodes}) > 3
+    assert all(e.finished == (e.response_ids[-1] == 1) and (e.finished or len(e.response_ids) == 12) for e in episodes)
+    assert difference(lm, episodes) < 1e-4
+
+
+def test_a_seed_gives_the_same_answers_and_another_seed_others(sampler):
+    first = drawn(sampler, 5)
+    assert drawn(sampler, 5) == first
+    assert drawn(sampler, 6) != first
+
+
+def test_weights_that_were_received_are_those_that_answer(sampler, lm):
+    with torch.no_grad():  # tied embeddings, norms, biases and all
+        generator = torch.Generator().manual_seed(1)
+        for parameter in lm.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+    table = dict(lm.named_parameters())
+    plan = weights.plan([weights.Parameter(n, tuple(p.shape), "float32") for n, p in table.items()], 1 << 14)
+    assert len(plan) > 1
+    link = weights.Link("127.0.0.1", free_port(), world=2, timeout=30)
+
+    def send() -> None:
+        weights.send(weights.join(link, 0, CPU), plan, lambda names: [table[n].detach() for n in names])
+
+    stale = difference(lm, sampler.generate(PROMPTS, [0, 1, 2], samples=4, seed=0))
+    sender = threading.Thread(target=send)
+    sender.start()
+    sampler.connect(link, 1, plan)
+    sampler.receive()
+    sender.join(30)
+    assert stale > 0.05, "the change must be one that shows"
+    assert difference(lm, sampler.generate(PROMPTS, [0, 1, 2], samples=4, seed=0)) < 1e-4
