@@ -39,10 +39,12 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
         "privileged": bool(site.mount) or None,
         "shell": "bash",
         "env": _environment(stack, site),
-        "commands": [*site.mount, *_commands(stack, fleet)],
+        "commands": [*site.mount, *site.setup, *_commands(stack, fleet)],
         "ports": [DASHBOARD_PORT if own_port else f"{task.dashboard_port}:{DASHBOARD_PORT}"],
-        "volumes": None if site.mount else [_mount(stack.checkpoints)],
+        "volumes": [*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes] or None,
         "resources": fleet.requirements() | {"shm_size": task.shm_size or SHM},
+        # dstack takes silence for on-demand, and then refuses the fleet's spot instances.
+        "spot_policy": "spot" if fleet.capacity.kind == "spot" and fleet.provision == "dstack" else None,
         "startup_order": "any",  # workers wait for the head themselves
         "stop_criteria": "master-done",
         "retry": {"on_events": ["interruption", "error"], "duration": "1h"} if task.retry else None,

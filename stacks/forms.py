@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -52,6 +54,18 @@ def _ordered(sizes: str) -> str:
     return sizes
 
 
+def _whole(key: str) -> str:
+    """The second word of a public key is base64 of its kind, with the length in front, and its numbers."""
+    kind, data, *_ = key.split(" ")
+    try:
+        decoded = base64.b64decode(data, validate=True)
+    except binascii.Error:
+        decoded = b""
+    if decoded[4 : 4 + len(kind)] != kind.encode() or (kind == "ssh-ed25519" and len(decoded) != 51):
+        raise problem(f"is no whole {kind} key; copy the one line of the .pub file")
+    return key
+
+
 Count = Annotated[int, BeforeValidator(_no_boolean)]
 Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
 Text = Annotated[str, BeforeValidator(_as_text)]
@@ -73,7 +87,9 @@ Region = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+$", "a region such as us-ea
 ProjectId = Annotated[str, form(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a GCP project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -")]
 Email = Annotated[str, form(r"^[^@\s,;]+@[^@\s,;]+\.[^@\s,;.]+$", "a mail address")]
 PublicKey = Annotated[
-    str, form(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+) [A-Za-z0-9+/]+=* ?[^\n]*$", "a public key, such as ssh-ed25519 AAAA...")
+    str,
+    form(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+) [A-Za-z0-9+/]+=* ?[^\n]*$", "a public key, such as ssh-ed25519 AAAA..."),
+    AfterValidator(_whole),
 ]
 Repository = Annotated[str, form(r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", "a GitHub repository such as owner/name")]
 # What AWS's tags and GCP's labels both take.

@@ -26,6 +26,10 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
     """What is wrong, the most basic first."""
     if stack.project is None:
         yield problem("is missing; with flotilla:cloud gcp it is the id of your GCP project", "project")
+    if stack.account_defaults:
+        yield problem("belongs to flotilla:cloud aws; GCP encrypts every disk", "account_defaults")
+    if stack.account_defaults:
+        yield problem("belongs to flotilla:cloud aws; GCP encrypts every disk by itself", "account_defaults")
     yield from _network(stack)
     for index, fleet in enumerate(stack.fleets):
         yield from _fleet(stack, fleet, index)

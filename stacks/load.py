@@ -148,6 +148,8 @@ def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 def _problem(details: ErrorDetails) -> str:
     """One line: the setting, its value, what is allowed."""
     loc = (*details["loc"], *details.get("ctx", {}).get("at", ()))
+    if loc == ("name",) and details["type"] == "stack":
+        return f"the stack's name {details['msg']}"
     if loc == ("name",):
         return f"the stack's name {_shown(details['input'])} is not {_allowed(_node(loc))}"
     *parents, last = loc

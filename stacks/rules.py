@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from stacks import gcp
-from stacks.forms import gigabytes, problem
+from stacks import aws, gcp
+from stacks.forms import problem
 
 if TYPE_CHECKING:
     from stacks.schema import Fleet, Stack
 
 CLOUDS = ("aws", "gcp")
 # Settings of clouds alone, with what they are to be on others.
-CLOUD_ONLY = ("region", "tags", "monitoring", "network", "access", "budget", "ci", "protect", "environment")
+CLOUD_ONLY = ("region", "tags", "monitoring", "network", "access", "budget", "ci", "protect", "environment", "account_defaults")
 CLOUD_FLEET_ONLY = ("machine", "provision", "capacity", "placement", "nics", "image", "idle_duration")
 REGIONS = {"aws": (r"[a-z]+(-[a-z]+)+-\d", "us-east-1"), "gcp": (r"[a-z]+-[a-z]+\d+", "us-central1")}
 KINDS = {
@@ -26,12 +26,8 @@ KINDS = {
     "gcp": ("instance", "network", "bucket", "filestore", "hyperdisk-ml"),
 }
 CAPACITY = {"aws": ("on-demand", "spot", "reservation", "block"), "gcp": ("on-demand", "spot", "reservation", "flex-start")}
-LUSTRE_THROUGHPUT = (
-    125,
-    250,
-    500,
-    1000,
-)  # MB/s per TiB of PERSISTENT_2: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
+NAME = 24  # characters of a stack's name on a cloud: its resources are named after it, buckets and roles with up to 64 in all
+OWN_TAGS = ("environment", "project", "stack")
 
 
 def faults(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -42,7 +38,7 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
         yield from _cloud(stack)
         for index, fleet in enumerate(stack.fleets):
             yield from _cloud_fleet(stack, fleet, index)
-        yield from (_aws if stack.cloud == "aws" else gcp.faults)(stack)
+        yield from {"aws": aws, "gcp": gcp}[stack.cloud].faults(stack)
     else:
         yield from _no_cloud(stack)
 
@@ -79,6 +75,11 @@ def _kind(stack: Stack) -> Iterator[PydanticCustomError]:
 
 
 def _cloud(stack: Stack) -> Iterator[PydanticCustomError]:
+    if len(stack.name) > NAME:
+        yield problem(f"has {len(stack.name)} characters; a cloud's resources are named after it, so take {NAME} at most", "name")
+    for key in stack.tags:
+        if key in OWN_TAGS:
+            yield problem(f"is set for you; take another than {', '.join(OWN_TAGS)}", "tags", key)
     pattern, example = REGIONS[stack.cloud]
     if stack.region is None:
         yield problem(f"is missing; it is a region such as {example}", "region")
@@ -121,31 +122,3 @@ def _cloud_fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCus
         yield problem("belongs to provision: dstack; machines that Pulumi launches stay until `pulumi destroy`", *at, "idle_duration")
     if fleet.provision == "dstack" and fleet.capacity.kind == "flex-start":
         yield problem("flex-start needs provision: pulumi; dstack does not queue for it", *at, "capacity", "kind")
-
-
-def _aws(stack: Stack) -> Iterator[PydanticCustomError]:
-    if stack.project is not None:
-        yield problem("belongs to flotilla:cloud gcp, but that is aws; an AWS account comes from your credentials", "project")
-    if not 16 <= stack.network.cidr.prefixlen <= 24:
-        yield problem(
-            f"{stack.network.cidr} is a /{stack.network.cidr.prefixlen}; take /16 to /24, which is cut into 16 subnets", "network", "cidr"
-        )
-    for index, fleet in enumerate(stack.fleets):
-        if fleet.capacity.kind == "block" and fleet.placement == "cluster":
-            text = "cluster is not for a capacity block, whose machines stand side by side already; leave it out"
-            yield problem(text, "fleets", index, "placement")
-    if stack.checkpoints.kind == "lustre":
-        yield from _lustre(stack)
-
-
-def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
-    size, throughput = gigabytes(stack.checkpoints.size or "0GB"), stack.checkpoints.throughput
-    if size != 1200 and (size == 0 or size % 2400):
-        yield problem(f"{stack.checkpoints.size!r} is refused by FSx; it takes 1200GB, or a multiple of 2400GB", "checkpoints", "size")
-    if throughput is not None and throughput not in LUSTRE_THROUGHPUT:
-        text = f"{throughput} is not one of {', '.join(map(str, LUSTRE_THROUGHPUT))} MB/s per TB"
-        yield problem(text, "checkpoints", "throughput")
-    for index, fleet in enumerate(stack.fleets):
-        if fleet.provision == "dstack":
-            text = "dstack, but checkpoints.kind lustre needs a Lustre client on the nodes, which dstack's image lacks; take pulumi"
-            yield problem(text, "fleets", index, "provision")
