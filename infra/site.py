@@ -21,6 +21,8 @@ class Site(BaseModel):
     env: dict[str, str] = {}  # environment that the site needs on every node
     gpus: dict[str, Gpu] = {}  # by name of the fleet, where its machine type says what GPUs there are
     mount: tuple[str, ...] = ()  # shell commands that mount the checkpoints inside a privileged container; none: a volume does
+    setup: tuple[str, ...] = ()  # shell commands on every node before Ray starts, such as those that ready the fabric
+    volumes: tuple[str, ...] = ()  # folders of the hosts that the fabric needs inside the container, as host:container
     outputs: dict[str, str] = {}  # names and ARNs to look up: the bucket, roles, images
     before: tuple[str, ...] = ()  # commands to leave running in another terminal
 
