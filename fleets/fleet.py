@@ -20,15 +20,16 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
         return head | {"ssh_config": _ssh_config(ssh, site)}
     if site.backend is None:
         return head | {"nodes": fleet.nodes, "resources": fleet.requirements()}
-    return head | _offers(site.backend, site.equipped(fleet))
+    return head | _offers(site.backend, site.equipped(fleet), stack.network.zones)
 
 
-def _offers(backend: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
+def _offers(backend: dict[str, Any], fleet: Fleet, zones: tuple[str, ...]) -> dict[str, Any]:
     """Which of a cloud's machines dstack may launch. A fleet that names its machine type shrinks to nothing when idle."""
     named = fleet.machine is not None
     return _present(
         nodes=f"0..{fleet.nodes}" if named else fleet.nodes,
         backends=[backend["type"]],
+        availability_zones=list(zones) or None,
         instance_types=[fleet.machine] if named else None,
         reservation=fleet.capacity.id,
         spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named else None,

@@ -40,10 +40,11 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     machines = checks.machines(stack)
     base = _base(stack)
     network, fabric = _networks(base, machines)
-    identity = Identity(base.name, IdentityArgs(base.project, stack.monitoring), opts=base.opts)
+    by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
+    identity = Identity(base.name, IdentityArgs(base.project, stack.monitoring, by_dstack), opts=base.opts)
     store = _store(base, network, identity)
     launched = launch(_launch_args(base, machines, network, fabric, identity, store), base.opts)
-    deploy = _deploy(base)
+    deploy = _deploy(base, identity)
     if stack.budget:
         Budget(base.name, BudgetArgs(base.project, stack.budget), opts=base.opts)
     known = pulumi.Output.all(
@@ -68,11 +69,19 @@ def _base(stack: Stack) -> Base:
     """Nothing is asked of an API before it is on: the provider waits for the services."""
     assert stack.project and stack.region  # stacks/rules.py
     name, project, region = f"flotilla-{stack.name}", stack.project, stack.region
-    billed = {"billing_project": project, "user_project_override": True}  # the budget's API asks whose quota to count
-    plain = gcp.Provider("gcp-plain", project=project, region=region, **billed)
+    plain = gcp.Provider("gcp-plain", project=project, region=region)
     on = Services(name, ServicesArgs(project, needed(stack)), opts=pulumi.ResourceOptions(provider=plain)).enabled
     after = pulumi.ResourceOptions(depends_on=on)
-    labelled = gcp.Provider("gcp", project=project, region=region, default_labels=labels(stack), opts=after, **billed)
+    labelled = gcp.Provider(
+        "gcp",
+        project=project,
+        region=region,
+        default_labels=labels(stack),
+        # The budgets' API wants to know whose quota a call counts for.
+        billing_project=project,
+        user_project_override=True,
+        opts=after,
+    )
     return Base(stack, name, project, region, pulumi.ResourceOptions(provider=labelled), plain)
 
 
@@ -124,9 +133,10 @@ def _launch_args(
     )
 
 
-def _deploy(base: Base) -> Deploy | None:
+def _deploy(base: Base, identity: Identity) -> Deploy | None:
     stack = base.stack
     if stack.ci is None:
         return None
     payer = stack.budget.billing_account if stack.budget else None
-    return Deploy(base.name, DeployArgs(base.project, stack.environment, stack.ci, payer), opts=base.opts)
+    args = DeployArgs(base.project, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted)
+    return Deploy(base.name, args, opts=base.opts)

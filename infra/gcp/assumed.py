@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-PROJECT = "project"
 PROJECT_NUMBER = "123456789012"
 API = "https://www.googleapis.com/compute/v1"
 
@@ -18,11 +17,12 @@ def created(kind: str, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str
 
 def _computed(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """What GCP adds to the inputs, where the program reads it."""
+    project = inputs.get("project")
     pool = f"projects/{PROJECT_NUMBER}/locations/global/workloadIdentityPools/{inputs.get('workloadIdentityPoolId')}"
-    email = f"{inputs.get('accountId')}@{PROJECT}.iam.gserviceaccount.com"
+    email = f"{inputs.get('accountId')}@{project}.iam.gserviceaccount.com"
     known = {
-        "Account": {"email": email, "member": f"serviceAccount:{email}", "name": f"projects/{PROJECT}/serviceAccounts/{email}"},
-        "IAMCustomRole": {"name": f"projects/{PROJECT}/roles/{inputs.get('roleId')}"},
+        "Account": {"email": email, "member": f"serviceAccount:{email}", "name": f"projects/{project}/serviceAccounts/{email}"},
+        "IAMCustomRole": {"name": f"projects/{project}/roles/{inputs.get('roleId')}"},
         "WorkloadIdentityPool": {"name": pool},
         "WorkloadIdentityPoolProvider": {"name": f"{pool}/providers/{inputs.get('workloadIdentityPoolProviderId')}"},
         "Address": {"address": "198.51.100.10"},

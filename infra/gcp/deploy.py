@@ -11,14 +11,13 @@ from infra.gcp import names
 from stacks.clouds import Ci
 
 ISSUER = "https://token.actions.githubusercontent.com"
+GRANT = "roles/resourcemanager.projectIamAdmin"
 READ = ("roles/viewer", "roles/iam.securityReviewer")  # what a preview refreshes
 WRITE = (  # one for each kind of resource in infra/gcp
     "roles/compute.admin",
     "roles/iam.roleAdmin",
     "roles/iam.serviceAccountAdmin",
-    "roles/iam.serviceAccountUser",
     "roles/iam.workloadIdentityPoolAdmin",
-    "roles/resourcemanager.projectIamAdmin",
     "roles/serviceusage.serviceUsageAdmin",
     "roles/storage.admin",
     "roles/cloudkms.admin",
@@ -33,6 +32,8 @@ class DeployArgs:
     environment: str
     ci: Ci
     billing_account: str | None  # whose budget the stack keeps
+    nodes: pulumi.Output[str]  # full name of the nodes' service account
+    granted: list[pulumi.Output[str]]  # roles that the stack's own accounts have on the project
 
 
 class Deploy(pulumi.ComponentResource):
@@ -48,7 +49,10 @@ class Deploy(pulumi.ComponentResource):
         self.outputs = {"deploy_provider": provider}
         for role, subject in subjects.items():
             account = serviceaccount.Account(
-                f"{name}-{role}", account_id=names.account(name, role), display_name=f"GitHub, pulumi {role} of {name}", opts=self._child
+                f"{name}-{role}",
+                account_id=names.account(f"{name}-{role}"),
+                display_name=f"GitHub, pulumi {role} of {name}",
+                opts=self._child,
             )
             serviceaccount.IAMMember(
                 f"{name}-{role}-github",
@@ -59,6 +63,8 @@ class Deploy(pulumi.ComponentResource):
                 opts=self._child,
             )
             self._grant(f"{name}-{role}", args, account.member, WRITE if role == "up" else READ)
+            if role == "up":
+                self._may_grant(f"{name}-{role}", args, account.member)
             self.outputs[f"deploy_{role}_account"] = account.email
         self.register_outputs(self.outputs)
 
@@ -79,6 +85,25 @@ class Deploy(pulumi.ComponentResource):
             opts=self._child,
         )
         return pool.name, provider.name
+
+    def _may_grant(self, name: str, args: DeployArgs, member: pulumi.Output[str]) -> None:
+        """Roles of the stack's other accounts, and no more: what deployments may do themselves is for a person to change.
+
+        https://docs.cloud.google.com/iam/docs/setting-limits-on-granting-roles
+        """
+        only = pulumi.Output.all(*args.granted).apply(lambda roles: ", ".join(f"'{role}'" for role in roles))
+        expression = pulumi.Output.concat("api.getAttribute('iam.googleapis.com/modifiedGrantsByRole', []).hasOnly([", only, "])")
+        projects.IAMMember(
+            f"{name}-grant",
+            project=args.project,
+            role=GRANT,
+            member=member,
+            condition={"title": "roles of the stack's accounts", "expression": expression},
+            opts=self._child,
+        )
+        serviceaccount.IAMMember(
+            f"{name}-as-nodes", service_account_id=args.nodes, role="roles/iam.serviceAccountUser", member=member, opts=self._child
+        )
 
     def _grant(self, name: str, args: DeployArgs, member: pulumi.Output[str], roles: tuple[str, ...]) -> None:
         for role in roles:

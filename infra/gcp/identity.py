@@ -52,40 +52,55 @@ MONITORING_ROLES = ("roles/logging.logWriter", "roles/monitoring.metricWriter")
 class IdentityArgs:
     project: str
     monitoring: bool  # nodes may write metrics and logs
+    server: bool  # a dstack server launches machines
 
 
 class Identity(pulumi.ComponentResource):
-    """Service accounts of the nodes (`nodes`, an address) and of the dstack server (`server`)."""
+    """Addresses of the service accounts: `nodes`, and `server` where a dstack server launches machines."""
 
     nodes: pulumi.Output[str]
-    server: pulumi.Output[str]
+    nodes_name: pulumi.Output[str]  # the account's full name, for grants on it
+    server: pulumi.Output[str] | None = None
+    granted: list[pulumi.Output[str]]  # roles of these accounts on the project
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:gcp:Identity", name, None, opts)
-        child = pulumi.ResourceOptions(parent=self)
+        self._child = pulumi.ResourceOptions(parent=self)
         nodes = serviceaccount.Account(
-            f"{name}-nodes", account_id=names.account(name, "nodes"), display_name=f"Nodes of {name}", opts=child
+            f"{name}-nodes",
+            project=args.project,
+            account_id=names.account(f"{name}-nodes"),
+            display_name=f"Nodes of {name}",
+            opts=self._child,
         )
-        server = serviceaccount.Account(
-            f"{name}-dstack", account_id=names.account(name, "dstack"), display_name=f"dstack server of {name}", opts=child
-        )
-        for role in (*NODE_ROLES, *(MONITORING_ROLES if args.monitoring else ())):
-            projects.IAMMember(f"{name}-nodes-{role.rpartition('/')[2]}", project=args.project, role=role, member=nodes.member, opts=child)
+        roles = (*NODE_ROLES, *(MONITORING_ROLES if args.monitoring else ()))
+        self.granted = [pulumi.Output.from_input(role) for role in roles]
+        for role in roles:
+            label = f"{name}-nodes-{role.rpartition('/')[2]}"
+            projects.IAMMember(label, project=args.project, role=role, member=nodes.member, opts=self._child)
+        if args.server:
+            self.server = self._server(f"{name}-dstack", args.project, nodes)
+        self.nodes, self.nodes_name = nodes.email, nodes.name
+        self.register_outputs({"nodes": self.nodes, "server": self.server})
+
+    def _server(self, name: str, project: str, nodes: serviceaccount.Account) -> pulumi.Output[str]:
+        server = serviceaccount.Account(name, account_id=names.account(name), display_name=f"dstack server: {name}", opts=self._child)
         role = projects.IAMCustomRole(
-            f"{name}-dstack",
+            name,
+            project=project,
             role_id=names.role(name),
-            title=f"dstack server of {name}",
+            title=f"dstack server: {name}",
             permissions=list(DSTACK_PERMISSIONS),
-            opts=child,
+            opts=self._child,
         )
-        projects.IAMMember(f"{name}-dstack", project=args.project, role=role.name, member=server.member, opts=child)
-        # The server starts machines as the nodes' account and as no other of the project.
+        projects.IAMMember(name, project=project, role=role.name, member=server.member, opts=self._child)
+        self.granted.append(role.name)
+        # It starts machines as the nodes' account and as no other of the project.
         serviceaccount.IAMMember(
-            f"{name}-dstack-as-nodes",
+            f"{name}-as-nodes",
             service_account_id=nodes.name,
             role="roles/iam.serviceAccountUser",
             member=server.member,
-            opts=child,
+            opts=self._child,
         )
-        self.nodes, self.server = nodes.email, server.email
-        self.register_outputs({"nodes": self.nodes, "server": self.server})
+        return server.email

@@ -22,9 +22,9 @@ def ssh_rule(project: str, vpc: str) -> str:
     return f"{prefix}-{vpc}"[: LONGEST - len(suffix)] + suffix
 
 
-def account(stack: str, role: str) -> str:
+def account(name: str) -> str:
     """Id of a service account: 6 to 30 characters."""
-    return _fitted(f"{stack}-{role}", 30)
+    return _fitted(name, 30)
 
 
 def pool(stack: str) -> str:
@@ -32,9 +32,9 @@ def pool(stack: str) -> str:
     return _fitted(f"github-{stack}", 32)
 
 
-def role(stack: str) -> str:
-    """Id of the custom role for the dstack server: letters, digits and _."""
-    return "dstack_" + re.sub(r"\W", "_", stack)
+def role(name: str) -> str:
+    """Id of a custom role: 3 to 64 letters, digits and _."""
+    return re.sub(r"\W", "_", name)
 
 
 def _fitted(name: str, longest: int) -> str:

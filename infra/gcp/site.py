@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra import equipment
-from infra.machines import Machine
+from infra.gcp import nccl
+from infra.machines import Fabric, Machine
 from infra.site import Site
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 
@@ -19,7 +20,7 @@ class Known:
     subnet: str
     cidr: str
     nodes_account: str
-    server_account: str
+    server_account: str | None = None
     mount: list[str] = field(default_factory=list)
     vpcs: list[str] = field(default_factory=list)
     roce: str | None = None
@@ -33,13 +34,18 @@ class Known:
 def site(stack: Stack, machines: dict[str, Machine], known: Known) -> Site:
     """A fleet whose machines are still in GCP's queue has no entry in `ssh`."""
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
+    first = stack.fleets[0]
+    fabric: Fabric = machines[first.name].fabric if first.nodes > 1 else "none"
     launched = [fleet for fleet in stack.fleets if fleet.provision == "pulumi" and known.addresses.get(fleet.name)]
     named = {"checkpoints": known.store, "nodes_account": known.nodes_account, "dstack_server_account": known.server_account}
     return Site(
         backend=backend(stack, known) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, known) for fleet in launched},
+        env=nccl.ENVIRONMENT.get(fabric, {}),
         gpus=equipment.gpus(machines),
-        mount=tuple(known.mount) if stack.fleets[0].provision == "dstack" else (),  # else the hosts have it mounted
+        mount=tuple(known.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
+        setup=nccl.SETUP.get(fabric, ()),
+        volumes=nccl.VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),
         outputs={name: value for name, value in (named | known.deploy).items() if value},
         before=tunnel(stack, known) if launched else (),
     )
