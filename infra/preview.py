@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import re
 import runpy
 import sys
 from collections import Counter
@@ -154,13 +155,26 @@ def write(plan: Plan, root: Path) -> list[Path]:
 def tree(plan: Plan) -> Tree:
     """Components with what is in them: type, name, the properties that say what it is."""
     top = Tree(f"[bold]{plan.stack}[/]  {len(plan.resources)} resources")
-    branches: dict[str, Tree] = {}
-    dull = {one.id for one in plan.resources if one.id} | {plan.stack}
+    urns = {one.urn for one in plan.resources}
+    children: dict[str, list[Resource]] = {}
     for one in plan.resources:
+        children.setdefault(one.parent if one.parent in urns else "", []).append(one)
+    dull = {one.id for one in plan.resources if one.id} | {plan.stack}
+    _grow(top, "", children, dull)
+    return top
+
+
+def _grow(branch: Tree, parent: str, children: dict[str, list[Resource]], dull: set[str]) -> None:
+    for one in sorted(children.get(parent, []), key=_order):
         kept = "  [yellow]protected[/]" if one.options.get("protect") else ""
         label = f"[green]+[/] [cyan]{one.kind}[/] {escape(one.name)}{escape(_properties(one.inputs, dull))}{kept}"
-        branches[one.urn] = branches.get(one.parent, top).add(label)
-    return top
+        _grow(branch.add(label), one.urn, children, dull)
+
+
+def _order(one: Resource) -> tuple[Any, ...]:
+    """Components as the program makes them; before them what they are made of, whose order of creation is any, by type and number."""
+    numbered = [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", one.name)]
+    return (one.component,) if one.component else (one.component, one.type, numbered)
 
 
 def _properties(inputs: dict[str, Any], dull: set[str]) -> str:

@@ -12,8 +12,8 @@ from infra import equipment
 from infra.aws import checks, mount, network, policies, security
 from infra.aws.budget import Budget
 from infra.aws.deploy import Deploy, DeployArgs
+from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
-from infra.aws.launch import LaunchArgs, launch
 from infra.aws.site import Known, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Lustre, LustreArgs
 from infra.machines import Machine
@@ -47,18 +47,20 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     identity = _identity(base, bucket)
     group = _group(base, place)
     lines = _mount(base, place, bucket, group)
-    shared = LaunchArgs(base.name, stack, machines, place, group.group_id, identity.profile_arn, lines, tags(stack), base.boundary)
-    launched = launch(shared, base.opts, base.ask)
+    fleets = None
+    if any(fleet.provision == "pulumi" for fleet in stack.fleets):
+        args = FleetsArgs(stack, machines, place, group.group_id, identity.profile_arn, lines, tags(stack), base.boundary)
+        fleets = Fleets(base.name, args, base.ask, opts=base.opts)
     _account_wide(base)
     known = pulumi.Output.all(
         vpc=place.vpc_id,
         profile=identity.profile_name,
         bucket=bucket.name,
         mount=lines,
-        addresses=launched.addresses,
-        images=launched.images,
-        bastion=launched.bastion,
-        bastion_id=launched.bastion_id,
+        addresses=fleets.addresses if fleets else {},
+        images=fleets.images if fleets else {},
+        bastion=fleets.bastion if fleets else None,
+        bastion_id=fleets.bastion_id if fleets else None,
         server_policy=identity.server_policy,
         deploy_role=deploy.role_arn if deploy else None,
     )

@@ -1,0 +1,76 @@
+"""The fleets that Pulumi launches, and the way to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+from pulumi_aws import ec2, ssm
+
+from infra.aws import bastion, nodes
+from infra.aws.bastion import BastionArgs
+from infra.aws.network import Place
+from infra.aws.nodes import Nodes, NodesArgs
+from infra.machines import Machine
+from stacks.schema import Fleet, Stack
+
+
+@dataclass(frozen=True)
+class FleetsArgs:
+    """What the instances of all fleets share."""
+
+    stack: Stack
+    machines: dict[str, Machine]
+    place: Place
+    group_id: pulumi.Input[str]
+    profile_arn: pulumi.Input[str]
+    mount: pulumi.Output[list[str]]
+    tags: dict[str, str]
+    boundary: pulumi.Input[str] | None
+
+
+class Fleets(pulumi.ComponentResource):
+    """Private addresses and image by fleet; address and id of the bastion, where there is one."""
+
+    def __init__(self, name: str, args: FleetsArgs, ask: pulumi.InvokeOptions, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:Fleets", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        access = args.stack.access
+        assert access  # stacks/rules.py
+        key = ec2.KeyPair(name, public_key=access.public_key, tags={"Name": name}, opts=child).key_name
+        fleets = [fleet for fleet in args.stack.fleets if fleet.provision == "pulumi"]
+        self.images = {fleet.name: fleet.image or _newest(_image(args.machines[fleet.name]), ask) for fleet in fleets}
+        made = {fleet.name: self._nodes(name, args, fleet, key) for fleet in fleets}
+        self.addresses = {fleet: nodes.addresses for fleet, nodes in made.items()}
+        self.bastion: pulumi.Output[str] | None = None
+        self.bastion_id: pulumi.Output[str] | None = None
+        if access.via != "direct":
+            subnet = args.place.public[min(args.place.public)] if access.via == "bastion" else args.place.first
+            hop = BastionArgs(args.place.vpc_id, subnet, access, key, _newest(bastion.IMAGE, ask), args.stack.name, args.boundary)
+            jump = bastion.Bastion(name, hop, opts=child)
+            self.bastion, self.bastion_id = jump.address, jump.instance_id
+        self.register_outputs({"addresses": self.addresses, "bastion": self.bastion})
+
+    def _nodes(self, name: str, args: FleetsArgs, fleet: Fleet, key: pulumi.Input[str]) -> Nodes:
+        assert args.stack.access
+        shared = NodesArgs(
+            fleet=fleet,
+            machine=args.machines[fleet.name],
+            image=self.images[fleet.name],
+            subnet_id=args.place.first,
+            group_id=args.group_id,
+            profile_arn=args.profile_arn,
+            key_name=key,
+            user=args.stack.access.user,
+            mount=args.mount,
+            tags=args.tags,
+        )
+        return Nodes(f"{name}-{fleet.name}", shared, opts=pulumi.ResourceOptions(parent=self))
+
+
+def _image(machine: Machine) -> str:
+    return nodes.GPU_IMAGE if machine.gpu else nodes.CPU_IMAGE
+
+
+def _newest(parameter: str, ask: pulumi.InvokeOptions) -> str:
+    return ssm.get_parameter(name=parameter, opts=ask).value
