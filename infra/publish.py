@@ -72,7 +72,10 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
         files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", server.server_config(stack, site))
         for one in stack.fleets:
             name = f"{one.name}.fleet.dstack.yml"
-            files[name] = (f"The machines: dstack apply -f {here}/{name}", fleet.fleet(stack, site, one))
+            if site.awaited(one):
+                files[name] = (f"Empty until the cloud grants the machines; then again: {_up(stack)}", {})
+            else:
+                files[name] = (f"The machines: dstack apply -f {here}/{name}", fleet.fleet(stack, site, one))
         if disk is not None:
             name = f"{disk['name']}.volume.dstack.yml"
             files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
@@ -91,10 +94,16 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {SUBMIT}"
     if not site.leaves_machine:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
+    if any(site.awaited(fleet) for fleet in stack.fleets):
+        return [_up(stack)]  # again, when the cloud has granted the machines
     definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
     machines = [f"dstack apply -y -f {here}/{name}" for name in definitions]
     project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."] if stack.dstack else []
     return [*site.before, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
+
+
+def _up(stack: Stack) -> str:
+    return f"pulumi up --stack {stack.name} --yes"
 
 
 def address(stack: Stack) -> str:

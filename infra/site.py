@@ -31,3 +31,7 @@ class Site(BaseModel):
         holds a little less."""
         gpu = self.gpus.get(fleet.name, fleet.gpu)
         return fleet.model_copy(update={"gpu": gpu, "disk": None if fleet.provision == "pulumi" else fleet.disk})
+
+    def awaited(self, fleet: Fleet) -> bool:
+        """Whether Pulumi asked for the machines, and the cloud has not granted them yet (GCP's flex-start)."""
+        return fleet.provision == "pulumi" and fleet.name not in self.ssh
