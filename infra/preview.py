@@ -94,12 +94,12 @@ class Recorder(mocks.MockMonitor, mocks.Mocks):
         if cloud is None:
             raise LookupError(f"the preview has no answer to {args.token}")
         answer, said = cloud.answer(args.token, args.args)
-        self.assumed[f"{args.token.rpartition('/')[2].partition(':')[0]} {json.dumps(args.args, default=str)}"] = said
+        self.assumed[f"{args.token.rpartition('/')[2].partition(':')[0]} {json.dumps(args.args, sort_keys=True, default=str)}"] = said
         return answer, []
 
 
 def _plain(option: Any) -> Any:
-    return option if isinstance(option, bool | str) else list(option)
+    return option if isinstance(option, bool | str) else sorted(option)
 
 
 def _assumptions(token: str) -> ModuleType | None:
@@ -131,7 +131,13 @@ def plan(stack: str, root: Path) -> Plan:
         finally:
             loop.close()
             asyncio.set_event_loop(None)
-    return Plan(stack, recorder.plan, outputs, [f"{asked}: {said}" for asked, said in recorder.assumed.items()])
+    return Plan(stack, sorted(recorder.plan, key=_order), outputs, [f"{asked}: {said}" for asked, said in sorted(recorder.assumed.items())])
+
+
+def _order(one: Resource) -> tuple[Any, ...]:
+    """By type and number; the order of their creation is any that the engine likes."""
+    numbered = [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", one.name)]
+    return one.component, one.type, numbered
 
 
 async def _settled(values: dict[str, Any]) -> dict[str, Any]:
@@ -165,16 +171,10 @@ def tree(plan: Plan) -> Tree:
 
 
 def _grow(branch: Tree, parent: str, children: dict[str, list[Resource]], dull: set[str]) -> None:
-    for one in sorted(children.get(parent, []), key=_order):
+    for one in children.get(parent, []):
         kept = "  [yellow]protected[/]" if one.options.get("protect") else ""
         label = f"[green]+[/] [cyan]{one.kind}[/] {escape(one.name)}{escape(_properties(one.inputs, dull))}{kept}"
         _grow(branch.add(label), one.urn, children, dull)
-
-
-def _order(one: Resource) -> tuple[Any, ...]:
-    """Components as the program makes them; before them what they are made of, whose order of creation is any, by type and number."""
-    numbered = [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", one.name)]
-    return (one.component,) if one.component else (one.component, one.type, numbered)
 
 
 def _properties(inputs: dict[str, Any], dull: set[str]) -> str:
@@ -208,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(asdict(planned), indent=2, default=str))
+        print(json.dumps(asdict(planned), indent=2, sort_keys=True, default=str))
         return 0
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
