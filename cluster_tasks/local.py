@@ -250,9 +250,8 @@ def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, 
 
 
 def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str, float]] | None:
-    env = task_environment(task, Path(cluster.root), os.environ)
-    token = node.ray_token(env) if env.get("RAY_AUTH_MODE") == "token" else None
-    return node.alive_nodes(node.Settings(dashboard_port=cluster.ports.dashboard, token=token))
+    token = node.ray_token(task_environment(task, Path(cluster.root), os.environ))
+    return node.Dashboard(cluster.dashboard, token).alive_nodes()
 
 
 def dashboard_port(task: TaskConfiguration, wanted: str | None) -> int:

@@ -75,27 +75,12 @@ class Stopped(Exception):
 
 
 class Settings(argparse.Namespace):
-    """The flags, and what was found out about this node."""
+    """The flags of `read_settings`, and what was found out about this node."""
 
     rank: int
     addresses: list[str]  # of all nodes, in order of rank
     gpus: int | None  # expected on each node; None: as many as there are
-    token: str | None  # of Ray, where its authentication is on
-    network: ipaddress.IPv4Network | ipaddress.IPv6Network | None
-    num_cpus: int | None
-    num_gpus: int | None
-    resources: str
-    object_store_mb: int | None
-    port: int
-    dashboard_port: int
-    temp_dir: str | None
-    join_timeout: int
-    rejoin_timeout: int
-    on_node_loss: str
-    stop_timeout: int
-    job: str | None
-    working_dir: str | None
-    runtime_env: str | None
+    dashboard: Dashboard  # the head's, as the head itself reaches it
 
 
 def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
@@ -124,9 +109,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
         json.loads(settings.resources or "{}")
     except json.JSONDecodeError as error:
         raise ValueError(f"--resources {settings.resources!r} is not JSON: {error}") from None
-    settings.token = ray_token(env) if env.get("RAY_AUTH_MODE") == "token" else None
-    if env.get("RAY_AUTH_MODE") == "token" and not settings.token:
-        raise ValueError("RAY_AUTH_MODE is token, but neither RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token holds one")
+    settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))
     rank, addresses, gpus = who_am_i(settings, env)
     if not 0 <= rank < len(addresses):
         raise ValueError(f"rank {rank} is out of range for {len(addresses)} addresses: {', '.join(addresses)}")
@@ -170,11 +153,14 @@ def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | 
 
 
 def ray_token(env: Mapping[str, str]) -> str | None:
-    """Where Ray itself looks for the token, in its order."""
-    if env.get("RAY_AUTH_TOKEN"):
-        return env["RAY_AUTH_TOKEN"]
+    """The token, where Ray itself looks for it and in its order; None where authentication is off. Raises ValueError."""
+    if env.get("RAY_AUTH_MODE") != "token":
+        return None
     path = Path(env.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
-    return path.read_text().strip() if path.is_file() else None
+    token = env.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.is_file() else "")
+    if not token:
+        raise ValueError("RAY_AUTH_MODE is token, but neither RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token holds one")
+    return token
 
 
 # Ray on this node
@@ -249,28 +235,44 @@ def die_with_parent() -> None:
 # The dashboard
 
 
-def ask(settings: Settings, path: str, body: dict[str, Any] | None = None) -> Any:
-    """JSON from the head's dashboard; POST where there is a body. Raises OSError where it does not answer.
+@dataclass(frozen=True)
+class Dashboard:
+    """What the head's dashboard, which is also the job API, tells to who shows the token. It is never asked through a proxy."""
 
-    Never through a proxy, whatever http_proxy says.
-    """
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {settings.token}"} if settings.token else {})
-    data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(f"http://127.0.0.1:{settings.dashboard_port}{path}", data, headers)
-    try:
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
-            return json.load(answer)
-    except (http.client.HTTPException, json.JSONDecodeError) as error:  # an answer that was cut off
-        raise OSError(f"{path}: {error}") from error
+    url: str
+    token: str | None
 
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """JSON; POST where there is a body. Raises OSError where nothing answers, or not with JSON."""
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        request = urllib.request.Request(f"{self.url}{path}", None if body is None else json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+                return json.load(answer)
+        except (http.client.HTTPException, ValueError) as error:  # cut off, or another service
+            raise OSError(f"{path}: {error}") from error
 
-def alive_nodes(settings: Settings) -> dict[str, dict[str, float]] | None:
-    """Resources of the nodes that are ALIVE, by address; None where the dashboard does not answer (yet)."""
-    try:
-        nodes = ask(settings, "/api/v0/nodes?limit=10000")["data"]["result"]["result"]
-    except (OSError, KeyError, TypeError):  # while it starts it answers with errors
-        return None
-    return {node["node_ip"]: node["resources_total"] for node in nodes if node["state"] == "ALIVE"}
+    def alive_nodes(self) -> dict[str, dict[str, float]] | None:
+        """Resources of the nodes that are ALIVE, by address; None where it does not answer (yet)."""
+        try:
+            nodes = self.ask("/api/v0/nodes?limit=10000")["data"]["result"]["result"]
+        except (OSError, KeyError, TypeError):  # while it starts it answers with errors
+            return None
+        return {node["node_ip"]: node["resources_total"] for node in nodes if node["state"] == "ALIVE"}
+
+    def exit_code(self, job: str) -> int | None:
+        """Of a job that has ended, 128 + N where signal N ended it; None while it runs. Raises OSError."""
+        info = self.ask(f"/api/jobs/{job}")
+        if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
+            return None
+        code = info.get("driver_exit_code")
+        if code is None:
+            return 0 if info["status"] == "SUCCEEDED" else 1
+        return code if code >= 0 else 128 - code
+
+    def stop(self, job: str) -> None:
+        """Sends SIGTERM to a job. Raises OSError."""
+        self.ask(f"/api/jobs/{job}/stop", {})
 
 
 def missing(addresses: list[str], gpus: int | None, alive: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -317,7 +319,7 @@ def wait_until_whole(settings: Settings, ray: Ray) -> None:
     """Returns when every node and every GPU is there; says what is missing whenever that changes, and every 10 s."""
     size, start, said = len(settings.addresses), time.monotonic(), ("", 0.0)
     while True:
-        alive = alive_nodes(settings)
+        alive = settings.dashboard.alive_nodes()
         wanted = ["the head's dashboard"] if alive is None else missing(settings.addresses, settings.gpus, alive)
         if not wanted:
             break
@@ -346,9 +348,9 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
         now = time.monotonic()
         if end := ray.ended():
             raise Failure(RAY_FAILED, end)
-        if job and (code := job.exit_code(settings)) is not None:
+        if job and (code := job.exit_code(settings.dashboard)) is not None:
             return code
-        alive = alive_nodes(settings)
+        alive = settings.dashboard.alive_nodes()
         if alive is None:
             if now - answered > settings.join_timeout:
                 raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
@@ -379,7 +381,7 @@ class Job:
     def submit(cls, settings: Settings) -> Job:
         """Under Slurm the name tells requeued attempts apart. Raises Failure where Ray does not accept the job."""
         attempt = [os.environ.get("SLURM_JOB_ID") or str(int(time.time())), os.environ.get("SLURM_RESTART_COUNT")]
-        name, url = "-".join(["job", *filter(None, attempt)]), f"http://127.0.0.1:{settings.dashboard_port}"
+        name, url = "-".join(["job", *filter(None, attempt)]), settings.dashboard.url
         command = ["ray", "job", "submit", "--address", url, "--no-wait", "--submission-id", name]
         command += ["--working-dir", settings.working_dir] if settings.working_dir else []
         command += ["--runtime-env", settings.runtime_env] if settings.runtime_env else []
@@ -392,21 +394,17 @@ class Job:
         follow = ["ray", "job", "logs", "--address", url, "--follow", name]
         return cls(name, subprocess.Popen(follow, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent, env=env))  # noqa: PLW1509
 
-    def exit_code(self, settings: Settings) -> int | None:
+    def exit_code(self, dashboard: Dashboard) -> int | None:
         """None while it runs; its output is printed to the end before this returns a code."""
         try:
-            info = ask(settings, f"/api/jobs/{self.name}")
+            code = dashboard.exit_code(self.name)
         except OSError:
             return None  # watch_cluster counts how long the dashboard is silent
-        if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
-            return None
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.logs.wait(10)
-        code = info.get("driver_exit_code")
-        log.info("%s %s, exit code %s", self.name, info["status"], code)
-        if code is None:
-            return 0 if info["status"] == "SUCCEEDED" else 1
-        return code if code >= 0 else 128 - code
+        if code is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.logs.wait(10)
+            log.info("%s has ended with exit code %d", self.name, code)
+        return code
 
 
 def stop_jobs(settings: Settings) -> None:
@@ -415,10 +413,11 @@ def stop_jobs(settings: Settings) -> None:
     asked: set[str] = set()
     while time.monotonic() < deadline:
         try:
-            jobs = [j["submission_id"] for j in ask(settings, "/api/jobs/") if j["status"] in ("PENDING", "RUNNING") and j["submission_id"]]
+            listed = settings.dashboard.ask("/api/jobs/")
+            jobs = [j["submission_id"] for j in listed if j["status"] in ("PENDING", "RUNNING") and j["submission_id"]]
             for job in set(jobs) - asked:
                 log.info("asking %s to save and stop, at most %d s", job, settings.stop_timeout)
-                ask(settings, f"/api/jobs/{job}/stop", {})
+                settings.dashboard.stop(job)
                 asked.add(job)
         except OSError as error:
             return log.warning("jobs cannot be asked to stop, the dashboard does not answer: %s", error)

@@ -110,9 +110,12 @@ def test_what_is_missing_is_said_by_node_and_by_gpu() -> None:
 
 def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-file\n")
-    assert node.ray_token({"RAY_AUTH_TOKEN": "direct", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}) == "direct"
-    assert node.ray_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}) == "from-file"
-    assert node.ray_token({"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")}) is None
+    on = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    assert node.ray_token(on | {"RAY_AUTH_TOKEN": "direct"}) == "direct"
+    assert node.ray_token(on) == "from-file"
+    assert node.ray_token(on | {"RAY_AUTH_MODE": "disabled"}) is None
+    with pytest.raises(ValueError, match="RAY_AUTH_MODE is token"):
+        node.ray_token(on | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
 
 
 class Dashboard(BaseHTTPRequestHandler):
@@ -141,8 +144,8 @@ def dashboard() -> Iterator[int]:
 def test_the_dashboard_is_asked_with_the_token_and_never_through_a_proxy(dashboard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     env = DSTACK | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
-    assert node.alive_nodes(node.read_settings(["--dashboard-port", str(dashboard)], env)) == {"10.0.0.5": {"CPU": 2}}
-    assert node.alive_nodes(node.read_settings(["--dashboard-port", str(dashboard)], DSTACK)) is None
+    assert node.read_settings(["--dashboard-port", str(dashboard)], env).dashboard.alive_nodes() == {"10.0.0.5": {"CPU": 2}}
+    assert node.read_settings(["--dashboard-port", str(dashboard)], DSTACK).dashboard.alive_nodes() is None
 
 
 def test_a_worker_says_what_it_waits_for_and_ends_with_76_when_the_head_does_not_come() -> None:
