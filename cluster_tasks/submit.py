@@ -1,0 +1,123 @@
+"""`ray job submit`, after a look at whether the cluster can take the job; ends with the job's own exit code.
+
+    python -m cluster_tasks.submit --working-dir . -- python -m trainer.train_ppo --config run.yaml
+
+Takes the flags of `ray job submit`. The address comes from --address, else from RAY_API_SERVER_ADDRESS or RAY_ADDRESS, as for Ray;
+`. build/<stack>/env.sh` sets the last of them. Exit codes: 2 where the dashboard does not answer, does not know the token or runs
+another version of Ray, and then nothing was submitted; 130 where the watching was interrupted, while the job goes on; else the job's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cluster_tasks import node
+
+CLUSTER = "`dstack ps`, or for the local cluster `python -m cluster_tasks.local status`, says whether it is up"
+ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
+
+
+class SubmitError(Exception):
+    """Why the cluster cannot take the job, in one message."""
+
+
+def address_from(flag: str | None, env: Mapping[str, str]) -> tuple[str, str]:
+    """The dashboard's URL, and where it was read. Raises SubmitError."""
+    read = {"--address": flag, **{name: env.get(name) for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")}}
+    found = next(((value, source) for source, value in read.items() if value), None)
+    if found is None:
+        raise SubmitError(f"no cluster is named: {ENVIRONMENT}; or give --address http://localhost:8265")
+    address, source = found
+    if urlsplit(address).scheme not in ("http", "https"):
+        raise SubmitError(f"{source} {address!r} is not a dashboard's address, which is such as http://localhost:8265; {ENVIRONMENT}")
+    return address.rstrip("/"), source
+
+
+def check(dashboard: node.Dashboard, source: str) -> None:
+    """Compares the cluster's Ray with this environment's; a difference of Python is only said, as jobs run on the cluster's.
+
+    Raises SubmitError.
+    """
+    at = f"the dashboard at {dashboard.url} (from {source})"
+    try:
+        theirs = dashboard.ask("/api/version")["ray_version"]
+        python = dashboard.ask("/api/v0/cluster_metadata")["data"]["pythonVersion"]
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            given = "does not accept the token given" if dashboard.token else "asks for a token, and none is given"
+            raise SubmitError(f"{at} {given}; {ENVIRONMENT}, each cluster has its own") from None
+        raise SubmitError(f"{at} answers with HTTP {error.code} ({error.reason}); is that Ray? {CLUSTER}") from None
+    except OSError as error:
+        raise SubmitError(f"{at} does not answer: {getattr(error, 'reason', error)}; {CLUSTER}; {ENVIRONMENT}") from None
+    except (KeyError, TypeError):
+        raise SubmitError(f"{at} is not Ray's; {ENVIRONMENT}") from None
+    if theirs != version("ray"):
+        raise SubmitError(
+            f"{at} runs Ray {theirs}, this environment has {version('ray')}; submit from an environment with {theirs}, or start the "
+            f"cluster with an image (flotilla:task.image) that has {version('ray')}"
+        )
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if python.split(".")[:2] != here.split("."):
+        print(f"the cluster runs Python {python}, this environment {here}; the job will run on {python}", file=sys.stderr, flush=True)
+
+
+def submit(dashboard: node.Dashboard, name: str, flags: list[str], job: list[str]) -> int:
+    """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own."""
+    command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", dashboard.url, "--submission-id", name]
+    code = subprocess.call([*command, *flags, "--", *job])
+    try:  # Ray says 1 for every job that failed
+        return code and (dashboard.exit_code(name) or code)
+    except OSError:
+        return code  # the job was not accepted, or the cluster is gone; Ray has said so
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster_tasks.submit",
+        usage="%(prog)s [--address URL] [flags of `ray job submit`] -- COMMAND",
+        description="Checks the cluster, submits a Ray job, prints its output and ends with its exit code.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--address", help="of the dashboard; default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS")
+    parser.add_argument("--submission-id", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", help="name of the job")
+    parser.add_argument("--working-dir", help="folder that is uploaded; the job starts in it")
+    parser.add_argument("--runtime-env", help="file with Ray's runtime environment, such as build/<stack>/runtime-env.yaml")
+    cut = argv.index("--") if "--" in argv else len(argv)
+    options, flags = parser.parse_known_args(argv[:cut])
+    if not argv[cut + 1 :]:
+        parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
+    for name, value in (("--working-dir", options.working_dir), ("--runtime-env", options.runtime_env)):
+        if value is not None:
+            flags += [name, value]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `ray job submit` ends with this process
+    try:
+        address, source = address_from(options.address, os.environ)
+        dashboard = node.Dashboard(address, node.ray_token(os.environ))
+        if options.runtime_env and not Path(options.runtime_env).is_file():
+            raise SubmitError(
+                f"--runtime-env {options.runtime_env}: no such file; `pulumi up` or `python -m infra.preview <stack>` renders it"
+            )
+        if options.working_dir and "://" not in options.working_dir and not Path(options.working_dir).is_dir():
+            raise SubmitError(f"--working-dir {options.working_dir}: no such folder")
+        check(dashboard, source)
+        return submit(dashboard, options.submission_id, flags, argv[cut + 1 :])
+    except (SubmitError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
