@@ -12,7 +12,6 @@ import os
 import random
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -25,7 +24,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.local_plan import MARKER
+from cluster_tasks.node import Dashboard
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "local"
@@ -34,6 +33,8 @@ RUNS = BUILD / "runs"
 RECIPES = "trainer/recipes"
 ATTEMPTS = 3  # of a job whose processes die
 JOB_SECONDS = 1800
+WARM_START_SECONDS = 600
+COMMAND_SECONDS = 300  # all others; starting and stopping a cluster have shorter limits of their own
 
 console = Console(soft_wrap=True, highlight=False)
 
@@ -65,7 +66,10 @@ def run(command: list[str], *, quiet: bool = False, check: bool = True, env: dic
     """Print a command as one would type it, run it, return its exit code."""
     show(command)
     log = subprocess.DEVNULL if quiet else None
-    code = subprocess.run(command, cwd=ROOT, stdout=log, env=os.environ | (env or {}), check=False).returncode
+    try:
+        code = subprocess.run(command, cwd=ROOT, stdout=log, env=os.environ | (env or {}), check=False, timeout=COMMAND_SECONDS).returncode
+    except subprocess.TimeoutExpired:
+        raise DemoError(f"not done within {COMMAND_SECONDS} s: {shlex.join(command)}") from None
     if check and code:
         raise DemoError(f"exit code {code}: {shlex.join(command)}")
     return code
@@ -105,10 +109,11 @@ def start_cluster_and_warm_start() -> str:
         )
         try:
             run(cluster)
-            code = training.wait(timeout=600)
+            code = training.wait(WARM_START_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise DemoError(f"not done within {WARM_START_SECONDS} s: {shlex.join(warm_start)} ({log_path})") from None
         finally:
-            if training.poll() is None:
-                training.kill()
+            training.kill()
     lines = log_path.read_text().splitlines()
     if code:
         raise DemoError("\n".join([*lines[-20:], f"exit code {code}: {shlex.join(warm_start)} ({log_path})"]))
@@ -116,29 +121,39 @@ def start_cluster_and_warm_start() -> str:
     return json.loads((BUILD / "cluster.json").read_text())["dashboard"]
 
 
-def submit_command(address: str, name: str) -> list[str]:
-    train = ["python", "-m", "trainer.train_ppo", "--config", f"{RECIPES}/demo.yaml", f"run.name={name}"]
-    return [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", address, "--working-dir", ".", "--", *train]
-
-
 def train(address: str, name: str, kill_at: int | None = None) -> None:
     """Submit until it ends well; the same command goes on where a dead job stopped."""
-    command = submit_command(address, name)
-    for attempt in range(ATTEMPTS):
-        if kill_at is not None and attempt == 0:
-            threading.Thread(target=kill_when, args=(RUNS / name / "metrics.jsonl", kill_at), daemon=True).start()
-        show([Path(command[0]).name, *command[1:]])
-        if _follow(command) == 0:
-            return
-        if attempt < ATTEMPTS - 1:
+    job = ["--address", address, "--working-dir", ".", "--", "python", "-m", "trainer.train_ppo"]
+    job += ["--config", f"{RECIPES}/demo.yaml", f"run.name={name}"]
+    kill = Kill(RUNS / name / "metrics.jsonl", kill_at) if kill_at is not None else None
+    if kill:
+        kill.start()
+    for attempt in range(1, ATTEMPTS + 1):
+        if attempt > 1:
             console.print("[yellow]the job ended early; the same submit goes on from its last checkpoint")
-    raise DemoError(f"the job failed {ATTEMPTS} times; its log: {command[0]} job list --address {address}")
+        show(["ray", "job", "submit", *job])
+        submission = f"{name}-{time.strftime('%H%M%S')}"
+        code = _follow(python("-m", "cluster_tasks.submit", "--submission-id", submission, *job), Dashboard(address, None), submission)
+        if code == 0:
+            break
+        if code == 2:  # a setting is wrong; another try ends alike
+            raise DemoError(f"the job was refused; its log, if any: ray job logs --address {address} {submission}")
+        if attempt == ATTEMPTS:
+            raise DemoError(f"the job failed {ATTEMPTS} times; its log: ray job logs --address {address} {submission}")
+    if kill and kill.end() is None:
+        raise DemoError(f"nothing was killed: {name} ended before it had written step {kill.step}, or none of its processes was found")
 
 
-def _follow(command: list[str]) -> int:
-    """Run `ray job submit`, passing on what the job prints and leaving out what Ray says about uploading."""
+def _follow(command: list[str], dashboard: Dashboard, submission: str) -> int:
+    """Run the command that submits and watches a job, passing on what the job prints and leaving out what Ray says about uploading."""
+    late = threading.Event()
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        timer = threading.Timer(JOB_SECONDS, process.kill)
+
+        def give_up() -> None:
+            late.set()
+            process.terminate()
+
+        timer = threading.Timer(JOB_SECONDS, give_up)
         timer.daemon = True  # after Ctrl-C the interpreter would wait for it
         timer.start()
         assert process.stdout is not None
@@ -149,39 +164,63 @@ def _follow(command: list[str]) -> int:
                 or "submitted successfully" in line
             ):
                 console.print(line.rstrip(), markup=False)
+        code = process.wait()
         timer.cancel()
-        return process.wait()
+    if late.is_set():
+        try:
+            dashboard.stop(submission)
+        except OSError as error:
+            raise DemoError(f"{submission} did not end within {JOB_SECONDS} s and cannot be stopped: {error}") from None
+        raise DemoError(f"{submission} did not end within {JOB_SECONDS} s; it was asked to stop")
+    return code
 
 
-def kill_when(metrics: Path, step: int) -> None:
+class Kill(threading.Thread):
     """kill -9 of one of the job's processes once `step` is written."""
-    deadline = time.monotonic() + JOB_SECONDS
-    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > step):
-        if time.monotonic() > deadline:
+
+    def __init__(self, metrics: Path, step: int) -> None:
+        super().__init__(daemon=True)
+        self.metrics, self.step = metrics, step
+        self.victim: int | None = None
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        while self.victim is None and not self.over.wait(0.05):
+            if self.metrics.exists() and len(self.metrics.read_bytes().splitlines()) > self.step:
+                self.strike()
+
+    def strike(self) -> None:
+        try:
+            victim = random.choice([process for process in cluster_processes() if _is_trainer(process)])
+            command = " ".join(victim.cmdline())[:60]
+            victim.kill()
+        except (IndexError, psutil.Error):  # there is none, or it has just ended: run() looks again
             return
-        time.sleep(0.05)
-    victims = [p for p in cluster_processes() if _is_trainer(p)]
-    victim = random.choice(victims)
-    console.print(f"[bold red]kill -9 {victim.pid}[/] ({' '.join(victim.cmdline())[:60]}) after step {step}")
-    os.kill(victim.pid, signal.SIGKILL)
+        self.victim = victim.pid
+        console.print(f"[bold red]kill -9 {victim.pid}[/] ({command}) after step {self.step}")
+
+    def end(self) -> int | None:
+        """Process id of the victim; None where nothing was killed until now."""
+        self.over.set()
+        self.join(10)
+        return self.victim
 
 
 def _is_trainer(process: psutil.Process) -> bool:
-    command = " ".join(process.cmdline())
+    try:
+        command = " ".join(process.cmdline())
+    except psutil.Error:  # it has ended
+        return False
     return "trainer.train_ppo" in command or command.startswith(("ray::Worker", "ray::SamplerActor"))
 
 
 def cluster_processes() -> list[psutil.Process]:
-    """Every process of the cluster, by the mark in its environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARKER) == str(BUILD):
-                process.cmdline()
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    """Every process of the cluster: all are below its guard. Empty where it is not up."""
+    try:
+        guard = psutil.Process(json.loads((BUILD / "cluster.json").read_text())["pid"])
+        return [guard, *guard.children(recursive=True)]
+    except (FileNotFoundError, psutil.Error):
+        return []
 
 
 class Memory(threading.Thread):
@@ -258,7 +297,8 @@ def main(argv: list[str]) -> int:
             memory.ended.set()
         finally:
             if options.keep:
-                console.print(f"the cluster stays up; to stop it: python -m cluster_tasks.local down {TASK.relative_to(ROOT)}")
+                console.print("the cluster stays up; to stop it:")
+                show(down)
             else:
                 run(down, quiet=True, check=False)
         report(stages, memory, address)

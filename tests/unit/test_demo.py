@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
 from cluster_tasks import demo
+from cluster_tasks.node import Dashboard
+
+NOWHERE = Dashboard("http://127.0.0.1:9", None)
+SLEEP = "import time; print('step 1', flush=True); time.sleep(60)"
 
 
 def test_after_an_interrupt_nothing_holds_the_demo(monkeypatch):
@@ -15,5 +25,72 @@ def test_after_an_interrupt_nothing_holds_the_demo(monkeypatch):
 
     monkeypatch.setattr(demo.console, "print", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        demo._follow(["echo", "step 1"])
+        demo._follow(["echo", "step 1"], NOWHERE, "job")
     assert not [thread.name for thread in threading.enumerate() if isinstance(thread, threading.Timer) and not thread.daemon]
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch) -> Path:
+    """A folder of its own, so that a demo that runs on this machine is not touched."""
+    monkeypatch.setattr(demo, "BUILD", tmp_path)
+    monkeypatch.setattr(demo, "RUNS", tmp_path)
+    return tmp_path
+
+
+def test_a_job_that_nobody_killed_is_no_proof(build, monkeypatch):
+    monkeypatch.setattr(demo, "_follow", lambda *_: 0)
+    (build / "demo-killed").mkdir()
+    (build / "demo-killed/metrics.jsonl").write_text("{}\n" * 50)  # the step is reached, but no process is found
+    with pytest.raises(demo.DemoError, match=r"nothing was killed: demo-killed ended before it had written step 12, or none"):
+        demo.train("http://127.0.0.1:9", "demo-killed", kill_at=12)
+
+
+def test_the_victim_is_a_process_of_the_job_and_is_killed_after_its_step(build):
+    metrics = build / "metrics.jsonl"
+    (build / "cluster.json").write_text(json.dumps({"pid": os.getpid()}))  # what is below this process
+    job = subprocess.Popen([sys.executable, "-c", SLEEP, "trainer.train_ppo"], stdout=subprocess.DEVNULL)
+    try:
+        kill = demo.Kill(metrics, step=3)
+        kill.start()
+        metrics.write_text("{}\n" * 3)
+        kill.join(0.5)
+        assert job.poll() is None  # three lines are step 0 to 2
+        metrics.write_text("{}\n" * 4)
+        assert job.wait(30) == -9
+        assert kill.end() == job.pid
+    finally:
+        job.kill()
+
+
+def test_a_job_that_does_not_end_is_stopped_and_its_deadline_named(monkeypatch):
+    asked: list[str] = []
+
+    class Jobs(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    monkeypatch.setattr(demo, "JOB_SECONDS", 0.5)
+    with HTTPServer(("127.0.0.1", 0), Jobs) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(demo.DemoError, match=r"demo-1 did not end within 0\.5 s; it was asked to stop"):
+            demo._follow([sys.executable, "-c", SLEEP], Dashboard(f"http://127.0.0.1:{server.server_port}", None), "demo-1")
+    assert asked == ["/api/jobs/demo-1/stop"]
+
+
+def test_a_refused_job_is_not_tried_again(build, monkeypatch):
+    tries: list[object] = []
+    monkeypatch.setattr(demo, "_follow", lambda *arguments: tries.append(arguments) or 2)
+    with pytest.raises(demo.DemoError, match="the job was refused"):
+        demo.train("http://127.0.0.1:9", "demo")
+    assert len(tries) == 1
+
+
+def test_a_command_that_hangs_is_named_with_its_deadline(monkeypatch):
+    monkeypatch.setattr(demo, "COMMAND_SECONDS", 0.2)
+    with pytest.raises(demo.DemoError, match=r"not done within 0\.2 s: sleep 60"):
+        demo.run(["sleep", "60"])
