@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.config import ConfigError
@@ -19,24 +19,27 @@ class RunError(RuntimeError):
 def wait(refs: Any, seconds: float, what: str) -> Any:
     """`ray.get` with a deadline.
 
-    Raises RunError naming `what` when a process died or the deadline passed; errors of a person's own code and settings come
-    through as they were raised.
+    Raises RunError naming `what` when a process or node died or the deadline passed; errors of a person's own code and settings
+    come through as they were raised.
     """
     try:
         return ray.get(refs, timeout=seconds)
     except GetTimeoutError as error:
         raise RunError(f"{what} did not end within {seconds:g} s") from error
-    except (ActorDiedError, ActorUnavailableError) as error:
-        raise RunError(f"{what}: a process died: {str(error).strip().splitlines()[0]}") from error
     except RayTaskError as error:
-        if isinstance(error.cause, ConfigError):
+        if isinstance(error.cause, ConfigError | RunError):
             raise error.cause from error
         raise
+    except RayError as error:  # the actor, its owner or its node died, or an object was lost with it
+        raise RunError(f"{what}: a process died: {str(error).strip().splitlines()[0]}") from error
 
 
 def options(group: Any, bundle: int, share: dict[str, float], threads: int, name: str) -> dict[str, Any]:
     """Options of an actor that takes `share` of a bundle. Actors are not restarted: a run resumes from its checkpoint instead."""
     share = dict(share)
+    variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "LOCAL_RANK": "0"}
+    if not share.get("GPU"):
+        variables["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all GPUs of the node visible to actors that asked for none
     return {
         "name": name,
         "num_cpus": share.pop("CPU", 0),
@@ -44,7 +47,7 @@ def options(group: Any, bundle: int, share: dict[str, float], threads: int, name
         "resources": share,
         "max_restarts": 0,
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}},
+        "runtime_env": {"env_vars": variables},
     }
 
 

@@ -249,12 +249,12 @@ def _fsync(path: Path) -> None:
 
 def _is_full(error: Exception, folder: Path) -> bool:
     """Also for writers that report something else than the system's error: torch.save says only that writing failed."""
-    if any(isinstance(reason, OSError) and reason.errno in NO_SPACE for reason in _reasons(error)):
+    if any(isinstance(reason, OSError) and reason.errno in NO_SPACE for reason in reasons(error)):
         return True
     return not isinstance(error, CheckpointError) and folder.exists() and shutil.disk_usage(folder).free < BLOCK
 
 
-def _reasons(error: BaseException | None) -> Iterator[BaseException]:
+def reasons(error: BaseException | None) -> Iterator[BaseException]:
     """An error and what it was raised from; Ray keeps what happened in another process in `cause`."""
     while isinstance(error, BaseException):
         yield error

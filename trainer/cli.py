@@ -18,6 +18,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainer import dialect
+from trainer.checkpoint import NO_SPACE, reasons
 from trainer.config import ConfigError, TrainConfig
 from trainer.describe import allowed, find, print_settings, settings, show
 from trainer.metrics import NonFiniteError
@@ -42,6 +43,15 @@ def exits_cleanly() -> Iterator[None]:
         # Ray raises what an actor raised as a subclass whose text is the remote traceback; `cause` is the error itself.
         for line in str(getattr(error, "cause", error)).splitlines():
             print(f"error: {line}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
+        full = next((reason for reason in reasons(error) if isinstance(reason, OSError) and reason.errno in NO_SPACE), None)
+        if full is None:
+            raise
+        print(
+            f"error: {full.filename or 'writing'}: {full.strerror}; make room and start again: the last checkpoint is whole",
+            file=sys.stderr,
+        )
         raise SystemExit(2) from None
 
 

@@ -118,7 +118,7 @@ class RolloutConfig(Section):
     bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
     max_logprob_gap: float | None = Field(
-        default=None, gt=0, description="Fail when samplers and policy differ by more than this mean log-probability."
+        default=None, gt=0, description="Fail when samplers and policy differ by more than this in mean log-probability; with staleness 0."
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,9 +143,17 @@ def _init_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def export(lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face model folder that transformers, vLLM and this trainer load."""
-    lm.save_pretrained(folder, state_dict=weights, safe_serialization=True)
-    tokenizer.save_pretrained(folder)
+    """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is whole or not there."""
+    draft = folder.with_name(f"tmp_{folder.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)
+    tokenizer.save_pretrained(draft)
+    for path in (*draft.iterdir(), draft):
+        handle = os.open(path, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
 
 
 def fingerprint(lm: nn.Module) -> str:

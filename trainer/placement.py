@@ -6,8 +6,13 @@ https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
 from __future__ import annotations
 
 import math
+import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from trainer.config import ConfigError, PlacementConfig, TrainConfig
 
@@ -50,19 +55,47 @@ def gpus_per_sampler(config: TrainConfig) -> float:
     return config.rollout.tensor_parallel if config.placement.gpus_per_rank else 0
 
 
-def check(placement: Placement, cluster: Bundle, settings: PlacementConfig) -> None:
-    """Compare with all the cluster has, `ray.cluster_resources()`.
+def device_of(gpus: float, setting: str) -> torch.device:
+    """The device of this process: as its placement says, not as the machine happens to have.
+
+    Ray shows an actor its own GPUs only; torchrun shows all of a node's and tells the process which is its own in LOCAL_RANK.
+    Raises ConfigError naming `setting` where that GPU is missing.
+    """
+    if not gpus:
+        return torch.device("cpu")
+    index, have = int(os.environ.get("LOCAL_RANK") or 0), torch.cuda.device_count()
+    if index >= have:
+        raise ConfigError(f"{setting}={gpus:g}: process {index} of this machine has no GPU, torch sees {have}; 0 uses CPUs")
+    return torch.device("cuda", index)
+
+
+def sync_backend(config: TrainConfig) -> Literal["nccl", "gloo"]:
+    """What carries weights from the ranks to the samplers: NCCL where each process has whole GPUs of its own, which NCCL needs.
+
+    Otherwise gloo, over buffers in CPU memory: some are on CPUs, or may share a GPU.
+    """
+    whole = config.placement.gpus_per_rank >= 1 and gpus_per_sampler(config) >= 1
+    return "nccl" if whole else "gloo"
+
+
+def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: PlacementConfig) -> None:
+    """Compare with all that the nodes have, busy or not.
 
     Raises ConfigError naming the resource, both numbers and the settings to change.
     """
     for name in sorted({name for bundle in placement.bundles for name in bundle}):
         wanted = sum(bundle.get(name, 0) for bundle in placement.bundles)
-        have = cluster.get(name, 0)
+        have = sum(node.get(name, 0) for node in nodes)
         if wanted > have + 1e-6:
             raise ConfigError(
                 f"placement asks for {wanted:g} {name} ({len(placement.ranks)} ranks, {len(placement.samplers)} samplers), the cluster has "
                 f"{have:g}; lower {_setting(name, settings)} or add nodes (flotilla:fleets[].nodes)"
             )
+    for bundle in placement.bundles:  # a process cannot span nodes
+        if not any(all(node.get(name, 0) >= amount - 1e-6 for name, amount in bundle.items()) for node in nodes):
+            have = "; ".join(dict.fromkeys(_words(node, bundle) for node in nodes))
+            lower = " or ".join(dict.fromkeys(_setting(name, settings) for name in bundle))
+            raise ConfigError(f"placement asks for {_words(bundle)} on one node, the nodes have {have}; lower {lower}")
 
 
 def reserve(placement: Placement, settings: PlacementConfig):
@@ -88,6 +121,10 @@ def reserve(placement: Placement, settings: PlacementConfig):
 def threads(settings: PlacementConfig, cpus: float) -> int:
     """torch threads of a process that was given `cpus`."""
     return settings.threads or max(1, math.floor(cpus))
+
+
+def _words(amounts: Mapping[str, float], of: Bundle | None = None) -> str:
+    return ", ".join(f"{amounts.get(name, 0):g} {name}" for name in of or amounts)
 
 
 def _positive(bundle: Bundle) -> Bundle:

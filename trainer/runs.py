@@ -49,8 +49,12 @@ def run_folder(config: TrainConfig, recipe: Path | None = None) -> Path:
 
 
 def derived_name(config: TrainConfig, stem: str) -> str:
-    """The same settings give the same name, so that the same submit resumes; other settings are another run."""
-    flat = {key: value for key, value in flatten(config).items() if key != "run.name" and not key.startswith(HARMLESS)}
+    """The same settings give the same name, so that the same submit resumes; other settings are another run.
+
+    More steps are the same run, which goes on, unless the learning rate of every step depends on their number.
+    """
+    harmless = (*HARMLESS, "run.name", *(["trainer.steps"] if config.optim.schedule == "constant" else []))
+    flat = {key: value for key, value in flatten(config).items() if not key.startswith(harmless)}
     return f"{stem}-{hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]}"
 
 

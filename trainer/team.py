@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from ray.util.placement_group import remove_placement_group
 
 from trainer import actors, models, placement, weights
-from trainer.config import TrainConfig
+from trainer.config import ConfigError, TrainConfig
 from trainer.roles import RoleGroup
 from trainer.rollout.pool import SamplerPool
 from trainer.workers import Role
@@ -60,13 +61,13 @@ def start(config: TrainConfig, folder: Path) -> Iterator[Team]:
     """
     ours = not ray.is_initialized()
     if ours:
-        ray.init(logging_level=logging.WARNING)
+        _connect()
     group = None
     try:
         wanted = placement.plan(config)
-        placement.check(wanted, dict(ray.cluster_resources()), config.placement)
+        placement.check(wanted, [node["Resources"] for node in ray.nodes() if node["Alive"]], config.placement)
         group = placement.reserve(wanted, config.placement)
-        yield _start(config, initial_model(config, folder), wanted, group)
+        yield _start(config, folder, initial_model(config, folder), wanted, group)
     finally:
         if ours:
             ray.shutdown()
@@ -74,7 +75,38 @@ def start(config: TrainConfig, folder: Path) -> Iterator[Team]:
             remove_placement_group(group)  # and with it the processes in it
 
 
-def _start(config: TrainConfig, model_path: str, wanted: placement.Placement, group: Any) -> Team:
+def _connect() -> None:
+    """To the cluster of the job, or to one of this machine's own. Raises ConfigError when $RAY_ADDRESS leads nowhere."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: that is where jobs are submitted: ray job submit --working-dir . -- python -m trainer.train_ppo ...; "
+            "unset RAY_ADDRESS to train on this machine alone"
+        )
+    try:
+        ray.init(logging_level=logging.WARNING)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:  # also another version of Ray or Python than the cluster's
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"RAY_ADDRESS={address or '(not set)'}: no connection to a Ray cluster: {reason}") from error
+
+
+def _require_shared(folder: Path, roles: Mapping[Role, RoleGroup]) -> None:
+    """Every rank must see the run's folder, or checkpoints would lack their shards. Raises ConfigError before the first step."""
+    file = folder.resolve() / f".seen-by-every-rank-{os.getpid()}"
+    file.write_text("a rank that does not see this would write its shards elsewhere\n")
+    try:
+        for name, role in roles.items():
+            blind = [f"{name}-{rank} on {host}" for rank, (sees, host) in enumerate(role.call("sees", file)) if not sees]
+            if blind:
+                raise ConfigError(
+                    f"{folder}: not the same folder on every node; {', '.join(blind)} do not see what the driver wrote there "
+                    "(flotilla:checkpoints.kind shared or network; $FLOTILLA_RUNS)"
+                )
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement.Placement, group: Any) -> Team:
     names: list[Role] = ["policy"]
     if config.algorithm.name == "ppo":
         names.append("critic")
@@ -82,10 +114,11 @@ def _start(config: TrainConfig, model_path: str, wanted: placement.Placement, gr
         names.append("reference")
     # Samplers first: they take longest to start.
     samplers = SamplerPool(config, model_path, group, wanted)
-    roles = {name: RoleGroup(config, name, model_path, group, share=len(names)) for name in names}
+    roles: dict[Role, RoleGroup] = {name: RoleGroup(config, name, model_path, group, share=len(names)) for name in names}
     seconds = config.trainer.timeout
     actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
     policy = roles["policy"]
+    _require_shared(folder, roles)
     plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
     samplers.connect(policy.ranks, plan, seconds)
     return Team(policy, roles.get("critic"), roles.get("reference"), samplers, config, policy.call("fingerprint")[0])
@@ -98,7 +131,5 @@ def initial_model(config: TrainConfig, folder: Path) -> str:
     path = folder / "initial"
     if not path.exists():
         lm = models.load_lm(config.model, config.run.seed, torch.device("cpu"))
-        draft = folder / "tmp_initial"
-        models.export(lm, lm.state_dict(), models.load_tokenizer(config.model), draft)
-        draft.rename(path)
+        models.export(lm, lm.state_dict(), models.load_tokenizer(config.model), path)
     return str(path.resolve())

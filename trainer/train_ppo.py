@@ -187,7 +187,7 @@ def learn(config: TrainConfig, team: Team, rollout: Rollout, controller: KlContr
             f"value_{name}": value for name, value in team.critic.update(rollout, targets_N, step).items() if name in ("loss", "grad_norm")
         }
     limit = config.rollout.max_logprob_gap
-    if limit is not None and stats["gap"] > limit:
+    if limit is not None and not config.trainer.staleness and stats["gap"] > limit:  # older weights differ by what was learnt since
         raise RunError(
             f"step {step}: samplers and policy differ by {stats['gap']:.3g} in mean log-probability, rollout.max_logprob_gap is {limit}; "
             "the samplers' weights, precision or sampling settings are not the policy's"

@@ -7,6 +7,7 @@ that couples ranks (denominators, minibatches, advantages) was computed by the d
 from __future__ import annotations
 
 import random
+import socket
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -14,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from trainer import actors, models, weights
+from trainer import actors, models, placement, weights
 from trainer.algorithms.correction import importance_weight
 from trainer.algorithms.kl import kl, kl_loss
 from trainer.algorithms.losses import Denominators, aggregate, policy_loss, value_loss
@@ -34,16 +35,20 @@ class Worker:
         if threads:
             torch.set_num_threads(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self.group: Any = None
 
     def address(self) -> tuple[str, int]:
         return actors.here()
 
+    def sees(self, path: Path) -> tuple[bool, str]:
+        """Whether a file that the driver wrote is there for this rank, and on which host this is."""
+        return path.exists(), socket.gethostname()
+
     def start(self, address: str, port: int) -> None:
         """Join the role's other ranks, load the model and build the engine. Raises ConfigError for a model that cannot be read."""
         config = self.config
-        init_distributed(self.rank, self.world, address, port, config.trainer.timeout)
+        self.device = placement.device_of(config.placement.gpus_per_rank, "placement.gpus_per_rank")
+        init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
         seed(config.run.seed + self.rank)
         # Samplers load from a folder, so random weights are written to one first; without samplers (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
@@ -52,10 +57,10 @@ class Worker:
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
         steps = config.trainer.steps * config.algorithm.epochs * config.algorithm.minibatches
         if self.role == "critic":
-            self.engine = Engine(models.ValueModel(lm), config.critic, config.trainer, steps)
+            self.engine = Engine(models.ValueModel(lm), config.critic, config.trainer, steps, self.device)
         else:
             policy = models.PolicyModel(lm, config.rollout.temperature, config.algorithm.entropy_coef > 0)
-            self.engine = Engine(policy, config.optim if self.role == "policy" else None, config.trainer, steps)
+            self.engine = Engine(policy, config.optim if self.role == "policy" else None, config.trainer, steps, self.device)
         self.lm = lm
 
     # Reading and learning from a batch
@@ -140,7 +145,7 @@ class Worker:
         """Every rank learns the plan, because gathering is collective; rank 0 alone joins the samplers."""
         self.plan = plan
         if self.rank == 0:
-            self.group = weights.join(link, 0, self.device)
+            self.group = weights.join(link, 0)
 
     def send(self) -> None:
         weights.send(self.group, self.plan, self._gather)

@@ -118,5 +118,5 @@ def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
 
     rows = [json.loads(line) for line in (runs / "killed/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == list(range(13))
-    for name in ("model/model.safetensors", "plot.png", "config.yaml"):
+    for name in ("model/model.safetensors", "plot.png", "run.yaml"):
         assert (runs / "killed" / name).stat().st_size > 0, name

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 
-from trainer import train_ppo
+from trainer import team, train_ppo
 from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.config import ConfigError, TrainConfig
@@ -44,6 +47,22 @@ def settings(path: Path, **changes: Any) -> TrainConfig:
     return TrainConfig.model_validate(values)
 
 
+def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:
+    """Do `act` in the background as soon as something has happened."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
 @pytest.fixture(scope="module")
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
@@ -65,13 +84,7 @@ def test_a_run_reports_every_step_and_exports_a_model(whole):
 
 @pytest.mark.parametrize("victim", ["policy-0", "sampler-0"])
 def test_a_killed_process_ends_the_run_with_a_reason_and_resuming_gives_the_same_bits(tiny_model, whole, tmp_path, victim):
-    def kill() -> None:
-        while not (tmp_path / "checkpoints" / "step_2").exists():
-            pass
-        ray.kill(ray.get_actor(victim))
-
-    killer = threading.Thread(target=kill, daemon=True)
-    killer.start()
+    killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor(victim)))
     with pytest.raises(RunError, match=r"a process died"):
         train_ppo.train(settings(tiny_model), tmp_path)
     killer.join(10)
@@ -82,13 +95,10 @@ def test_a_killed_process_ends_the_run_with_a_reason_and_resuming_gives_the_same
 
 
 def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(tiny_model, whole, tmp_path):
-    def stop() -> None:
-        while not (tmp_path / "metrics.jsonl").exists() or len((tmp_path / "metrics.jsonl").read_text().splitlines()) < 4:
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=stop, daemon=True).start()
+    metrics = tmp_path / "metrics.jsonl"
+    stopper = when(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert train_ppo.train(settings(tiny_model), tmp_path) == STOPPED
+    stopper.join(10)
     assert train_ppo.train(settings(tiny_model), tmp_path) == 0
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
@@ -140,9 +150,14 @@ def test_two_samplers_and_random_weights(tmp_path):
     assert all(row["gap"] < 1e-4 for row in read(tmp_path)[1:])
 
 
-def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, capfd):
+def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, tmp_path, capfd):
     assert train_ppo.train(settings(tiny_model), whole) == 0
     assert "has all 6 steps" in capfd.readouterr().out
+    longer = tmp_path / "longer"
+    shutil.copytree(whole, longer)
+    assert train_ppo.train(settings(tiny_model, trainer={"steps": 8}), longer) == 0
+    assert [row["step"] for row in read(longer)] == list(range(9))
+    assert [row["reward"] for row in read(longer)[:6]] == [row["reward"] for row in read(whole)[:6]]
 
 
 def test_more_than_the_cluster_has_is_refused_with_both_numbers(tiny_model, tmp_path):
@@ -166,4 +181,27 @@ def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, tiny_model):
 
 def test_samplers_that_drift_from_the_policy_end_the_run(tiny_model, tmp_path):
     with pytest.raises(RunError, match=r"rollout\.max_logprob_gap"):
-        train_ppo.train(settings(tiny_model, trainer={"staleness": 1}, rollout={"max_logprob_gap": 1e-6}), tmp_path)
+        train_ppo.train(settings(tiny_model, rollout={"max_logprob_gap": 1e-12}), tmp_path)
+
+
+def test_a_sampler_that_does_not_start_ends_the_run_with_the_engines_own_word(tiny_model, tmp_path):
+    pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
+    rollout = {"engine": "vllm", "options": {"max_num_seqs": "many"}}
+    with pytest.raises(RunError, match=r"rollout\.engine=vllm does not start: .*max_num_seqs"):
+        train_ppo.train(settings(tiny_model, rollout=rollout), tmp_path)
+
+
+def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_path):
+    class Elsewhere:
+        def call(self, method: str, path: Path) -> list[tuple[bool, str]]:
+            return [(path.exists(), "here"), ((path.parent / "other" / path.name).exists(), "there")]
+
+    with pytest.raises(ConfigError, match=r"not the same folder on every node; policy-1 on there"):
+        team._require_shared(tmp_path, {"policy": Elsewhere()})  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_address_of_the_job_server_is_told_from_that_of_a_cluster(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://localhost:8265")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS=http://localhost:8265: that is where jobs are submitted"):
+        team._connect()

@@ -88,10 +88,10 @@ def test_weights_that_were_received_are_those_that_answer(sampler, lm):
     table = dict(lm.named_parameters())
     plan = weights.plan([weights.Parameter(n, tuple(p.shape), "float32") for n, p in table.items()], 1 << 14)
     assert len(plan) > 1
-    link = weights.Link("127.0.0.1", free_port(), world=2, timeout=30)
+    link = weights.Link("127.0.0.1", free_port(), world=2, timeout=30, backend="gloo")
 
     def send() -> None:
-        weights.send(weights.join(link, 0, CPU), plan, lambda names: [table[n].detach() for n in names])
+        weights.send(weights.join(link, 0), plan, lambda names: [table[n].detach() for n in names])
 
     stale = difference(lm, sampler.generate(PROMPTS, [0, 1, 2], samples=4, seed=0))
     sender = threading.Thread(target=send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import subprocess
@@ -284,7 +285,9 @@ def test_the_same_submit_is_the_same_run_and_another_config_is_another(tmp_path,
     first = name()
     assert first is not None and re.fullmatch(r"demo-[0-9a-f]{8}", first)
     assert name() == name("log.plot=false") == name("run.resume=never") == name("optim.lr=0.000001") == first
-    assert len({first, name("optim.lr=2e-6"), name("run.seed=1"), name("trainer.steps=5"), name("rollout.options={a: 1}")}) == 5
+    assert len({first, name("optim.lr=2e-6"), name("run.seed=1"), name("rollout.options={a: 1}")}) == 4
+    assert name("trainer.steps=5") == name("trainer.steps=10") == first, "more steps go on"
+    assert name("trainer.steps=5", "optim.schedule=cosine") != name("trainer.steps=10", "optim.schedule=cosine")
     assert name("run.name=mine") == "mine"
     assert run_folder(parse(["--config", file], prog=PROG)) == runs / first
     assert (ok().run.name or "").startswith("train_ppo-")
@@ -402,3 +405,12 @@ def test_every_recipe_is_a_valid_config(file, runs):
         (runs / path.removeprefix("run:") / "model" / "config.json").write_text("{}")
     config = parse(["--config", str(file)], prog=PROG, supervised="sft" in file.stem)
     assert parse(["--config", recipe(runs.parent, to_yaml(config))], prog=PROG, supervised="sft" in file.stem) == config
+
+
+def test_a_full_disk_is_one_line_and_other_system_errors_are_not_hidden(capsys):
+    with pytest.raises(SystemExit) as ended, exits_cleanly():
+        raise OSError(errno.ENOSPC, "No space left on device", "/checkpoints/demo/metrics.jsonl")
+    assert ended.value.code == 2
+    assert "error: /checkpoints/demo/metrics.jsonl: No space left on device" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError), exits_cleanly():
+        raise FileNotFoundError("something else")

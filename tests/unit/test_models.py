@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,3 +99,22 @@ def test_models_that_cannot_be_made_name_the_setting(config, words):
     with pytest.raises(ConfigError) as error:
         models.load_lm(config, 0, torch.device("cpu"))
     assert all(word in str(error.value) for word in words)
+
+
+def test_an_export_is_whole_or_not_there(tiny_model, tmp_path):
+    config = ModelConfig(path=str(tiny_model), dtype="float32")
+    lm, tokenizer = models.load_lm(config, 0, torch.device("cpu")), models.load_tokenizer(config)
+    models.export(lm, lm.state_dict(), tokenizer, tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+
+    class Full:
+        def save_pretrained(self, folder: Path) -> None:
+            raise OSError(28, "No space left on device")
+
+    with torch.no_grad():
+        lm.model.embed_tokens.weight.add_(1)
+    with pytest.raises(OSError, match="No space"):
+        models.export(lm, lm.state_dict(), Full(), tmp_path / "model")  # type: ignore[arg-type]
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+    models.export(lm, lm.state_dict(), tokenizer, tmp_path / "model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]

@@ -34,25 +34,31 @@ def test_custom_resources_pin_roles_to_kinds_of_nodes():
 
 
 @pytest.mark.parametrize(
-    ("cluster", "expected"),
+    ("nodes", "expected"),
     [
-        ({"CPU": 64, "GPU": 4}, ["9 GPU", "has 4", "placement.ranks, placement.gpus_per_rank"]),
-        ({"CPU": 2, "GPU": 16}, ["9 CPU", "has 2", "placement.cpus_per_rank"]),
-        ({"CPU": 64, "GPU": 16}, None),
+        ([{"CPU": 32, "GPU": 2}] * 2, ["9 GPU", "has 4", "placement.ranks, placement.gpus_per_rank"]),
+        ([{"CPU": 2, "GPU": 16}], ["9 CPU", "has 2", "placement.cpus_per_rank"]),
+        ([{"CPU": 32, "GPU": 8}] * 2, None),
     ],
 )
-def test_a_cluster_that_is_too_small_is_told_with_both_numbers(cluster, expected):
+def test_a_cluster_that_is_too_small_is_told_with_both_numbers(nodes, expected):
     settings = config(placement={"ranks": 8})
     plan = placement.plan(settings)
     if expected is None:
-        placement.check(plan, cluster, settings.placement)
+        placement.check(plan, nodes, settings.placement)
         return
     with pytest.raises(ConfigError) as error:
-        placement.check(plan, cluster, settings.placement)
+        placement.check(plan, nodes, settings.placement)
     assert all(text in str(error.value) for text in expected)
 
 
 def test_a_missing_custom_resource_names_its_setting():
     settings = config(placement={"rank_resources": {"v100": 1}})
     with pytest.raises(ConfigError, match=r"1 v100.*has 0.*placement\.rank_resources"):
-        placement.check(placement.plan(settings), {"CPU": 8, "GPU": 8}, settings.placement)
+        placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 8}], settings.placement)
+
+
+def test_a_process_must_fit_one_node():
+    settings = config(rollout={"engines": 1, "tensor_parallel": 2})
+    with pytest.raises(ConfigError, match=r"1 CPU, 2 GPU on one node, the nodes have 8 CPU, 1 GPU; .*gpus_per_sampler"):
+        placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 1}] * 3, settings.placement)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,8 @@ import ray
 import torch
 
 from trainer import actors, placement, weights
-from trainer.config import TrainConfig
+from trainer.actors import RunError
+from trainer.config import ConfigError, TrainConfig
 from trainer.types import Episode, Prompt
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmSampler", "hf": "trainer.rollout.hf:HfSampler"}
@@ -22,8 +24,23 @@ class SamplerActor:
 
     def __init__(self, config: TrainConfig, model_path: str, seed: int, threads: int):
         torch.set_num_threads(threads)
-        module, name = ENGINES[config.rollout.engine].split(":")
-        self.sampler = getattr(importlib.import_module(module), name)(config, model_path, seed)
+        self.config, self.model_path, self.seed = config, model_path, seed
+
+    def start(self) -> int:
+        """Build the sampler; the number of its processes that receive weights. Not in the constructor, whose errors Ray wraps in its own.
+
+        Raises RunError with the engine's own word.
+        """
+        engine = self.config.rollout.engine
+        module, name = ENGINES[engine].split(":")
+        try:
+            self.sampler = getattr(importlib.import_module(module), name)(self.config, self.model_path, self.seed)
+        except ConfigError:
+            raise
+        except Exception as error:
+            traceback.print_exc()
+            raise RunError(f"rollout.engine={engine} does not start: {type(error).__name__}: {error}") from None
+        return self.sampler.receivers()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
         return getattr(self.sampler, method)(*args, **kwargs)
@@ -58,16 +75,17 @@ class SamplerPool:
             ).remote(config, model_path, config.run.seed + i, threads)
             for i in range(config.rollout.engines)
         ]
+        self.receivers = [actor.start.remote() for actor in self.actors]
 
     def ready(self) -> list[Any]:
-        """One reference per sampler that ends once it has started."""
+        """One reference per sampler that ends once it has done all that it was asked."""
         return [actor.call.remote("receivers") for actor in self.actors]
 
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
         """Join all samplers with the policy's ranks (of which the first sends) in one sync group."""
-        receivers = actors.wait(self.ready(), timeout, "starting the samplers (trainer.timeout)")
+        receivers = actors.wait(self.receivers, timeout, "starting the samplers (trainer.timeout)")
         address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address")
-        link = weights.Link(address, port, 1 + sum(receivers), self.config.rollout.timeout)
+        link = weights.Link(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
         joined = [actor.call.remote("connect", link, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
         actors.wait(
