@@ -49,7 +49,8 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     lines = _mount(base, place, bucket, group)
     fleets = None
     if any(fleet.provision == "pulumi" for fleet in stack.fleets):
-        args = FleetsArgs(stack, machines, place, group.group_id, identity.profile_arn, lines, tags(stack), base.boundary)
+        after = [*place.made, identity, group]
+        args = FleetsArgs(stack, machines, place, group.group_id, identity.profile_arn, lines, tags(stack), base.boundary, after)
         fleets = Fleets(base.name, args, base.ask, opts=base.opts)
     _account_wide(base)
     known = pulumi.Output.all(

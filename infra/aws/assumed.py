@@ -45,6 +45,8 @@ def _arn(service: str, word: str, name: str) -> str:
         case "iam":
             kind = {"InstanceProfile": "instance-profile", "OpenIdConnectProvider": "oidc-provider"}.get(word, word.lower())
             return f"arn:aws:iam::{ACCOUNT}:{kind}/{name}"
+        case "cloudwatch":
+            return f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:{name}"
     return f"arn:aws:{service}:us-east-1:{ACCOUNT}:{word.lower()}/{name}"
 
 
@@ -76,6 +78,8 @@ def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         case "getCallerIdentity":
             return {"accountId": ACCOUNT, "arn": f"arn:aws:iam::{ACCOUNT}:root", "userId": ACCOUNT}, f"the account is {ACCOUNT}"
         case "getSubnet":
-            return {"id": arguments["id"], "vpcId": arguments["vpcId"], "availabilityZone": arguments.get("availabilityZone", "us-east-1a"),
-                    "cidrBlock": "10.0.0.0/20"}, f"{arguments['id']} is 10.0.0.0/20 in us-east-1a"  # fmt: skip
+            subnet, zone = arguments["id"], "us-east-1a"
+            return {"id": subnet, "vpcId": arguments["vpcId"], "availabilityZone": zone}, f"{subnet} is in {zone}"
+        case "getVpc":
+            return {"id": arguments["id"], "cidrBlock": "10.0.0.0/16"}, f"{arguments['id']} is 10.0.0.0/16"
     raise LookupError(f"the preview has no answer to {token}")

@@ -27,6 +27,7 @@ class BastionArgs:
     image: str
     stack: str
     boundary: pulumi.Input[str] | None
+    after: list[pulumi.Resource]  # what a machine needs when it starts
 
 
 class Bastion(pulumi.ComponentResource):
@@ -61,7 +62,7 @@ class Bastion(pulumi.ComponentResource):
             user_data=_user(args.access),
             tags={"Name": label},
             # A newer image is no reason to replace it.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"]),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"], depends_on=args.after),
         )
         self.instance_id = instance.id
         self.address: pulumi.Output[str] | None = None

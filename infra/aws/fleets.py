@@ -27,6 +27,7 @@ class FleetsArgs:
     mount: pulumi.Output[list[str]]
     tags: dict[str, str]
     boundary: pulumi.Input[str] | None
+    after: list[pulumi.Resource]  # what a machine needs when it starts
 
 
 class Fleets(pulumi.ComponentResource):
@@ -46,7 +47,9 @@ class Fleets(pulumi.ComponentResource):
         self.bastion_id: pulumi.Output[str] | None = None
         if access.via != "direct":
             subnet = args.place.public[min(args.place.public)] if access.via == "bastion" else args.place.first
-            hop = BastionArgs(args.place.vpc_id, subnet, access, key, _newest(bastion.IMAGE, ask), args.stack.name, args.boundary)
+            hop = BastionArgs(
+                args.place.vpc_id, subnet, access, key, _newest(bastion.IMAGE, ask), args.stack.name, args.boundary, args.after
+            )
             jump = bastion.Bastion(name, hop, opts=child)
             self.bastion, self.bastion_id = jump.address, jump.instance_id
         self.register_outputs({"addresses": self.addresses, "bastion": self.bastion})
@@ -64,6 +67,7 @@ class Fleets(pulumi.ComponentResource):
             user=args.stack.access.user,
             mount=args.mount,
             tags=args.tags,
+            after=args.after,
         )
         return Nodes(f"{name}-{fleet.name}", shared, opts=pulumi.ResourceOptions(parent=self))
 

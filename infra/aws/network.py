@@ -12,7 +12,6 @@ from pulumi_aws import cloudwatch, ec2, iam
 
 from infra.aws import policies
 from infra.aws.addresses import Subnets, cut
-from stacks.load import StackError
 from stacks.schema import Stack
 
 LOG_DAYS = 30  # for which flow logs are kept
@@ -39,6 +38,7 @@ class Place:
     cidr: str  # of all addresses in it
     private: dict[str, pulumi.Input[str]]
     public: dict[str, pulumi.Input[str]]
+    made: tuple[pulumi.Resource, ...] = ()  # what machines wait for: without its routes they start without internet
 
     @property
     def first(self) -> pulumi.Input[str]:
@@ -47,14 +47,12 @@ class Place:
 
 
 def existing(stack: Stack, ask: pulumi.InvokeOptions) -> Place:
-    """The network that the stack names. Raises StackError where a subnet is in another one."""
+    """The network that the stack names; AWS says so where a subnet is of another one."""
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
     private: dict[str, pulumi.Input[str]] = {}
-    for index, subnet in enumerate(wanted.subnets):
-        found, at = ec2.get_subnet(id=subnet, opts=ask), f"stacks/Pulumi.{stack.name}.yaml: flotilla:network.subnets[{index}]"
-        if found.vpc_id != wanted.vpc:
-            raise StackError(f"{at}: {subnet!r} is in {found.vpc_id}, not in {wanted.vpc}")
+    for subnet in wanted.subnets:
+        found = ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=ask)
         private.setdefault(found.availability_zone, subnet)
     return Place(wanted.vpc, ec2.get_vpc(id=wanted.vpc, opts=ask).cidr_block, private, {})
 
@@ -76,8 +74,8 @@ class Network(pulumi.ComponentResource):
         # Nobody's: what forgets to name a group can neither send nor receive.
         ec2.DefaultSecurityGroup(f"{name}-default", vpc_id=self.vpc.id, tags={"Name": f"{name}-unused"}, opts=self.child)
         subnets = cut(args.cidr, args.zones)
-        public, public_table = self._public(name, subnets)
-        private, private_tables = self._private(name, subnets, self._gateways(name, public, args.nat, public_table))
+        public, way_out = self._public(name, subnets)
+        private, private_tables = self._private(name, subnets, self._gateways(name, public, args.nat, way_out))
         ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=self.vpc.id,
@@ -89,22 +87,24 @@ class Network(pulumi.ComponentResource):
         )
         if args.flow_logs:
             self._flow_logs(name, args)
-        self.place = Place(self.vpc.id, str(args.cidr), private, public)
+        self.place = Place(self.vpc.id, str(args.cidr), private, public, (self,))
         self.register_outputs({"vpc": self.vpc.id, "private": private, "public": public})
 
-    def _public(self, name: str, subnets: dict[str, Subnets]) -> tuple[dict[str, pulumi.Input[str]], ec2.RouteTable]:
+    def _public(self, name: str, subnets: dict[str, Subnets]) -> tuple[dict[str, pulumi.Input[str]], ec2.Route]:
         gateway = ec2.InternetGateway(name, vpc_id=self.vpc.id, tags={"Name": name}, opts=self.child)
         table = ec2.RouteTable(f"{name}-public", vpc_id=self.vpc.id, tags={"Name": f"{name}-public"}, opts=self.child)
-        ec2.Route(f"{name}-public", route_table_id=table.id, destination_cidr_block="0.0.0.0/0", gateway_id=gateway.id, opts=self.child)
-        return {zone: self._subnet(f"{name}-public-{zone}", zone, one.public, table) for zone, one in subnets.items()}, table
+        out = ec2.Route(
+            f"{name}-public", route_table_id=table.id, destination_cidr_block="0.0.0.0/0", gateway_id=gateway.id, opts=self.child
+        )
+        return {zone: self._subnet(f"{name}-public-{zone}", zone, one.public, table) for zone, one in subnets.items()}, out
 
-    def _gateways(self, name: str, public: dict[str, pulumi.Input[str]], nat: str, table: ec2.RouteTable) -> dict[str, ec2.NatGateway]:
+    def _gateways(self, name: str, public: dict[str, pulumi.Input[str]], nat: str, way_out: ec2.Route) -> dict[str, ec2.NatGateway]:
         """NAT gateways by zone; with one, every zone uses the first's."""
         made = {}
         for zone in [*public] if nat == "per-zone" else [*public][:1]:
             address = ec2.Eip(f"{name}-nat-{zone}", domain="vpc", tags={"Name": f"{name}-nat-{zone}"}, opts=self.child)
-            # Destroyed before the way out of its subnet is.
-            after = pulumi.ResourceOptions(parent=self, depends_on=[table])
+            # Made after the way out of its subnet, and destroyed before.
+            after = pulumi.ResourceOptions(parent=self, depends_on=[way_out])
             made[zone] = ec2.NatGateway(
                 f"{name}-{zone}", subnet_id=public[zone], allocation_id=address.id, tags={"Name": f"{name}-{zone}"}, opts=after
             )

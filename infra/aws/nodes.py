@@ -36,6 +36,7 @@ class NodesArgs:
     key_name: pulumi.Input[str]
     user: str
     mount: pulumi.Output[list[str]]
+    after: list[pulumi.Resource]  # what a machine needs when it starts
     tags: dict[str, str]  # of disks and interfaces, which a launch makes unseen by the provider
 
 
@@ -69,7 +70,7 @@ class Nodes(pulumi.ComponentResource):
                 f"{name}-{index}",
                 launch_template={"id": template.id, "version": version},
                 tags={"Name": f"{name}-{index}"},
-                opts=child,
+                opts=pulumi.ResourceOptions(parent=self, depends_on=args.after),
             )
             for index in range(args.fleet.nodes)
         ]

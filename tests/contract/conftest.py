@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from infra.preview import Plan, plan
 
@@ -17,6 +20,35 @@ ROOT = Path(__file__).parents[2]
 def planned() -> Callable[[str], Plan]:
     """The plan of a stack by its name."""
     return cache(lambda name: plan(name, ROOT))
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Plan]:
+    """The plan of a stack with settings changed, such as changed("aws-dev", {"network.nat": "per-zone"}); `...` removes one."""
+    for name in ("Pulumi.yaml", "stacks", "infra"):
+        (tmp_path / name).mkdir() if "." not in name else shutil.copy(ROOT / name, tmp_path)
+    shutil.copy(ROOT / "infra/__main__.py", tmp_path / "infra")
+
+    def replanned(name: str, settings: dict[str, Any]) -> Plan:
+        content = yaml.safe_load((ROOT / f"stacks/Pulumi.{name}.yaml").read_text())
+        for path, value in settings.items():
+            _set(content["config"], path, value)
+        (tmp_path / f"stacks/Pulumi.{name}.yaml").write_text(yaml.safe_dump(content))
+        return plan(name, tmp_path)
+
+    return replanned
+
+
+def _set(config: dict[str, Any], path: str, value: Any) -> None:
+    first, *rest = path.split(".")
+    keys: list[Any] = [f"flotilla:{first}", *(int(key) if key.isdigit() else key for key in rest)]
+    node: Any = config
+    for key in keys[:-1]:
+        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
+    if value is ...:
+        del node[keys[-1]]
+    else:
+        node[keys[-1]] = value
 
 
 @pytest.fixture(scope="session")
