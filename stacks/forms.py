@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -67,6 +68,8 @@ def _whole(key: str) -> str:
 
 
 Count = Annotated[int, BeforeValidator(_no_boolean)]
+Positive = Annotated[int, Field(ge=1), BeforeValidator(_no_boolean)]
+Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(_no_boolean)]
 Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
 Text = Annotated[str, BeforeValidator(_as_text)]
 # dstack's rule for resource names; its server refuses others, its parser does not.
@@ -93,6 +96,6 @@ PublicKey = Annotated[
 ]
 Repository = Annotated[str, form(r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", "a GitHub repository such as owner/name")]
 # What AWS's tags and GCP's labels both take.
-TagKey = Annotated[str, form(r"^[a-z][a-z0-9_-]{0,62}$", "a tag of a-z, 0-9, _ and -, a-z first")]
+TAG_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 TagValue = Annotated[str, BeforeValidator(_as_text), form(r"^[a-z0-9_-]{0,63}$", "up to 63 characters of a-z, 0-9, _ and -")]
 IdleDuration = Annotated[str, form(r"^([1-9]\d*[smhdw]|off)$", "a duration such as 30m, or off")]

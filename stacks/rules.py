@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pydantic_core import PydanticCustomError
 
 from stacks import aws, gcp
-from stacks.forms import problem
+from stacks.forms import TAG_KEY, problem
 
 if TYPE_CHECKING:
     from stacks.schema import Fleet, Stack
@@ -78,6 +78,8 @@ def _cloud(stack: Stack) -> Iterator[PydanticCustomError]:
     if len(stack.name) > NAME:
         yield problem(f"has {len(stack.name)} characters; a cloud's resources are named after it, so take {NAME} at most", "name")
     for key in stack.tags:
+        if not TAG_KEY.fullmatch(key):
+            yield problem(f"{key!r} is not a tag of a-z, 0-9, _ and -, a-z first", "tags", key)
         if key in OWN_TAGS:
             yield problem(f"is set for you; take another than {', '.join(OWN_TAGS)}", "tags", key)
     pattern, example = REGIONS[stack.cloud]

@@ -23,12 +23,13 @@ from stacks.forms import (
     IdleDuration,
     Model,
     Name,
+    Port,
+    Positive,
     ProjectId,
     Quantity,
     Region,
     Size,
     Sizes,
-    TagKey,
     TagValue,
     Text,
     Url,
@@ -54,7 +55,7 @@ class Host(Model):
     hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
     internal_ip: IPvAnyAddress | None = Field(default=None, description="Address by which the other nodes reach it.")
     user: User | None = Field(default=None, description="Overrides the fleet's user.")
-    port: Count | None = Field(default=None, ge=1, le=65535, description="Overrides port 22.")
+    port: Port | None = Field(default=None, description="Overrides port 22.")
     identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
 
 
@@ -121,7 +122,7 @@ class Fleet(Model):
 
     name: Name
     nodes: Count = Field(ge=1, description="Number of nodes; over SSH the number of hosts, when left out.")
-    cpus: Count | None = Field(default=None, ge=1, description="CPUs per node; the Ray node offers this many.")
+    cpus: Positive | None = Field(default=None, description="CPUs per node; the Ray node offers this many.")
     arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
     memory: Sizes | None = Field(default=None, description="Memory per node, such as 512GB or 64GB..")
     disk: Sizes | None = Field(default=None, description="Disk per node, such as 200GB..")
@@ -136,7 +137,7 @@ class Fleet(Model):
     placement: Literal["cluster", "any"] | None = Field(
         default=None, description="cluster: side by side, for the fabric. Chosen by the machine type when left out."
     )
-    nics: Count | None = Field(default=None, ge=1, description="Network cards of each node, with provision: pulumi; all when left out.")
+    nics: Positive | None = Field(default=None, description="Network cards of each node, with provision: pulumi; all when left out.")
     image: str | None = Field(default=None, description="Image of the nodes' disk: an AMI id on AWS, an image's path on GCP.")
     idle_duration: IdleDuration | None = Field(
         default=None, description="dstack ends a machine after this long without work; 3d when left out."
@@ -179,7 +180,7 @@ class Checkpoints(Model):
     path: Path = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
     volume: Name | None = Field(default=None, description="Name of the dstack volume, for network.")
     size: Size | None = Field(default=None, description="Such as 500GB; for network, lustre, filestore and hyperdisk-ml.")
-    throughput: Count | None = Field(default=None, ge=1, description="MB/s per TB, for lustre: 125, 250, 500 or 1000; 250 when left out.")
+    throughput: Positive | None = Field(default=None, description="MB/s per TB, for lustre: 125, 250, 500 or 1000; 250 when left out.")
     keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps what was replaced or deleted.")
 
     @model_validator(mode="after")
@@ -247,7 +248,7 @@ class Stack(Model):
     project: ProjectId | None = Field(default=None, description="GCP project id.")
     environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
     protect: bool = Field(default=False, description="Refuse to delete the checkpoints and their keys.")
-    tags: dict[TagKey, TagValue] = Field(default_factory=dict, description="On all resources of the cloud, such as owner or cost-center.")
+    tags: dict[str, TagValue] = Field(default_factory=dict, description="On all resources of the cloud, such as owner or cost-center.")
     monitoring: bool = Field(default=False, description="Nodes may write metrics and logs to CloudWatch or Cloud Monitoring.")
     account_defaults: bool = Field(
         default=False, description="AWS: in this account and region, encrypt every new disk and have every new instance want IMDSv2."
