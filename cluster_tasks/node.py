@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import fcntl
 import http.client
 import ipaddress
 import json
@@ -30,6 +31,7 @@ import shlex
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -43,6 +45,8 @@ from typing import IO, Any
 NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
 RAY_STOP_SECONDS = 8
+SUBMIT_SECONDS = 300  # to upload the working directory and be accepted
+SCONTROL_SECONDS = 30  # slurmctld may be busy
 STEADY_SECONDS = 40  # Ray gives up joining earlier than that, so what has run for longer had joined
 
 RAY_DEFAULTS = {  # where the environment does not say otherwise
@@ -53,6 +57,8 @@ RAY_DEFAULTS = {  # where the environment does not say otherwise
     "RAY_health_check_period_ms": "500",
     "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
 }
+ALONE = "127.0.0.2"  # a node that is alone; Ray would replace 127.0.0.1 by an address of its own choice
+SIOCGIFADDR = 0x8915  # netdevice(7)
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 log = logging.getLogger("node")
@@ -121,35 +127,68 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
 
 
 def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
-    """Rank of this node, addresses of all, GPUs per node where the scheduler says it.
-
-    A node that is alone gets another loopback address than 127.0.0.1, which Ray would replace by one of its own choice.
-    """
+    """Rank of this node, addresses of all, GPUs per node where the scheduler says it."""
     if settings.rank is not None and settings.addresses:
         return settings.rank, settings.addresses, None
     if "DSTACK_NODE_RANK" in env:
         addresses = env.get("DSTACK_NODES_IPS", "").split()
-        if len(addresses) < 2 and (not addresses or addresses == ["127.0.0.1"]):
-            addresses = ["127.0.0.2"]
         gpus = env.get("DSTACK_GPUS_PER_NODE")
-        return int(env["DSTACK_NODE_RANK"]), addresses, int(gpus) if gpus else None
+        alone = addresses in ([], ["127.0.0.1"])
+        return int(env["DSTACK_NODE_RANK"]), [ALONE] if alone else addresses, int(gpus) if gpus else None
     if "SLURM_JOB_NODELIST" in env:
-        names = subprocess.check_output(["scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]], text=True).split()
+        command = ["scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]]
+        names = subprocess.check_output(command, text=True, timeout=SCONTROL_SECONDS).split()
+        addresses = [ALONE] if len(names) == 1 else [resolve(name, settings.network) for name in names]
         gpus = env.get("SLURM_GPUS_ON_NODE")  # a number; SLURM_GPUS_PER_NODE may be h100:8
-        return int(env["SLURM_NODEID"]), [resolve(name, settings.network) for name in names], int(gpus) if gpus else None
+        return int(env["SLURM_NODEID"]), addresses, int(gpus) if gpus else None
     raise ValueError("which node is this? Give --rank and --addresses, or run under dstack or Slurm")
 
 
 def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | None) -> str:
-    """Address of a host, the one in `network` where it has several."""
+    """Address by which other nodes reach a host: the one in `network` where it has several. Raises ValueError.
+
+    A host may know itself by a loopback address, 127.0.1.1 on Debian; then its interfaces are asked.
+    """
     try:
         found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise ValueError(f"host {name} does not resolve to an address: {error}") from None
-    usable = [address for address in found if network is None or ipaddress.ip_address(address) in network]
+    local = [address for address in found if ipaddress.ip_address(address).is_loopback]
+    if network is None:
+        usable = [address for address in found if address not in local]
+        wanted = "no address that other nodes reach; give --network, or correct /etc/hosts"
+    else:
+        usable = [one for one in [*found, *(own_addresses() if local else ())] if ipaddress.ip_address(one) in network]
+        wanted = f"no address in --network {network}"
     if not usable:
-        raise ValueError(f"host {name} has no address in --network {network}: it resolves to {', '.join(found)}")
+        raise ValueError(f"host {name} has {wanted}: it resolves to {', '.join(found)}")
     return usable[0]
+
+
+def own_addresses() -> dict[str, str]:
+    """Addresses of this machine and the network interface that has each: the first IPv4 one of an interface, and all of IPv6."""
+    found: dict[str, str] = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex() if sys.platform == "linux" else ():
+            with contextlib.suppress(OSError):  # it has none
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                found[socket.inet_ntoa(answer[20:24])] = name
+    table = Path("/proc/net/if_inet6")
+    for line in table.read_text().splitlines() if table.exists() else ():
+        number, *_, name = line.split()
+        found[str(ipaddress.IPv6Address(int(number, 16)))] = name
+    return found
+
+
+def interfaces(address: str) -> dict[str, str]:
+    """What tells gloo and NCCL to talk over the interface that has this address.
+
+    Left alone, gloo takes the address to which the host name resolves: 127.0.1.1 on Debian, where no other node finds it.
+    """
+    here = ipaddress.ip_address(address)
+    name = own_addresses().get("127.0.0.1" if here.version == 4 and here.is_loopback else address)
+    # With =, NCCL does not take eth1 for eth10 too.
+    return {} if name is None else {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
 
 
 def ray_token(env: Mapping[str, str]) -> str | None:
@@ -204,6 +243,7 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
 
     Its children get neither our terminal nor any other open file: dstack waits for whoever holds those.
     """
+    stop_wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout)}
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             ray_command(settings),
@@ -212,7 +252,7 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
             stderr=output,
             start_new_session=True,
             preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no threads
-            env=RAY_DEFAULTS | {"RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout)} | os.environ,
+            env=RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | os.environ,
         )
         try:
             yield Ray(process, output)
@@ -223,7 +263,15 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
                     process.wait(RAY_STOP_SECONDS)
             with contextlib.suppress(ProcessLookupError):  # nothing is left of the group, which is how it should be
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            reap(process)
+
+
+def reap(process: subprocess.Popen[bytes]) -> None:
+    """Of a process that was killed."""
+    try:
+        process.wait(RAY_STOP_SECONDS)
+    except subprocess.TimeoutExpired:  # the kernel holds it, as on a file system that hangs
+        log.error("pid %d was killed, but has not ended within %d s", process.pid, RAY_STOP_SECONDS)
 
 
 def die_with_parent() -> None:
@@ -387,9 +435,9 @@ class Job:
         command += ["--runtime-env", settings.runtime_env] if settings.runtime_env else []
         command += ["--", *shlex.split(settings.job or "")]
         env = RAY_DEFAULTS | os.environ
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=env)
-        if done.returncode:
-            raise Failure(2, f"the job was not accepted:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        code, output = run_to_end(command, SUBMIT_SECONDS, env)
+        if code:
+            raise Failure(2, f"the job was not accepted:\n{output[-4000:]}")
         log.info("submitted %s: %s", name, settings.job)
         follow = ["ray", "job", "logs", "--address", url, "--follow", name]
         return cls(name, subprocess.Popen(follow, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent, env=env))  # noqa: PLW1509
@@ -405,6 +453,23 @@ class Job:
                 self.logs.wait(10)
             log.info("%s has ended with exit code %d", self.name, code)
         return code
+
+
+def run_to_end(command: list[str], seconds: float, env: Mapping[str, str]) -> tuple[int, str]:
+    """Exit code and output of a command, which a signal to the agent ends too. Raises Stopped, or Failure at the deadline."""
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
+        deadline = time.monotonic() + seconds
+        try:
+            while process.poll() is None:
+                if time.monotonic() > deadline:
+                    raise Failure(NOT_READY, f"not done within {seconds:g} s: {shlex.join(command)}")
+                pause(0.1)
+        finally:
+            process.kill()
+            reap(process)
+        output.seek(0)
+        return process.returncode, output.read().decode(errors="replace")
 
 
 def stop_jobs(settings: Settings) -> None:
@@ -509,7 +574,7 @@ def main(argv: list[str] | None = None) -> int:
         settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
         if shutil.which("ray") is None:
             raise ValueError("`ray` is not on PATH; the image must contain Ray")
-    except (ValueError, OSError, subprocess.CalledProcessError) as error:
+    except (ValueError, OSError, subprocess.SubprocessError) as error:
         print(f"node.py: {error}", file=sys.stderr, flush=True)
         return 2
     handler = logging.StreamHandler(sys.stdout)

@@ -67,6 +67,33 @@ def test_a_host_outside_of_the_network_is_named() -> None:
         node.read_settings(["--network", "192.168.0.0/16"], DSTACK)
 
 
+def test_a_host_that_knows_itself_by_a_loopback_address_is_known_by_its_own_in_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "own_addresses", lambda: {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.1.0.7": "eth0"})
+    assert node.resolve("127.0.1.1", node.ipaddress.ip_network("10.1.0.0/16")) == "10.1.0.7"
+    with pytest.raises(ValueError, match=r"host 127\.0\.1\.1 has no address that other nodes reach; give --network"):
+        node.resolve("127.0.1.1", None)
+
+
+def test_gloo_and_nccl_are_told_the_interface_that_has_the_nodes_address() -> None:
+    own = node.own_addresses()
+    assert own["127.0.0.1"] in [name for _, name in socket.if_nameindex()]
+    lo = own["127.0.0.1"]
+    assert node.interfaces("127.0.0.3") == {"GLOO_SOCKET_IFNAME": lo, "NCCL_SOCKET_IFNAME": f"={lo}"}
+    for address, name in own.items():
+        assert node.interfaces(address)["GLOO_SOCKET_IFNAME"] == name
+    assert node.interfaces("198.51.100.77") == {}  # of another machine
+
+
+def test_ray_gets_the_interface_and_a_persons_own_choice_comes_first(tmp_path: Path) -> None:
+    ray = tmp_path / "ray"
+    ray.write_text('#!/bin/sh\necho "gloo $GLOO_SOCKET_IFNAME nccl $NCCL_SOCKET_IFNAME"; exit 3\n')
+    ray.chmod(0o755)
+    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    head = agent("--rank", "0", "--addresses", "127.0.0.2", *ports, PATH=f"{tmp_path}:/usr/bin:/bin", NCCL_SOCKET_IFNAME="ib0")
+    output, _ = head.communicate(timeout=20)
+    assert f"gloo {node.own_addresses()['127.0.0.1']} nccl ib0" in output
+
+
 @pytest.mark.parametrize(
     ("flags", "env", "message"),
     [
@@ -192,3 +219,51 @@ def test_a_port_in_use_on_the_head_is_named_with_its_setting() -> None:
         output, _ = head.communicate(timeout=20)
     assert head.returncode == 2
     assert f"port {port} is in use on this node; choose another with --dashboard-port" in output
+
+
+RAY_WITH_A_SLOW_SUBMIT = """#!{python}
+import http.server, json, pathlib, sys, time
+flags = dict(argument.split("=", 1) for argument in sys.argv if argument.startswith("--") and "=" in argument)
+class Answers(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        nodes = [{{"node_ip": "127.0.0.2", "state": "ALIVE", "resources_total": {{}}}}]
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps([] if "jobs" in self.path else {{"data": {{"result": {{"result": nodes}}}}}}).encode())
+if sys.argv[1] == "start":
+    http.server.HTTPServer(("127.0.0.1", int(flags["--dashboard-port"])), Answers).serve_forever()
+pathlib.Path({mark!r}).touch()
+time.sleep(60)
+"""
+
+
+def test_a_signal_is_heard_while_a_job_is_being_submitted(tmp_path: Path) -> None:
+    ray, mark = tmp_path / "ray", tmp_path / "submitting"
+    ray.write_text(RAY_WITH_A_SLOW_SUBMIT.format(python=sys.executable, mark=str(mark)))
+    ray.chmod(0o755)
+    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    head = agent("--rank", "0", "--addresses", "127.0.0.2", *ports, "--job", "true", PATH=f"{tmp_path}:/usr/bin:/bin")
+    deadline = time.monotonic() + 30
+    while not mark.exists():
+        assert time.monotonic() < deadline, "the job is not being submitted"
+        time.sleep(0.05)
+    head.send_signal(signal.SIGTERM)
+    output, _ = head.communicate(timeout=20)
+    assert head.returncode == 128 + signal.SIGTERM, output
+    assert "SIGTERM: stopped" in output
+
+
+def test_a_submit_that_hangs_is_named_with_its_deadline() -> None:
+    with pytest.raises(node.Failure, match=r"not done within 0\.3 s: sleep 60"):
+        node.run_to_end(["sleep", "60"], 0.3, {"PATH": "/usr/bin:/bin"})
+    assert node.run_to_end(["sh", "-c", "echo out; echo err >&2; exit 4"], 20, {"PATH": "/usr/bin:/bin"}) == (4, "out\nerr\n")
+
+
+def test_a_scontrol_that_hangs_is_named_with_its_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text("#!/bin/sh\nexec sleep 60\n")
+    scontrol.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(node, "SCONTROL_SECONDS", 0.2)
+    with pytest.raises(subprocess.TimeoutExpired, match=r"scontrol.*timed out after 0\.2 s"):
+        node.read_settings([], {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "1"})
