@@ -48,7 +48,7 @@ class Member:
         return actors.here()
 
     def join(self, link: weights.Link) -> None:
-        self.group = weights.join(link, self.rank, torch.device("cpu"))
+        self.group = weights.join(link, self.rank)
 
     @torch.no_grad()
     def sync(self, plan: weights.Plan) -> None:
@@ -74,7 +74,7 @@ def run() -> Report:
 def measure() -> Report:
     members: list[Any] = [Member.remote(rank) for rank in range(2)]
     parameters = ray.get(members[0].parameters.remote())
-    link = weights.Link(*ray.get(members[0].address.remote()), world=2, timeout=60)
+    link = weights.Link(*ray.get(members[0].address.remote()), world=2, timeout=60, backend="gloo")
     ray.get([member.join.remote(link) for member in members])
     bucketed, single = weights.plan(parameters, BUCKET_BYTES), weights.plan(parameters, 1)
 

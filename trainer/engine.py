@@ -19,21 +19,31 @@ from torch import nn
 
 from trainer.config import OptimConfig, TrainerConfig
 
-if not torch.cuda.is_available():
-    os.environ.setdefault("DS_ACCELERATOR", "cpu")  # read once, at DeepSpeed's import
 
-
-def init_distributed(rank: int, world: int, address: str, port: int, timeout: int) -> None:
+def init_distributed(rank: int, world: int, address: str, port: int, timeout: int, device: torch.device) -> None:
     """Join the process group of one role: NCCL on GPUs, gloo on CPUs. Returns once all `world` ranks are there, or raises."""
+    os.environ.update(environment(rank, world, address, port, device))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     import deepspeed
 
-    # Set together, or DeepSpeed looks for an MPI launcher.
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=address, MASTER_PORT=str(port))
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    backend = "nccl" if device.type == "cuda" else "gloo"
     # DeepSpeed's shared-memory all-reduce for CPUs is compiled at its first use (48 s, and a C++ compiler); gloo does the same work.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     with _quiet():
         deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout), auto_mpi_discovery=False)
+
+
+def environment(rank: int, world: int, address: str, port: int, device: torch.device) -> dict[str, str]:
+    """What DeepSpeed reads. All of it is set, or DeepSpeed looks for an MPI launcher; LOCAL_RANK is the index of the device."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(device.index or 0),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+        "DS_ACCELERATOR": device.type,  # read once, at DeepSpeed's import; it would take a GPU wherever there is one
+    }
 
 
 class Engine:
@@ -45,7 +55,7 @@ class Engine:
     the result does not depend on how the batch was cut.
     """
 
-    def __init__(self, model: nn.Module, optim: OptimConfig | None, trainer: TrainerConfig, steps: int):
+    def __init__(self, model: nn.Module, optim: OptimConfig | None, trainer: TrainerConfig, steps: int, device: torch.device):
         import deepspeed
 
         self.world = torch.distributed.get_world_size()
@@ -64,7 +74,7 @@ class Engine:
         if optim is not None:
             config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0
             if trainer.offload_optimizer:
-                config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+                config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
             optimizer = _optimizer(model, optim, trainer)
             arguments |= {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps))}
         with _quiet():

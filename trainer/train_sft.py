@@ -67,7 +67,7 @@ def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
             tokens = sum(s.length for s in sequences)
             if metrics:
                 metrics.log(step, stats | {"seconds": seconds, "tokens_per_second": tokens / seconds})
-            stop = _any_rank(bool(stopping), world)
+            stop = _any_rank(bool(stopping), world, worker.device)
             if stop or step == schedule.steps or step % schedule.checkpoint_every == 0:
                 _save(worker, checkpoints, step, {**identity, "loader": loader.state()}, rank, world)
             if stop and step < schedule.steps:
@@ -114,11 +114,11 @@ def _gather(stats: dict[str, float], world: int) -> list[dict[str, float]]:
     return everyone
 
 
-def _any_rank(flag: bool, world: int) -> bool:
+def _any_rank(flag: bool, world: int, device: torch.device) -> bool:
     """True on all ranks if it is on one: a signal may reach only some."""
     if world == 1:
         return flag
-    flags = torch.tensor([float(flag)], device="cuda" if torch.cuda.is_available() else "cpu")
+    flags = torch.tensor([float(flag)], device=device)
     dist.all_reduce(flags)
     return bool(flags.item())
 

@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 Named = list[tuple[str, torch.Tensor]]
-Group = Any  # a torch.distributed process group; its classes are not in torch's type stubs
 
 
 @dataclass(frozen=True)
@@ -26,6 +25,15 @@ class Link:
     port: int
     world: int
     timeout: int  # seconds, for joining and for each broadcast
+    backend: Literal["nccl", "gloo"]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group, and where the buffers that it sends and receives lie: gloo's in CPU memory, whatever the members train on."""
+
+    processes: Any  # torch's classes for it are not in its type stubs
+    buffers: torch.device
 
 
 @dataclass(frozen=True)
@@ -60,16 +68,20 @@ def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
     return tuple(map(tuple, buckets))
 
 
-def join(link: Link, rank: int, device: torch.device) -> Group:
-    """A process group of its own, beside the one that the process trains or serves in. Raises after `link.timeout` seconds."""
+def join(link: Link, rank: int) -> Group:
+    """A process group of its own, beside the one that the process trains or serves in. Raises after `link.timeout` seconds.
+
+    With NCCL on the process's current GPU.
+    """
     timeout = timedelta(seconds=link.timeout)
     c10d: Any = dist
     store = c10d.PrefixStore("weights", c10d.TCPStore(link.address, link.port, link.world, rank == 0, timeout))
-    if device.type == "cuda":
+    if link.backend == "nccl":
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
-        return c10d.ProcessGroupNCCL(store, rank, link.world, options)
-    return c10d.ProcessGroupGloo(store, rank, link.world, timeout)
+        device = torch.device("cuda", torch.cuda.current_device())
+        return Group(c10d.ProcessGroupNCCL(store, rank, link.world, options), device)
+    return Group(c10d.ProcessGroupGloo(store, rank, link.world, timeout), torch.device("cpu"))
 
 
 def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
@@ -80,15 +92,15 @@ def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[tor
     for bucket in plan:
         tensors = gather([p.name for p in bucket])
         if group is not None:
-            _broadcast(group, torch.cat([t.reshape(-1) for t in tensors]))
+            _broadcast(group, torch.cat([t.reshape(-1) for t in tensors]).to(group.buffers))
 
 
 def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
-    """Yield each bucket's (name, tensor) as it arrives; the tensors are views of one buffer."""
+    """Yield each bucket's (name, tensor) on `device` as it arrives; the tensors are views of one buffer."""
     for bucket in plan:
-        flat = torch.empty(sum(p.numel for p in bucket), dtype=getattr(torch, bucket[0].dtype), device=device)
+        flat = torch.empty(sum(p.numel for p in bucket), dtype=getattr(torch, bucket[0].dtype), device=group.buffers)
         _broadcast(group, flat)
-        yield unflatten(flat, bucket)
+        yield unflatten(flat.to(device), bucket)
 
 
 def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:
@@ -102,4 +114,4 @@ def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:
 def _broadcast(group: Group, tensor: torch.Tensor) -> None:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
-    group.broadcast([tensor], options).wait()
+    group.processes.broadcast([tensor], options).wait()

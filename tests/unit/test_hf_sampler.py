@@ -16,6 +16,7 @@ def sampler(folder, **rollout) -> HfSampler:
             "model": {"path": str(folder), "dtype": "float32"},
             "data": {"path": "a:b", "max_prompt_tokens": 16},
             "rollout": {"engine": "hf", "max_new_tokens": 12, "max_sequences": 64} | rollout,
+            "placement": {"gpus_per_rank": 0},
         }
     )
     return HfSampler(config, str(folder), 0)

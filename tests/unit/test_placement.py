@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from trainer import placement
 from trainer.config import ConfigError, TrainConfig
@@ -62,3 +63,32 @@ def test_a_process_must_fit_one_node():
     settings = config(rollout={"engines": 1, "tensor_parallel": 2})
     with pytest.raises(ConfigError, match=r"1 CPU, 2 GPU on one node, the nodes have 8 CPU, 1 GPU; .*gpus_per_sampler"):
         placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 1}] * 3, settings.placement)
+
+
+def test_the_device_is_the_placements_though_the_machine_has_others(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
+    assert placement.device_of(0, "placement.gpus_per_rank") == torch.device("cpu")
+    assert placement.device_of(1, "placement.gpus_per_rank") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "3")  # of torchrun
+    assert placement.device_of(0.5, "placement.gpus_per_rank") == torch.device("cuda", 3)
+
+
+def test_a_missing_gpu_names_the_setting(monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match=r"placement\.gpus_per_rank=1: process 2 .* torch sees 2; 0 uses CPUs"):
+        placement.device_of(1, "placement.gpus_per_rank")
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend"),
+    [
+        ({}, "nccl"),
+        ({"gpus_per_rank": 0}, "gloo"),
+        ({"gpus_per_sampler": 0}, "gloo"),
+        ({"gpus_per_rank": 0, "gpus_per_sampler": 1}, "gloo"),
+        ({"gpus_per_rank": 0.5, "gpus_per_sampler": 0.5}, "gloo"),  # perhaps of the same GPU, where NCCL takes one member only
+    ],
+)
+def test_weights_go_over_nccl_only_between_whole_gpus(settings, backend):
+    assert placement.sync_backend(config(placement=settings)) == backend

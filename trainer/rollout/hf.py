@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from transformers import DynamicCache
 
-from trainer import weights
+from trainer import placement, weights
 from trainer.config import TrainConfig
 from trainer.models import load_lm, load_tokenizer
 from trainer.types import Episode, Prompt
@@ -23,7 +23,7 @@ class HfSampler:
 
     def __init__(self, config: TrainConfig, model_path: str, seed: int):
         self.config = config.rollout
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.device = placement.device_of(placement.gpus_per_sampler(config), "placement.gpus_per_sampler")
         model = config.model.model_copy(update={"path": model_path, "init": None, "gradient_checkpointing": False})
         self.lm = load_lm(model, seed, self.device).eval()
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
@@ -34,7 +34,7 @@ class HfSampler:
 
     def connect(self, link: weights.Link, rank: int, plan: weights.Plan) -> None:
         self.plan = plan
-        self.group = weights.join(link, rank, self.device)
+        self.group = weights.join(link, rank)
 
     @torch.no_grad()
     def receive(self) -> None:
@@ -115,7 +115,7 @@ class HfSampler:
 
     def _choose(self, logits: torch.Tensor, generator: torch.Generator, greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Next tokens and their log-probabilities under the distribution that was sampled from."""
-        if greedy or self.config.temperature == 0:
+        if greedy:
             logprobs = torch.log_softmax(logits.float(), -1)
             chosen = logprobs.argmax(-1)
         else:

@@ -46,7 +46,7 @@ class WeightReceiver:
 
     def connect_weights(self, link: weights.Link, first_rank: int, plan: weights.Plan) -> None:
         self.weight_plan = plan
-        self.weight_group = weights.join(link, first_rank + self.rank, self.device)
+        self.weight_group = weights.join(link, first_rank + self.rank)
 
     def receive_weights(self) -> None:
         for bucket in weights.receive(self.weight_group, self.weight_plan, self.device):
