@@ -36,8 +36,9 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -239,21 +240,11 @@ class Ray:
 
 @contextlib.contextmanager
 def ray_node(settings: Settings) -> Iterator[Ray]:
-    """Runs Ray on this node inside the `with`. Ends it and nothing else on the way out.
-
-    Its children get neither our terminal nor any other open file: dstack waits for whoever holds those.
-    """
+    """Runs Ray on this node inside the `with`. Ends it and nothing else on the way out."""
     stop_wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout)}
+    env = RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | os.environ
     with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(
-            ray_command(settings),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no threads
-            env=RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | os.environ,
-        )
+        process = spawn(ray_command(settings), env, output)
         try:
             yield Ray(process, output)
         finally:
@@ -263,21 +254,31 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
                     process.wait(RAY_STOP_SECONDS)
             with contextlib.suppress(ProcessLookupError):  # nothing is left of the group, which is how it should be
                 os.killpg(process.pid, signal.SIGKILL)
-            reap(process)
+            try:
+                process.wait(RAY_STOP_SECONDS)
+            except subprocess.TimeoutExpired:  # the kernel holds it, as on a file system that hangs
+                log.error("Ray, pid %d, was killed but has not ended within %d s", process.pid, RAY_STOP_SECONDS)
 
 
-def reap(process: subprocess.Popen[bytes]) -> None:
-    """Of a process that was killed."""
-    try:
-        process.wait(RAY_STOP_SECONDS)
-    except subprocess.TimeoutExpired:  # the kernel holds it, as on a file system that hangs
-        log.error("pid %d was killed, but has not ended within %d s", process.pid, RAY_STOP_SECONDS)
+def spawn(command: list[str], env: dict[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Starts a process that ends with the agent, however that ends; Ray does the same to its own children.
 
+    With `output` they get neither our terminal nor any other open file: dstack waits for whoever holds those.
+    """
 
-def die_with_parent() -> None:
-    """Between fork and exec: a killed agent takes Ray with it, and Ray does the same to its own children."""
-    if LIBC is not None:
-        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    def die_with_parent() -> None:  # between fork and exec
+        if LIBC is not None:
+            LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no threads
+    )
 
 
 # The dashboard
@@ -364,25 +365,21 @@ def port_is_free(port: int) -> bool:
 
 
 def wait_until_whole(settings: Settings, ray: Ray) -> None:
-    """Returns when every node and every GPU is there; says what is missing whenever that changes, and every 10 s."""
-    size, start, said = len(settings.addresses), time.monotonic(), ("", 0.0)
-    while True:
-        alive = settings.dashboard.alive_nodes()
-        wanted = ["the head's dashboard"] if alive is None else missing(settings.addresses, settings.gpus, alive)
-        if not wanted:
-            break
-        seconds = time.monotonic() - start
-        line = f"{len(alive or {})} of {size} nodes, waiting for {', '.join(wanted)}"
+    """Returns when every node and every GPU is there."""
+    size, start, alive = len(settings.addresses), time.monotonic(), {}
+
+    def lacking() -> str | None:
+        nonlocal alive
         if end := ray.ended():
             raise Failure(RAY_FAILED, end)
-        if seconds > settings.join_timeout:
-            raise Failure(NOT_READY, f"{line}: not within {settings.join_timeout} s (--join-timeout)")
-        if line != said[0] or seconds - said[1] >= 10:
-            said = (line, seconds)
-            log.info("%s, %.0f s of %d", line, seconds, settings.join_timeout)
-        pause(0.2)
-    total = {name: sum(node.get(name, 0) for node in alive.values()) for name in ("CPU", "GPU")} if alive else {}
-    log.info("ready: %d of %d nodes, %g CPUs, %g GPUs after %.1f s", size, size, total["CPU"], total["GPU"], time.monotonic() - start)
+        found = settings.dashboard.alive_nodes()
+        alive = found or {}
+        wanted = ["the head's dashboard"] if found is None else missing(settings.addresses, settings.gpus, found)
+        return f"{len(alive)} of {size} nodes, waiting for {', '.join(wanted)}" if wanted else None
+
+    wait(lacking, settings, time.monotonic() + settings.join_timeout)
+    cpus, gpus = (sum(node.get(name, 0) for node in alive.values()) for name in ("CPU", "GPU"))
+    log.info("ready: %d of %d nodes, %g CPUs, %g GPUs after %.1f s", size, size, cpus, gpus, time.monotonic() - start)
 
 
 def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
@@ -420,56 +417,42 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
 
 @dataclass(frozen=True)
 class Job:
-    """The job of --job, and the process that prints its output."""
+    """The job of --job, and `ray job submit`, which uploads it and then prints its output."""
 
     name: str
-    logs: subprocess.Popen[bytes]
+    client: subprocess.Popen[bytes]
+    deadline: float  # to be accepted
 
     @classmethod
     def submit(cls, settings: Settings) -> Job:
-        """Under Slurm the name tells requeued attempts apart. Raises Failure where Ray does not accept the job."""
+        """Under Slurm the name tells requeued attempts apart."""
         attempt = [os.environ.get("SLURM_JOB_ID") or str(int(time.time())), os.environ.get("SLURM_RESTART_COUNT")]
-        name, url = "-".join(["job", *filter(None, attempt)]), settings.dashboard.url
-        command = ["ray", "job", "submit", "--address", url, "--no-wait", "--submission-id", name]
+        name = "-".join(["job", *filter(None, attempt)])
+        command = ["ray", "job", "submit", "--address", settings.dashboard.url, "--submission-id", name]
         command += ["--working-dir", settings.working_dir] if settings.working_dir else []
         command += ["--runtime-env", settings.runtime_env] if settings.runtime_env else []
         command += ["--", *shlex.split(settings.job or "")]
-        env = RAY_DEFAULTS | os.environ
-        code, output = run_to_end(command, SUBMIT_SECONDS, env)
-        if code:
-            raise Failure(2, f"the job was not accepted:\n{output[-4000:]}")
-        log.info("submitted %s: %s", name, settings.job)
-        follow = ["ray", "job", "logs", "--address", url, "--follow", name]
-        return cls(name, subprocess.Popen(follow, stdin=subprocess.DEVNULL, preexec_fn=die_with_parent, env=env))  # noqa: PLW1509
+        log.info("submitting %s: %s", name, settings.job)
+        return cls(name, spawn(command, RAY_DEFAULTS | os.environ), time.monotonic() + SUBMIT_SECONDS)
 
     def exit_code(self, dashboard: Dashboard) -> int | None:
-        """None while it runs; its output is printed to the end before this returns a code."""
+        """None while it runs; its output is printed to the end before this returns a code. Raises Failure where Ray does not take it."""
+        client_ended = self.client.poll() is not None  # looked at first: when it has ended, Ray knows the job
         try:
             code = dashboard.exit_code(self.name)
+        except urllib.error.HTTPError as error:
+            if error.code == 404 and client_ended:
+                raise Failure(2, "the job was not accepted; the lines above say why") from None
+            if error.code == 404 and time.monotonic() > self.deadline:
+                raise Failure(NOT_READY, f"the job was not accepted within {SUBMIT_SECONDS} s") from None
+            return None
         except OSError:
             return None  # watch_cluster counts how long the dashboard is silent
         if code is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.logs.wait(10)
+                self.client.wait(10)
             log.info("%s has ended with exit code %d", self.name, code)
         return code
-
-
-def run_to_end(command: list[str], seconds: float, env: Mapping[str, str]) -> tuple[int, str]:
-    """Exit code and output of a command, which a signal to the agent ends too. Raises Stopped, or Failure at the deadline."""
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
-        deadline = time.monotonic() + seconds
-        try:
-            while process.poll() is None:
-                if time.monotonic() > deadline:
-                    raise Failure(NOT_READY, f"not done within {seconds:g} s: {shlex.join(command)}")
-                pause(0.1)
-        finally:
-            process.kill()
-            reap(process)
-        output.seek(0)
-        return process.returncode, output.read().decode(errors="replace")
 
 
 def stop_jobs(settings: Settings) -> None:
@@ -509,7 +492,7 @@ def run_worker(settings: Settings) -> int:
                     heard = time.monotonic()
                 elif time.monotonic() - heard > HEAD_GONE_SECONDS:
                     raise Failure(NODE_LOST, f"the head at {settings.addresses[0]}:{settings.port} is gone")
-        log.error("%s", end)
+        say(end)
         now = time.monotonic()
         if now > deadline:
             raise Failure(RAY_FAILED, f"Ray could not join within {settings.join_timeout} s (--join-timeout)")
@@ -519,17 +502,15 @@ def run_worker(settings: Settings) -> int:
 
 
 def wait_for_head(settings: Settings, deadline: float, joined: bool) -> None:
-    start, said, head = time.monotonic(), 0.0, f"{settings.addresses[0]}:{settings.port}"
-    while not (answers := head_answers(settings)):
-        now = time.monotonic()
-        if joined and answers is False and now - start > HEAD_GONE_SECONDS:
+    start, head = time.monotonic(), f"{settings.addresses[0]}:{settings.port}"
+
+    def lacking() -> str | None:
+        answers = head_answers(settings)
+        if joined and answers is False and time.monotonic() - start > HEAD_GONE_SECONDS:
             raise Failure(NODE_LOST, f"the head at {head} is gone")
-        if now > deadline:
-            raise Failure(NOT_READY, f"the head at {head} did not answer within {settings.join_timeout} s (--join-timeout)")
-        if now - said >= 10:
-            said = now
-            log.info("waiting for the head at %s, %.0f s left", head, deadline - now)
-        pause(0.2)
+        return None if answers else f"waiting for the head at {head}"
+
+    wait(lacking, settings, deadline)
 
 
 def head_answers(settings: Settings) -> bool | None:
@@ -546,6 +527,19 @@ def head_answers(settings: Settings) -> bool | None:
 # The agent
 
 
+def wait(lacking: Callable[[], str | None], settings: Settings, deadline: float) -> None:
+    """Until nothing is lacking; says what is, whenever that changes and every 10 s. Raises Failure at the deadline."""
+    said, again = None, 0.0
+    while line := lacking():
+        now = time.monotonic()
+        if now > deadline:
+            raise Failure(NOT_READY, f"{line}: not within {settings.join_timeout} s (--join-timeout)")
+        if line != said or now > again:
+            said, again = line, now + 10
+            log.info("%s, %.0f s left", line, deadline - now)
+        pause(0.2)
+
+
 def pause(seconds: float) -> None:
     """Sleeps between two looks; raises Stopped as soon as a signal has come."""
     deadline = time.monotonic() + seconds
@@ -555,16 +549,10 @@ def pause(seconds: float) -> None:
         raise Stopped
 
 
-class Prefixed(logging.Formatter):
-    """Rank and time before every line, also within a message of several: schedulers mix the output of all nodes."""
-
-    def __init__(self, rank: int):
-        super().__init__()
-        self.rank = rank
-
-    def format(self, record: logging.LogRecord) -> str:
-        prefix = f"[node {self.rank} {time.strftime('%H:%M:%S', time.localtime(record.created))}]"
-        return "\n".join(f"{prefix} {line}" for line in record.getMessage().splitlines())
+def say(text: str) -> None:
+    """An error of one or more lines. Each gets rank and time: schedulers mix the output of all nodes."""
+    for line in text.splitlines():
+        log.error("%s", line)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -577,14 +565,12 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, subprocess.SubprocessError) as error:
         print(f"node.py: {error}", file=sys.stderr, flush=True)
         return 2
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(Prefixed(settings.rank))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
+    prefix = f"[node {settings.rank} %(asctime)s]"
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=f"{prefix} %(message)s", datefmt="%H:%M:%S")
     try:
         return run_head(settings) if settings.rank == 0 else run_worker(settings)
     except Failure as failure:
-        log.error("%s", failure)
+        say(str(failure))
         return failure.code
     except Stopped:
         log.info("%s: stopped", signal.Signals(signals[0]).name)
