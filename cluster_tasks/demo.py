@@ -93,8 +93,13 @@ def render() -> None:
     state = ROOT / "build" / "pulumi"
     state.mkdir(parents=True, exist_ok=True)
     env = {"PULUMI_BACKEND_URL": f"file://{state}", "PULUMI_CONFIG_PASSPHRASE": os.environ.get("PULUMI_CONFIG_PASSPHRASE", "")}
-    run(["pulumi", "stack", "select", "--create", "local"], env=env)
-    run(["pulumi", "up", "--stack", "local", "--yes", "--skip-preview"], env=env)
+    settings = ROOT / "stacks" / "Pulumi.local.yaml"
+    before = settings.read_bytes()
+    try:
+        run(["pulumi", "stack", "select", "--create", "local"], env=env)
+        run(["pulumi", "up", "--stack", "local", "--yes", "--skip-preview"], env=env)
+    finally:
+        settings.write_bytes(before)  # a new stack's salt belongs to the throw-away state, not to a file in git
 
 
 def start_cluster_and_warm_start() -> str:
