@@ -92,6 +92,7 @@ def _connect() -> None:
 
 def _require_shared(folder: Path, roles: Mapping[Role, RoleGroup]) -> None:
     """Every rank must see the run's folder, or checkpoints would lack their shards. Raises ConfigError before the first step."""
+    folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / f".seen-by-every-rank-{os.getpid()}"
     file.write_text("a rank that does not see this would write its shards elsewhere\n")
     try:
