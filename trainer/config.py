@@ -157,7 +157,7 @@ class PlacementConfig(Section):
     cpus_per_sampler: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per sampler.")
     gpus_per_sampler: float | None = Field(default=None, ge=0, description="Default: rollout.tensor_parallel; 0 samples on CPUs.")
     sampler_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per sampler.")
-    colocate: bool = Field(default=False, description="Samplers share the GPUs of the ranks and sleep while these train.")
+    colocate: bool = Field(default=False, description="Samplers live in the ranks' bundles, on the same nodes; on CPUs only as yet.")
     threads: int | None = Field(default=None, ge=1, description="torch threads per process; Ray's default of cpus_per_rank when left out.")
     wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
 
@@ -207,6 +207,8 @@ def conflicts(config: TrainConfig, *, supervised: bool = False) -> list[Conflict
     longest = config.data.max_prompt_tokens + rollout.max_new_tokens
     batch = ("trainer.prompts_per_step",) if supervised else ("trainer.prompts_per_step", "algorithm.group_size")
     gpus = place.gpus_per_sampler
+    sampling_on_cpus = gpus == 0 or (gpus is None and place.gpus_per_rank == 0)
+    updates = step.steps * (1 if supervised else algorithm.epochs * algorithm.minibatches)
     always = [
         (model.path is None and model.init is None, ("model.path", "model.init"), "one of them must be set"),
         (model.path is not None and model.init is not None, ("model.path", "model.init"), "only one may be set; set the other to null"),
@@ -232,7 +234,7 @@ def conflicts(config: TrainConfig, *, supervised: bool = False) -> list[Conflict
             "offloading needs zero_stage 1, 2 or 3",
         ),
         (
-            config.optim.schedule != "constant" and config.optim.warmup_steps >= step.steps * algorithm.epochs * minibatches,
+            config.optim.schedule != "constant" and config.optim.warmup_steps >= updates,
             ("optim.warmup_steps", "optim.schedule", "trainer.steps"),
             "the warm-up must end before the run does",
         ),
@@ -257,6 +259,27 @@ def conflicts(config: TrainConfig, *, supervised: bool = False) -> list[Conflict
             rollout.engine == "hf" and rollout.tensor_parallel > 1,
             ("rollout.tensor_parallel", "rollout.engine"),
             "only vllm spreads a sampler over GPUs",
+        ),
+        (
+            rollout.engine == "vllm" and rollout.tensor_parallel > 1 and sampling_on_cpus,
+            ("rollout.tensor_parallel", "placement.gpus_per_sampler", "placement.gpus_per_rank"),
+            "samplers on CPUs are not split; use tensor_parallel 1 and more engines",
+        ),
+        (
+            algorithm.name == "ppo" and config.critic.schedule != "constant" and config.critic.warmup_steps >= updates,
+            ("critic.warmup_steps", "critic.schedule", "trainer.steps"),
+            "the warm-up must end before the run does",
+        ),
+        (
+            0 < place.gpus_per_rank < 1 and place.ranks > 1,
+            ("placement.gpus_per_rank", "placement.ranks"),
+            "NCCL takes one rank per GPU; use gpus_per_rank 1, or 1 rank",
+        ),
+        (
+            place.colocate and (place.gpus_per_rank > 0 or bool(gpus)),
+            ("placement.colocate", "placement.gpus_per_rank", "placement.gpus_per_sampler"),
+            "not available on GPUs yet; use colocate false, and where there is one GPU only, gpus_per_rank 0.5 and gpus_per_sampler 0.5 "
+            "with rollout.gpu_memory below 0.5",
         ),
         (
             bool(gpus) and gpus != rollout.tensor_parallel and (gpus > 1 or rollout.tensor_parallel > 1),

@@ -32,7 +32,7 @@ class PolicyModel(nn.Module):
     def __init__(self, lm: Any, temperature: float = 1.0, learn_entropy: bool = False):
         super().__init__()
         self.lm = lm
-        self.temperature = temperature or 1.0  # greedy decoding is learnt from as it is
+        self.temperature = temperature
         self.learn_entropy = learn_entropy
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

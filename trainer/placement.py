@@ -17,6 +17,7 @@ import torch
 from trainer.config import ConfigError, PlacementConfig, TrainConfig
 
 Bundle = dict[str, float]
+RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,25 @@ class Placement:
 
 def plan(config: TrainConfig, with_samplers: bool = True) -> Placement:
     """What a run asks for."""
-    place, rollout = config.placement, config.rollout
-    rank = {"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}
+    rank, sampler, ranks = rank_share(config), sampler_share(config), config.placement.ranks
     if not with_samplers:
-        return Placement((_positive(rank),) * place.ranks, ())
-    if place.colocate:
-        shared = rank | {"CPU": place.cpus_per_rank + place.cpus_per_sampler}
-        return Placement((_positive(shared),) * place.ranks, ())
-    sampler = {"CPU": place.cpus_per_sampler, "GPU": gpus_per_sampler(config), **place.sampler_resources}
-    return Placement((_positive(rank),) * place.ranks, (_positive(sampler),) * rollout.engines)
+        return Placement((rank,) * ranks, ())
+    if config.placement.colocate:
+        both = {name: rank.get(name, 0) + sampler.get(name, 0) for name in rank | sampler}
+        return Placement((both,) * ranks, ())
+    return Placement((rank,) * ranks, (sampler,) * config.rollout.engines)
+
+
+def rank_share(config: TrainConfig, roles: int = 1) -> Bundle:
+    """What one rank of each of `roles` takes of its bundle: equal parts, so that all find room in it together."""
+    place = config.placement
+    return _share({"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}, roles)
+
+
+def sampler_share(config: TrainConfig) -> Bundle:
+    """What one sampler takes of its bundle."""
+    place = config.placement
+    return _share({"CPU": place.cpus_per_sampler, "GPU": gpus_per_sampler(config), **place.sampler_resources}, 1)
 
 
 def gpus_per_sampler(config: TrainConfig) -> float:
@@ -127,8 +138,10 @@ def _words(amounts: Mapping[str, float], of: Bundle | None = None) -> str:
     return ", ".join(f"{amounts.get(name, 0):g} {name}" for name in of or amounts)
 
 
-def _positive(bundle: Bundle) -> Bundle:
-    return {name: float(amount) for name, amount in bundle.items() if amount > 0}
+def _share(amounts: Bundle, parts: int) -> Bundle:
+    """Rounded down to what Ray counts in (1/10,000): rounded up, the last part would find too little left. Nothing of 0."""
+    counted = {name: math.floor(amount * RAY_UNITS / parts + 1e-6) / RAY_UNITS for name, amount in amounts.items()}
+    return {name: amount for name, amount in counted.items() if amount > 0}
 
 
 def _setting(name: str, settings: PlacementConfig) -> str:

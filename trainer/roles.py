@@ -44,10 +44,7 @@ class RoleGroup:
     def __init__(self, config: TrainConfig, role: Role, model_path: str, group: Any, share: int):
         self.config, self.role = config, role
         place = config.placement
-        size = {"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}
-        if place.colocate:
-            size["GPU"] /= 2
-        size = {name: amount / share for name, amount in size.items() if amount}
+        size = placement.rank_share(config, share)
         threads = placement.threads(place, place.cpus_per_rank)
         self.ranks: list[Any] = [
             ray.remote(Worker)

@@ -205,8 +205,19 @@ CONFLICTS = {
     "algorithm.kl.target, algorithm.kl.coef": ["algorithm.kl.target=0.1"],
     "rollout.tensor_parallel, rollout.engine": ["rollout.engine=hf", "rollout.tensor_parallel=2"],
     "placement.gpus_per_sampler, rollout.tensor_parallel": ["rollout.tensor_parallel=2", "placement.gpus_per_sampler=1"],
-    "placement.colocate, trainer.staleness": ["placement.colocate=true", "trainer.staleness=1"],
-    "placement.colocate, rollout.engines, rollout.tensor_parallel, placement.ranks": ["placement.colocate=true", "rollout.engines=2"],
+    "placement.colocate, trainer.staleness": ["placement.colocate=true", "trainer.staleness=1", "placement.gpus_per_rank=0"],
+    "placement.colocate, rollout.engines, rollout.tensor_parallel, placement.ranks": [
+        "placement.colocate=true",
+        "rollout.engines=2",
+        "placement.gpus_per_rank=0",
+    ],
+    "placement.colocate, placement.gpus_per_rank, placement.gpus_per_sampler": ["placement.colocate=true"],
+    "placement.gpus_per_rank, placement.ranks": ["placement.gpus_per_rank=0.5", "placement.ranks=2"],
+    "rollout.tensor_parallel, placement.gpus_per_sampler, placement.gpus_per_rank": [
+        "rollout.tensor_parallel=2",
+        "placement.gpus_per_sampler=0",
+    ],
+    "critic.warmup_steps, critic.schedule, trainer.steps": ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=100"],
     "trainer.eval_every, trainer.eval_prompts": ["trainer.eval_every=5", "trainer.eval_prompts=0"],
     "model.attention, model.dtype, placement.gpus_per_rank": ["model.attention=flash_attention_2", "model.dtype=float32"],
 }
@@ -235,7 +246,9 @@ def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
         ["algorithm.name=reinforce_plus_plus", "algorithm.group_size=1"],
         ["trainer.staleness=1", "algorithm.epochs=2"],
         ["trainer.zero_stage=1", "trainer.offload_optimizer=true"],
-        ["placement.gpus_per_sampler=0", "rollout.tensor_parallel=2"],
+        ["placement.gpus_per_sampler=0"],
+        ["placement.gpus_per_rank=0", "placement.colocate=true"],
+        ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=150", "algorithm.epochs=2"],
         ["placement.gpus_per_sampler=0.5", "placement.gpus_per_rank=0.5"],
         ["trainer.micro_batch_tokens=2048"],
         ["algorithm.minibatches=4", "placement.ranks=8"],
@@ -249,6 +262,8 @@ def test_supervised_training_counts_sequences_and_leaves_sampling_rules_out():
     assert ok("algorithm.group_size=1", "placement.ranks=4", supervised=True).algorithm.group_size == 1
     (line,) = errors(*BASE, "trainer.prompts_per_step=6", "placement.ranks=4", supervised=True)
     assert "6 sequences per step do not divide into 1 x 4 equal parts" in line
+    (line,) = errors(*BASE, "algorithm.epochs=4", "optim.schedule=linear", "optim.warmup_steps=100", supervised=True)
+    assert "the warm-up must end before the run does" in line
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------------

@@ -23,9 +23,19 @@ def test_no_gpus_are_asked_for_where_ranks_train_on_cpus():
 
 
 def test_colocated_samplers_live_in_the_ranks_bundles():
-    plan = placement.plan(config(placement={"colocate": True, "ranks": 2}, rollout={"engines": 2}))
-    assert plan.bundles == ({"CPU": 2, "GPU": 1},) * 2
+    settings = {"colocate": True, "ranks": 2, "gpus_per_rank": 0, "rank_resources": {"big": 1}, "sampler_resources": {"big": 0.5, "l4": 1}}
+    plan = placement.plan(config(placement=settings, rollout={"engines": 2}))
+    assert plan.bundles == ({"CPU": 2, "big": 1.5, "l4": 1},) * 2
     assert [plan.sampler_bundle(i) for i in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("roles", [1, 2, 3])
+def test_the_roles_of_a_rank_find_room_in_its_bundle_as_ray_counts(roles):
+    settings = config(placement={"cpus_per_rank": 2, "rank_resources": {"h100": 1}})
+    share = placement.rank_share(settings, roles)
+    for name, amount in placement.plan(settings).ranks[0].items():
+        assert roles * round(share[name] * placement.RAY_UNITS) <= round(amount * placement.RAY_UNITS)
+        assert share[name] == pytest.approx(amount / roles, abs=2e-4)
 
 
 def test_custom_resources_pin_roles_to_kinds_of_nodes():

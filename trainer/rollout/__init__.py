@@ -27,7 +27,3 @@ class Sampler(Protocol):
     def receive(self) -> None:
         """Take the weights that the policy is sending, and forget what was cached under the old ones."""
         ...
-
-    def sleep(self) -> None:
-        """Free the accelerator for training; `receive` or `generate` wakes it."""
-        ...

@@ -42,9 +42,6 @@ class HfSampler:
             for name, tensor in bucket:
                 self.parameters[name].copy_(tensor)
 
-    def sleep(self) -> None:
-        """Weights stay where they are: there is no cache between calls to free."""
-
     def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
         generator = torch.Generator(self.device).manual_seed(seed)
         episodes: list[Episode] = []

@@ -65,13 +65,11 @@ class SamplerPool:
     def __init__(self, config: TrainConfig, model_path: str, group: Any, plan: placement.Placement):
         self.config = config
         place = config.placement
-        share = {"CPU": place.cpus_per_sampler, "GPU": placement.gpus_per_sampler(config), **place.sampler_resources}
-        if place.colocate and share["GPU"]:
-            share["GPU"] /= 2  # the other half of the bundle's GPU is the rank's
+        share = placement.sampler_share(config)
         threads = placement.threads(place, place.cpus_per_sampler)
         self.actors: list[Any] = [
             SamplerActor.options(  # type: ignore[attr-defined]
-                **actors.options(group, plan.sampler_bundle(i), {k: v for k, v in share.items() if v}, threads, f"sampler-{i}")
+                **actors.options(group, plan.sampler_bundle(i), share, threads, f"sampler-{i}")
             ).remote(config, model_path, config.run.seed + i, threads)
             for i in range(config.rollout.engines)
         ]
@@ -94,9 +92,6 @@ class SamplerPool:
 
     def receive(self) -> list[Any]:
         return [actor.call.remote("receive") for actor in self.actors]
-
-    def sleep(self) -> None:
-        actors.wait([a.call.remote("sleep") for a in self.actors], self.config.rollout.timeout, "putting samplers to sleep")
 
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
         """Begin sampling; prompts are dealt to the samplers in turn of equal shares."""

@@ -6,6 +6,7 @@ https://docs.vllm.ai/en/latest/training/rlhf.html
 from __future__ import annotations
 
 import os
+import random
 import warnings
 from typing import Any
 
@@ -18,8 +19,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 
 import torch
 
-ON_GPU = torch.cuda.is_available()
-if not ON_GPU:
+if not torch.cuda.is_available():
     # Small functions around the sampler are compiled even in eager mode: 20 s at the first batch, and slower than eager afterwards.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
@@ -27,9 +27,10 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 import vllm
 from vllm.inputs import TokensPrompt
+from vllm.platforms import current_platform
 
-from trainer import weights
-from trainer.config import TrainConfig
+from trainer import placement, weights
+from trainer.config import ConfigError, TrainConfig
 from trainer.models import load_tokenizer
 from trainer.types import Episode, Prompt
 
@@ -56,32 +57,19 @@ class WeightReceiver:
 
 
 class VllmSampler:
-    """Implements `rollout.Sampler`."""
+    """Implements `rollout.Sampler`. Raises ConfigError for what this build of vLLM cannot run."""
 
     def __init__(self, config: TrainConfig, model_path: str, seed: int):
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
-        arguments: dict[str, Any] = {
-            "model": model_path,
-            "dtype": config.model.dtype,
-            "tensor_parallel_size": self.config.tensor_parallel,
-            "max_model_len": config.data.max_prompt_tokens + self.config.max_new_tokens,
-            "max_num_seqs": self.config.max_sequences,
-            "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature and top-p
-            "worker_extension_cls": f"{__name__}.WeightReceiver",
-            "seed": seed,
-            "disable_log_stats": True,
-            "use_tqdm_on_load": False,
-        }
-        if ON_GPU:
-            arguments |= {"gpu_memory_utilization": self.config.gpu_memory, "enable_sleep_mode": config.placement.colocate}
-        else:
+        device = placement.device_of(placement.gpus_per_sampler(config), "placement.gpus_per_sampler")
+        _require_build(device)
+        if device.type == "cpu":
+            _require_head_size(model_path, config.model.dtype)
             _keep_linear_weights()
-            arguments |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
         threads = torch.get_num_threads()
-        self.llm = vllm.LLM(**arguments | self.config.options)
-        self.asleep = False
-        if not ON_GPU and torch.get_num_threads() != threads:
+        self.llm = vllm.LLM(**arguments(config, model_path, seed, device))
+        if device.type == "cpu" and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
 
     def receivers(self) -> int:
@@ -91,20 +79,10 @@ class VllmSampler:
         self.llm.collective_rpc("connect_weights", args=(link, rank, plan))
 
     def receive(self) -> None:
-        if self.asleep:
-            self.llm.wake_up(tags=["weights"])
         self.llm.collective_rpc("receive_weights")
         self.llm.reset_prefix_cache()
 
-    def sleep(self) -> None:
-        if ON_GPU and not self.asleep:
-            self.llm.sleep(level=1)
-            self.asleep = True
-
     def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
-        if self.asleep:
-            self.llm.wake_up()
-            self.asleep = False
         # One seed for the batch: the engine runs in this process and schedules alike each time, so tokens repeat bit for bit on CPUs.
         torch.manual_seed(seed)
         params = vllm.SamplingParams(
@@ -116,7 +94,8 @@ class VllmSampler:
             stop_token_ids=[self.tokenizer.eos_token_id],  # type: ignore[list-item]
             detokenize=False,
         )
-        outputs = self.llm.generate([TokensPrompt(prompt_token_ids=p.token_ids) for p in prompts], params, use_tqdm=False)
+        inputs = [TokensPrompt(prompt_token_ids=p.token_ids) for p in prompts]
+        outputs = self.llm.generate(inputs, seeded(params, seed, len(prompts), self.config.tensor_parallel), use_tqdm=False)
         episodes = [
             Episode(
                 prompt,
@@ -132,6 +111,67 @@ class VllmSampler:
         for episode, text in zip(episodes, texts, strict=True):
             episode.text = text
         return episodes
+
+
+def arguments(config: TrainConfig, model_path: str, seed: int, device: torch.device) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM`; rollout.options has the last word."""
+    rollout = config.rollout
+    given: dict[str, Any] = {
+        "model": model_path,
+        "dtype": config.model.dtype,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "max_model_len": config.data.max_prompt_tokens + rollout.max_new_tokens,
+        "max_num_seqs": rollout.max_sequences,
+        "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature and top-p
+        "worker_extension_cls": f"{__name__}.WeightReceiver",
+        "seed": seed,
+        "disable_log_stats": True,
+        "use_tqdm_on_load": False,
+    }
+    if rollout.tensor_parallel > 1:
+        # One actor holds all GPUs of a sampler. Left alone, vLLM would start Ray actors, for which its placement group has no room.
+        given["distributed_executor_backend"] = "mp"
+    if device.type == "cpu":
+        given |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
+    else:
+        given["gpu_memory_utilization"] = rollout.gpu_memory
+    return given | rollout.options
+
+
+def seeded(params: vllm.SamplingParams, seed: int, prompts: int, tensor_parallel: int) -> vllm.SamplingParams | list[vllm.SamplingParams]:
+    """What `generate` is given for so many prompts.
+
+    Tensor-parallel workers are processes that this one's seed does not reach: each request brings its own. (vLLM adds the sample's
+    number to it.) Otherwise the process's seed does, and sampling stays one call for the whole batch.
+    """
+    if tensor_parallel == 1:
+        return params
+    draw = random.Random(seed)
+    requests = [params.clone() for _ in range(prompts)]
+    for request in requests:
+        request.seed = draw.getrandbits(62)
+    return requests
+
+
+def _require_build(device: torch.device) -> None:
+    """vLLM is built for CPUs or for GPUs; the other kind would fail late, in words about kernels."""
+    for_cpu = current_platform.is_cpu()
+    if for_cpu != (device.type == "cpu"):
+        found, use = ("CPUs", "0") if for_cpu else ("GPUs", "1 or more")
+        raise ConfigError(f"placement.gpus_per_sampler: the vLLM installed here is built for {found}; set {use}, or rollout.engine=hf")
+
+
+def _require_head_size(model_path: str, dtype: str) -> None:
+    """With a head size that it has no kernel for, vLLM's attention on CPUs never returns."""
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    size = vllm.EngineArgs(model=model_path, dtype=dtype).create_model_config().get_head_size()
+    allowed = CPUAttentionBackend.get_supported_head_sizes()
+    if size not in allowed:
+        raise ConfigError(
+            f"model.path={model_path}: attention heads of {size} dimensions; vLLM on CPUs has {', '.join(map(str, allowed))}; "
+            "rollout.engine=hf has any"
+        )
 
 
 def _keep_linear_weights() -> None:

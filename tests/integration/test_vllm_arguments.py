@@ -1,0 +1,58 @@
+"""What vLLM is told, and what is refused before it is told anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
+
+import vllm
+
+from trainer.config import ConfigError, TrainConfig
+from trainer.rollout.vllm import VllmSampler, arguments, seeded
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def config(path: str = "m", **sections: Any) -> TrainConfig:
+    return TrainConfig.model_validate({"model": {"path": path, "dtype": "float32"}, "data": {"path": "a:b"}} | sections)
+
+
+def test_a_split_sampler_starts_its_processes_itself():
+    """In a placement group vLLM would take Ray's, whose one bundle the sampler fills already."""
+    split = arguments(config(rollout={"tensor_parallel": 2}), "m", 0, GPU)
+    assert (split["tensor_parallel_size"], split["distributed_executor_backend"]) == (2, "mp")
+    assert "distributed_executor_backend" not in arguments(config(), "m", 0, GPU)
+
+
+def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
+    rollout = {"gpu_memory": 0.4, "options": {"max_num_seqs": 7}}
+    on_gpu, on_cpu = (arguments(config(rollout=rollout), "m", 0, device) for device in (GPU, CPU))
+    assert on_gpu["gpu_memory_utilization"] == 0.4
+    assert "enforce_eager" not in on_gpu
+    assert on_cpu["enforce_eager"]
+    assert "gpu_memory_utilization" not in on_cpu
+    assert on_gpu["max_num_seqs"] == 7, "rollout.options has the last word"
+
+
+def test_requests_of_a_split_sampler_bring_seeds_that_the_batchs_seed_decides():
+    params = vllm.SamplingParams(n=4)
+    assert seeded(params, 3, 8, tensor_parallel=1) is params
+    first, again, other = ([p.seed for p in seeded(params, seed, 8, tensor_parallel=2)] for seed in (3, 3, 4))
+    assert first == again
+    assert len({*first, *other}) == 16
+    assert all(0 <= seed < 2**62 for seed in first)
+
+
+def test_a_head_size_that_vllm_would_hang_on_is_refused(tiny_model):
+    with pytest.raises(ConfigError, match=rf"model\.path={tiny_model}: attention heads of 8 dimensions; .* 32, 64, .*rollout\.engine=hf"):
+        VllmSampler(config(str(tiny_model), placement={"gpus_per_rank": 0}), str(tiny_model), 0)
+
+
+def test_a_build_for_cpus_is_not_given_a_gpu(tiny_model, monkeypatch):
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    with pytest.raises(ConfigError, match=r"placement\.gpus_per_sampler: the vLLM installed here is built for CPUs; set 0"):
+        VllmSampler(config(str(tiny_model)), str(tiny_model), 0)
