@@ -10,7 +10,8 @@ from pulumi_gcp import projects, serviceaccount
 from infra.gcp import names
 
 # What dstack's GCP backend calls, without gateways and TPUs: https://dstack.ai/docs/concepts/backends#gcp
-# Both firewall rules that it would insert exist already, so firewalls.create is asked for and then answered with a conflict.
+# Not subnetworks.useExternalIp: without it, no mistake gives a node a public address. The firewall rule that dstack inserts
+# exists already; it must be allowed to try.
 DSTACK_PERMISSIONS = (
     "compute.disks.create",
     "compute.disks.delete",
@@ -32,6 +33,7 @@ DSTACK_PERMISSIONS = (
     "compute.networks.get",
     "compute.networks.updatePolicy",
     "compute.projects.get",
+    "compute.regionOperations.get",
     "compute.regions.get",
     "compute.regions.list",
     "compute.reservations.list",
@@ -41,7 +43,6 @@ DSTACK_PERMISSIONS = (
     "compute.routers.list",
     "compute.subnetworks.list",
     "compute.subnetworks.use",
-    "compute.subnetworks.useExternalIp",
     "compute.zoneOperations.get",
 )
 NODE_ROLES = ("roles/artifactregistry.reader",)  # images of the project's own registry
@@ -84,7 +85,9 @@ class Identity(pulumi.ComponentResource):
         self.register_outputs({"nodes": self.nodes, "server": self.server})
 
     def _server(self, name: str, project: str, nodes: serviceaccount.Account) -> pulumi.Output[str]:
-        server = serviceaccount.Account(name, account_id=names.account(name), display_name=f"dstack server: {name}", opts=self._child)
+        server = serviceaccount.Account(
+            name, project=project, account_id=names.account(name), display_name=f"dstack server: {name}", opts=self._child
+        )
         role = projects.IAMCustomRole(
             name,
             project=project,
