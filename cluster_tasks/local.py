@@ -24,18 +24,15 @@ import fcntl
 import hashlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
 from dstack._internal.core.models.configurations import TaskConfiguration
 from rich.console import Console
 from rich.table import Table
@@ -46,55 +43,23 @@ from cluster_tasks.local_plan import (
     STOP_SECONDS,
     LocalError,
     Ports,
+    dashboard_port,
     make_plan,
     make_ray_folder,
+    named_port,
     node_addresses,
     node_gpus,
     place_files,
-    ray_folder,
     read_task,
     task_environment,
 )
+from cluster_tasks.local_state import Cluster, clean_up, end, kill_marked, tail
 from cluster_tasks.supervisor import STOP_GRACE_SECONDS
 
 DEFAULT_FILE = Path("build/local/ray-cluster.dstack.yml")
-DASHBOARD_PORT = 8265  # as the task names it
+STOP_LIMIT = STOP_SECONDS + 2 * STOP_GRACE_SECONDS  # jobs save, the head ends, the workers end
 
 console = Console(highlight=False, soft_wrap=True)
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """A cluster that was started here; kept in cluster.json."""
-
-    root: str
-    pid: int  # of the guard, see supervisor.py
-    started: str
-    dashboard: str  # URL
-    ports: Ports
-    task: str  # digest of the task file that it was started from
-
-    @property
-    def supervisor(self) -> psutil.Process | None:
-        """None when it has ended. The marker tells it from a later process with the same id."""
-        try:
-            process = psutil.Process(self.pid)
-            return process if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) == self.root else None
-        except psutil.Error:
-            return None
-
-    def write(self) -> None:
-        (Path(self.root) / "cluster.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
-
-    @classmethod
-    def running(cls, root: Path) -> Cluster | None:
-        """The cluster of this folder, if it lives."""
-        try:
-            data = json.loads((root / "cluster.json").read_text())
-            cluster = cls(**data | {"ports": Ports(**data["ports"])})
-        except (FileNotFoundError, json.JSONDecodeError, KeyError, TypeError):
-            return None
-        return cluster if cluster.supervisor else None
 
 
 # Commands
@@ -111,9 +76,12 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
                 raise LocalError(f"{file} has changed since its cluster was started; first: python -m cluster_tasks.local down {file}")
             wait_until_whole(task, cluster, timeout, lambda: cluster.supervisor is not None)
             console.print(f"already up since {cluster.started}")
-            say_next(file, cluster)
+            say_next(file, task, cluster)
             return 0
-        ports = Ports(dashboard=dashboard_port(task, port), gcs=node.free_port())
+        found, note = dashboard_port(task, port)
+        if note:
+            console.print(note, markup=False)
+        ports = Ports(dashboard=found, gcs=node.free_port())
         place_files(task, root)
         make_ray_folder(root)
         plan = make_plan(task, root, ports, os.environ)
@@ -138,15 +106,14 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
                 plan.send(owner)
             wait_until_whole(task, cluster, timeout, lambda: supervisor.poll() is None)
             console.print(f"ready after {time.monotonic() - begin:.1f} s")
-            say_next(file, cluster)
+            say_next(file, task, cluster)
             if not hold:
                 owner.write(b"d")  # the cluster may live on without us
                 owner.flush()
         except BaseException:
             with contextlib.suppress(BrokenPipeError):
                 owner.close()  # the supervisor takes that as the request to stop
-            supervisor.wait()
-            clean_up(root)
+            end(supervisor, root, STOP_LIMIT)
             raise
     return watch(supervisor, root) if hold else 0
 
@@ -159,8 +126,8 @@ def watch(supervisor: subprocess.Popen[bytes], root: Path) -> int:
     except KeyboardInterrupt:
         console.print("stopping")
         supervisor.terminate()
-        supervisor.wait()
-        code = 0
+        end(supervisor, root, STOP_LIMIT)
+        return 0
     clean_up(root)
     return code
 
@@ -169,10 +136,12 @@ def status(file: Path, as_json: bool) -> int:
     """Prints the nodes; 0 when all are there, else 1."""
     task, root = read_task(file), file.parent.resolve()
     cluster = Cluster.running(root)
-    alive = (alive_nodes(task, cluster) if cluster else None) or {}
-    lacking = node.missing(node_addresses(task), node_gpus(task), alive)
+    found = alive_nodes(task, cluster) if cluster else {}
+    alive = found or {}
+    lacking = node.missing(node_addresses(task), node_gpus(task), alive) if found is not None else ["the dashboard"]
+    absent = "MISSING" if found is not None else "UNKNOWN"
     nodes = [
-        {"rank": rank, "address": address, "state": "ALIVE" if address in alive else "MISSING"}
+        {"rank": rank, "address": address, "state": "ALIVE" if address in alive else absent}
         | {"cpus": alive.get(address, {}).get("CPU", 0), "gpus": alive.get(address, {}).get("GPU", 0)}
         | {"log": str(root / f"logs/node-{rank}.log")}
         for rank, address in enumerate(node_addresses(task))
@@ -189,7 +158,12 @@ def status(file: Path, as_json: bool) -> int:
     for row in nodes:
         table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value) for value in row.values()))
     console.print(table)
-    console.print(f"dashboard {cluster.dashboard}, up since {cluster.started}" + (f", waiting for {', '.join(lacking)}" if lacking else ""))
+    if found is None:
+        console.print(f"the dashboard at {cluster.dashboard} does not answer; the head's log: {root / 'logs/node-0.log'}")
+    else:
+        waiting = f", waiting for {', '.join(lacking)}" if lacking else ""
+        console.print(f"dashboard {cluster.dashboard}, up since {cluster.started}{waiting}")
+    say_address(task, cluster)
     return 0 if whole else 1
 
 
@@ -205,14 +179,8 @@ def down(file: Path, timeout: float) -> int:
         return 0
     supervisor.terminate()
     console.print(f"stopping; jobs have {STOP_SECONDS} s to save")
-    try:
-        supervisor.wait(timeout)
-    except psutil.TimeoutExpired:
-        console.print(f"not down within {timeout:.0f} s: killing it")
-        supervisor.kill()
-        supervisor.wait(10)
-    kill_marked(root)
-    clean_up(root)
+    if not end(supervisor, root, timeout):
+        console.print(f"not down within {timeout:.0f} s: killed")
     console.print("down")
     return 0
 
@@ -250,69 +218,24 @@ def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, 
 
 
 def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str, float]] | None:
-    token = node.ray_token(task_environment(task, Path(cluster.root), os.environ))
+    try:
+        token = node.ray_token(task_environment(task, Path(cluster.root), os.environ))
+    except ValueError as error:
+        raise LocalError(str(error)) from None
     return node.Dashboard(cluster.dashboard, token).alive_nodes()
 
 
-def dashboard_port(task: TaskConfiguration, wanted: str | None) -> int:
-    """The task's port, or --port; `auto` takes the next free one when that is in use."""
-    named = next((mapping.local_port for mapping in task.ports if mapping.container_port == DASHBOARD_PORT), DASHBOARD_PORT)
-    first = int(wanted) if wanted and wanted != "auto" else named or DASHBOARD_PORT
-    if node.port_is_free(first):
-        return first
-    owner = port_owner(first)
-    following = next((port for port in range(first + 1, min(first + 100, 65536)) if node.port_is_free(port)), None)
-    if wanted == "auto" and following is not None:
-        console.print(f"port {first} is in use by {owner}: the dashboard is on {following}")
-        return following
-    raise LocalError(
-        f"port {first}, for the dashboard, is in use by {owner}; end that, set flotilla:task.dashboard_port to a free port"
-        f"{f', such as {following},' if following else ''} or give --port auto"
-    )
-
-
-def port_owner(port: int) -> str:
-    """Process id and command, as far as this user may see them."""
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
-            with contextlib.suppress(psutil.Error):
-                return f"pid {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:100]})"
-    return "a process of another user"
-
-
-def kill_marked(root: Path) -> int:
-    """Last resort, for a cluster that lost its supervisor and guard: kills whoever carries its marker. Returns how many."""
-    ours = {process.pid for process in [psutil.Process(), *psutil.Process().parents()]}
-    marked = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.pid not in ours and process.environ().get(MARKER) == str(root):
-                process.kill()
-                marked.append(process)
-    psutil.wait_procs(marked, timeout=STOP_GRACE_SECONDS)
-    return len(marked)
-
-
-def clean_up(root: Path) -> None:
-    """Keeps Ray's logs beside ours, removes its folder and cluster.json."""
-    for session in ray_folder(root).glob("*/session_latest/logs"):
-        kept = root / "logs" / f"ray-{session.parents[1].name}"
-        shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(session.resolve(), kept, symlinks=True)
-    shutil.rmtree(ray_folder(root), ignore_errors=True)
-    (root / "cluster.json").unlink(missing_ok=True)
-
-
-def tail(root: Path, count: int = 12) -> str:
-    """Last lines of all our logs."""
-    logs = sorted((root / "logs").glob("*.log"))
-    return "\n".join(f"--- {log}\n" + "\n".join(log.read_text(errors="replace").splitlines()[-count:]) for log in logs)
-
-
-def say_next(file: Path, cluster: Cluster) -> None:
+def say_next(file: Path, task: TaskConfiguration, cluster: Cluster) -> None:
     console.print(f"dashboard  {cluster.dashboard}")
     console.print(f"submit     ray job submit --address {cluster.dashboard} --working-dir . -- python your_script.py")
     console.print(f"stop       python -m cluster_tasks.local down {file}")
+    say_address(task, cluster)
+
+
+def say_address(task: TaskConfiguration, cluster: Cluster) -> None:
+    """Where --port has moved the dashboard, env.sh is wrong."""
+    if cluster.ports.dashboard != named_port(task):
+        console.print(f"env.sh names port {named_port(task)}; instead:  export RAY_ADDRESS={cluster.dashboard}")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -327,7 +250,7 @@ def main(argv: list[str] | None = None) -> int:
         if name == "status":
             command.add_argument("--json", action="store_true")
         if name == "down":
-            command.add_argument("--timeout", type=float, default=STOP_SECONDS + 2 * STOP_GRACE_SECONDS, help="seconds until it is killed")
+            command.add_argument("--timeout", type=float, default=STOP_LIMIT, help="seconds until it is killed")
     options: Any = parser.parse_args(argv)
     if sys.platform != "linux":
         parser.exit(2, "cluster_tasks.local needs Linux, for its loopback addresses and its care for orphans\n")

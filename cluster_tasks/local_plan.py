@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shlex
@@ -12,14 +13,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import yaml
 from dstack._internal.core.errors import ConfigurationError
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from dstack._internal.core.models.envs import EnvSentinel
 
+from cluster_tasks import node
 from cluster_tasks.supervisor import NodeProcess, Plan
 
 STOP_SECONDS = 120  # the node agent's own default of --stop-timeout
+DASHBOARD_PORT = 8265  # as the task names it
 OBJECT_STORE_MB = 500  # per node; shared memory is taken as it is used
 MARKER = "FLOTILLA_CLUSTER"  # in the environment of every process of a cluster: the folder of its task file
 
@@ -46,6 +50,38 @@ def read_task(path: Path) -> TaskConfiguration:
 class Ports:
     dashboard: int
     gcs: int
+
+
+def named_port(task: TaskConfiguration) -> int:
+    """Port of the dashboard as the task, and with it env.sh, has it."""
+    ports = (mapping.local_port for mapping in task.ports if mapping.container_port == DASHBOARD_PORT)
+    return next(ports, None) or DASHBOARD_PORT
+
+
+def dashboard_port(task: TaskConfiguration, wanted: str | None) -> tuple[int, str]:
+    """The task's port, or --port; `auto` takes the next free one when that is in use. With it, what is to be said of that."""
+    if wanted not in (None, "auto") and not (wanted.isdecimal() and 0 < int(wanted) < 65536):
+        raise LocalError(f"--port {wanted} is not a port; give a number from 1 to 65535, or auto")
+    first = int(wanted) if wanted and wanted != "auto" else named_port(task)
+    if node.port_is_free(first):
+        return first, ""
+    owner = port_owner(first)
+    following = next((port for port in range(first + 1, min(first + 100, 65536)) if node.port_is_free(port)), None)
+    if wanted == "auto" and following is not None:
+        return following, f"port {first} is in use by {owner}: the dashboard is on {following}"
+    raise LocalError(
+        f"port {first}, for the dashboard, is in use by {owner}; end that, set flotilla:task.dashboard_port to a free port"
+        f"{f', such as {following},' if following else ''} or give --port auto"
+    )
+
+
+def port_owner(port: int) -> str:
+    """Process id and command, as far as this user may see them."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr and connection.laddr.port == port and connection.pid:
+            with contextlib.suppress(psutil.Error):
+                return f"pid {connection.pid} ({' '.join(psutil.Process(connection.pid).cmdline())[:100]})"
+    return "a process of another user"
 
 
 def node_addresses(task: TaskConfiguration) -> list[str]:

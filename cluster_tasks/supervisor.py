@@ -159,12 +159,15 @@ def stop(pid: int, rank: int, pids: dict[int, int], ended: dict[int, int], secon
     if rank in ended:
         return
     os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + seconds
+    deadline, killed = time.monotonic() + seconds, False
     while rank not in ended:
+        if time.monotonic() > deadline and killed:
+            log.error("node %d, pid %d, was killed but has not ended within %.0f s", rank, pid, STOP_GRACE_SECONDS)
+            return
         if time.monotonic() > deadline:
             log.error("node %d did not end within %.0f s: killed", rank, seconds)
             os.kill(pid, signal.SIGKILL)
-            deadline += STOP_GRACE_SECONDS
+            deadline, killed = deadline + STOP_GRACE_SECONDS, True
         time.sleep(0.05)
         reap(pids, ended)
 

@@ -10,7 +10,17 @@ import pytest
 import yaml
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 
-from cluster_tasks.local_plan import LocalError, Ports, make_plan, place_files, ray_folder, read_task, task_environment, volume_folders
+from cluster_tasks.local_plan import (
+    LocalError,
+    Ports,
+    dashboard_port,
+    make_plan,
+    place_files,
+    ray_folder,
+    read_task,
+    task_environment,
+    volume_folders,
+)
 
 TASK = {
     "type": "task",
@@ -114,3 +124,9 @@ def test_a_file_that_the_task_names_must_be_there(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("TOKEN", "secret")
     with pytest.raises(LocalError, match=r"node\.py does not exist"):
         place_files(task(), tmp_path)
+
+
+@pytest.mark.parametrize("port", ["eight", "0", "70000"])
+def test_a_port_that_is_none_is_refused(port: str) -> None:
+    with pytest.raises(LocalError, match=f"--port {port} is not a port"):
+        dashboard_port(task(), port)
