@@ -43,6 +43,21 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
         yield from _no_cloud(stack)
 
 
+def warnings(stack: Stack) -> list[str]:
+    """What works, but not as most people expect. Of a local stack nothing: its nodes share this machine's folders."""
+    first, checkpoints = stack.fleets[0], stack.checkpoints
+    if stack.cloud == "local" or checkpoints.kind != "instance":
+        return []
+    lost: list[str] = []
+    if first.nodes > 1:
+        lost.append(f"the {first.nodes} nodes of fleet {first.name!r} do not share a run's checkpoints, and a run whose head lands on")
+        lost[-1] += " another node does not find them"
+    if stack.cloud in CLOUDS:
+        lost.append("they are gone with the machine")
+    shared = ", ".join(kind for kind in KINDS[stack.cloud] if kind not in ("instance", "network"))
+    return [f"flotilla:checkpoints.kind: instance is a folder of each node: {'; '.join(lost)}; take {shared}"] if lost else []
+
+
 def _names(stack: Stack) -> Iterator[PydanticCustomError]:
     for index, fleet in enumerate(stack.fleets):
         if fleet.name in [other.name for other in stack.fleets[:index]]:
@@ -98,6 +113,10 @@ def _cloud(stack: Stack) -> Iterator[PydanticCustomError]:
             f"network is a volume that dstack attaches to one node, but fleet {first.name!r} has {first.nodes}, provision {first.provision}"
         )
         yield problem(f"{text}; take {shared}", "checkpoints", "kind")
+    mounted_inside = stack.checkpoints.kind not in ("instance", "network", "shared") and first.provision == "dstack"
+    if mounted_inside and stack.task.user not in (None, "root", "0", "root:root", "0:0"):
+        text = f"{stack.task.user!r}, but checkpoints.kind {stack.checkpoints.kind} is mounted inside of the container, which takes root"
+        yield problem(f"{text}; leave it out, or take provision: pulumi", "task", "user")
     if stack.access is None and any(fleet.provision == "pulumi" for fleet in stack.fleets):
         yield problem("is missing; with provision: pulumi it says how nodes are reached (identity_file, public_key, via)", "access")
     if stack.access is not None and all(fleet.provision == "dstack" for fleet in stack.fleets):

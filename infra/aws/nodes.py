@@ -37,7 +37,7 @@ class NodesArgs:
     user: str
     mount: pulumi.Output[list[str]]
     after: list[pulumi.Resource]  # what a machine needs when it starts
-    tags: dict[str, str]  # of disks and interfaces, which a launch makes unseen by the provider
+    tags: dict[str, str]  # of the disks, which a launch makes unseen by the provider
 
 
 class Nodes(pulumi.ComponentResource):
@@ -59,7 +59,6 @@ class Nodes(pulumi.ComponentResource):
             block_device_mappings=[{"device_name": "/dev/sda1", "ebs": _disk(args.fleet)}],
             placement={"group_name": placement.name} if placement else None,
             user_data=args.mount.apply(lambda mount: user_data(args.user, mount)),
-            tag_specifications=[{"resource_type": kind, "tags": args.tags | {"Name": name}} for kind in ("volume", "network-interface")],
             **purchase(args.fleet.capacity),
             # A stack without a pin stays with the image of its first `up`: a newer one must not replace nodes at work.
             opts=pulumi.ResourceOptions(parent=self, ignore_changes=None if args.fleet.image else ["imageId"]),
@@ -70,6 +69,8 @@ class Nodes(pulumi.ComponentResource):
                 f"{name}-{index}",
                 launch_template={"id": template.id, "version": version},
                 tags={"Name": f"{name}-{index}"},
+                # Not in the template: with a new version of that, a change of a tag would replace the nodes.
+                volume_tags=args.tags | {"Name": f"{name}-{index}"},
                 opts=pulumi.ResourceOptions(parent=self, depends_on=args.after),
             )
             for index in range(args.fleet.nodes)

@@ -4,11 +4,17 @@ set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
 command -v docker >/dev/null || { apt-get update -qq && apt-get install -qq -y docker.io; }
+systemctl enable --now docker
 if [ -e /dev/nvidiactl ] && ! docker info --format '{{json .Runtimes}}' | grep -q nvidia; then
   nvidia-ctk runtime configure --runtime=docker
+  systemctl restart docker
 fi
-systemctl enable --now docker
-id "$user" >/dev/null 2>&1 || useradd --create-home --shell /bin/bash "$user"
+
+if ! id "$user" >/dev/null 2>&1; then # the image's own user has the key, another gets it from there
+  useradd --create-home --shell /bin/bash "$user"
+  install -d -m 700 -o "$user" -g "$user" "/home/$user/.ssh"
+  install -m 600 -o "$user" -g "$user" /home/ubuntu/.ssh/authorized_keys "/home/$user/.ssh/authorized_keys"
+fi
 usermod --append --groups docker "$user"
 echo "$user ALL=(ALL) NOPASSWD:ALL" >"/etc/sudoers.d/90-$user"
 chmod 440 "/etc/sudoers.d/90-$user"

@@ -28,7 +28,8 @@ class Bucket(pulumi.ComponentResource):
         super().__init__("flotilla:aws:Bucket", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         kept = pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect)
-        key = kms.Key(name, description=f"Checkpoints of {name}.", enable_key_rotation=True, deletion_window_in_days=30, opts=kept)
+        days = 30 if args.protect else 7  # in which the deletion of the key can be taken back
+        key = kms.Key(name, description=f"Checkpoints of {name}.", enable_key_rotation=True, deletion_window_in_days=days, opts=kept)
         bucket = s3.Bucket(name, force_destroy=not args.protect, opts=kept)
         s3.BucketPublicAccessBlock(
             name,

@@ -284,6 +284,10 @@ def test_a_single_card_says_that_it_has_no_public_address(changed):
     assert (card["interfaceType"], card["associatePublicIpAddress"]) == ("efa", "false")
 
 
+def test_a_tag_is_in_no_template_whose_change_would_replace_the_nodes(planned, changed):
+    assert template(changed("aws-prod", {"tags.owner": "somebody-else"})) == template(planned("aws-prod"))
+
+
 def test_fewer_cards_may_be_asked_for(changed):
     assert len(template(changed("aws-prod", {"fleets.0.nics": "9"}))["networkInterfaces"]) == 9
 
@@ -301,7 +305,8 @@ def test_disks_are_encrypted_and_metadata_takes_tokens_alone(planned, changed):
 def test_instances_take_all_from_the_template(planned):
     instances = [one for one in of(planned("aws-prod"), "Instance") if "-h100-" in one.name]
     assert [one.name for one in instances] == [f"flotilla-aws-prod-h100-{index}" for index in range(4)]
-    assert all(one.inputs.keys() == {"launchTemplate", "tags"} for one in instances)
+    assert all(one.inputs.keys() == {"launchTemplate", "tags", "volumeTags"} for one in instances)
+    assert instances[1].inputs["volumeTags"]["cost-center"] == "research"
     assert {one.inputs["launchTemplate"]["id"] for one in instances} == {of(planned("aws-prod"), "LaunchTemplate")[0].id}
 
 

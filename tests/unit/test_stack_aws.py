@@ -104,6 +104,7 @@ MISTAKES = [
         {"kind": "network", "volume": "ckpt", "size": "1TB"},
         "checkpoints.kind: network is a volume that dstack",
     ),
+    (DEV, "task", {"user": "1000:1000"}, "task.user: '1000:1000', but checkpoints.kind bucket is mounted inside of the container"),
     # access
     (PROD, "access", ..., "access: is missing; with provision: pulumi it says how nodes are reached"),
     (DEV, "access", PROD["access"], "access: belongs to provision: pulumi, but dstack launches the machines of every fleet"),

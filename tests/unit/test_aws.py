@@ -1,0 +1,205 @@
+"""The pure parts of infra/aws: addresses, interfaces, capacity, mounts, what a site says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from ipaddress import IPv4Network
+from typing import Any
+
+import pytest
+from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+from infra.aws import mount, nodes, policies, security
+from infra.aws.addresses import cut
+from infra.aws.capacity import placed_together, purchase
+from infra.aws.site import Known, site, tunnel
+from infra.machines import MACHINES, machine
+from stacks.clouds import Capacity
+from stacks.schema import Fleet, Stack
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
+TYPES = [one.name for one in MACHINES.values() if one.cloud == "aws"]
+
+
+# Addresses
+
+
+@pytest.mark.parametrize("cidr", ["10.64.0.0/16", "192.168.0.0/20", "10.0.0.0/24"])
+def test_subnets_are_inside_of_the_network_and_apart(cidr):
+    network = IPv4Network(cidr)
+    subnets = [
+        subnet for one in cut(network, [f"us-east-1{letter}" for letter in "abcdefgh"]).values() for subnet in (one.private, one.public)
+    ]
+    assert len(subnets) == 16
+    assert all(subnet.subnet_of(network) for subnet in subnets)
+    assert not [(a, b) for index, a in enumerate(subnets) for b in subnets[:index] if a.overlaps(b)]
+    assert all(16 <= subnet.prefixlen <= 28 for subnet in subnets)  # what EC2 takes
+
+
+def test_a_zones_subnets_follow_from_its_letter():
+    network = IPv4Network("10.64.0.0/16")
+    assert cut(network, ["eu-west-1c"])["eu-west-1c"] == cut(network, ["eu-west-1a", "eu-west-1b", "eu-west-1c"])["eu-west-1c"]
+    assert str(cut(network, ["us-gov-west-1b"])["us-gov-west-1b"].private) == "10.64.16.0/20"
+
+
+def test_a_subnet_has_room_for_all_but_the_addresses_that_aws_keeps():
+    assert cut(IPv4Network("10.0.0.0/16"), ["us-east-1a"])["us-east-1a"].room == 4091
+    assert cut(IPv4Network("10.0.0.0/24"), ["us-east-1a"])["us-east-1a"].room == 11
+
+
+@pytest.mark.parametrize(
+    ("cidr", "zone", "problem"),
+    [
+        ("10.0.0.0/25", "us-east-1a", "10.0.0.0/25 is too small to be cut into sixteen subnets; take a /24 or larger"),
+        ("10.0.0.0/16", "us-east-1i", "'us-east-1i' is no availability zone with a letter from a to h"),
+        ("10.0.0.0/16", "us-west-2-lax-1a", "'us-west-2-lax-1a' is no availability zone"),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(cidr, zone, problem):
+    with pytest.raises(ValueError, match=f"^{re.escape(problem)}"):
+        cut(IPv4Network(cidr), [zone])
+
+
+# Nodes
+
+
+def fleet(**settings: Any) -> Fleet:
+    return Fleet.model_validate({"name": "gpus", "nodes": 2, "machine": "p5.48xlarge", "provision": "pulumi"} | settings)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_interfaces_are_those_that_ec2_says_the_type_has(name):
+    cards = nodes.interfaces(fleet(), machine("aws", name), "subnet", "group")
+    network = INSTANCE_TYPES[name]["NetworkInfo"]
+    with_efa = [card["network_card_index"] for card in cards if card["interface_type"].startswith("efa")]
+    assert len(with_efa) == len(set(with_efa)) == network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+    places = [(card["network_card_index"], card["device_index"]) for card in cards]
+    assert places[0] == (0, 0)
+    assert len(set(places)) == len(places)
+    for card in network["NetworkCards"]:
+        on_card = [device for index, device in places if index == card["NetworkCardIndex"]]
+        assert on_card == list(range(len(on_card)))
+        assert len(on_card) <= card["MaximumNetworkInterfaces"]
+    assert cards[0]["interface_type"] != "efa-only"  # EC2 wants an address on the primary interface
+    assert {card["interface_type"] for card in cards[1:]} <= {"efa-only"}  # and one address for each node is enough
+
+
+@pytest.mark.parametrize("name", ["p5.48xlarge", "p4d.24xlarge", "g6.xlarge"])
+def test_public_addresses_are_denied_only_where_ec2_lets_one_say_so(name):
+    cards = nodes.interfaces(fleet(), machine("aws", name), "subnet", "group")
+    assert [card.get("associate_public_ip_address") for card in cards] == (["false"] if len(cards) == 1 else [None] * len(cards))
+
+
+def test_fewer_interfaces_are_the_first():
+    every = nodes.interfaces(fleet(), machine("aws", "p5.48xlarge"), "subnet", "group")
+    assert nodes.interfaces(fleet(nics=5), machine("aws", "p5.48xlarge"), "subnet", "group") == every[:5]
+
+
+@pytest.mark.parametrize(("disk", "size"), [(None, 500), ("1TB..", 1024), ("200GB..400GB", 200), ("300GB", 300)])
+def test_the_disk_is_as_large_as_the_stack_asks_at_least(disk, size):
+    assert nodes._disk(fleet(disk=disk))["volume_size"] == size
+
+
+@pytest.mark.parametrize(
+    ("settings", "together"),
+    [
+        ({}, True),
+        ({"nodes": 1}, False),
+        ({"nodes": 1, "placement": "cluster"}, True),
+        ({"placement": "any"}, False),
+        ({"capacity": {"kind": "block", "id": "cr-01234567"}}, False),
+    ],
+)
+def test_machines_with_a_fabric_stand_together(settings, together):
+    assert placed_together(fleet(**settings), machine("aws", "p5.48xlarge")) is together
+
+
+def test_machines_without_a_fabric_stand_anywhere():
+    assert placed_together(fleet(), machine("aws", "g6.xlarge")) is False
+
+
+def test_each_way_to_buy_says_one_thing():
+    said = {kind: set(purchase(Capacity(kind=kind))) for kind in ("on-demand", "spot")}  # type: ignore[arg-type]
+    said |= {kind: set(purchase(Capacity(kind=kind, id="cr-1"))) for kind in ("reservation", "block")}  # type: ignore[arg-type]
+    assert said == {
+        "on-demand": set(),
+        "spot": {"instance_market_options"},
+        "reservation": {"capacity_reservation_specification"},
+        "block": {"capacity_reservation_specification", "instance_market_options"},
+    }
+
+
+# Mounts
+
+
+MOUNTS = {
+    "bucket inside": mount.bucket_in_container("my-bucket", "eu-west-1", "/checkpoints"),
+    "bucket on host": mount.bucket_on_host("my-bucket", "eu-west-1", "/mnt/a b"),
+    "lustre on host": mount.lustre_on_host("fs-1.fsx.eu-west-1.amazonaws.com", "abcdef", "/mnt/ckpt"),
+}
+
+
+@pytest.mark.parametrize("lines", MOUNTS.values(), ids=MOUNTS)
+def test_mounting_is_shell_that_stops_at_the_first_failure(lines):
+    for text in ("\n".join(lines), " && ".join(lines)):  # in a script, and as dstack joins commands
+        done = subprocess.run(["bash", "-n", "-c", text], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_hosts_mount_stays_over_a_reboot():
+    assert "echo 'my-bucket /mnt/a b fuse.s3fs " in MOUNTS["bucket on host"][2]
+    assert MOUNTS["lustre on host"][-2].startswith("echo 'fs-1.fsx.eu-west-1.amazonaws.com@tcp:/abcdef /mnt/ckpt lustre ")
+    assert MOUNTS["lustre on host"][-1] == "mount /mnt/ckpt"
+
+
+# The site
+
+
+def stack(**settings: Any) -> Stack:
+    dev = {"name": "test", "cloud": "aws", "region": "us-east-1", "fleets": [{"name": "gpus", "nodes": 2, "machine": "p5.48xlarge"}]}
+    return Stack.model_validate(dev | settings)
+
+
+ACCESS = {"identity_file": "~/.ssh/id", "public_key": KEY, "via": "tunnel", "port": 2345}
+PULUMI = {"fleets": [{"name": "gpus", "nodes": 2, "machine": "p5.48xlarge", "provision": "pulumi"}], "access": ACCESS}
+KNOWN = Known("vpc-1", "profile", "bucket", ["mount it"], addresses={"gpus": ["10.0.0.1", "10.0.0.2"]}, bastion_id="i-1")
+H100 = {"gpus": machine("aws", "p5.48xlarge")}
+
+
+def test_nodes_of_dstack_are_offered_by_its_backend_and_mount_by_themselves():
+    found = site(stack(), H100, "10.0.0.0/16", KNOWN)
+    assert found.backend is not None and found.backend["vpc_ids"] == {"us-east-1": "vpc-1"}
+    assert (found.ssh, found.mount, found.before) == ({}, ("mount it",), ())
+    gpu = found.gpus["gpus"]
+    assert (gpu.name, gpu.count, gpu.memory) == ("H100", 8, "80GB")
+
+
+def test_nodes_of_pulumi_are_reached_by_ssh_and_have_it_mounted():
+    found = site(stack(**PULUMI), H100, "10.0.0.0/16", KNOWN)
+    assert (found.backend, found.mount) == (None, ())
+    reached = found.ssh["gpus"]
+    assert [host.hostname for host in reached.hosts] == ["10.0.0.1", "10.0.0.2"]
+    assert str(reached.network) == "10.0.0.0/16"
+    assert reached.proxy_jump is not None and (reached.proxy_jump.hostname, reached.proxy_jump.port) == ("localhost", 2345)
+
+
+def test_a_tunnel_is_opened_before_anything_else():
+    [command] = tunnel(stack(**PULUMI), KNOWN)
+    assert command == (
+        "aws ssm start-session --region us-east-1 --target i-1 --document-name AWS-StartPortForwardingSession "
+        "--parameters portNumber=22,localPortNumber=2345"
+    )
+    assert tunnel(stack(), KNOWN) == ()
+
+
+@pytest.mark.parametrize(("project", "name"), [("main", "main"), ("my-Team", "my_team")])
+def test_dstack_finds_its_group_by_this_name(project, name):
+    assert security.dstack_group(project) == f"dstack_security_group_{name}"
+
+
+@pytest.mark.parametrize(("region", "partition"), [("us-east-1", "aws"), ("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn")])
+def test_an_arn_begins_with_its_partition(region, partition):
+    account = policies.Account("123456789012", region)
+    assert account.arn("ec2", "instance/*") == f"arn:{partition}:ec2:{region}:123456789012:instance/*"
+    assert account.iam("role/x") == f"arn:{partition}:iam::123456789012:role/x"
