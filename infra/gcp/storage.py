@@ -40,6 +40,7 @@ class Storage(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         # What holds checkpoints outlives the stack in production, even where somebody lifts the protection to destroy the rest.
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect)
+        self._deletion = "PREVENT" if args.protect else "DELETE"
         match args.settings.kind:
             case "bucket":
                 self.bucket = self._bucket(name, args)
@@ -64,6 +65,7 @@ class Storage(pulumi.ComponentResource):
             soft_delete_policy={"retention_duration_seconds": args.settings.keep_days * DAY},
             lifecycle_rules=_lifecycle(),
             force_destroy=not args.protect,
+            deletion_policy=self._deletion,
             opts=pulumi.ResourceOptions.merge(self._kept, pulumi.ResourceOptions(depends_on=after)),
         )
         storage.BucketIAMMember(
@@ -81,7 +83,8 @@ class Storage(pulumi.ComponentResource):
         In production alone: GCP never deletes a key ring, and `pulumi destroy` of a trial leaves nothing behind.
         """
         ring = kms.KeyRing(name, location=args.region, opts=self._kept)
-        key = kms.CryptoKey(f"{name}-checkpoints", key_ring=ring.id, rotation_period=f"{ROTATION}s", opts=self._kept)
+        label = f"{name}-checkpoints"
+        key = kms.CryptoKey(label, key_ring=ring.id, rotation_period=f"{ROTATION}s", deletion_policy=self._deletion, opts=self._kept)
         agent = storage.get_project_service_account_output(project=args.project, opts=pulumi.InvokeOutputOptions(parent=self))
         grant = kms.CryptoKeyIAMMember(
             f"{name}-checkpoints",
@@ -105,6 +108,7 @@ class Storage(pulumi.ComponentResource):
             },
             networks=[{"network": args.vpc, "modes": ["MODE_IPV4"], "connect_mode": "DIRECT_PEERING"}],
             deletion_protection_enabled=args.protect,
+            deletion_policy=self._deletion,
             opts=self._kept,
         )
         address = share.networks.apply(lambda networks: (networks[0].ip_addresses or [""])[0])
@@ -117,6 +121,7 @@ class Storage(pulumi.ComponentResource):
             zone=args.zones[0],
             size=round(gigabytes(args.settings.size or "")),
             access_mode="READ_WRITE_SINGLE",
+            deletion_policy=self._deletion,
             opts=self._kept,
         )
         return disk.self_link

@@ -151,6 +151,7 @@ def test_production_keeps_its_checkpoints_and_their_key(name, planned):
     for one in planned(name).resources:
         kept = production and one.kind in KEPT and not one.component
         assert bool(one.options.get("protect")) == bool(one.options.get("retainOnDelete")) == kept, one.name
+        assert (one.inputs.get("deletionPolicy") == "PREVENT") == (kept and one.kind != "KeyRing"), one.name  # a ring has none
     [bucket] = of(planned(name), "Bucket")
     assert bucket.inputs["forceDestroy"] != production
 
@@ -158,7 +159,7 @@ def test_production_keeps_its_checkpoints_and_their_key(name, planned):
 @every("share", "disk")
 def test_production_keeps_other_stores_too(name, variant):
     [store] = [one for one in on_gcp(variant(name)) if one.type in ("gcp:filestore/instance:Instance", "gcp:compute/disk:Disk")]
-    assert (store.options["protect"], store.options["retainOnDelete"]) == (True, True)
+    assert (store.options["protect"], store.options["retainOnDelete"], store.inputs["deletionPolicy"]) == (True, True, "PREVENT")
 
 
 @every()
