@@ -16,7 +16,7 @@ from fleets import fleet, server, volume
 from infra.files import File, Token
 from infra.site import Site
 from stacks.load import StackError
-from stacks.rules import CLOUDS
+from stacks.rules import CLOUDS, warnings
 from stacks.schema import Stack
 
 TOKEN = "ray.token"
@@ -37,9 +37,14 @@ class Publication(pulumi.ComponentResource):
         if leaves_machine(stack):
             Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
         following = pulumi.Output.from_input(site).apply(partial(next_commands, stack))
+        warned = warnings(stack)
+        for warning in warned:
+            pulumi.warn(warning, self)
         self.outputs = {"folder": folder, "dashboard": address(stack), "next": following}
         if stack.cloud in CLOUDS:
             self.outputs["cloud"] = pulumi.Output.from_input(site).apply(lambda site: site.outputs)
+        if warned:
+            self.outputs["warnings"] = warned
         self.register_outputs(self.outputs)
 
 

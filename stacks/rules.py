@@ -48,12 +48,14 @@ def warnings(stack: Stack) -> list[str]:
     first, checkpoints = stack.fleets[0], stack.checkpoints
     if stack.cloud == "local" or checkpoints.kind != "instance":
         return []
-    lost: list[str] = []
+    lost = []
     if first.nodes > 1:
-        lost.append(f"the {first.nodes} nodes of fleet {first.name!r} do not share a run's checkpoints, and a run whose head lands on")
-        lost[-1] += " another node does not find them"
+        lost += [
+            f"the {first.nodes} nodes of fleet {first.name!r} do not share checkpoints",
+            "a run that lands on others does not find its own",
+        ]
     if stack.cloud in CLOUDS:
-        lost.append("they are gone with the machine")
+        lost += ["they are gone with the machine"]
     shared = ", ".join(kind for kind in KINDS[stack.cloud] if kind not in ("instance", "network"))
     return [f"flotilla:checkpoints.kind: instance is a folder of each node: {'; '.join(lost)}; take {shared}"] if lost else []
 

@@ -60,6 +60,17 @@ def test_the_plan_nests_files_below_their_component(project):
     assert tree[2].startswith("    ├── + File ")
 
 
+def test_checkpoints_that_nodes_do_not_share_are_warned_of(project):
+    assert "warnings" not in plan("onprem", project).outputs
+    edit(project, "onprem", lambda config: config.update({"flotilla:checkpoints": {"kind": "instance"}}))
+    [warning] = plan("onprem", project).outputs["warnings"]
+    assert warning.startswith("flotilla:checkpoints.kind: instance is a folder of each node: the 2 nodes of fleet 'gpus' do not share")
+    assert warning.endswith("; take shared")
+    assert f"warning: {warning}" in preview(project, "onprem").stdout
+    edit(project, "onprem", lambda config: config["flotilla:fleets"][0]["ssh"]["hosts"].pop())
+    assert "warning" not in preview(project, "onprem").stdout  # one node finds its own folder again
+
+
 def test_json_is_the_plan_and_holds_no_token(project):
     done = preview(project, "onprem", "--json")
     planned = json.loads(done.stdout)
