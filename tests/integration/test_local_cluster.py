@@ -129,6 +129,47 @@ def test_a_failing_job_fails_its_submit(shared: Cluster) -> None:
     assert shared.job("raise SystemExit(3)").returncode == 1
 
 
+def test_a_checked_submit_prints_the_jobs_output_and_ends_with_its_code(shared: Cluster) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    line = [sys.executable, "-m", "cluster_tasks.submit", "--address", f"http://127.0.0.1:{shared.port}", "--"]
+    done = subprocess.run(
+        [*line, "python", "-c", "print('HEARD'); raise SystemExit(3)"],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "HEARD\n" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+ALL_REDUCE = """
+import os, ray, torch.distributed as dist
+@ray.remote(num_cpus=0, resources={"box": 2})  # all that a node has, so one is on each
+class Rank:
+    def where(self): return ray.util.get_node_ip_address()
+    def sum(self, rank, address):
+        import torch
+        dist.init_process_group("gloo", init_method=address, rank=rank, world_size=2)
+        total = torch.tensor([rank + 1.0]); dist.all_reduce(total)
+        return total.item(), os.environ["GLOO_SOCKET_IFNAME"], os.environ["NCCL_SOCKET_IFNAME"]
+ray.init()
+ranks = [Rank.remote(), Rank.remote()]
+addresses = ray.get([rank.where.remote() for rank in ranks])
+print("ON", sorted(addresses), "GET", ray.get([r.sum.remote(i, f"tcp://{addresses[0]}:PORT") for i, r in enumerate(ranks)], timeout=60))
+"""
+
+
+def test_processes_on_both_nodes_find_one_another_by_the_interface_that_the_agent_chose(shared: Cluster) -> None:
+    done = shared.job(ALL_REDUCE.replace("PORT", str(node.free_port())))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lo = node.own_addresses()["127.0.0.1"]
+    assert f"ON ['127.0.0.2', '127.0.0.3'] GET {[(3.0, lo, f'={lo}')] * 2}" in done.stdout
+
+
 def test_status_counts_the_nodes_for_people_and_programs(shared: Cluster) -> None:
     done = shared.local("status", "--json")
     state = json.loads(done.stdout)
@@ -210,6 +251,7 @@ def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(fresh: Cluster) -> 
     found = json.loads((cluster.root / "cluster.json").read_text())["ports"]["dashboard"]
     assert f"port {cluster.port} is in use" in done.stdout
     assert f"the dashboard is on {found}" in done.stdout
+    assert f"export RAY_ADDRESS=http://127.0.0.1:{found}" in done.stdout
     cluster = Cluster(cluster.file, found)
     # A job with a child that has left its session, as daemons do.
     assert cluster.job("import subprocess; subprocess.run(['setsid', 'sleep', '300'])", wait=False).returncode == 0

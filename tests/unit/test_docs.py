@@ -99,7 +99,7 @@ def test_every_make_target_and_variable_is_in_the_makefile(page):
 def test_every_module_is_there_and_knows_the_flags_shown(page):
     for line in code(page):
         for command in re.findall(r"python3? -m [^|;&<]+|torchrun [^|;&<]+", line):
-            words = shlex.split(command.replace("'", ""))
+            words = shlex.split(command.replace("'", "").partition(" -- ")[0])  # behind -- stands a command of its own
             module, *arguments = words[words.index("-m") + 1 :]
             if module.split(".")[0] not in PACKAGES:
                 continue
