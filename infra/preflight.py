@@ -1,0 +1,107 @@
+"""Asks the cloud, before `pulumi up`, whether a stack can be had: credentials, zones, quota, capacity, images, addresses, budget.
+
+python -m infra.preflight aws-dev
+python -m infra.preflight gcp-prod --json
+
+Exit code 0: nothing failed. 1: a check failed, and its line says what mends it. 2: the stack file or the command has a mistake.
+Nothing is created or changed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from importlib import import_module
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from infra import equipment, prices
+from infra.files import project_root
+from infra.findings import Finding, failed, ok, unknown
+from stacks.load import StackError, load
+from stacks.rules import CLOUDS
+from stacks.schema import Stack
+
+COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
+
+
+def preflight(stack: Stack) -> list[Finding]:
+    """What the stack's cloud answers. Raises StackError where the stack has no cloud, or names what its cloud does not have."""
+    if stack.cloud not in CLOUDS:
+        text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {' and '.join(CLOUDS)}"
+        raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {text}")
+    found = equipment.machines(stack, stack.cloud)
+    asked = import_module(f"infra.{stack.cloud}.preflight").findings(stack, found)
+    return [*asked, budget(stack)]
+
+
+def budget(stack: Stack) -> Finding:
+    """Whether a month of the stack's machines fits its budget."""
+    if stack.budget is None:
+        return unknown("budget", "none is set", "flotilla:budget in the stack file tells somebody before the bill does")
+    try:
+        cost = prices.cost(stack)
+    except prices.PricesUnknown as reason:
+        return unknown("budget", f"prices are not known ({reason})", prices_page(stack))
+    return fits(stack.budget.monthly, stack.budget.currency, cost, prices_page(stack))
+
+
+def fits(monthly: float, currency: str, cost: prices.Cost, page: str) -> Finding:
+    """Pure: a budget against what machines cost. Machines that dstack ends when they are idle may cost more if they never were."""
+    if cost.monthly is None or cost.hourly is None:
+        why = "; ".join(f"{one.machine}: {one.why}" for one in cost.fleets if one.each is None)
+        return unknown("budget", f"prices are not known ({why})", page)
+    if currency != "USD":
+        return unknown("budget", f"the machines cost {cost.monthly:,.0f} USD a month, the budget is in {currency}", page)
+    if cost.at_most:
+        hours = monthly / cost.hourly
+        says = f"{monthly:,.0f} USD a month pay all machines for {hours:,.0f} hours ({cost.hourly:,.2f} USD each)"
+        return ok("budget", says) if hours >= 1 else failed("budget", says, "raise flotilla:budget.monthly, or take smaller machines")
+    says = f"the machines cost {cost.monthly:,.0f} USD a month, the budget is {monthly:,.0f}"
+    if cost.monthly > monthly:
+        return failed("budget", says, "raise flotilla:budget.monthly, or take fewer or smaller machines")
+    return ok("budget", says)
+
+
+def prices_page(stack: Stack) -> str:
+    return {"aws": "https://aws.amazon.com/ec2/pricing/on-demand/", "gcp": "https://cloud.google.com/compute/gpus-pricing"}[stack.cloud]
+
+
+def table(found: list[Finding]) -> Table:
+    made = Table("", "check", "what was seen, and what mends it", box=None, pad_edge=False)
+    for one in found:
+        fix = f"\n[cyan]{escape(one.fix)}[/]" if one.fix else ""
+        made.add_row(f"[{COLOURS[one.verdict]}]{one.verdict}[/]", one.check, escape(one.says) + fix)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m infra.preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
+    parser.add_argument("--json", action="store_true", help="print the findings as one JSON list")
+    options = parser.parse_args(arguments)
+    try:
+        found = preflight(load(options.stack, project_root()))
+    except (StackError, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps([asdict(one) for one in found], indent=2))
+    else:
+        console = Console(soft_wrap=True, highlight=False)
+        if not console.is_terminal:
+            console.width = 160
+        console.print(table(found))
+        count = {verdict: sum(one.verdict == verdict for one in found) for verdict in COLOURS}
+        console.print(f"\n{options.stack}: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()))
+    return 1 if any(one.verdict == "failed" for one in found) else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

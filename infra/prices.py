@@ -1,0 +1,149 @@
+"""What a stack's machines cost, from the catalogue of list prices that gpuhunt (dstack's own) publishes; kept for a day.
+
+Machines alone: disks, NAT gateways, file systems and traffic come on top. Where the catalogue cannot be had, prices are not known.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+import zipfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import requests
+from gpuhunt import CatalogItem
+from gpuhunt._internal import storage
+from gpuhunt._internal.catalog import CATALOG_URL
+
+from stacks.schema import Fleet, Stack
+
+HOURS = 730  # of a month
+FRESH = 24 * 60 * 60  # seconds for which a downloaded catalogue is good
+DEADLINE = (4, 20)  # seconds to connect, and between two pieces of the answer
+
+
+class PricesUnknown(Exception):
+    """No catalogue; its text says why."""
+
+
+@dataclass(frozen=True)
+class FleetCost:
+    """`each`: USD per hour and node, None where no list price says it; `why` then."""
+
+    fleet: str
+    machine: str
+    nodes: int
+    each: float | None
+    why: str = ""
+    at_most: bool = False  # dstack ends machines that are idle
+
+    @property
+    def hourly(self) -> float | None:
+        return None if self.each is None else self.each * self.nodes
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What all machines of a stack cost, in USD; None as soon as one of them is not known."""
+
+    fleets: tuple[FleetCost, ...]
+
+    @property
+    def hourly(self) -> float | None:
+        known = [one.hourly for one in self.fleets if one.hourly is not None]
+        return sum(known) if len(known) == len(self.fleets) else None
+
+    @property
+    def monthly(self) -> float | None:
+        return None if self.hourly is None else self.hourly * HOURS
+
+    @property
+    def at_most(self) -> bool:
+        return any(one.at_most for one in self.fleets)
+
+
+def cost(stack: Stack) -> Cost:
+    """Of a stack on a cloud. Raises PricesUnknown."""
+    return priced(stack, catalogue(stack.cloud))
+
+
+def priced(stack: Stack, items: Iterable[CatalogItem]) -> Cost:
+    """Pure: the fleets by the catalogue's prices for the stack's region and zones."""
+    wanted = {fleet.machine for fleet in stack.fleets}
+    near = [item for item in items if item.instance_name in wanted and _near(stack, item.location)]
+    return Cost(tuple(_fleet(stack, fleet, near) for fleet in stack.fleets))
+
+
+def _near(stack: Stack, location: str) -> bool:
+    """AWS has one price for a region, GCP's catalogue lists each zone."""
+    zones = stack.network.zones if stack.cloud == "gcp" else ()
+    return location in zones if zones else location == stack.region or location.startswith(f"{stack.region}-")
+
+
+def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem]) -> FleetCost:
+    assert fleet.machine  # stacks/rules.py
+    at_most = fleet.provision == "dstack"
+    kind = fleet.capacity.kind
+    if kind in ("block", "flex-start"):
+        why = "a capacity block is paid when it is bought" if kind == "block" else "flex-start has prices of its own"
+        return FleetCost(fleet.name, fleet.machine, fleet.nodes, None, why)
+    # What is reserved costs the same as on demand, used or not.
+    prices = [item.price for item in items if item.instance_name == fleet.machine and item.spot == (kind == "spot")]
+    if not prices:
+        return FleetCost(fleet.name, fleet.machine, fleet.nodes, None, f"the catalogue has no {kind} price in {stack.region}", at_most)
+    return FleetCost(fleet.name, fleet.machine, fleet.nodes, min(prices), "", at_most)
+
+
+def catalogue(provider: str) -> list[CatalogItem]:
+    """All offers of `aws` or `gcp`: from $GPUHUNT_CATALOG_DIR, from what was downloaded today, or downloaded now. Raises PricesUnknown.
+
+    Where the download fails, an older one is still better than nothing.
+    """
+    if folder := os.getenv("GPUHUNT_CATALOG_DIR"):
+        return _read(Path(folder) / f"{provider}.csv", provider)
+    kept = _folder() / f"{provider}.csv"
+    if not kept.exists() or time.time() - kept.stat().st_mtime > FRESH:
+        try:
+            _keep(kept, _download(provider))
+        except (requests.RequestException, zipfile.BadZipFile, KeyError, OSError) as error:
+            if not kept.exists():
+                raise PricesUnknown(f"gpuhunt's catalogue cannot be had: {type(error).__name__}") from error
+    return _read(kept, provider)
+
+
+def _folder() -> Path:
+    return Path(os.getenv("XDG_CACHE_HOME") or Path.home() / ".cache") / "flotilla" / "prices"
+
+
+def _download(provider: str) -> bytes:
+    base = os.getenv("GPUHUNT_CATALOG_URL", CATALOG_URL).rstrip("/")  # as gpuhunt itself
+    with requests.Session() as session:
+        version = _get(session, f"{base}/{provider}/version").decode().strip()
+        archive = _get(session, f"{base}/{provider}/{version}/catalog.zip")
+    with zipfile.ZipFile(io.BytesIO(archive)) as opened:
+        return opened.read(f"{provider}.csv")
+
+
+def _get(session: requests.Session, url: str) -> bytes:
+    answer = session.get(url, timeout=DEADLINE)
+    answer.raise_for_status()
+    return answer.content
+
+
+def _keep(file: Path, content: bytes) -> None:
+    """Whole or not at all: another preview may read it meanwhile."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_bytes(content)
+    draft.replace(file)
+
+
+def _read(file: Path, provider: str) -> list[CatalogItem]:
+    try:
+        with file.open(newline="") as lines:
+            return list(storage.load(lines, provider=provider))
+    except (OSError, ValueError, KeyError) as error:
+        raise PricesUnknown(f"{file} cannot be read: {error}") from error
