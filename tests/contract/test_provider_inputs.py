@@ -17,6 +17,7 @@ from typing import Any
 import pulumi
 import pytest
 
+from infra.preview import Plan
 from stacks import load
 from stacks.rules import CLOUDS
 
@@ -116,8 +117,30 @@ def _scalar(kind: Any, value: Any) -> bool:
 
 @pytest.mark.parametrize("name", STACKS)
 def test_every_input_of_every_resource_fits_the_providers_types(name, planned):
-    resources = [one for one in planned(name).resources if not one.component and one.type.split(":")[0] in (*CLOUDS, "pulumi")]
-    assert len(resources) > 20
+    _all_fit(planned(name))
+
+
+TCPXO = {"fleets.0.machine": "a3-megagpu-8g", "fleets.0.capacity": {"kind": "on-demand"}}
+FLEX = {"fleets.0.machine": "a4-highgpu-8g", "fleets.0.capacity": {"kind": "flex-start"}}
+# Settings that bring resources and inputs which the repository's stacks are without.
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("gcp-dev", TCPXO),
+    ("gcp-dev", {"network": {"vpc": "mine", "subnets": ["nodes"]}}),
+    ("gcp-prod", TCPXO | {"access.via": "bastion", "access.allow": ["203.0.113.0/24"]}),
+    ("gcp-prod", FLEX),
+    ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "2TB"}, "fleets.0.capacity": {"kind": "spot"}}),
+    ("gcp-prod", {"checkpoints": {"kind": "hyperdisk-ml", "size": "1TB"}, "fleets.0.nodes": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "settings"), VARIANTS)
+def test_so_do_those_of_other_settings(name, settings, changed):
+    _all_fit(changed(name, settings))
+
+
+def _all_fit(plan: Plan) -> None:
+    resources = [one for one in plan.resources if not one.component and one.type.split(":")[0] in (*CLOUDS, "pulumi")]
+    assert len(resources) > 15
     found = [f"{one.type} {one.name} {fault}" for one in resources for fault in faults(one.type, _decoded(one.type, one.inputs))]
     assert not found, "\n".join(found)
 
