@@ -47,12 +47,13 @@ bench: .venv/dev
 # Exact, hashed and free of download addresses, so that any mirror serves.
 lock: .venv/dev
 	@export UV_CUSTOM_COMPILE_COMMAND="make lock"
-	lock="uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11 pyproject.toml"
-	rm -f requirements/*.txt
-	$$lock --extra cpu --group dev -o requirements/dev.txt
-	$$lock --extra cpu -c requirements/dev.txt -o requirements/cpu.txt
-	$$lock -c requirements/dev.txt -o requirements/base.txt
-	$$lock --extra gpu -o requirements/gpu.txt
+	lock="uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11"
+	rm -f requirements/*.txt infra/policy/requirements.txt
+	$$lock pyproject.toml --extra cpu --group dev -o requirements/dev.txt
+	$$lock pyproject.toml --extra cpu -c requirements/dev.txt -o requirements/cpu.txt
+	$$lock pyproject.toml -c requirements/dev.txt -o requirements/base.txt
+	$$lock pyproject.toml --extra gpu -o requirements/gpu.txt
+	$$lock --group policy -o infra/policy/requirements.txt
 
 clean:
 	@if [ -x $(BIN)/python ] && [ -f build/local/cluster.json ]; then $(BIN)/python -m cluster_tasks.local down; fi
