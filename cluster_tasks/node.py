@@ -151,19 +151,17 @@ def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | 
     A host may know itself by a loopback address, 127.0.1.1 on Debian; then its interfaces are asked.
     """
     try:
-        found = [str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
+        found = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise ValueError(f"host {name} does not resolve to an address: {error}") from None
-    local = [address for address in found if ipaddress.ip_address(address).is_loopback]
-    if network is None:
-        usable = [address for address in found if address not in local]
-        wanted = "no address that other nodes reach; give --network, or correct /etc/hosts"
-    else:
-        usable = [one for one in [*found, *(own_addresses() if local else ())] if ipaddress.ip_address(one) in network]
-        wanted = f"no address in --network {network}"
+    known = [*found, *(map(ipaddress.ip_address, own_addresses()) if any(one.is_loopback for one in found) else ())]
+    usable = [one for one in known if one in network] if network else [one for one in found if not one.is_loopback]
     if not usable:
-        raise ValueError(f"host {name} has {wanted}: it resolves to {', '.join(found)}")
-    return usable[0]
+        lacks = (
+            f"no address in --network {network}" if network else "no address that other nodes reach; give --network, or correct /etc/hosts"
+        )
+        raise ValueError(f"host {name} has {lacks}: it resolves to {', '.join(map(str, found))}")
+    return str(usable[0])
 
 
 def own_addresses() -> dict[str, str]:
