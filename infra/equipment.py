@@ -27,9 +27,7 @@ def machines(stack: Stack, cloud: Cloud) -> dict[str, Machine]:
 
 def gpus(found: dict[str, Machine]) -> dict[str, Gpu]:
     """What dstack is asked for, by name of the fleet; fleets without GPUs are left out."""
-    return {
-        fleet: Gpu(name=one.gpu, count=one.gpus, memory=f"{one.gpu_memory}GB", vendor="nvidia") for fleet, one in found.items() if one.gpu
-    }
+    return {fleet: Gpu(name=one.gpu, count=one.gpus, memory=f"{one.gpu_memory}GB") for fleet, one in found.items() if one.gpu}
 
 
 def _misfits(fleet: Fleet, one: Machine) -> Iterator[str]:

@@ -108,7 +108,7 @@ def _read(file: Path, shown: str) -> dict[str, Any]:
     return content or {}
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.CSafeLoader):
     """Refuses a key that stands twice, as Pulumi does; plain YAML silently takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

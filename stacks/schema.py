@@ -102,20 +102,6 @@ class Gpu(Model):
     memory: Size | None = Field(default=None, description="Memory per GPU, such as 80GB.")
     vendor: Literal["nvidia", "amd"] = "nvidia"
 
-    @model_validator(mode="after")
-    def _dstack_knows_the_model(self) -> Self:
-        if self.name is None:
-            return self
-        import gpuhunt  # dstack's own list; only stacks with GPUs wait for the import
-
-        known = {"nvidia": gpuhunt.KNOWN_NVIDIA_GPUS, "amd": gpuhunt.KNOWN_AMD_GPUS}[self.vendor]
-        models = sorted({gpu.name for gpu in known})
-        if self.name.lower() not in [model.lower() for model in models]:
-            near = get_close_matches(self.name.upper(), models, n=1)
-            guess = f"; did you mean {near[0]}?" if near else ""
-            raise problem(f"{self.name!r} is no {self.vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "name")
-        return self
-
 
 class Fleet(Model):
     """A group of like nodes."""
@@ -154,10 +140,23 @@ class Fleet(Model):
     def _hosts_are_nodes(self) -> Self:
         if self.ssh and self.nodes != len(self.ssh.hosts):
             raise problem(f"{self.nodes} nodes, but ssh.hosts lists {len(self.ssh.hosts)}; leave nodes out, or let them agree", "nodes")
+        if self.gpu is not None and self.gpu.name is not None:
+            self._dstack_knows(self.gpu.name, self.gpu.vendor)
         for name in self.resources:
             if name in RAY_RESOURCES:
                 raise problem("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
         return self
+
+    @staticmethod
+    def _dstack_knows(name: str, vendor: str) -> None:
+        import gpuhunt  # dstack's own list; only stacks that name GPUs wait for the import
+
+        known = {"nvidia": gpuhunt.KNOWN_NVIDIA_GPUS, "amd": gpuhunt.KNOWN_AMD_GPUS}[vendor]
+        models = sorted({gpu.name for gpu in known})
+        if name.lower() not in [model.lower() for model in models]:
+            near = get_close_matches(name.upper(), models, n=1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            raise problem(f"{name!r} is no {vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "gpu", "name")
 
     def requirements(self) -> dict[str, Any]:
         """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
