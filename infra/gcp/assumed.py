@@ -12,7 +12,8 @@ API = "https://www.googleapis.com/compute/v1"
 def created(kind: str, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Id and outputs of a resource that would be created."""
     named = inputs.get("name") or name
-    return named, inputs | {"name": named, "selfLink": f"{API}/{named}"} | _computed(kind, named, inputs)
+    id_ = f"{kind.rpartition(':')[2].lower()}s/{named}"  # GCP's own begin with project and region
+    return id_, inputs | {"name": named, "selfLink": f"{API}/{id_}"} | _computed(kind, named, inputs)
 
 
 def _computed(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def _computed(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
         "WorkloadIdentityPool": {"name": pool},
         "WorkloadIdentityPoolProvider": {"name": f"{pool}/providers/{inputs.get('workloadIdentityPoolProviderId')}"},
         "Address": {"address": "198.51.100.10"},
-        "InstanceTemplate": {"selfLinkUnique": f"{API}/{name}?uniqueId=1"},
+        "InstanceTemplate": {"selfLinkUnique": f"{API}/instancetemplates/{name}?uniqueId=1"},
         "InstanceFromTemplate": {"networkInterfaces": [{"networkIp": _address(name)}]},
         "InstanceGroupManager": {"instanceGroup": f"{API}/instanceGroups/{name}"},
     }
@@ -49,7 +50,7 @@ def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
             email = f"service-{PROJECT_NUMBER}@gs-project-accounts.iam.gserviceaccount.com"
             return {"emailAddress": email, "member": f"serviceAccount:{email}"}, f"GCS acts as {email}"
         case "getSubnetwork":
-            found = {"name": arguments["name"], "id": arguments["name"], "ipCidrRange": "10.0.0.0/20"}
+            found = {"name": arguments["name"], "id": f"subnetworks/{arguments['name']}", "ipCidrRange": "10.0.0.0/20"}
             return arguments | found, f"{arguments['name']} is 10.0.0.0/20"
         case "getInstanceGroup":
             return arguments | {"instances": []}, "flex-start has granted no machine yet"

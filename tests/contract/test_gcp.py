@@ -241,14 +241,14 @@ def test_a_fabric_has_its_networks(name, vpcs, rdma, mtu, variant):
             ("/networkProfiles/us-central1-b-vpc-roce", "/networkProfiles/europe-west1-b-vpc-roce")
         )
         assert not [rule for rule in of(plan, "Firewall") if rule.inputs["network"] == one.name]  # the profile brings its own
-        assert sum(subnet.inputs["network"] == one.name for subnet in of(plan, "Subnetwork")) == rdma
+        assert sum(subnet.inputs["network"] == one.id for subnet in of(plan, "Subnetwork")) == rdma
 
 
 def test_nodes_reach_the_internet_by_nat_and_google_without(planned):
     [subnet], [nat], [router] = (of(planned("gcp-dev"), kind) for kind in ("Subnetwork", "RouterNat", "Router"))
     assert subnet.inputs["privateIpGoogleAccess"] is True
     assert nat.inputs["router"] == router.name
-    assert [one["name"] for one in nat.inputs["subnetworks"]] == [subnet.name]
+    assert [one["name"] for one in nat.inputs["subnetworks"]] == [subnet.id]
 
 
 def test_flow_logs_are_kept_where_the_stack_says(planned):
@@ -334,7 +334,7 @@ def test_the_bucket_is_private_and_keeps_what_is_deleted(name, variant):
 def test_the_key_of_production_is_granted_before_the_bucket_uses_it(planned):
     plan = planned("gcp-prod")
     [bucket], [key], [grant] = (of(plan, kind) for kind in ("Bucket", "CryptoKey", "CryptoKeyIAMMember"))
-    assert bucket.inputs["encryption"] == {"defaultKmsKeyName": key.name}
+    assert bucket.inputs["encryption"] == {"defaultKmsKeyName": key.id}
     assert grant.urn in bucket.options["dependencies"]
     assert grant.inputs["member"].endswith("@gs-project-accounts.iam.gserviceaccount.com")
 
@@ -373,7 +373,7 @@ def test_a_budget_tells_at_each_threshold(planned):
     assert budget.inputs["amount"]["specifiedAmount"] == {"currencyCode": "USD", "units": "250000", "nanos": 0}
     assert [rule["thresholdPercent"] for rule in budget.inputs["thresholdRules"]] == [0.5, 0.8, 1.0]
     assert budget.inputs["budgetFilter"]["projects"] == ["projects/123456789012"]
-    assert budget.inputs["allUpdatesRule"]["monitoringNotificationChannels"] == [channel.name]
+    assert budget.inputs["allUpdatesRule"]["monitoringNotificationChannels"] == [channel.id]
     assert channel.inputs["labels"] == {"email_address": "you@example.com"}
 
 
@@ -394,7 +394,7 @@ def test_a_node_has_all_interfaces_of_its_fabric_each_in_a_subnet_of_its_own(nam
     found = template.inputs["networkInterfaces"]
     assert [one["nicType"] for one in found] == nics
     assert len({one["subnetwork"] for one in found}) == len(nics)
-    assert found[0]["subnetwork"] == f"flotilla-{VARIANTS[name][0]}"  # the main one first: it has the node's address
+    assert found[0]["subnetwork"] == f"subnetworks/flotilla-{VARIANTS[name][0]}"  # the main one first: it has the node's address
 
 
 def script(plan: Plan) -> str:
