@@ -10,6 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -46,6 +47,46 @@ def environment(rank: int, world: int, address: str, port: int, device: torch.de
     }
 
 
+@contextlib.contextmanager
+def sharded(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, transformers loads models whose parameters are partitioned at once (ZeRO-3): no rank holds a whole one on its device.
+
+    https://huggingface.co/docs/transformers/main/en/deepspeed#non-trainer-deepspeed-integration
+    """
+    from transformers.integrations import deepspeed as integration
+
+    config = _Zero3(_configuration(dtype, 3))  # transformers holds it by a weak reference
+    integration.set_hf_deepspeed_config(config)
+    try:
+        with _quiet():
+            yield
+    finally:
+        integration.unset_hf_deepspeed_config()
+
+
+@dataclass
+class _Zero3:
+    """What transformers asks for; its own HfDeepSpeedConfig needs accelerate, which nothing else here does."""
+
+    config: dict[str, Any]
+
+    def is_zero3(self) -> bool:
+        return True
+
+
+def _configuration(dtype: torch.dtype, stage: int) -> dict[str, Any]:
+    """https://www.deepspeed.ai/docs/config-json/"""
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # only reported by DeepSpeed; micro-batches are cut by tokens
+        "gradient_accumulation_steps": 1,
+        "steps_per_print": 10**9,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "zero_optimization": {"stage": stage},
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
 class Engine:
     """DeepSpeed's engine with the calls that a training step needs.
 
@@ -61,15 +102,7 @@ class Engine:
         self.world = torch.distributed.get_world_size()
         self.trains = optim is not None
         dtype = next(model.parameters()).dtype
-        config: dict[str, Any] = {
-            "train_micro_batch_size_per_gpu": 1,  # only reported by DeepSpeed; micro-batches are cut by tokens
-            "gradient_accumulation_steps": 1,
-            "steps_per_print": 10**9,
-            "bf16": {"enabled": dtype == torch.bfloat16},
-            "zero_optimization": {"stage": trainer.zero_stage if self.trains or trainer.zero_stage == 3 else 0},
-            "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,
-        }
+        config = _configuration(dtype, trainer.zero_stage if self.trains or trainer.zero_stage == 3 else 0)
         arguments: dict[str, Any] = {"model": model, "config": config}
         if optim is not None:
             config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0

@@ -22,6 +22,15 @@ from trainer.types import Batch
 
 transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
 
+# What some architectures do to the logits after the head, which PolicyModel applies alone; neutral where unset or 1.
+AFTER_HEAD = (
+    "final_logit_softcapping",  # Gemma
+    "logit_scale",  # Cohere
+    "logits_scaling",  # Granite
+    "lm_head_multiplier",  # Falcon-H1
+    "output_multiplier",
+    "output_logit_soft_cap",  # xLSTM
+)
 # Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
 CHUNK_ELEMENTS = 1 << 26
 
@@ -37,7 +46,7 @@ class PolicyModel(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         hidden_ND = _hidden(self.lm, batch)
-        rows = max(1, CHUNK_ELEMENTS // self.lm.config.vocab_size)
+        rows = max(1, CHUNK_ELEMENTS // self.lm.config.get_text_config().vocab_size)
         if hidden_ND.size(0) <= rows:
             return self._score(hidden_ND, batch.target_N)
         parts = [
@@ -48,7 +57,7 @@ class PolicyModel(nn.Module):
         return torch.cat(logprobs), torch.cat(entropies)
 
     def _score(self, hidden_ND: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs_NV = torch.log_softmax(self.lm.lm_head(hidden_ND).float() / self.temperature, -1)
+        logprobs_NV = torch.log_softmax(self.lm.get_output_embeddings()(hidden_ND).float() / self.temperature, -1)
         # Mostly entropy is only watched: without a graph it costs no memory in the backward pass.
         with torch.set_grad_enabled(self.learn_entropy and torch.is_grad_enabled()):
             entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
@@ -61,11 +70,13 @@ class ValueModel(nn.Module):
     def __init__(self, lm: Any):
         super().__init__()
         self.lm = lm
-        self.lm.lm_head = nn.Linear(lm.config.hidden_size, 1, bias=False, dtype=next(lm.parameters()).dtype)
-        nn.init.zeros_(self.lm.lm_head.weight)  # starts at "no idea" instead of at noise
+        like = next(lm.parameters())
+        head = nn.Linear(lm.config.get_text_config().hidden_size, 1, bias=False, dtype=like.dtype, device=like.device)
+        nn.init.zeros_(head.weight)  # starts at "no idea" instead of at noise
+        self.lm.set_output_embeddings(head)
 
     def forward(self, batch: Batch) -> torch.Tensor:
-        return self.lm.lm_head(_hidden(self.lm, batch))[:, 0].float()
+        return self.lm.get_output_embeddings()(_hidden(self.lm, batch))[:, 0].float()
 
 
 def _hidden(lm: Any, batch: Batch) -> torch.Tensor:
@@ -80,10 +91,10 @@ def _hidden(lm: Any, batch: Batch) -> torch.Tensor:
     return hidden.flatten(0, 1)[batch.index_N]
 
 
-def load_lm(config: ModelConfig, seed: int, device: torch.device) -> Any:
-    """The language model of `config.path`, or one with random weights drawn from `seed`.
+def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False) -> Any:
+    """The language model of `config.path`, or one with random weights drawn from `seed`; without dropout, in train mode too.
 
-    Raises ConfigError when transformers cannot read the path or the configuration.
+    Raises ConfigError when transformers cannot read the path or the configuration, or when the head is not one that this trainer applies.
     """
     dtype = getattr(torch, config.dtype)
     try:
@@ -96,9 +107,33 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device) -> Any:
         raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
-    if config.gradient_checkpointing:
+    _require_plain_head(lm, config)
+    _remove_dropout(lm)
+    lm.train(train)  # transformers checkpoints nothing in eval mode, in which models are loaded
+    if train and config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return lm.to(device)  # type: ignore[arg-type]
+
+
+def _require_plain_head(lm: Any, config: ModelConfig) -> None:
+    name = f"model.path={config.path}" if config.path else "model.init"
+    settings = lm.config.get_text_config()
+    for key in AFTER_HEAD:
+        value = getattr(settings, key, None)
+        if value not in (None, 1):
+            raise ConfigError(f"{name}: {settings.model_type} has {key}={value}, which changes logits after the head; not supported yet")
+    if lm.get_output_embeddings() is None:
+        raise ConfigError(f"{name}: {settings.model_type} has no output head; a causal language model is needed")
+
+
+def _remove_dropout(lm: nn.Module) -> None:
+    """Old and new log-probabilities are compared token by token: what differs must be the update, not noise of the forward pass."""
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():  # attention_dropout, router jitter: used in functions, without a module
+            if isinstance(value, float) and ("dropout" in name or "jitter" in name):
+                setattr(module, name, 0.0)
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trainer.cli import exits_cleanly, parse
 
@@ -36,6 +37,8 @@ from trainer.stopping import STOPPED, stop_signals
 from trainer.types import Prompt
 from trainer.workers import Worker, packing
 
+T = TypeVar("T")
+
 
 def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
     """Run to the end on this rank. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
@@ -45,13 +48,16 @@ def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
     _check_lengths(prompts, tokenizer, schedule.micro_batch_tokens)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
-    last = checkpoints.to_resume(config.run.resume)
+    worker = Worker(config, "policy", rank, world, None, config.placement.threads, supervised=True)
+    worker.join(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or free_port()))
+    # Rank 0 alone looks: on a shared file system another node may see a checkpoint later, and would go on from another step.
+    last, exported = _from_rank_0(lambda: (checkpoints.to_resume(config.run.resume), (folder / "model").exists()), rank, world)
     done = last.step if last else 0
-    if done >= schedule.steps and (folder / "model").exists():
-        print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
+    if done >= schedule.steps and exported:
+        if rank == 0:
+            print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
-    worker = Worker(config, "policy", rank, world, None, config.placement.threads)
-    worker.start(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or free_port()))
+    worker.build()
     identity = {"model": worker.fingerprint(), "world_size": world}
     if last:
         last.require(**identity)
@@ -114,6 +120,14 @@ def _gather(stats: dict[str, float], world: int) -> list[dict[str, float]]:
     return everyone
 
 
+def _from_rank_0(look: Callable[[], T], rank: int, world: int) -> T:
+    """What rank 0 found, on every rank."""
+    found: list[Any] = [look() if rank == 0 else None]
+    if world > 1:
+        dist.broadcast_object_list(found, src=0)
+    return found[0]
+
+
 def _any_rank(flag: bool, world: int, device: torch.device) -> bool:
     """True on all ranks if it is on one: a signal may reach only some."""
     if world == 1:
@@ -126,7 +140,7 @@ def _any_rank(flag: bool, world: int, device: torch.device) -> bool:
 def _save(worker: Worker, checkpoints: Checkpoints, step: int, state: dict[str, Any], rank: int, world: int) -> None:
     """All ranks write their shards into the folder that rank 0 opens and makes whole."""
     if rank == 0:
-        with checkpoints.writing(step, state) as draft:
+        with checkpoints.writing(step, state, expected=[f"random-{i}.pt" for i in range(world)]) as draft:
             _barrier(world)
             worker.save(draft)
             _barrier(world)

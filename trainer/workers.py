@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import socket
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,9 +20,9 @@ from trainer import actors, models, placement, weights
 from trainer.algorithms.correction import importance_weight
 from trainer.algorithms.kl import kl, kl_loss
 from trainer.algorithms.losses import Denominators, aggregate, policy_loss, value_loss
-from trainer.config import TrainConfig
+from trainer.config import ConfigError, TrainConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
-from trainer.engine import Engine, init_distributed
+from trainer.engine import Engine, init_distributed, sharded
 from trainer.types import Batch
 
 Role = Literal["policy", "critic", "reference"]
@@ -31,10 +32,13 @@ Tokens = dict[str, torch.Tensor]  # per-token inputs of a loss, flat, in the ord
 class Worker:
     """Made into a Ray actor by `trainer.roles`; `train_sft` uses it under torchrun, without Ray."""
 
-    def __init__(self, config: TrainConfig, role: Role, rank: int, world: int, model_path: str | None, threads: int | None):
+    def __init__(
+        self, config: TrainConfig, role: Role, rank: int, world: int, model_path: str | None, threads: int | None, supervised: bool = False
+    ):
         if threads:
             torch.set_num_threads(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
+        self.supervised = supervised
         self.group: Any = None
 
     def address(self) -> tuple[str, int]:
@@ -46,20 +50,33 @@ class Worker:
 
     def start(self, address: str, port: int) -> None:
         """Join the role's other ranks, load the model and build the engine. Raises ConfigError for a model that cannot be read."""
+        self.join(address, port)
+        self.build()
+
+    def join(self, address: str, port: int) -> None:
+        """Returns once all ranks are there, or raises."""
         config = self.config
         self.device = placement.device_of(config.placement.gpus_per_rank, "placement.gpus_per_rank")
         init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
         seed(config.run.seed + self.rank)
+
+    def build(self) -> None:
+        """Load the model and build the engine. Collective under ZeRO-3."""
+        config = self.config
         # Samplers load from a folder, so random weights are written to one first; without samplers (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
-        lm = models.load_lm(source, config.run.seed, self.device)
+        # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
+        shard = config.trainer.zero_stage == 3 and source.path is not None
+        with sharded(getattr(torch, source.dtype)) if shard else nullcontext():
+            lm = models.load_lm(source, config.run.seed, self.device, train=self.role != "reference")
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
-        steps = config.trainer.steps * config.algorithm.epochs * config.algorithm.minibatches
+        steps = config.trainer.steps * (1 if self.supervised else config.algorithm.epochs * config.algorithm.minibatches)
         if self.role == "critic":
             self.engine = Engine(models.ValueModel(lm), config.critic, config.trainer, steps, self.device)
         else:
-            policy = models.PolicyModel(lm, config.rollout.temperature, config.algorithm.entropy_coef > 0)
+            temperature = 1.0 if self.supervised else config.rollout.temperature
+            policy = models.PolicyModel(lm, temperature, config.algorithm.entropy_coef > 0)
             self.engine = Engine(policy, config.optim if self.role == "policy" else None, config.trainer, steps, self.device)
         self.lm = lm
 
@@ -91,8 +108,6 @@ class Worker:
     def _policy_loss(self, batch: Batch, counts: Denominators, kl_coef: float) -> tuple[torch.Tensor, Tokens]:
         algorithm, t = self.config.algorithm, batch.tokens_N
         logp_N, entropy_N = self.engine(batch)
-        if not t:  # a filler among ranks that still have work: takes part in the collectives, teaches nothing
-            return logp_N.sum() * 0.0, {}
         if "advantages" not in t:
             return aggregate(-logp_N, t["mask"], batch.episode_N, algorithm.aggregation, counts), {}
         # Without old log-probabilities this is the only update on these episodes: old and current policy are the same.
@@ -121,8 +136,6 @@ class Worker:
     def _critic_loss(self, batch: Batch, counts: Denominators, kl_coef: float) -> tuple[torch.Tensor, Tokens]:
         t = batch.tokens_N
         values_N = self.engine(batch)
-        if not t:
-            return values_N.sum() * 0.0, {}
         loss_N = value_loss(values_N, t["values"], t["returns"], self.config.algorithm.value_clip)
         return aggregate(loss_N, t["mask"], batch.episode_N, "token", counts), {}
 
@@ -165,7 +178,12 @@ class Worker:
         torch.save(state, folder / f"random-{self.rank}.pt")
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote with the same number of ranks."""
+        """Go on from what `save` wrote with the same number of ranks. Raises ConfigError where this rank does not see it."""
+        if not (folder / f"random-{self.rank}.pt").is_file():
+            raise ConfigError(
+                f"{folder}: rank {self.rank} on {socket.gethostname()} does not see its part of the checkpoint; is this folder the same "
+                "one on every node? (flotilla:checkpoints.kind shared or network; $FLOTILLA_RUNS)"
+            )
         self.engine.load(folder)
         state = torch.load(folder / f"random-{self.rank}.pt", weights_only=False)
         random.setstate(state["python"])
@@ -175,9 +193,13 @@ class Worker:
             torch.cuda.set_rng_state(state["cuda"])
 
     def export(self, folder: Path) -> None:
-        """Write a Hugging Face model folder. Collective; rank 0 writes."""
-        names = [name for name, _ in self.lm.named_parameters()]
-        whole = {name: tensor.cpu() for name, tensor in zip(names, self._gather(names), strict=True)}
+        """Write a Hugging Face model folder. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory."""
+        whole: dict[str, torch.Tensor] = {}
+        for bucket in weights.plan(self.parameters(), self.config.rollout.bucket_mb << 20):
+            names = [parameter.name for parameter in bucket]
+            tensors = self._gather(names)
+            if self.rank == 0:
+                whole |= {name: tensor.cpu() for name, tensor in zip(names, tensors, strict=True)}
         if self.rank == 0:
             models.export(self.lm, whole, self.tokenizer, folder)
 

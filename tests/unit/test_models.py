@@ -118,3 +118,48 @@ def test_an_export_is_whole_or_not_there(tiny_model, tmp_path):
     assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
     models.export(lm, lm.state_dict(), tokenizer, tmp_path / "model")
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def made(model_type: str, **settings: Any) -> Any:
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    config = ModelConfig(init={"model_type": model_type, **sizes, **settings}, tokenizer="characters:0123456789s=", dtype="float32")
+    return models.load_lm(config, 0, torch.device("cpu"), train=True)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "words"),
+    [
+        ("gemma2", {}, "final_logit_softcapping=30"),
+        ("cohere", {}, "logit_scale=0.0625"),
+        ("granite", {"logits_scaling": 8.0}, "logits_scaling=8.0"),
+    ],
+)
+def test_heads_that_change_their_logits_are_refused(model_type, settings, words):
+    with pytest.raises(ConfigError, match=rf"model\.init: {model_type} has {words}"):
+        made(model_type, **settings)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "granite", "gpt_neox"])
+def test_heads_are_found_whatever_they_are_called(model_type):
+    lm = made(model_type) if model_type != "gpt_neox" else _gpt_neox()
+    logprobs_N, _ = scored(models.PolicyModel(lm))
+    logits = lm(input_ids=torch.tensor([SEQUENCES[2].prompt_ids])).logits[0, -1]
+    torch.testing.assert_close(logprobs_N[-1], torch.log_softmax(logits, -1)[SEQUENCES[2].response_ids[0]], atol=1e-5, rtol=1e-5)
+    assert models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0]).eq(0).all()
+
+
+def _gpt_neox() -> Any:
+    init = {"model_type": "gpt_neox", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return models.load_lm(ModelConfig(init=init, tokenizer="characters:0123456789s=", dtype="float32"), 0, torch.device("cpu"))
+
+
+def test_a_model_in_training_has_no_dropout():
+    """Llama drops in attention's function, GPT-2 in modules."""
+    gpt2 = {"model_type": "gpt2", "n_embd": 16, "n_layer": 2, "n_head": 2, "resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}
+    config = ModelConfig(init=gpt2, tokenizer="characters:0123456789s=", dtype="float32")
+    for lm in (models.load_lm(config, 0, torch.device("cpu"), train=True), made("llama", attention_dropout=0.5)):
+        assert lm.training
+        policy = models.PolicyModel(lm)
+        first, again = scored(policy)[0], scored(policy)[0]
+        assert torch.equal(first, again)
+        torch.testing.assert_close(first, scored(policy.eval())[0])

@@ -65,7 +65,7 @@ class VllmSampler:
         device = placement.device_of(placement.gpus_per_sampler(config), "placement.gpus_per_sampler")
         _require_build(device)
         if device.type == "cpu":
-            _require_head_size(model_path, config.model.dtype)
+            _require_head_size(model_path)
             _keep_linear_weights()
         threads = torch.get_num_threads()
         self.llm = vllm.LLM(**arguments(config, model_path, seed, device))
@@ -161,11 +161,11 @@ def _require_build(device: torch.device) -> None:
         raise ConfigError(f"placement.gpus_per_sampler: the vLLM installed here is built for {found}; set {use}, or rollout.engine=hf")
 
 
-def _require_head_size(model_path: str, dtype: str) -> None:
+def _require_head_size(model_path: str) -> None:
     """With a head size that it has no kernel for, vLLM's attention on CPUs never returns."""
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
-    size = vllm.EngineArgs(model=model_path, dtype=dtype).create_model_config().get_head_size()
+    size = vllm.EngineArgs(model=model_path).create_model_config().get_head_size()
     allowed = CPUAttentionBackend.get_supported_head_sizes()
     if size not in allowed:
         raise ConfigError(

@@ -1,0 +1,114 @@
+"""One rank in this process, on gloo: what its model, engine and checkpoints do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trainer.actors import free_port
+from trainer.config import ConfigError, TrainConfig
+from trainer.data.packing import Sequence
+from trainer.train_sft import update
+from trainer.workers import Role, Worker
+
+DRAW = torch.Generator().manual_seed(0)
+BATCHES = [[Sequence([3, 4, 5], torch.randint(3, 15, (6,), generator=DRAW).tolist()) for _ in range(4)] for _ in range(6)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def processes():
+    yield
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def started(path: Path, role: Role = "policy", supervised: bool = True, **sections: Any) -> Worker:
+    values: dict[str, Any] = {
+        "model": {"path": str(path), "dtype": "float32"},
+        "data": {"path": "a:b", "max_prompt_tokens": 8},
+        "rollout": {"max_new_tokens": 8},
+        "optim": {"lr": 1e-2},
+        "trainer": {"prompts_per_step": 4, "micro_batch_tokens": 20, "steps": 6},
+        "placement": {"gpus_per_rank": 0},
+    }
+    for key, value in sections.items():
+        values[key] = {**values.get(key, {}), **value}
+    config = TrainConfig.model_validate(values, context={"supervised": supervised})
+    worker = Worker(config, role, 0, 1, None, 1, supervised=supervised)
+    worker.start("127.0.0.1", free_port())
+    return worker
+
+
+def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, float]]:
+    return [update(worker, batch, 0, 1) for batch in batches]
+
+
+@pytest.mark.parametrize(("dtype", "stage"), [("bfloat16", 0), ("bfloat16", 2), ("bfloat16", 3), ("float32", 3)])
+def test_four_steps_and_two_after_a_restart_are_six(tiny_model, tmp_path, dtype, stage):
+    settings = {"model": {"dtype": dtype}, "trainer": {"zero_stage": stage}}
+    whole = losses(started(tiny_model, **settings), BATCHES)
+    first = started(tiny_model, **settings)
+    before = losses(first, BATCHES[:4])
+    first.save(tmp_path)
+    again = started(tiny_model, **settings)
+    again.load(tmp_path)
+    assert before + losses(again, BATCHES[4:]) == whole
+    assert len({step["loss"] for step in whole}) == 6
+    assert all(step["grad_norm"] > 0 for step in whole)
+
+
+def test_a_checkpoint_that_a_rank_does_not_see_is_a_mistake_that_names_the_folder(tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match=rf"{tmp_path}: rank 0 .* same one on every node"):
+        started(tiny_model).load(tmp_path)
+
+
+def test_under_zero_3_a_model_is_loaded_in_parts_and_exported_whole(tiny_model, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("trainer.workers.Engine", lambda model, *_: seen.append([p.numel() for p in model.parameters()]))
+    started(tiny_model, trainer={"zero_stage": 3})
+    monkeypatch.undo()
+    assert not any(seen[0]), "every parameter must be a placeholder already before there is an engine"
+    worker = started(tiny_model, trainer={"zero_stage": 3}, rollout={"bucket_mb": 1})
+    worker.export(tmp_path / "model")
+    exported, original = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", tiny_model))
+    assert exported.keys() == original.keys()
+    assert all(torch.equal(exported[name], original[name]) for name in original)
+
+
+@pytest.mark.parametrize(("checkpointing", "passes"), [(True, 2), (False, 1)])
+def test_gradient_checkpointing_runs_every_layer_again_in_the_backward_pass(tiny_model, checkpointing, passes):
+    worker = started(tiny_model, model={"gradient_checkpointing": checkpointing}, trainer={"micro_batch_tokens": 64})
+    ran: Counter[int] = Counter()
+    for i, layer in enumerate(worker.lm.base_model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, i=i: ran.update([i]))
+    losses(worker, BATCHES[:1])
+    assert ran == {0: passes, 1: passes}
+
+
+def test_checkpointed_layers_learn_the_same(tiny_model):
+    one, other = (losses(started(tiny_model, model={"gradient_checkpointing": on}), BATCHES[:3]) for on in (True, False))
+    assert one == other
+
+
+def test_the_reference_is_not_trained_and_checkpoints_nothing(tiny_model):
+    reference = started(tiny_model, "reference", supervised=False, model={"gradient_checkpointing": True})
+    assert not reference.lm.training
+    assert not reference.lm.is_gradient_checkpointing
+
+
+def test_supervised_steps_span_the_schedule_and_leave_rollout_settings_out(tiny_model):
+    ignored = {"algorithm": {"epochs": 3, "minibatches": 2}, "rollout": {"temperature": 0.5}}
+    worker, plain = started(tiny_model, optim={"schedule": "linear"}, **ignored), started(tiny_model, optim={"schedule": "linear"})
+    found = losses(worker, BATCHES)
+    assert [step["lr"] for step in found] == pytest.approx([1e-2 * (6 - i) / 6 for i in range(6)])
+    assert found == losses(plain, BATCHES)
+
+
+def test_epochs_and_minibatches_span_the_schedule_of_reinforcement(tiny_model):
+    worker = started(tiny_model, supervised=False, algorithm={"epochs": 3, "minibatches": 2}, optim={"schedule": "linear"})
+    assert losses(worker, BATCHES[:2])[1]["lr"] == pytest.approx(1e-2 * 35 / 36)
