@@ -1,0 +1,23 @@
+"""The policy pack: `pulumi preview --stack <stack> --policy-pack infra/policy`. Every rule is mandatory."""
+
+import sys
+from pathlib import Path
+
+import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's own environment
+
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the engine runs this file by itself
+
+from infra.policy import rules
+
+
+def validation(rule: rules.Rule):
+    def validate(stack, report) -> None:
+        resources = [rules.Resource(one.resource_type, one.name, one.props) for one in stack.resources]
+        urns = {(one.resource_type, one.name): one.urn for one in stack.resources}
+        for one, wrong in rules.violations(rule, resources):
+            report(f"{one.name} {wrong}", urns[one.type, one.name])
+
+    return pulumi_policy.StackValidationPolicy(rule.__name__.replace("_", "-"), (rule.__doc__ or "").strip(), validate)
+
+
+pulumi_policy.PolicyPack("flotilla", [validation(rule) for rule in rules.RULES], pulumi_policy.EnforcementLevel.MANDATORY)

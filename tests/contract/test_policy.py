@@ -1,0 +1,224 @@
+"""The rules of the policy pack, over everything that every stack registers, and over resources that break them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from infra.policy import rules
+from infra.policy.rules import Resource
+from infra.preview import Plan
+from stacks import load
+from stacks.rules import CLOUDS
+
+ROOT = Path(__file__).parents[2]
+STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in CLOUDS]
+ACCESS = {
+    "identity_file": "~/.ssh/id",
+    "public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me",
+    "allow": ["203.0.113.7/32"],
+}
+BY_PULUMI = {"fleets.0.provision": "pulumi", "fleets.0.idle_duration": ..., "access": ACCESS}
+VARIANTS = [
+    ("aws-dev", BY_PULUMI | {"network.flow_logs": True, "monitoring": True, "protect": True, "ci": {"github": "me/mine"}}),
+    ("aws-dev", {"network": {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}}),
+    ("aws-prod", {"access.via": "bastion", "access.allow": ["203.0.113.7/32"]}),
+    ("gcp-dev", BY_PULUMI | {"network.zones": ["us-central1-a"], "protect": True, "monitoring": True, "ci": {"github": "me/mine"}}),
+    ("gcp-dev", {"fleets.0.machine": "a3-megagpu-8g", "network.zones": ["us-central1-a"]}),
+    ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "1TB"}}),
+]
+
+
+def resources(plan: Plan) -> list[Resource]:
+    return [Resource(one.type, one.name, one.inputs) for one in plan.resources if not one.component]
+
+
+def found(plan: Plan) -> list[str]:
+    everything = resources(plan)
+    return [f"{rule.__name__}: {one.type} {one.name} {wrong}" for rule in rules.RULES for one, wrong in rules.violations(rule, everything)]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_no_stack_breaks_a_rule(name, planned):
+    assert not found(planned(name))
+
+
+@pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=lambda value: value if isinstance(value, str) else "-".join(value))
+def test_no_other_way_to_set_a_stack_breaks_a_rule(name, settings, changed):
+    assert not found(changed(name, settings))
+
+
+def test_the_exceptions_are_needed_and_cover_nothing_else(planned, changed):
+    """Each resource that a rule would refuse but for an exception."""
+    plans = [*map(planned, STACKS), *(changed(name, settings) for name, settings in VARIANTS)]
+    used = {
+        (rule.__name__, one.type.rpartition(":")[2], one.name)
+        for plan in plans
+        for rule in rules.RULES
+        for one in resources(plan)
+        if rules.excepted(rule, one) and [*rule(one, resources(plan))]
+    }
+    assert used == {
+        ("no_public_address", "Eip", "flotilla-aws-dev-bastion"),
+        ("no_public_address", "Eip", "flotilla-aws-prod-bastion"),
+        ("no_public_address", "Instance", "flotilla-gcp-dev-bastion"),
+        ("no_open_ingress", "SecurityGroupIngressRule", "flotilla-aws-dev-ssh"),
+        ("tagged", "gcp", "gcp-plain"),
+    }
+
+
+def test_ssh_from_anywhere_is_for_groups_that_dstack_looks_for_alone(planned, changed):
+    """The exception is by the rule's name; where dstack launches nothing the rule is narrow."""
+    for plan in (planned("aws-prod"), changed("aws-dev", BY_PULUMI)):
+        [rule] = [one for one in plan.resources if one.kind == "SecurityGroupIngressRule" and one.name.endswith(f"{plan.stack}-ssh")]
+        assert rule.inputs["cidrIpv4"] != "0.0.0.0/0"
+
+
+# Resources that break a rule
+
+
+INGRESS = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
+INSTANCE, TEMPLATE = "aws:ec2/instance:Instance", "aws:ec2/launchTemplate:LaunchTemplate"
+ENCRYPTED = {"rootBlockDevice": {"encrypted": True}, "metadataOptions": {"httpTokens": "required"}}
+DISK = {"blockDeviceMappings": [{"deviceName": "/dev/sda1", "ebs": {"encrypted": "true"}}]}
+TOKENS = {"metadataOptions": {"httpTokens": "required"}}
+GCP_BUCKET = {
+    "publicAccessPrevention": "enforced",
+    "uniformBucketLevelAccess": True,
+    "softDeletePolicy": {"retentionDurationSeconds": 604800},
+}
+BLOCK = {"blockPublicAcls": True, "blockPublicPolicy": True, "ignorePublicAcls": True, "restrictPublicBuckets": True}
+
+
+def policy(**statement: object) -> dict[str, str]:
+    whole = {"Effect": "Allow", "Action": "s3:GetObject", "Resource": "arn:aws:s3:::mine/*"} | statement
+    return {"policy": json.dumps({"Version": "2012-10-17", "Statement": [whole]})}
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "props", "wrong"),
+    [
+        (rules.no_public_address, INSTANCE, ENCRYPTED | {"associatePublicIpAddress": True}, "gets a public address"),
+        (rules.no_public_address, TEMPLATE, {"networkInterfaces": [{"associatePublicIpAddress": "true"}]}, "gets a public address"),
+        (rules.no_public_address, "aws:ec2/subnet:Subnet", {"mapPublicIpOnLaunch": True}, "gives every machine in it a public address"),
+        (rules.no_public_address, "aws:ec2/eip:Eip", {"instance": "i-1"}, "is the public address of a machine"),
+        (
+            rules.no_public_address,
+            "gcp:compute/instance:Instance",
+            {"networkInterfaces": [{"accessConfigs": [{}]}]},
+            "gets a public address",
+        ),
+        (
+            rules.no_public_address,
+            "gcp:compute/instanceTemplate:InstanceTemplate",
+            {"networkInterfaces": [{}, {"accessConfigs": [{"natIp": "1.2.3.4"}]}]},
+            "gets a public address",
+        ),
+        (rules.no_open_ingress, INGRESS, {"cidrIpv4": "0.0.0.0/0", "fromPort": 443}, "lets 0.0.0.0/0 in"),
+        (rules.no_open_ingress, INGRESS, {"cidrIpv6": "::/0"}, "lets ::/0 in"),
+        (rules.no_open_ingress, INGRESS, {"cidrIpv4": "0.0.0.0/1"}, "lets 0.0.0.0/1 in"),
+        (
+            rules.no_open_ingress,
+            "aws:ec2/securityGroupRule:SecurityGroupRule",
+            {"type": "ingress", "cidrBlocks": ["0.0.0.0/0"]},
+            "lets 0.0.0.0/0 in",
+        ),
+        (
+            rules.no_open_ingress,
+            "aws:ec2/securityGroup:SecurityGroup",
+            {"ingress": [{"cidrBlocks": ["10.0.0.0/8"]}]},
+            "has rules of its own; declare them as SecurityGroupIngressRule",
+        ),
+        (
+            rules.no_open_ingress,
+            "gcp:compute/firewall:Firewall",
+            {"allows": [{"protocol": "tcp"}], "sourceRanges": ["10.0.0.0/8", "0.0.0.0/0"]},
+            "lets 0.0.0.0/0 in",
+        ),
+        (rules.no_open_ingress, "gcp:compute/firewall:Firewall", {"allows": [{"protocol": "tcp"}]}, "names no source, which is everybody"),
+        (rules.encrypted_disks, INSTANCE, {}, "has a root disk that is not encrypted"),
+        (rules.encrypted_disks, TEMPLATE, {}, "says nothing of the root disk, which is then not encrypted"),
+        (
+            rules.encrypted_disks,
+            TEMPLATE,
+            {"blockDeviceMappings": [*DISK["blockDeviceMappings"], {"deviceName": "/dev/sdb", "ebs": {"volumeSize": 1}}]},
+            "has a disk /dev/sdb that is not encrypted",
+        ),
+        (rules.encrypted_disks, "aws:ebs/volume:Volume", {"size": 1}, "is not encrypted"),
+        (rules.encrypted_disks, "aws:fsx/lustreFileSystem:LustreFileSystem", {}, "is not encrypted with a key of its own"),
+        (
+            rules.metadata_by_token,
+            INSTANCE,
+            {"metadataOptions": {"httpTokens": "optional"}},
+            "answers metadata requests without a token (IMDSv1)",
+        ),
+        (rules.metadata_by_token, TEMPLATE, {}, "answers metadata requests without a token (IMDSv1)"),
+        (rules.private_buckets, "aws:s3/bucketVersioning:BucketVersioning", {}, "does not keep what is replaced"),
+        (
+            rules.private_buckets,
+            "aws:s3/bucketPublicAccessBlock:BucketPublicAccessBlock",
+            BLOCK | {"ignorePublicAcls": False},
+            "leaves ignorePublicAcls off",
+        ),
+        (rules.private_buckets, "aws:s3/bucketPolicy:BucketPolicy", policy(), "does not refuse requests without TLS"),
+        (rules.private_buckets, "gcp:storage/bucket:Bucket", GCP_BUCKET | {"publicAccessPrevention": "inherited"}, "may be made public"),
+        (
+            rules.private_buckets,
+            "gcp:storage/bucket:Bucket",
+            GCP_BUCKET | {"uniformBucketLevelAccess": False},
+            "has access lists for single objects",
+        ),
+        (rules.private_buckets, "gcp:storage/bucket:Bucket", GCP_BUCKET | {"softDeletePolicy": {}}, "does not keep what is deleted"),
+        (
+            rules.tagged,
+            "pulumi:providers:aws",
+            {"defaultTags": '{"tags": {"project": "flotilla", "stack": "s"}}'},
+            "puts no environment on what it makes",
+        ),
+        (
+            rules.tagged,
+            "pulumi:providers:gcp",
+            {"defaultLabels": '{"project": "flotilla", "environment": "dev"}'},
+            "puts no stack on what it makes",
+        ),
+        (rules.narrow_rights, "aws:iam/rolePolicy:RolePolicy", policy(Action="*"), "allows *"),
+        (rules.narrow_rights, "aws:iam/rolePolicy:RolePolicy", policy(Action=["s3:GetObject", "s3:*"]), "allows s3:*"),
+        (rules.narrow_rights, "aws:iam/policy:Policy", policy(Resource="*"), "allows s3:GetObject on all resources"),
+        (rules.narrow_rights, "aws:iam/policy:Policy", policy(NotAction="iam:*"), "allows all but what it names"),
+        (rules.narrow_rights, "aws:s3/bucketPolicy:BucketPolicy", policy(Principal="*"), "trusts everybody"),
+        (
+            rules.narrow_rights,
+            "aws:iam/role:Role",
+            {"assumeRolePolicy": policy(Principal={"AWS": "*"}, Action="sts:AssumeRole")["policy"]},
+            "trusts everybody",
+        ),
+        (rules.narrow_rights, "gcp:projects/iAMMember:IAMMember", {"role": "roles/editor"}, "gives roles/editor"),
+        (rules.narrow_rights, "gcp:storage/bucketIAMMember:BucketIAMMember", {"member": "allUsers"}, "gives rights to allUsers"),
+        (rules.narrow_rights, "gcp:projects/iAMCustomRole:IAMCustomRole", {"permissions": ["compute.*"]}, "gives compute.*"),
+    ],
+)
+def test_a_resource_that_breaks_a_rule_is_found(rule, kind, props, wrong):
+    assert [what for _, what in rules.violations(rule, [Resource(kind, "mine", props)])] == [wrong]
+
+
+@pytest.mark.parametrize("missing", rules.COMPANIONS)
+def test_a_bucket_without_a_companion_is_found(missing):
+    bucket = Resource("aws:s3/bucket:Bucket", "mine", {})
+    beside = [Resource(f"aws:s3/x:{kind}", "mine", {}) for kind in rules.COMPANIONS if kind != missing]
+    others = [Resource(f"aws:s3/x:{missing}", "another", {})]
+    assert [*rules.private_buckets(bucket, [bucket, *beside, *others])] == [f"has no {missing} of its name"]
+
+
+@pytest.mark.parametrize("rule", rules.RULES, ids=lambda rule: rule.__name__)
+def test_every_rule_meets_something_in_the_stacks_that_it_judges(rule, planned):
+    """With its inputs taken away, some resource of some stack breaks the rule: it is not asleep."""
+    if rule in (rules.no_public_address, rules.no_open_ingress, rules.narrow_rights):  # these refuse what is there, not what is missing
+        loud = {"associatePublicIpAddress": True, "cidrIpv4": "0.0.0.0/0", "policy": '{"Statement": {"Effect": "Allow", "Action": "*"}}'}
+        everything = [Resource(one.type, one.name, loud) for one in resources(planned("aws-prod"))]
+    else:
+        everything = [Resource(one.type, one.name, {}) for one in resources(planned("aws-prod"))]
+    if rule is rules.private_buckets:
+        everything = [one for one in everything if one.kind != "BucketVersioning"]
+    assert [*rules.violations(rule, everything)]
