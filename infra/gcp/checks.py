@@ -11,6 +11,7 @@ from stacks.forms import gigabytes
 from stacks.load import StackError
 from stacks.schema import Fleet, Stack
 
+ROOM = 37  # characters, of the 63 of a resource's name, beside what names.py, Pulumi and the nodes' numbers add
 NO_COMPACT_FLEX = ("tcpx", "tcpxo")  # https://docs.cloud.google.com/compute/docs/instances/placement-policies-overview
 HYPERDISK_ML = ("a2-ultragpu", "a3-", "a4-", "g2-")  # https://docs.cloud.google.com/compute/docs/disks/hyperdisks
 
@@ -39,6 +40,11 @@ def _faults(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]
     yield from _fabrics(stack, found)
     for index, fleet in enumerate(stack.fleets):
         kind, at = found[fleet.name], f"fleets[{index}]"
+        if len(stack.name) + len(fleet.name) > ROOM:
+            yield (
+                f"{at}.name",
+                f"{fleet.name!r} and the stack's name {stack.name!r} are too long for GCP: {ROOM} characters together, at most",
+            )
         yield from _capacity(fleet, kind, at)
         yield from _placement(fleet, kind, at)
         yield from _provision(stack, fleet, kind, at)

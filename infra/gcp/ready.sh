@@ -3,6 +3,8 @@
 # Its log: journalctl -u google-startup-scripts
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
+# Ubuntu's own upgrades may be at work; wait for them, but not for ever.
+echo 'DPkg::Lock::Timeout "600";' >/etc/apt/apt.conf.d/90-flotilla
 
 command -v docker >/dev/null || { apt-get update -qq && apt-get install -qq -y docker.io; }
 if command -v nvidia-smi >/dev/null && ! command -v nvidia-ctk >/dev/null; then

@@ -71,6 +71,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
         [("fleets.0.machine", None)],
         "fleets[0].machine: is missing; with flotilla:cloud gcp a fleet names its machine",
     ),
+    "names too long": (
+        DSTACK,
+        [("fleets.0.name", "f" * 34)],
+        f"fleets[0].name: '{'f' * 34}' and the stack's name 'test' are too long for GCP: 37 characters together, at most",
+    ),
     "no nodes": (DSTACK, [("fleets.0.nodes", 0)], "fleets[0].nodes: 0 is not an integer >= 1"),
     "GPUs beside the machine": (
         DSTACK,
@@ -302,6 +307,13 @@ def test_ids_fit_and_differ(length):
     assert names.account(f"{stack_name}x-nodes") not in ids
     assert 4 <= len(names.pool(stack_name)) <= 32
     assert not names.pool("gcp-dev").startswith("gcp-")  # Google's own
+
+
+def test_the_longest_names_that_are_let_through_fit():
+    longest = stack(DSTACK, ("fleets.0.name", "f" * 33))
+    assert checks.machines(longest)
+    for name in (f"flotilla-{longest.name}-{'f' * 33}-999", f"flotilla-{'s' * 35}-internal"):
+        assert len(f"{name}-1a2b3c4") <= names.LONGEST
 
 
 def test_apis_follow_from_what_is_asked_for():
