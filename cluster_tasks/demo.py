@@ -213,10 +213,11 @@ class Kill(threading.Thread):
 
 def _is_trainer(process: psutil.Process) -> bool:
     try:
-        command = " ".join(process.cmdline())
+        words = process.cmdline()
     except psutil.Error:  # it has ended
         return False
-    return "trainer.train_ppo" in command or command.startswith(("ray::Worker", "ray::SamplerActor"))
+    # A word of its own: not the shell that Ray starts a job with.
+    return "trainer.train_ppo" in words or " ".join(words).startswith(("ray::Worker", "ray::SamplerActor"))
 
 
 def cluster_processes() -> list[psutil.Process]:

@@ -10,6 +10,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster_tasks import demo
@@ -60,6 +61,15 @@ def test_the_victim_is_a_process_of_the_job_and_is_killed_after_its_step(build):
         assert kill.end() == job.pid
     finally:
         job.kill()
+
+
+def test_the_shell_around_a_job_is_no_victim():
+    with subprocess.Popen(["sh", "-c", "sleep 60; exit; python -m trainer.train_ppo"]) as shell:
+        process = psutil.Process(shell.pid)
+        assert "trainer.train_ppo" in " ".join(process.cmdline())
+        assert not demo._is_trainer(process)
+        for one in [*process.children(), process]:
+            one.kill()
 
 
 def test_a_job_that_does_not_end_is_stopped_and_its_deadline_named(monkeypatch):
