@@ -36,7 +36,7 @@ class NodesArgs:
     key_name: pulumi.Input[str]
     user: str
     mount: pulumi.Output[list[str]]
-    after: list[pulumi.Resource]  # what a machine needs when it starts
+    after: list[pulumi.Resource]  # what machines need when they start; the template waits for it, and they for that
     tags: dict[str, str]  # of the disks, which a launch makes unseen by the provider
 
 
@@ -61,7 +61,7 @@ class Nodes(pulumi.ComponentResource):
             user_data=args.mount.apply(lambda mount: user_data(args.user, mount)),
             **purchase(args.fleet.capacity),
             # A stack without a pin stays with the image of its first `up`: a newer one must not replace nodes at work.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=None if args.fleet.image else ["imageId"]),
+            opts=pulumi.ResourceOptions(parent=self, depends_on=args.after, ignore_changes=None if args.fleet.image else ["imageId"]),
         )
         version = template.latest_version.apply(str)
         self.instances = [
@@ -71,7 +71,7 @@ class Nodes(pulumi.ComponentResource):
                 tags={"Name": f"{name}-{index}"},
                 # Not in the template: with a new version of that, a change of a tag would replace the nodes.
                 volume_tags=args.tags | {"Name": f"{name}-{index}"},
-                opts=pulumi.ResourceOptions(parent=self, depends_on=args.after),
+                opts=child,
             )
             for index in range(args.fleet.nodes)
         ]

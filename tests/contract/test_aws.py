@@ -365,8 +365,19 @@ def test_a_machine_starts_when_it_can_reach_what_it_needs(planned, changed):
         needed = {one.urn for kind in ("Route", "RouteTableAssociation", "SecurityGroupEgressRule") for one in of(plan, kind)}
         needed |= {one.urn for one in of(plan, "RolePolicy") if "-node-" in one.name}
         needed -= {one.urn for one in of(plan, "SecurityGroupEgressRule") if not one.name.endswith(("dev-out", "prod-out"))}
+        made_of = {one.urn: one.options.get("dependencies", []) for one in plan.resources}
         for instance in of(plan, "Instance"):
-            assert needed <= set(instance.options["dependencies"]), instance.name
+            assert needed <= before(instance.urn, made_of), instance.name
+
+
+def before(urn: str, made_of: dict[str, list[str]]) -> set[str]:
+    """What is made before a resource, by way of others too."""
+    found, waiting = set(), [urn]
+    while waiting:
+        new = set(made_of[waiting.pop()]) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def test_a_server_in_the_network_needs_no_bastion(changed):
