@@ -1,0 +1,156 @@
+"""The AWS and GCP stacks under the real engine, on a provider that records: what is created when, what a change replaces, what stays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.preview import Plan, plan
+
+ROOT = Path(__file__).parents[2]
+PROVIDER = Path(__file__).with_name("recording_provider.py")
+PACK = ROOT / "infra/policy"
+
+pytestmark = [pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH"), pytest.mark.slow]
+
+
+@pytest.fixture
+def cloud(project, tmp_path):
+    """The project with recording providers in place of those of AWS and GCP."""
+    providers = []
+    for name in ("aws", "gcp"):
+        plugin = tmp_path / "plugins" / name / f"pulumi-resource-{name}"
+        plugin.parent.mkdir(parents=True)
+        plugin.write_text(f'#!/bin/sh\nexec {sys.executable} {PROVIDER} {name} "$@"\n')
+        plugin.chmod(0o755)
+        providers.append({"name": name, "path": str(plugin.parent)})
+    content = yaml.safe_load((ROOT / "Pulumi.yaml").read_text()) | {"plugins": {"providers": providers}}
+    (tmp_path / "Pulumi.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
+    project.environment["RECORD"] = str(tmp_path / "calls.jsonl")
+    return project
+
+
+def calls(cloud: Any) -> list[tuple[str, str, str]]:
+    """What the cloud was asked since the last time: call, kind, name."""
+    file = Path(cloud.environment["RECORD"])
+    found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    file.unlink(missing_ok=True)
+    return [(one["call"], one["urn"].split("::")[2].rpartition(":")[2], one["urn"].rpartition("::")[2]) for one in found]
+
+
+def in_cloud(planned: Plan) -> set[tuple[str, str]]:
+    """Kind and name of what the preview says that the providers make."""
+    return {(one.kind, one.name) for one in planned.resources if one.type.split(":")[0] in ("aws", "gcp") and not one.component}
+
+
+def before(asked: list[tuple[str, str, str]], first: tuple[str, str], then: tuple[str, str]) -> bool:
+    """Whether all of the kind and name (by its end) `first` come before all of `then`; each must be there."""
+    places = [
+        [place for place, (_, kind, name) in enumerate(asked) if kind == wanted and name.endswith(end)] for wanted, end in (first, then)
+    ]
+    return max(places[0]) < min(places[1])
+
+
+ANY = ""
+ORDER = {  # what must be there before what; when they go, the other way round
+    "aws-dev": [
+        (("Vpc", ANY), ("Subnet", ANY)),
+        (("Route", "-public"), ("NatGateway", ANY)),
+        (("BucketVersioning", ANY), ("BucketLifecycleConfiguration", ANY)),
+        (("Role", "-node"), ("InstanceProfile", "-node")),
+        (("SecurityGroup", "-nodes"), ("SecurityGroupIngressRule", ANY)),
+    ],
+    "aws-prod": [
+        (("Route", "-private"), ("Instance", ANY)),  # a node that starts without a way out never becomes ready
+        (("SecurityGroupEgressRule", "-out"), ("Instance", ANY)),
+        (("RolePolicy", "-checkpoints"), ("Instance", "-0")),
+        (("LustreFileSystem", ANY), ("LaunchTemplate", ANY)),  # its address is in the user data
+        (("PlacementGroup", ANY), ("LaunchTemplate", ANY)),
+        (("Key", ANY), ("LustreFileSystem", ANY)),
+        (("RolePolicy", "-flow"), ("FlowLog", ANY)),
+    ],
+    "gcp-dev": [
+        (("Service", ANY), ("Network", ANY)),
+        (("Service", ANY), ("Bucket", ANY)),
+        (("Network", ANY), ("Subnetwork", ANY)),
+        (("Router", ANY), ("RouterNat", ANY)),
+        (("Account", "-nodes"), ("BucketIAMMember", ANY)),
+    ],
+    "gcp-prod": [
+        (("Service", ANY), ("InstanceTemplate", ANY)),
+        (("CryptoKeyIAMMember", ANY), ("Bucket", ANY)),  # GCS refuses a key that it may not use
+        (("Subnetwork", ANY), ("InstanceTemplate", ANY)),
+        (("InstanceTemplate", ANY), ("InstanceFromTemplate", ANY)),
+        (("WorkloadIdentityPool", ANY), ("WorkloadIdentityPoolProvider", ANY)),
+    ],
+}
+# Kept in the cloud when the stack goes, where it is protected.
+KEPT = {"aws-prod": {"Bucket", "Key", "LustreFileSystem"}, "gcp-prod": {"Bucket", "KeyRing", "CryptoKey"}}
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_stack_comes_stays_changes_and_goes(name, cloud):
+    folder, planned = cloud.stack(name), plan(name, ROOT)
+
+    # It comes, as the preview said, in an order that the cloud takes.
+    assert cloud.up(name) == {"create": len(planned.resources) + 1}  # and the stack itself
+    created = calls(cloud)
+    assert {(kind, one) for call, kind, one in created if call == "create"} == in_cloud(planned)
+    for first, then in ORDER[name]:
+        assert before(created, first, then), f"{first} before {then}"
+    files = {file.name for file in folder.iterdir()}
+    assert "server-config.yml" in files and "ray-cluster.dstack.yml" in files
+
+    # It stays.
+    assert cloud.up(name) == {"same": len(planned.resources) + 1}
+    assert not calls(cloud)
+
+    # A tag changes what is there, in place: no node is replaced, nothing else comes or goes.
+    cloud.must("config", "set", "--stack", name, "--path", "flotilla:tags.purpose", "training")
+    changes = cloud.up(name)
+    assert set(changes) == {"same", "update"}
+    asked = calls(cloud)
+    assert {call for call, _, _ in asked} == {"update"}
+    assert {"LaunchTemplate", "InstanceTemplate"}.isdisjoint(kind for _, kind, _ in asked)
+
+    # It goes in the opposite order; what is protected refuses first, and is kept when somebody insists.
+    if name in KEPT:
+        refused = cloud.run("destroy", "--stack", name, "--yes")
+        assert refused.returncode != 0 and "protected" in refused.stdout + refused.stderr
+        assert not calls(cloud)
+        cloud.must("state", "unprotect", "--stack", name, "--all", "--yes")
+    cloud.must("destroy", "--stack", name, "--yes")
+    deleted = calls(cloud)
+    kept = in_cloud(planned) - {(kind, one) for call, kind, one in deleted if call == "delete"}
+    assert {kind for kind, _ in kept} == KEPT.get(name, set())
+    gone = [(first, then) for first, then in ORDER[name] if {first[0], then[0]}.isdisjoint(KEPT.get(name, ()))]
+    for first, then in gone:
+        assert before(deleted, then, first), f"{then} goes before {first}"
+    assert not folder.exists()
+
+
+@pytest.mark.skipif(not (PACK / ".venv").exists(), reason="the policy pack has no environment; `make install-policy` makes it")
+def test_the_policy_pack_passes_a_stack_and_refuses_one_that_breaks_a_rule(cloud):
+    """The pack with its own interpreter: what it says is what the rules say in tests/contract/test_policy.py."""
+    cloud.stack("aws-dev")
+    done = cloud.run("preview", "--stack", "aws-dev", "--policy-pack", str(PACK))
+    assert done.returncode == 0, done.stdout + done.stderr
+    program = cloud.folder / "infra/__main__.py"
+    program.write_text(
+        program.read_text() + "\nimport pulumi_aws as aws\n"
+        'aws.ec2.Instance("open", ami="ami-1", instance_type="m7i.xlarge", associate_public_ip_address=True)\n'
+    )
+    done = cloud.run("preview", "--stack", "aws-dev", "--policy-pack", str(PACK))
+    assert done.returncode != 0
+    said = done.stdout + done.stderr
+    for rule, wrong in (
+        ("no-public-address", "open gets a public address"),
+        ("encrypted-disks", "open has a root disk that is not encrypted"),
+    ):
+        assert rule in said and wrong in said, said
