@@ -130,6 +130,7 @@ def _launch_args(
         disk=store.disk,
         labels=labels(base.stack),
         unlabelled=base.unlabelled,
+        after=[*network.ready, *store.ready],
     )
 
 

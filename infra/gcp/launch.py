@@ -31,6 +31,7 @@ class LaunchArgs:
     disk: pulumi.Output[str] | None
     labels: dict[str, str]
     unlabelled: pulumi.ProviderResource
+    after: list[pulumi.Resource]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def _nodes(args: LaunchArgs, access: Access, fleet: Fleet, opts: pulumi.Resource
         startup=args.mount.apply(lambda mount: startup.script(access, mount, start)),
         disk=args.disk,
         labels=args.labels,
+        after=args.after,
     )
     return Nodes(f"{args.name}-{fleet.name}", shared, args.unlabelled, opts=opts)
 

@@ -30,10 +30,12 @@ class Network(pulumi.ComponentResource):
     subnet: pulumi.Output[str]  # name
     subnet_id: pulumi.Output[str]
     cidr: pulumi.Output[str]
+    ready: list[pulumi.Resource]  # what machines wait for: the way out, and the rules that let them talk
 
     def __init__(self, name: str, args: NetworkArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:gcp:Network", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
+        self.ready = []
         if args.settings.vpc:
             self._look_up(args)
         else:
@@ -61,7 +63,7 @@ class Network(pulumi.ComponentResource):
         )
         router = compute.Router(name, network=vpc.id, region=args.region, opts=self._child)
         # Dynamic ports: a node that pulls images and models opens more connections than the 64 that are each machine's by default.
-        compute.RouterNat(
+        nat = compute.RouterNat(
             name,
             router=router.name,
             region=args.region,
@@ -75,11 +77,12 @@ class Network(pulumi.ComponentResource):
             log_config={"enable": True, "filter": "ERRORS_ONLY"},
             opts=self._child,
         )
+        self.ready.append(nat)
         self.vpc, self.subnet, self.subnet_id = vpc.name, subnet.name, subnet.id
         self.cidr = pulumi.Output.from_input(str(args.subnet))
 
     def _allow(self, name: str, args: NetworkArgs) -> None:
-        compute.Firewall(
+        internal = compute.Firewall(
             f"{name}-internal",
             network=self.vpc,
             description="Nodes talk to one another on all ports: Ray, NCCL, rendezvous.",
@@ -89,7 +92,7 @@ class Network(pulumi.ComponentResource):
             allows=[{"protocol": "all"}],
             opts=self._child,
         )
-        compute.Firewall(
+        ssh = compute.Firewall(
             f"{name}-ssh",
             # dstack would insert a rule of this name that lets everybody in, and never remove it; it accepts this one.
             name=self.vpc.apply(lambda vpc: ssh_rule(args.project, vpc)),
@@ -101,3 +104,4 @@ class Network(pulumi.ComponentResource):
             allows=[{"protocol": "tcp", "ports": ["22"]}],
             opts=self._child,
         )
+        self.ready += [internal, ssh]

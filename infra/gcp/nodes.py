@@ -35,6 +35,7 @@ class NodesArgs:
     startup: pulumi.Output[str]  # script
     disk: pulumi.Output[str] | None  # link of a disk for the checkpoints
     labels: dict[str, str]
+    after: list[pulumi.Resource]  # what a machine needs when it starts, beyond what its settings name
 
 
 class Nodes(pulumi.ComponentResource):
@@ -84,7 +85,7 @@ class Nodes(pulumi.ComponentResource):
                 "serial-port-enable": "FALSE",
             },
             # Labels of a template cannot change in place: with them, a new tag would replace every node.
-            opts=pulumi.ResourceOptions(parent=self, provider=unlabelled),
+            opts=pulumi.ResourceOptions(parent=self, provider=unlabelled, depends_on=args.after),
         )
 
     def _launch(self, name: str, args: NodesArgs, template: compute.InstanceTemplate) -> None:

@@ -33,11 +33,13 @@ class Storage(pulumi.ComponentResource):
     bucket: pulumi.Output[str] | None = None
     share: pulumi.Output[str] | None = None
     disk: pulumi.Output[str] | None = None
+    ready: list[pulumi.Resource]  # what machines wait for before they mount it
     place: pulumi.Output[str] | None = None  # that which is set, as a person looks it up
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:gcp:Storage", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
+        self.ready = []
         # What holds checkpoints outlives the stack in production, even where somebody lifts the protection to destroy the rest.
         self._kept = pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect)
         self._deletion = "PREVENT" if args.protect else "DELETE"
@@ -68,13 +70,14 @@ class Storage(pulumi.ComponentResource):
             deletion_policy=self._deletion,
             opts=pulumi.ResourceOptions.merge(self._kept, pulumi.ResourceOptions(depends_on=after)),
         )
-        storage.BucketIAMMember(
+        grant = storage.BucketIAMMember(
             f"{name}-checkpoints",
             bucket=bucket.name,
             role="roles/storage.objectUser",
             member=pulumi.Output.concat("serviceAccount:", args.nodes),
             opts=self._child,
         )
+        self.ready.append(grant)
         return bucket.name
 
     def _key(self, name: str, args: StorageArgs) -> tuple[pulumi.Output[str], list[pulumi.Resource]]:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.gcp import assumed
 from infra.preview import Plan, Resource
 
 STACKS = ("gcp-dev", "gcp-prod")
@@ -462,6 +463,33 @@ def test_flex_start_asks_for_all_machines_at_once_and_waits(variant):
     assert group.inputs["allInstancesConfig"]["labels"]["stack"] == "gcp-prod"
     assert not of(plan, "InstanceFromTemplate")
     assert plan.outputs["next"] == ["pulumi up --stack gcp-prod --yes"]  # again, when they are there
+
+
+def test_machines_that_were_granted_are_in_the_fleet(changed, monkeypatch):
+    """The `up` after GCP started them: what the group and each machine answer then."""
+    empty = assumed.answer
+
+    def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
+        if token.endswith(":getInstanceGroup"):
+            return arguments | {"instances": ["zones/z/instances/h200-b", "zones/z/instances/h200-a"]}, "granted"
+        if token.endswith(":getInstance"):
+            name = arguments["selfLink"].rpartition("/")[2]
+            return arguments | {"name": name, "networkInterfaces": [{"networkIp": f"10.64.0.{ord(name[-1])}"}]}, "running"
+        return empty(token, arguments)
+
+    monkeypatch.setattr(assumed, "answer", answer)
+    plan = changed("gcp-prod", FLEX | {"fleets.0.nodes": 2})
+    [text] = [one.inputs["text"] for one in of(plan, "File") if one.name == "h200.fleet.dstack.yml"]
+    assert yaml.safe_load(text)["ssh_config"]["hosts"] == ["10.64.0.97", "10.64.0.98"]
+    assert plan.outputs["next"][0].startswith("gcloud compute start-iap-tunnel h200-a 22 ")
+
+
+@every("prod", "flex-start", "share")
+def test_machines_start_when_they_can_reach_what_they_need(name, variant):
+    plan = variant(name)
+    needed = {one.urn for kind in ("RouterNat", "BucketIAMMember", "Firewall") for one in of(plan, kind) if "gpu" not in one.name}
+    for template in of(plan, "InstanceTemplate"):
+        assert needed <= set(template.options["dependencies"])
 
 
 def test_a_bastion_is_for_those_who_may_and_has_no_account(variant):
