@@ -66,6 +66,20 @@ def test_two_ranks_learn_what_one_does(runs, stage):
     assert max(float((alone[key] - shared[key]).abs().max()) for key in alone) < 2e-2  # Adam's first steps amplify rounding
 
 
+def test_two_ranks_load_a_model_in_parts_and_resume_from_rank_0s_choice(runs):
+    base = ["model.init=null", "model.path=run:alone", "model.tokenizer=null"]
+    for ranks, *settings in (
+        (1, "run.name=path", "trainer.steps=3"),
+        (2, "run.name=parts", "trainer.zero_stage=3", "trainer.steps=2"),
+        (2, "run.name=parts", "trainer.zero_stage=3", "trainer.steps=3"),
+    ):
+        result = train(runs, ranks, *base, *settings)
+        assert result.returncode == 0, result.stdout + result.stderr
+    alone, parts = metrics(runs, "path"), metrics(runs, "parts")
+    assert [row["step"] for row in parts] == [1, 2, 3]
+    assert [row["loss"] for row in parts] == pytest.approx([row["loss"] for row in alone], rel=1e-3)
+
+
 def test_killed_at_once_it_resumes_to_the_same_numbers(runs):
     env = os.environ | {"FLOTILLA_RUNS": str(runs)}
     process = subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ import torch
 from safetensors.torch import load_file
 
 from trainer.actors import free_port
+from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.config import ConfigError, TrainConfig
 from trainer.data.packing import Sequence
-from trainer.train_sft import update
+from trainer.train_sft import _save, update
 from trainer.workers import Role, Worker
 
+ROOT = Path(__file__).resolve().parents[2]
 DRAW = torch.Generator().manual_seed(0)
 BATCHES = [[Sequence([3, 4, 5], torch.randint(3, 15, (6,), generator=DRAW).tolist()) for _ in range(4)] for _ in range(6)]
 
@@ -50,7 +54,7 @@ def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, floa
 
 @pytest.mark.parametrize(("dtype", "stage"), [("bfloat16", 0), ("bfloat16", 2), ("bfloat16", 3), ("float32", 3)])
 def test_four_steps_and_two_after_a_restart_are_six(tiny_model, tmp_path, dtype, stage):
-    settings = {"model": {"dtype": dtype}, "trainer": {"zero_stage": stage}}
+    settings: dict[str, Any] = {"model": {"dtype": dtype}, "trainer": {"zero_stage": stage}}
     whole = losses(started(tiny_model, **settings), BATCHES)
     first = started(tiny_model, **settings)
     before = losses(first, BATCHES[:4])
@@ -65,6 +69,29 @@ def test_four_steps_and_two_after_a_restart_are_six(tiny_model, tmp_path, dtype,
 def test_a_checkpoint_that_a_rank_does_not_see_is_a_mistake_that_names_the_folder(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=rf"{tmp_path}: rank 0 .* same one on every node"):
         started(tiny_model).load(tmp_path)
+
+
+def test_a_checkpoint_without_every_ranks_shard_is_none(tiny_model, tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(CheckpointError, match=r"random-1\.pt did not arrive"):
+        _save(started(tiny_model), checkpoints, 1, {}, rank=0, world=2)
+    assert checkpoints.latest() is None
+
+
+LOOK = """
+import sys, torch
+from trainer.train_sft import _from_rank_0
+rank = int(sys.argv[1])
+torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2)
+print(_from_rank_0(lambda: f"seen by {rank}", rank, 2))
+"""
+
+
+def test_rank_0_chooses_the_checkpoint_for_all():
+    command = [sys.executable, "-c", LOOK]
+    port = str(free_port())
+    ranks = [subprocess.Popen([*command, str(rank), port], cwd=ROOT, stdout=subprocess.PIPE, text=True) for rank in range(2)]
+    assert [rank.communicate(timeout=120)[0] for rank in ranks] == ["seen by 0\n"] * 2
 
 
 def test_under_zero_3_a_model_is_loaded_in_parts_and_exported_whole(tiny_model, tmp_path, monkeypatch):
@@ -102,7 +129,7 @@ def test_the_reference_is_not_trained_and_checkpoints_nothing(tiny_model):
 
 
 def test_supervised_steps_span_the_schedule_and_leave_rollout_settings_out(tiny_model):
-    ignored = {"algorithm": {"epochs": 3, "minibatches": 2}, "rollout": {"temperature": 0.5}}
+    ignored: dict[str, Any] = {"algorithm": {"epochs": 3, "minibatches": 2}, "rollout": {"temperature": 0.5}}
     worker, plain = started(tiny_model, optim={"schedule": "linear"}, **ignored), started(tiny_model, optim={"schedule": "linear"})
     found = losses(worker, BATCHES)
     assert [step["lr"] for step in found] == pytest.approx([1e-2 * (6 - i) / 6 for i in range(6)])
