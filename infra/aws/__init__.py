@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pulumi
 import pulumi_aws as aws
@@ -41,7 +41,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     base = _base(stack)
     zones = _zones(base, machines)
     deploy = _deploy(base)
-    base = Base(stack, base.name, base.account, base.opts, base.ask, deploy.boundary_arn if deploy else None)
+    base = replace(base, boundary=deploy.boundary_arn if deploy else None)
     place = _place(base, zones)
     bucket = Bucket(base.name, BucketArgs(stack.checkpoints.keep_days, stack.protect), opts=base.opts)
     identity = _identity(base, bucket)
@@ -98,7 +98,7 @@ def _deploy(base: Base) -> Deploy | None:
 def _place(base: Base, zones: list[str]) -> network.Place:
     wanted = base.stack.network
     if wanted.vpc:
-        return network.existing(base.stack, base.ask)
+        return network.existing(base.stack, zones, base.ask)
     args = network.NetworkArgs(wanted.cidr, zones, wanted.nat, wanted.flow_logs, base.account.region, base.stack.name, base.boundary)
     return network.Network(base.name, args, opts=base.opts).place
 

@@ -18,8 +18,9 @@ def check(stack: Stack, machines: dict[str, Machine]) -> None:
 def zones(stack: Stack, offered: dict[str, list[str]]) -> list[str]:
     """The zones to use, in order: those that offer every machine type of `offered`, or those of them that the stack names.
 
-    Raises StackError where there are none.
+    Local zones, which a region may have too, are left out: no NAT gateway stands there. Raises StackError where none is left.
     """
+    offered = {machine: [zone for zone in where if zone[:-1] == stack.region] for machine, where in offered.items()}
     wrong, common = [], set.intersection(*(set(zones) for zones in offered.values()))
     for machine, where in offered.items():
         if not where:

@@ -12,6 +12,7 @@ from pulumi_aws import cloudwatch, ec2, iam
 
 from infra.aws import policies
 from infra.aws.addresses import Subnets, cut
+from stacks.load import StackError
 from stacks.schema import Stack
 
 LOG_DAYS = 30  # for which flow logs are kept
@@ -46,14 +47,20 @@ class Place:
         return self.private[next(iter(self.private))]
 
 
-def existing(stack: Stack, ask: pulumi.InvokeOptions) -> Place:
-    """The network that the stack names; AWS says so where a subnet is of another one."""
+def existing(stack: Stack, zones: list[str], ask: pulumi.InvokeOptions) -> Place:
+    """The network that the stack names, with its subnets in zones that offer the machines; AWS says so where one is of another network.
+
+    Raises StackError where no subnet is in such a zone.
+    """
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
-    private: dict[str, pulumi.Input[str]] = {}
-    for subnet in wanted.subnets:
-        found = ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=ask)
-        private.setdefault(found.availability_zone, subnet)
+    found = {subnet: ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=ask).availability_zone for subnet in wanted.subnets}
+    private: dict[str, pulumi.Input[str]] = {zone: subnet for subnet, zone in reversed(found.items()) if zone in zones}
+    if not private:
+        where = ", ".join(f"{subnet} in {zone}" for subnet, zone in found.items())
+        raise StackError(
+            f"stacks/Pulumi.{stack.name}.yaml: flotilla:network.subnets: {where}, but the machines are offered in {', '.join(zones)}"
+        )
     return Place(wanted.vpc, ec2.get_vpc(id=wanted.vpc, opts=ask).cidr_block, private, {})
 
 

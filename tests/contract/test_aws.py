@@ -169,6 +169,14 @@ def test_an_existing_network_is_used_and_none_is_made(changed):
     assert backend(plan)["vpc_ids"] == {"us-east-1": mine["vpc"]}
 
 
+def test_an_existing_network_without_the_machine_is_refused(changed):
+    mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
+    with pytest.raises(
+        Exception, match=r"network.subnets: subnet-0123456789abcdef0 in us-east-1a, but the machines are offered in us-west-"
+    ):
+        changed("aws-dev", {"network": mine, "region": "us-west-2"})
+
+
 # Security
 
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from infra.aws import mount, nodes, policies, security
+from infra.aws import checks, mount, nodes, policies, security
 from infra.aws.addresses import cut
 from infra.aws.capacity import placed_together, purchase
 from infra.aws.site import Known, site, tunnel
 from infra.machines import MACHINES, machine
 from stacks.clouds import Capacity
+from stacks.load import StackError
 from stacks.schema import Fleet, Stack
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
@@ -128,6 +129,31 @@ def test_each_way_to_buy_says_one_thing():
         "reservation": {"capacity_reservation_specification"},
         "block": {"capacity_reservation_specification", "instance_market_options"},
     }
+
+
+# Zones
+
+
+def test_zones_are_those_that_offer_every_machine_type():
+    offered = {"p5.48xlarge": ["us-east-1b", "us-east-1a", "us-east-1-bos-1a"], "g6.xlarge": ["us-east-1a", "us-east-1c", "us-east-1b"]}
+    assert checks.zones(stack(), offered) == ["us-east-1a", "us-east-1b"]
+    assert checks.zones(stack(network={"zones": ["us-east-1b"]}), offered) == ["us-east-1b"]
+
+
+@pytest.mark.parametrize(
+    ("offered", "problem"),
+    [
+        ({"p5.48xlarge": []}, "fleets[0].machine: 'p5.48xlarge' is not offered in us-east-1; take another region or machine type"),
+        ({"p5.48xlarge": ["us-east-1-bos-1a"]}, "fleets[0].machine: 'p5.48xlarge' is not offered in us-east-1"),
+        (
+            {"p5.48xlarge": ["us-east-1a"], "g6.xlarge": ["us-east-1b"]},
+            "fleets: no zone of us-east-1 offers all machine types (p5.48xlarge in ",
+        ),
+    ],
+)
+def test_a_region_without_the_machine_is_refused(offered, problem):
+    with pytest.raises(StackError, match=f"^{re.escape('stacks/Pulumi.test.yaml: flotilla:' + problem)}"):
+        checks.zones(stack(), offered)
 
 
 # Mounts
