@@ -185,8 +185,8 @@ class Checkpoints(Model):
     @model_validator(mode="after")
     def _kind_has_its_settings(self) -> Self:
         path = PurePosixPath(self.path)
-        if not path.is_absolute() or path == PurePosixPath("/") or ":" in str(path):
-            raise problem(f"{str(path)!r} is not the absolute path of a folder (without ':')", "path")
+        if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
+            raise problem(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
         if self.kind == "network" and self.volume is None:
             raise problem("is missing; kind: network is a dstack volume, which has a name (volume) and a size", "volume")
         if self.kind in SIZED and self.size is None:

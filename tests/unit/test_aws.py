@@ -161,7 +161,7 @@ def test_a_region_without_the_machine_is_refused(offered, problem):
 
 MOUNTS = {
     "bucket inside": mount.bucket_in_container("my-bucket", "eu-west-1", "/checkpoints"),
-    "bucket on host": mount.bucket_on_host("my-bucket", "eu-west-1", "/mnt/a b"),
+    "bucket on host": mount.bucket_on_host("my-bucket", "eu-west-1", "/mnt/ckpt"),
     "lustre on host": mount.lustre_on_host("fs-1.fsx.eu-west-1.amazonaws.com", "abcdef", "/mnt/ckpt"),
 }
 
@@ -174,7 +174,8 @@ def test_mounting_is_shell_that_stops_at_the_first_failure(lines):
 
 
 def test_what_hosts_mount_stays_over_a_reboot():
-    assert "echo 'my-bucket /mnt/a b fuse.s3fs " in MOUNTS["bucket on host"][2]
+    [line] = [line for line in MOUNTS["bucket on host"] if ">>/etc/fstab" in line]
+    assert line.startswith("echo 'my-bucket /mnt/ckpt fuse.s3fs _netdev,iam_role=auto,endpoint=eu-west-1,")  # after the network is up
     assert MOUNTS["lustre on host"][-2].startswith("echo 'fs-1.fsx.eu-west-1.amazonaws.com@tcp:/abcdef /mnt/ckpt lustre ")
     assert MOUNTS["lustre on host"][-1] == "mount /mnt/ckpt"
 
