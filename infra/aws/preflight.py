@@ -118,7 +118,7 @@ def efa(asked: Asked) -> Iterator[Finding]:
             text = f"{name} has {there} EFA interfaces here, and infra/machines.py says {wanted[name].efa}"
             yield failed("efa", text, "take another machine type or region")
         else:
-            yield ok("efa", f"{name}: {there} interfaces")
+            yield ok("efa", f"interfaces of {name}: {there}")
 
 
 def quota(asked: Asked) -> Iterator[Finding]:
@@ -135,8 +135,14 @@ def quota(asked: Asked) -> Iterator[Finding]:
         else:
             wanted[code] = wanted.get(code, 0) + fleet.nodes * machine.cpus
     for code, vcpus in wanted.items():
-        answer = asked.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
-        yield enough(answer, vcpus, asked.stack)
+        try:
+            answer = asked.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] != "NoSuchResourceException":
+                raise
+            yield unknown("quota", f"{asked.stack.region} tells no quota {code}; the stack wants {vcpus} vCPUs of it", _quotas(asked.stack))
+        else:
+            yield enough(answer, vcpus, asked.stack)
 
 
 def quota_code(machine: str, kind: str) -> str | None:
@@ -242,7 +248,8 @@ def subnets(asked: Asked) -> Iterator[Finding]:
     network = asked.stack.network
     if network.vpc is None:
         return
-    found = asked.client("ec2").describe_subnets(SubnetIds=list(network.subnets))["Subnets"]
+    answer = asked.client("ec2").describe_subnets(SubnetIds=list(network.subnets))["Subnets"]
+    found = sorted(answer, key=lambda one: network.subnets.index(one["SubnetId"]))
     for one in found:
         if one["VpcId"] != network.vpc:
             look = f"aws ec2 describe-subnets --region {asked.stack.region} --filters Name=vpc-id,Values={network.vpc}"

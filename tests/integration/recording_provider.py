@@ -72,7 +72,8 @@ class RecordingProvider(provider_pb2_grpc.ResourceProviderServicer):
 
     def outputs(self, urn: str, kind: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         id_, values = self.assumed.created(kind, urn.rpartition("::")[2], inputs)
-        return id_, values | {"tagsAll": self.tags | (inputs.get("tags") if isinstance(inputs.get("tags"), dict) else {})}
+        own = inputs.get("tags")  # a list on machines of GCP, where it means something else
+        return id_, values | {"tagsAll": self.tags | own if isinstance(own, dict) else self.tags}
 
     # The plugin
 

@@ -87,6 +87,8 @@ ORDER = {  # what must be there before what; when they go, the other way round
         (("CryptoKeyIAMMember", ANY), ("Bucket", ANY)),  # GCS refuses a key that it may not use
         (("Subnetwork", ANY), ("InstanceTemplate", ANY)),
         (("InstanceTemplate", ANY), ("InstanceFromTemplate", ANY)),
+        (("RouterNat", ANY), ("InstanceFromTemplate", ANY)),  # a node that starts without a way out never becomes ready
+        (("BucketIAMMember", ANY), ("InstanceFromTemplate", ANY)),
         (("WorkloadIdentityPool", ANY), ("WorkloadIdentityPoolProvider", ANY)),
     ],
 }

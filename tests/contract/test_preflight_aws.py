@@ -1,0 +1,371 @@
+"""What AWS is asked before `pulumi up`: against moto's EC2, and against answers that botocore checks where moto has none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+from botocore.stub import Stubber
+from moto import mock_aws
+
+from infra import equipment, preflight
+from infra.aws import preflight as aws
+from infra.aws.preflight import Asked
+from infra.findings import Finding
+from stacks import load
+from stacks.load import StackError
+from stacks.schema import Stack
+
+ROOT = Path(__file__).parents[2]
+REGION = "us-east-1"
+IMAGE = "ami-0123456789abcdef0"
+VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
+
+
+def stack(name: str = "aws-dev", fleet: dict[str, Any] | None = None, **settings: Any) -> Stack:
+    """A stack of the repository with settings replaced, those of its fleet among them; `...` removes one."""
+    raw = load.settings(name, ROOT) | {f"flotilla:{key}": value for key, value in settings.items()}
+    raw["flotilla:fleets"] = [{key: value for key, value in (raw["flotilla:fleets"][0] | (fleet or {})).items() if value is not ...}]
+    return load.parse(name, raw)
+
+
+@pytest.fixture(autouse=True)
+def credentials(monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+
+@pytest.fixture
+def ec2():
+    with mock_aws():
+        yield boto3.client("ec2", region_name=REGION)
+
+
+def asked(of: Stack, **clients: Any) -> Asked:
+    made = {name.replace("_", "-"): client for name, client in clients.items()}
+    return Asked(of, equipment.machines(of, "aws"), made.__getitem__)
+
+
+def stubbed(service: str, *answers: tuple[str, Any, dict[str, Any]]) -> Any:
+    """A client that expects these calls and gives these answers, or errors; both must be such as AWS's model of the service knows."""
+    client = boto3.client(service, region_name=REGION)
+    stubber = Stubber(client)
+    for call, answer, wanted in answers:
+        if isinstance(answer, str):
+            stubber.add_client_error(call, answer, f"the message of {answer}", expected_params=wanted)
+        else:
+            stubber.add_response(call, answer, wanted)
+    stubber.activate()
+    return client
+
+
+def verdicts(found: list[Finding]) -> dict[str, str]:
+    return {one.check: one.verdict for one in found}
+
+
+# Credentials
+
+
+def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_asked(monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    found = aws.findings(stack(), equipment.machines(stack(), "aws"))
+    assert (found[0].verdict, found[0].says) == ("failed", "Unable to locate credentials")
+    assert "aws sso login" in found[0].fix
+    assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(aws.CHECKS)
+
+
+def test_a_profile_that_there_is_not_is_said(monkeypatch):
+    monkeypatch.setenv("AWS_PROFILE", "nope")
+    [found] = aws.findings(stack(), equipment.machines(stack(), "aws"))
+    assert found.verdict == "failed" and "(nope)" in found.says
+
+
+def test_credentials_that_aws_does_not_accept_are_said():
+    sts = stubbed("sts", ("get_caller_identity", "ExpiredToken", {}))
+    found = aws.credentials(asked(stack(), sts=sts))
+    assert (found.verdict, found.says) == ("failed", "AWS does not accept them: the message of ExpiredToken")
+
+
+@pytest.mark.usefixtures("ec2")
+def test_who_asks_is_shown():
+    found = aws.credentials(asked(stack(), sts=boto3.client("sts", region_name=REGION)))
+    assert found.verdict == "ok" and "account 123456789012" in found.says
+
+
+# Zones and fabric
+
+
+def test_zones_that_offer_the_machine_are_named(ec2):
+    [found] = aws.zones(asked(stack(), ec2=ec2))
+    assert found.verdict == "ok" and found.says.startswith("g6.8xlarge in us-east-1a, ")
+
+
+def test_a_zone_without_the_machine_fails_with_those_that_have_it(ec2):
+    offered = ec2.describe_instance_type_offerings(
+        LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": ["p4d.24xlarge"]}]
+    )["InstanceTypeOfferings"]
+    there = {one["Location"] for one in offered}
+    [without, *_] = sorted({f"us-east-1{letter}" for letter in "abcdef"} - there)
+    [found] = aws.zones(asked(stack(fleet={"machine": "p4d.24xlarge"}, network={"zones": [without]}), ec2=ec2))
+    assert found.verdict == "failed"
+    assert f"flotilla:network.zones[0]: '{without}' does not offer p4d.24xlarge" in found.says
+    assert all(zone in found.says for zone in there)
+
+
+def test_a_region_without_the_machine_fails(ec2):
+    nowhere = stubbed(
+        "ec2",
+        (
+            "describe_instance_type_offerings",
+            {"InstanceTypeOfferings": []},
+            {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": ["g6.8xlarge"]}]},
+        ),
+    )
+    [found] = aws.zones(asked(stack(), ec2=nowhere))
+    assert found.verdict == "failed" and "'g6.8xlarge' is not offered in us-east-1" in found.says
+
+
+def test_fewer_efa_interfaces_than_the_table_says_fail(ec2):
+    def answer(interfaces: int) -> Any:
+        network = {"EfaSupported": bool(interfaces), "EfaInfo": {"MaximumEfaInterfaces": interfaces}}
+        kind = {"InstanceType": "p5.48xlarge", "NetworkInfo": network}
+        return stubbed("ec2", ("describe_instance_types", {"InstanceTypes": [kind]}, {"InstanceTypes": ["p5.48xlarge"]}))
+
+    of = stack(fleet={"machine": "p5.48xlarge"})
+    assert [one.verdict for one in aws.efa(asked(of, ec2=answer(32)))] == ["ok"]
+    for interfaces in (0, 4):
+        [found] = aws.efa(asked(of, ec2=answer(interfaces)))
+        assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and infra/machines.py says 32"
+    assert not [*aws.efa(asked(stack(fleet={"machine": "g6.xlarge"}), ec2=ec2))]
+
+
+# Quota
+
+
+def quota(code: str, value: float) -> tuple[str, Any, dict[str, str]]:
+    answer = {"Quota": {"QuotaCode": code, "QuotaName": f"name of {code}", "Value": value}}
+    return "get_service_quota", answer, {"ServiceCode": "ec2", "QuotaCode": code}
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "code"),
+    [
+        ("p5.48xlarge", "on-demand", "L-417A185B"),
+        ("p6-b200.48xlarge", "on-demand", "L-417A185B"),
+        ("p5en.48xlarge", "spot", "L-C4BD4855"),
+        ("p4d.24xlarge", "spot", "L-7212CCBC"),
+        ("p6-b200.48xlarge", "spot", None),
+        ("g6.8xlarge", "on-demand", "L-DB2E81BA"),
+        ("g6e.xlarge", "spot", "L-3819A6DF"),
+        ("m7i.xlarge", "on-demand", "L-1216C47A"),
+        ("m7i.xlarge", "spot", "L-34B43A08"),
+    ],
+)
+def test_each_way_to_buy_a_family_has_its_quota(machine, kind, code):
+    assert aws.quota_code(machine, kind) == code
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(63, "failed"), (64, "ok")])
+def test_the_quota_must_cover_all_vcpus_of_the_fleet(value, verdict):
+    [found] = aws.quota(asked(stack(), service_quotas=stubbed("service-quotas", quota("L-3819A6DF", value))))
+    assert found.verdict == verdict  # two g6.8xlarge have 64
+    assert found.says == f"name of L-3819A6DF: {value} vCPUs in us-east-1, the stack wants 64"
+    assert ("--quota-code L-3819A6DF --desired-value 64 --region us-east-1" in found.fix) == (verdict == "failed")
+
+
+def test_fleets_of_one_quota_are_added_up():
+    of = stack()
+    both = of.model_copy(update={"fleets": (of.fleets[0], of.fleets[0].model_copy(update={"name": "more"}))})
+    [found] = aws.quota(asked(both, service_quotas=stubbed("service-quotas", quota("L-3819A6DF", 100))))
+    assert (found.verdict, "wants 128" in found.says) == ("failed", True)
+
+
+def test_what_is_reserved_or_has_no_known_quota_is_not_asked():
+    [reserved] = aws.quota(asked(stack("aws-prod"), service_quotas=stubbed("service-quotas")))
+    assert reserved.verdict == "ok"
+    [spot] = aws.quota(asked(stack(fleet={"machine": "p6-b200.48xlarge"}), service_quotas=stubbed("service-quotas")))
+    assert spot.verdict == "unknown" and "servicequotas" in spot.fix
+
+
+def test_a_quota_that_the_region_does_not_tell_is_unknown():
+    wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
+    [found] = aws.quota(asked(stack(), service_quotas=stubbed("service-quotas", ("get_service_quota", "NoSuchResourceException", wanted))))
+    assert found.verdict == "unknown" and "wants 64 vCPUs" in found.says
+
+
+# Capacity
+
+HELD = {
+    "CapacityReservationId": "cr-0123456789abcdef0",
+    "ReservationType": "default",
+    "State": "active",
+    "InstanceType": "p5.48xlarge",
+    "AvailabilityZone": "us-east-2a",
+    "TotalInstanceCount": 4,
+    "AvailableInstanceCount": 4,
+}
+BLOCK = {"capacity": {"kind": "block", "id": "cr-0123456789abcdef0"}}
+SOON = datetime(2027, 1, 2, 11, 30, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("fleet", "change", "verdict", "says"),
+    [
+        ({}, {}, "ok", "holds 4 p5.48xlarge in us-east-2a, 4 of them free"),
+        ({}, {"AvailableInstanceCount": 1}, "unknown", "1 of them free; fleet h100 wants 4: in order if the others are its own"),
+        ({}, {"TotalInstanceCount": 3, "AvailableInstanceCount": 3}, "failed", "holds 3 machines, fleet h100 wants 4"),
+        ({}, {"InstanceType": "p5en.48xlarge"}, "failed", "holds p5en.48xlarge, fleet h100 is of p5.48xlarge"),
+        ({}, {"AvailabilityZone": "us-east-2c"}, "failed", "is in us-east-2c, the stack in us-east-2a"),
+        ({}, {"State": "expired"}, "failed", "is expired"),
+        ({}, {"ReservationType": "capacity-block"}, "failed", "is a block, the stack says reservation"),
+        (BLOCK, {}, "failed", "is a reservation, the stack says block"),
+        (BLOCK, {"ReservationType": "capacity-block", "EndDate": SOON}, "ok", "4 of them free, until 2027-01-02 11:30 UTC"),
+        (
+            BLOCK,
+            {"ReservationType": "capacity-block", "State": "scheduled", "StartDate": SOON},
+            "failed",
+            "is scheduled and begins at 2027-01-02 11:30 UTC",
+        ),
+    ],
+)
+def test_a_reservation_must_hold_what_the_fleet_wants(fleet, change, verdict, says):
+    wanted = {"CapacityReservationIds": ["cr-0123456789abcdef0"]}
+    ec2 = stubbed("ec2", ("describe_capacity_reservations", {"CapacityReservations": [HELD | change]}, wanted))
+    [found] = aws.capacity(asked(stack("aws-prod", fleet=fleet), ec2=ec2))
+    assert (found.verdict, found.says.startswith("cr-0123456789abcdef0 ")) == (verdict, True)
+    assert says in found.says
+    assert bool(found.fix) == (verdict != "ok")
+
+
+def test_a_reservation_that_there_is_not_fails():
+    wanted = {"CapacityReservationIds": ["cr-0123456789abcdef0"]}
+    ec2 = stubbed("ec2", ("describe_capacity_reservations", "InvalidCapacityReservationId.NotFound", wanted))
+    [found] = aws.capacity(asked(stack("aws-prod"), ec2=ec2))
+    assert (found.verdict, found.says) == ("failed", "cr-0123456789abcdef0 is not there in us-east-2")
+
+
+# Images and addresses
+
+
+def image(state: str = "available", architecture: str = "x86_64") -> Any:
+    """An EC2 that has one image; moto's own images have no architecture."""
+    found = {"ImageId": IMAGE, "State": state, "Architecture": architecture, "Name": "nodes"}
+    return stubbed("ec2", ("describe_images", {"Images": [found]}, {"ImageIds": [IMAGE]}))
+
+
+PINNED = {"fleet": {"image": IMAGE}, "region": REGION, "network": {"zones": ["us-east-1a"]}}
+
+
+def test_a_pinned_image_must_be_there_and_of_the_nodes_architecture(ec2):
+    of = stack("aws-prod", **PINNED)
+    assert verdicts([*aws.images(asked(of, ec2=image()))]) == {"image": "ok"}
+    [arm] = aws.images(asked(of, ec2=image(architecture="arm64")))
+    assert arm.verdict == "failed" and "of arm64" in arm.says
+    [late] = aws.images(asked(of, ec2=image(state="deregistered")))
+    assert late.verdict == "failed" and "is deregistered" in late.says
+    [absent] = aws.images(asked(of, ec2=ec2))
+    assert (absent.verdict, absent.says) == ("failed", f"{IMAGE} is not there in us-east-1")
+    assert absent.fix.startswith("aws ssm get-parameter --region us-east-1 --name /aws/service/deeplearning/")
+
+
+def test_an_image_that_is_not_pinned_is_the_newest_of_its_parameter():
+    name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+    ssm = stubbed("ssm", ("get_parameter", {"Parameter": {"Name": name, "Value": IMAGE}}, {"Name": name}))
+    [found] = aws.images(asked(stack("aws-prod", **PINNED | {"fleet": {"image": ...}}), ec2=image(), ssm=ssm))
+    assert found.verdict == "ok" and IMAGE in found.says
+
+
+def test_images_of_machines_that_dstack_launches_are_its_own():
+    assert not [*aws.images(asked(stack()))]
+
+
+def existing(ec2: Any, *cidrs: str) -> tuple[str, list[str]]:
+    vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
+    return vpc, [ec2.create_subnet(VpcId=vpc, CidrBlock=cidr)["Subnet"]["SubnetId"] for cidr in cidrs]
+
+
+def test_subnets_of_an_existing_network_must_be_its_own_with_room_for_the_nodes(ec2):
+    vpc, [small, large] = existing(ec2, "10.1.0.0/28", "10.1.1.0/24")
+    here = {"vpc": vpc, "subnets": [small, large]}
+    [found] = aws.subnets(asked(stack(network=here), ec2=ec2))
+    assert found.verdict == "ok" and f"{small} has 11 free addresses" in found.says  # AWS keeps five
+    [found] = aws.subnets(asked(stack(fleet={"nodes": 300}, network=here), ec2=ec2))
+    assert found.verdict == "failed" and "the fleets have 300 nodes" in found.says
+
+    other, _ = existing(ec2, "10.1.0.0/28")
+    first, *_ = aws.subnets(asked(stack(network=here | {"vpc": other}), ec2=ec2))
+    assert (first.verdict, first.says) == ("failed", f"{small} is of {vpc}, not of {other}")
+
+
+def test_nodes_of_pulumi_stand_together_in_the_first_subnet():
+    of = stack("aws-prod", fleet={"nodes": 12, "capacity": {"kind": "on-demand"}}, network=VPC)
+    small, large = of.network.subnets
+    [found] = aws.room(of, {small: 11, large: 251})
+    assert found.verdict == "failed" and f"12 nodes stand in {small}" in found.says
+    assert [one.verdict for one in aws.room(of, {small: 12, large: 0})] == ["ok"]
+
+
+def test_an_unknown_subnet_is_aws_word(ec2):
+    found = aws._answers("subnets", aws.subnets, asked(stack(network=VPC), ec2=ec2))
+    assert [(one.verdict, "subnet-0123456789abcdef0" in one.says) for one in found] == [("failed", True)]
+
+
+# The whole
+
+
+def test_a_call_that_is_forbidden_says_what_to_allow_and_fails_nothing():
+    wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
+    quotas = stubbed("service-quotas", ("get_service_quota", "AccessDeniedException", wanted))
+    [found] = aws._answers("quota", aws.quota, asked(stack(), service_quotas=quotas))
+    assert (found.verdict, found.fix) == ("unknown", "allow GetServiceQuota to this identity")
+
+
+def test_aws_that_does_not_answer_fails_within_its_patience():
+    nobody = boto3.client("ec2", region_name=REGION, endpoint_url="http://127.0.0.1:9", config=aws.PATIENCE)
+    [found] = aws._answers("zones", aws.zones, asked(stack(), ec2=nobody))
+    assert found.verdict == "failed" and found.says.startswith("AWS did not answer: ")
+
+
+def test_all_checks_are_asked_in_one_session(ec2, monkeypatch):
+    monkeypatch.setattr(preflight.prices, "cost", lambda stack: preflight.prices.Cost(()))
+    with mock_aws():
+        found = preflight.preflight(stack(fleet={"capacity": {"kind": "on-demand"}}))
+    assert [one.check for one in found] == ["credentials", "zones", "efa", "quota", "budget"]
+
+
+def test_a_stack_without_a_cloud_has_nothing_to_ask():
+    with pytest.raises(StackError, match=r"stacks/Pulumi\.local\.yaml: flotilla:cloud: local has nothing to ask"):
+        preflight.preflight(load.load("local", ROOT))
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        "PATH": "/usr/bin:/bin",
+        "HOME": "/nonexistent",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "GPUHUNT_CATALOG_DIR": "/nonexistent",
+    }
+    run = [sys.executable, "-m", "infra.preflight", *arguments]
+    return subprocess.run(run, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_ends_with_1_where_a_check_failed_and_with_2_at_a_mistake():
+    done = command("aws-dev")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "Unable to locate credentials" in done.stdout and "aws sso login" in done.stdout
+    assert done.stdout.splitlines()[-1] == "aws-dev: 0 ok, 1 failed, 7 unknown"
+    found = json.loads(command("aws-dev", "--json").stdout)
+    assert [one["check"] for one in found if one["verdict"] == "failed"] == ["credentials"]
+    mistake = command("aws-def")
+    assert (mistake.returncode, mistake.stdout) == (2, "")
+    assert mistake.stderr.startswith("there is no stack 'aws-def'")
