@@ -64,6 +64,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         bastion_id=fleets.bastion_id if fleets else None,
         server_policy=identity.server_policy,
         deploy_role=deploy.role_arn if deploy else None,
+        preview_role=deploy.preview_arn if deploy else None,
     )
     return known.apply(lambda values: site(stack, machines, place.cidr, Known(**values)))
 

@@ -1,4 +1,4 @@
-"""Deployment from GitHub Actions without keys: a role that jobs of one repository's environment take on.
+"""Deployment from GitHub Actions without keys: roles that jobs of one repository take on.
 
 https://docs.github.com/en/actions/how-tos/secure-your-work/security-harden-deployments/oidc-in-aws
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_aws import iam
 
-from infra.aws.deploy_policies import boundary, github, identity, network, storage
+from infra.aws.deploy_policies import boundary, github, identity, network, preview, storage
 from infra.aws.policies import Account
 
 ISSUER = "token.actions.githubusercontent.com"
@@ -29,7 +29,7 @@ class DeployArgs:
 
 
 class Deploy(pulumi.ComponentResource):
-    """The role, and a boundary that no role which it makes can exceed."""
+    """A role that deploys, with a boundary that no role of its making can exceed; and one that previews pull requests."""
 
     def __init__(self, name: str, args: DeployArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:Deploy", name, None, opts)
@@ -38,10 +38,9 @@ class Deploy(pulumi.ComponentResource):
             args.provider
             or iam.OpenIdConnectProvider(f"{name}-github", url=f"https://{ISSUER}", client_id_lists=["sts.amazonaws.com"], opts=child).arn
         )
-        subject = f"repo:{args.repository}:environment:{args.environment}"
-        trusted = pulumi.Output.from_input(provider).apply(lambda arn: json.dumps(github(arn, ISSUER, subject)))
-        role = iam.Role(f"{name}-deploy", assume_role_policy=trusted, max_session_duration=7200, opts=child)
         account, stack = args.account, args.stack
+        deploys = self._role(f"{name}-deploy", provider, f"repo:{args.repository}:environment:{args.environment}")
+        previews = self._role(f"{name}-preview", provider, f"repo:{args.repository}:pull_request")
         bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(boundary(account, stack)), opts=child).arn
         documents: dict[str, pulumi.Input[str]] = {
             "network": json.dumps(network(account, stack)),
@@ -49,6 +48,12 @@ class Deploy(pulumi.ComponentResource):
             "identity": bounds.apply(lambda arn: json.dumps(identity(account, stack, arn))),
         }
         for what, text in documents.items():
-            iam.RolePolicy(f"{name}-deploy-{what}", role=role.id, policy=text, opts=child)
-        self.role_arn, self.boundary_arn = role.arn, bounds
-        self.register_outputs({"role": role.arn, "boundary": bounds})
+            iam.RolePolicy(f"{name}-deploy-{what}", role=deploys.id, policy=text, opts=child)
+        iam.RolePolicy(f"{name}-preview", role=previews.id, policy=json.dumps(preview(account)), opts=child)
+        self.role_arn, self.preview_arn, self.boundary_arn = deploys.arn, previews.arn, bounds
+        self.register_outputs({"deploy": deploys.arn, "preview": previews.arn, "boundary": bounds})
+
+    def _role(self, name: str, provider: pulumi.Input[str], subject: str) -> iam.Role:
+        trusted = pulumi.Output.from_input(provider).apply(lambda arn: json.dumps(github(arn, ISSUER, subject)))
+        opts = pulumi.ResourceOptions(parent=self)
+        return iam.Role(name, assume_role_policy=trusted, max_session_duration=7200, opts=opts)

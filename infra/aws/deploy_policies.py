@@ -77,6 +77,14 @@ def network(account: Account, stack: str) -> Document:
     )
 
 
+def preview(account: Account) -> Document:
+    """What a preview asks AWS, which makes nothing; the state says what there is."""
+    return document(
+        allow([f"ec2:Describe{what}" for what in ("InstanceTypeOfferings", "RouteTables", "Subnets", "VpcAttribute", "Vpcs")], "*"),
+        allow(["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
+    )
+
+
 def storage(account: Account, stack: str) -> Document:
     """Bucket, key, file system, budget."""
     bucket = f"arn:{account.partition}:s3:::flotilla-{stack}-*"
@@ -94,7 +102,7 @@ def identity(account: Account, stack: str, bounds: str) -> Document:
     """Roles of the stack's own path, none beyond the boundary `bounds` (an ARN); those of the deployment itself it only reads."""
     ours = [account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "policy", "instance-profile")]
     services = [f"{service}.amazonaws.com" for service in ("ec2", "vpc-flow-logs")]
-    itself = [account.iam(f"role/flotilla-{stack}-deploy-*"), account.iam("oidc-provider/*"), bounds]
+    itself = [account.iam(f"role/flotilla-{stack}-*"), account.iam("oidc-provider/*"), bounds]
     return document(
         allow([f"iam:{call}" for call in GIVE], ours[0], {"StringEquals": {"iam:PermissionsBoundary": bounds}}),
         allow([f"iam:{call}" for call in ROLES], ours),

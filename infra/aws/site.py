@@ -32,6 +32,7 @@ class Known:
     bastion_id: str | None = None
     server_policy: str | None = None
     deploy_role: str | None = None
+    preview_role: str | None = None
 
 
 def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known) -> Site:
@@ -42,6 +43,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known)
         "checkpoints": f"s3://{known.bucket}",
         "dstack_server_policy": known.server_policy,
         "deploy_role": known.deploy_role,
+        "preview_role": known.preview_role,
         **{f"image_{fleet}": image for fleet, image in known.images.items()},
     }
     return Site(

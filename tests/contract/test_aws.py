@@ -56,7 +56,7 @@ def on_aws(plan: Plan) -> list[Resource]:
             "aws-prod",
             "Bucket BucketLifecycleConfiguration BucketOwnershipControls BucketPolicy BucketPublicAccessBlock BucketVersioning Budget "
             "BucketServerSideEncryptionConfiguration DefaultSecurityGroup Eip 2*InstanceProfile InternetGateway Key NatGateway Policy "
-            "4*Role 8*RolePolicy 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 4*SecurityGroupEgressRule "
+            "5*Role 9*RolePolicy 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 4*SecurityGroupEgressRule "
             "6*SecurityGroupIngressRule 2*Subnet Vpc VpcEndpoint DataRepositoryAssociation EncryptionByDefault FlowLog 5*Instance "
             "InstanceMetadataDefaults KeyPair "
             "LaunchTemplate LogGroup LustreFileSystem OpenIdConnectProvider PlacementGroup",
@@ -457,29 +457,38 @@ def resources(document: dict[str, Any]) -> list[str]:
     return [one for each in found for one in ([each] if isinstance(each, str) else each)]
 
 
-def test_one_environment_of_one_repository_may_deploy(planned):
-    [role] = [one for one in of(planned("aws-prod"), "Role") if one.name.endswith("-deploy")]
-    [statement] = json.loads(role.inputs["assumeRolePolicy"])["Statement"]
+@pytest.mark.parametrize(("role", "subject"), [("deploy", "environment:prod"), ("preview", "pull_request")])
+def test_one_environment_of_one_repository_may_deploy_and_its_pull_requests_may_preview(role, subject, planned):
+    [found] = [one for one in of(planned("aws-prod"), "Role") if one.name.endswith(f"-{role}")]
+    [statement] = json.loads(found.inputs["assumeRolePolicy"])["Statement"]
     assert statement["Condition"] == {
         "StringEquals": {
             "token.actions.githubusercontent.com:aud": "sts.amazonaws.com",
-            "token.actions.githubusercontent.com:sub": "repo:example/flotilla:environment:prod",
+            "token.actions.githubusercontent.com:sub": f"repo:example/flotilla:{subject}",
         }
     }
+    assert planned("aws-prod").outputs["cloud"][f"{role}_role"] == f"arn:aws:iam::123456789012:role/{found.name}"
+
+
+def test_a_preview_only_looks(planned):
+    actions = [
+        action for statement in policy(planned("aws-prod"), "flotilla-aws-prod-preview")["Statement"] for action in statement["Action"]
+    ]
+    assert all(re.fullmatch(r"ec2:Describe\w+|ssm:GetParameter", action) for action in actions)
 
 
 def test_a_provider_that_is_there_is_not_made_again(changed):
     mine = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
     plan = changed("aws-prod", {"ci.provider": mine})
     assert not of(plan, "OpenIdConnectProvider")
-    [role] = [one for one in of(plan, "Role") if one.name.endswith("-deploy")]
+    role = next(one for one in of(plan, "Role") if one.name.endswith("-deploy"))
     assert json.loads(role.inputs["assumeRolePolicy"])["Statement"][0]["Principal"] == {"Federated": mine}
 
 
 def test_what_a_deployment_makes_is_bounded(planned):
     plan = planned("aws-prod")
     bounds = [one for one in of(plan, "Policy") if one.name.endswith("-boundary")]
-    made = [one for one in of(plan, "Role") if not one.name.endswith("-deploy")]
+    made = [one for one in of(plan, "Role") if not one.name.endswith(("-deploy", "-preview"))]
     assert {one.inputs["permissionsBoundary"] for one in made} == {f"arn:aws:iam::123456789012:policy/{bounds[0].name}"}
     assert {one.inputs["path"] for one in made} == {"/flotilla/aws-prod/"}
 
