@@ -52,18 +52,15 @@ def _arn(service: str, word: str, name: str) -> str:
 
 def _computed(word: str, name: str) -> dict[str, Any]:
     number = int(found[1]) if (found := re.search(r"-(\d+)$", name)) else 0
-    match word:
-        case "Instance":
-            return {"privateIp": f"10.64.{number // 200}.{10 + number % 200}"}
-        case "Eip":
-            return {"publicIp": f"198.51.100.{10 + number}"}
-        case "Bucket":
-            return {"bucket": name}
-        case "LaunchTemplate":
-            return {"latestVersion": 1}
-        case "LustreFileSystem":
-            return {"dnsName": f"{name}.fsx.amazonaws.com", "mountName": "fsx"}
-    return {}
+    known = {
+        "Instance": {"privateIp": f"10.64.{number // 200}.{10 + number % 200}"},
+        "Eip": {"publicIp": f"198.51.100.{10 + number}"},
+        "Bucket": {"bucket": name},
+        "KeyPair": {"keyName": name},
+        "LaunchTemplate": {"latestVersion": 1},
+        "LustreFileSystem": {"dnsName": f"{name}.fsx.amazonaws.com", "mountName": "fsx"},
+    }
+    return known.get(word, {})
 
 
 def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
