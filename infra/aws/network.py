@@ -55,7 +55,10 @@ def existing(stack: Stack, zones: list[str], ask: pulumi.InvokeOptions) -> Place
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
     found = {subnet: ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=ask).availability_zone for subnet in wanted.subnets}
-    private: dict[str, pulumi.Input[str]] = {zone: subnet for subnet, zone in reversed(found.items()) if zone in zones}
+    private: dict[str, pulumi.Input[str]] = {}
+    for subnet, zone in found.items():
+        if zone in zones:
+            private.setdefault(zone, subnet)
     if not private:
         where = ", ".join(f"{subnet} in {zone}" for subnet, zone in found.items())
         raise StackError(

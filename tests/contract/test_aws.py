@@ -169,6 +169,13 @@ def test_an_existing_network_is_used_and_none_is_made(changed):
     assert backend(plan)["vpc_ids"] == {"us-east-1": mine["vpc"]}
 
 
+def test_nodes_stand_in_the_first_subnet_that_the_stack_lists(changed):
+    mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
+    access = {key: value for key, value in BY_PULUMI["access"].items() if key != "allow"} | {"via": "tunnel"}
+    plan = changed("aws-dev", BY_PULUMI | {"network": mine, "access": access})
+    assert {card["subnetId"] for card in template(plan)["networkInterfaces"]} == {mine["subnets"][0]}
+
+
 def test_an_existing_network_without_the_machine_is_refused(changed):
     mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
     with pytest.raises(
