@@ -51,16 +51,17 @@ def _arn(service: str, word: str, name: str) -> str:
 
 
 def _computed(word: str, name: str) -> dict[str, Any]:
+    """What the program reads of a resource beside its id and ARN."""
     number = int(found[1]) if (found := re.search(r"-(\d+)$", name)) else 0
-    known = {
-        "Instance": {"privateIp": f"10.64.{number // 200}.{10 + number % 200}"},
-        "Eip": {"publicIp": f"198.51.100.{10 + number}"},
+    computed = {
         "Bucket": {"bucket": name},
+        "Eip": {"publicIp": f"198.51.100.{10 + number}"},
+        "Instance": {"privateIp": f"10.64.{number // 200}.{10 + number % 200}"},
         "KeyPair": {"keyName": name},
         "LaunchTemplate": {"latestVersion": 1},
         "LustreFileSystem": {"dnsName": f"{name}.fsx.amazonaws.com", "mountName": "fsx"},
     }
-    return known.get(word, {})
+    return computed.get(word, {})
 
 
 def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
