@@ -146,8 +146,8 @@ class RecordingProvider(provider_pb2_grpc.ResourceProviderServicer):
     def Update(self, request, context):
         olds = plain(request.olds)
         _, outputs = self.outputs(request.urn, request.type, plain(request.news))
-        if "latestVersion" in outputs:
-            outputs["latestVersion"] = olds["latestVersion"] + 1
+        if "latestVersion" in outputs:  # a template's own tags are no part of its versions
+            outputs["latestVersion"] = olds["latestVersion"] + (plain(request.old_inputs) != plain(request.news))
         if not request.preview:
             self.record("update", request.urn)
         return provider_pb2.UpdateResponse(properties=struct(outputs))

@@ -1,0 +1,299 @@
+"""What GCP is asked before `pulumi up`: of a server on this machine that answers as Google's REST interfaces do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import requests
+from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import DefaultCredentialsError
+from google.auth.transport.requests import AuthorizedSession
+
+from infra import equipment
+from infra.findings import Finding
+from infra.gcp import preflight as gcp
+from infra.gcp.preflight import Asked
+from infra.machines import MACHINES
+from stacks import load
+from stacks.schema import Stack
+
+ROOT = Path(__file__).parents[2]
+COMPUTE = "compute/compute/v1/projects/my-project-id"
+LINK = "https://www.googleapis.com/compute/v1/projects/my-project-id"
+STATE, PAYS = "cloudresourcemanager/v1/projects/my-project-id", "cloudbilling/v1/projects/my-project-id/billingInfo"
+PROJECT = {STATE: {"lifecycleState": "ACTIVE"}, PAYS: {"billingEnabled": True}}
+REGION = {
+    f"{COMPUTE}/regions/us-central1": {
+        "zones": [f"{LINK}/zones/us-central1-{letter}" for letter in "ab"],
+        "quotas": [{"metric": "PREEMPTIBLE_NVIDIA_L4_GPUS", "limit": 4, "usage": 1}],
+    },
+    COMPUTE: {"quotas": [{"metric": "GPUS_ALL_REGIONS", "limit": 8, "usage": 0}]},
+    f"{COMPUTE}/zones/us-central1-a/machineTypes/g2-standard-8": {"name": "g2-standard-8"},
+}
+Answers = dict[str, Any]
+
+
+def stack(name: str = "gcp-dev", fleet: dict[str, Any] | None = None, **settings: Any) -> Stack:
+    """A stack of the repository with settings replaced, those of its fleet among them; `...` removes one."""
+    raw = load.settings(name, ROOT) | {f"flotilla:{key}": value for key, value in settings.items()}
+    raw["flotilla:fleets"] = [{key: value for key, value in (raw["flotilla:fleets"][0] | (fleet or {})).items() if value is not ...}]
+    return load.parse(name, raw)
+
+
+class Google(BaseHTTPRequestHandler):
+    """Answers paths such as /compute/compute/v1/...: the service, then what Google serves; 404 in Google's words for all others."""
+
+    answers: ClassVar[Answers] = {}
+    queries: ClassVar[list[dict[str, list[str]]]] = []
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        type(self).queries.append(parse_qs(address.query))
+        answer = self.answers.get(address.path[1:], (404, f"The resource '{address.path}' was not found"))
+        status, content = (200, answer) if isinstance(answer, dict) else (answer[0], {"error": {"code": answer[0], "message": answer[1]}})
+        body = json.dumps(content).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Not to the terminal."""
+
+
+@pytest.fixture
+def google():
+    """Asks a server that has these answers on behalf of a stack."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Google)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    Google.queries = []
+
+    def asked(of: Stack, *answers: Answers) -> Asked:
+        Google.answers = {path: answer for some in answers for path, answer in some.items()}
+        session = AuthorizedSession(AnonymousCredentials())
+        return Asked(of, equipment.machines(of, "gcp"), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
+
+    yield asked
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+Ask = Callable[..., Asked]
+
+
+def told(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(one.check, one.verdict) for one in found]
+
+
+# Who asks
+
+
+def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_asked(monkeypatch):
+    def nobody(**_: Any) -> None:
+        raise DefaultCredentialsError("none")
+
+    monkeypatch.setattr(gcp, "default", nobody)
+    found = gcp.findings(stack(), equipment.machines(stack(), "gcp"))
+    assert (found[0].check, found[0].verdict, found[0].fix) == ("credentials", "failed", "gcloud auth application-default login")
+    assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(gcp.CHECKS)
+
+
+@pytest.mark.parametrize(
+    ("answers", "says", "fix"),
+    [
+        ({}, "my-project-id is not there, or not for you", "gcloud projects list"),
+        ({STATE: (403, "The caller does not have permission")}, "The caller does not have permission", "gcloud projects list"),
+        (PROJECT | {STATE: {"lifecycleState": "DELETE_REQUESTED"}}, "is DELETE_REQUESTED", "gcloud projects undelete"),
+        (PROJECT | {PAYS: {"billingEnabled": False}}, "has no billing account", "gcloud billing projects link my-project-id"),
+    ],
+)
+def test_a_project_that_cannot_pay_or_is_not_there_ends_the_questions(answers, says, fix, google):
+    found = gcp.answers(google(stack(), answers))
+    assert found[0].verdict == "failed" and says in found[0].says and found[0].fix.startswith(fix)
+    assert told(found[1:]) == [(name, "unknown") for name in gcp.CHECKS]
+
+
+# Zones and quota
+
+
+def test_a_region_is_in_order_with_one_zone_that_offers_the_machine(google):
+    [found] = gcp.zones(google(stack(), REGION))
+    assert (found.verdict, found.says) == ("ok", "g2-standard-8 in us-central1-a")
+
+
+@pytest.mark.parametrize(
+    ("zones", "says"),
+    [
+        (["us-central1-b"], "g2-standard-8 is offered in us-central1-a of us-central1"),
+        (["us-central1-a", "us-central1-b"], "g2-standard-8 is offered in us-central1-a of us-central1"),
+        (["us-central1-x"], "us-central1-x is no zone of us-central1"),
+    ],
+)
+def test_every_zone_that_the_stack_names_must_offer_the_machine(zones, says, google):
+    [found] = gcp.zones(google(stack(network={"zones": zones}), REGION))
+    assert (found.verdict, found.says) == ("failed", says)
+
+
+def test_a_region_without_the_machine_fails(google):
+    [found] = gcp.zones(google(stack(fleet={"machine": "a3-megagpu-8g"}), REGION))
+    assert (found.verdict, found.says) == ("failed", "a3-megagpu-8g is offered in no zone of us-central1")
+
+
+@pytest.mark.parametrize(("nodes", "verdict"), [(3, "ok"), (4, "failed")])
+def test_the_quota_must_cover_all_gpus_beside_those_in_use(nodes, verdict, google):
+    [found] = gcp.quota(google(stack(fleet={"nodes": nodes}), REGION))
+    assert (found.verdict, found.says) == (verdict, f"PREEMPTIBLE_NVIDIA_L4_GPUS: 3 of 4 free, the stack wants {nodes}")
+    assert ("iam-admin/quotas?project=my-project-id" in found.fix) == (verdict == "failed")
+
+
+def test_on_demand_gpus_count_for_all_regions_too(google):
+    found = [*gcp.quota(google(stack(fleet={"machine": "a2-highgpu-8g", "capacity": {"kind": "on-demand"}}), REGION))]
+    assert [(one.verdict, one.says.partition(":")[0]) for one in found] == [("unknown", "NVIDIA_A100_GPUS"), ("failed", "GPUS_ALL_REGIONS")]
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind", "metric"),
+    [
+        ("a4-highgpu-8g", "spot", "PREEMPTIBLE_NVIDIA_B200_GPUS"),
+        ("a3-ultragpu-8g", "flex-start", "PREEMPTIBLE_NVIDIA_H200_GPUS"),
+        ("a3-megagpu-8g", "on-demand", "NVIDIA_H100_MEGA_GPUS"),
+        ("a3-highgpu-8g", "on-demand", "NVIDIA_H100_GPUS"),
+        ("a2-ultragpu-1g", "on-demand", "NVIDIA_A100_80GB_GPUS"),
+        ("a2-megagpu-16g", "spot", "PREEMPTIBLE_NVIDIA_A100_GPUS"),
+        ("n2-standard-4", "spot", "N2_CPUS"),
+    ],
+)
+def test_each_way_to_buy_a_machine_has_its_quota(machine, kind, metric):
+    assert gcp.quota_metric(MACHINES["gcp", machine], kind) == metric
+
+
+def test_every_machine_type_has_a_quota():
+    assert all(gcp.quota_metric(one, "on-demand") for (cloud, _), one in MACHINES.items() if cloud == "gcp")
+
+
+# Capacity
+
+
+def reservations(**change: Any) -> Answers:
+    properties = {"machineType": change.pop("machineType", "a3-ultragpu-8g")}
+    specific = {"count": change.pop("count", "4"), "inUseCount": change.pop("used", "0"), "instanceProperties": properties}
+    zone = change.pop("zone", "europe-west1-b")
+    one = {"name": "h200-training", "status": "READY", "zone": f"{LINK}/zones/{zone}", "specificReservation": specific} | change
+    empty = {"zones/europe-west1-c": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}
+    return {f"{COMPUTE}/aggregated/reservations": {"items": empty | {f"zones/{zone}": {"reservations": [one]}}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "says"),
+    [
+        ({}, "ok", "h200-training holds 4 a3-ultragpu-8g in europe-west1-b, 4 of them free"),
+        ({"used": "3"}, "unknown", "1 of them free; fleet h200 wants 4: in order if the others are its own"),
+        ({"count": "3"}, "failed", "holds 3 machines, fleet h200 wants 4"),
+        ({"machineType": "a3-megagpu-8g"}, "failed", "holds a3-megagpu-8g, fleet h200 is of a3-ultragpu-8g"),
+        ({"zone": "europe-west1-c"}, "failed", "is in europe-west1-c, the stack in europe-west1-b"),
+        ({"status": "CREATING"}, "failed", "is CREATING, not READY"),
+    ],
+)
+def test_a_reservation_must_hold_what_the_fleet_wants(change, verdict, says, google):
+    [found] = gcp.capacity(google(stack("gcp-prod"), reservations(**change)))
+    assert found.verdict == verdict and says in found.says
+    assert {"filter": ["name=h200-training"]} in Google.queries
+
+
+def test_a_reservation_that_there_is_not_fails(google):
+    [found] = gcp.capacity(google(stack("gcp-prod"), {f"{COMPUTE}/aggregated/reservations": {"items": {}}}))
+    assert (found.verdict, found.says) == ("failed", "my-project-id has no reservation h200-training")
+
+
+def test_a_shared_reservation_is_looked_up_in_its_own_project(google):
+    shared = {"capacity": {"kind": "reservation", "id": "projects/owner-project/reservations/h200-training"}}
+    [answer] = reservations().values()
+    there = {"compute/compute/v1/projects/owner-project/aggregated/reservations": answer}
+    assert told([*gcp.capacity(google(stack("gcp-prod", fleet=shared), there))]) == [("capacity", "ok")]
+
+
+# Images and addresses
+
+IMAGE = "ubuntu-accelerator-2204-amd64-with-nvidia-580"
+IMAGES = "compute/compute/v1/projects/ubuntu-os-accelerator-images/global/images"
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "says"),
+    [
+        ({"name": "nodes", "status": "READY"}, "ok", "nodes of ubuntu-os-accelerator-images"),
+        ({"name": "nodes", "status": "READY", "deprecated": {"state": "DEPRECATED"}}, "ok", "nodes of"),
+        ({"name": "nodes", "status": "READY", "deprecated": {"state": "OBSOLETE"}}, "failed", "nodes is OBSOLETE"),
+        ({"name": "nodes", "status": "PENDING"}, "failed", "nodes is PENDING"),
+        (None, "failed", f"ubuntu-os-accelerator-images has no image {IMAGE}-v20260313"),
+    ],
+)
+def test_a_pinned_image_must_be_there_and_in_use(answer, verdict, says, google):
+    answers = {f"{IMAGES}/{IMAGE}-v20260313": answer} if answer else {}
+    [found] = gcp.images(google(stack("gcp-prod"), answers))
+    assert found.verdict == verdict and found.says.startswith(says)
+
+
+def test_without_a_pin_the_family_is_asked(google):
+    asked = google(stack("gcp-prod", fleet={"image": ...}), {f"{IMAGES}/family/{IMAGE}": {"name": "newest", "status": "READY"}})
+    assert [one.says for one in gcp.images(asked)] == ["newest of ubuntu-os-accelerator-images"]
+    assert not [*gcp.images(google(stack()))]  # dstack's machines have its own
+
+
+HERE = {"vpc": "shared", "subnets": ["nodes"]}
+SUBNET = {"name": "nodes", "network": f"{LINK}/global/networks/shared", "ipCidrRange": "10.0.0.0/28"}
+FREE = {"utilizationDetails": {"ipv4Utilizations": [{"totalFreeIp": "1"}]}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "nodes", "verdict", "says"),
+    [
+        (SUBNET, 12, "ok", "nodes (10.0.0.0/28) has 12 addresses"),
+        (SUBNET, 13, "failed", "has 12 addresses; the fleets have 13 nodes"),
+        (SUBNET | FREE, 1, "ok", "has 1 free addresses"),
+        (SUBNET | FREE, 2, "failed", "has 1 free addresses; the fleets have 2 nodes"),
+        (SUBNET | {"network": f"{LINK}/global/networks/other"}, 1, "failed", "nodes is of other, not of shared"),
+        (None, 1, "failed", "there is no nodes in us-central1"),
+    ],
+)
+def test_the_subnet_of_an_existing_network_must_be_its_own_with_room_for_the_nodes(answer, nodes, verdict, says, google):
+    answers = {f"{COMPUTE}/regions/us-central1/subnetworks/nodes": answer} if answer else {}
+    [found] = gcp.subnets(google(stack(fleet={"nodes": nodes}, network=HERE), answers))
+    assert found.verdict == verdict and says in found.says
+    assert {"views": ["WITH_UTILIZATION"]} in Google.queries
+
+
+# The whole
+
+
+def test_all_checks_are_asked(google):
+    found = gcp.answers(google(stack(), PROJECT, REGION))
+    assert told(found) == [("project", "ok"), ("zones", "ok"), ("quota", "ok")]
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "fix"),
+    [
+        ((403, "Compute Engine API has not been used in project 1 before or it is disabled."), "unknown", "gcloud services enable compute"),
+        ((403, "Required 'compute.regions.get' permission"), "unknown", "roles/viewer"),
+        ((500, "backend error"), "failed", "see the message"),
+    ],
+)
+def test_an_api_that_is_off_or_refuses_is_told_apart(answer, verdict, fix, google):
+    [found] = gcp._answers("zones", gcp.zones, google(stack(), {f"{COMPUTE}/regions/us-central1": answer}))
+    assert found.verdict == verdict and fix in found.fix
+
+
+def test_google_that_does_not_answer_fails():
+    nobody = Asked(stack(), equipment.machines(stack(), "gcp"), requests.Session(), "http://127.0.0.1:9/{service}")
+    [found] = gcp._answers("zones", gcp.zones, nobody)
+    assert (found.verdict, found.says) == ("failed", "Google did not answer: ConnectionError")
