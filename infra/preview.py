@@ -29,9 +29,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
+from infra import prices
 from infra.files import PROVIDERS, project_root
 from stacks.load import StackError, load, settings
 from stacks.rules import CLOUDS
+from stacks.schema import Stack
 
 SHOWN = 60  # characters of a property's value in the tree
 OPTIONS = ("provider", "protect", "retainOnDelete", "ignoreChanges", "dependencies", "deleteBeforeReplace")
@@ -194,12 +196,25 @@ def _short(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
+def _cost(stack: Stack) -> tuple[dict[str, Any] | None, list[str]]:
+    """What the machines of a cloud cost, for machines and for people; None where that is not known, and the reason."""
+    if stack.cloud not in CLOUDS:
+        return None, []
+    try:
+        cost = prices.cost(stack)
+    except prices.PricesUnknown as reason:
+        return None, [f"prices are not known: {reason}"]
+    fleets = [asdict(one) | {"hourly": one.hourly} for one in cost.fleets]
+    return {"hourly": cost.hourly, "monthly": cost.monthly, "currency": "USD", "fleets": fleets}, cost.lines()
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m infra.preview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
+    parser.add_argument("--no-prices", action="store_true", help="do not look up what the machines cost; asks nobody then")
     options = parser.parse_args(arguments)
     gc.disable()  # the process ends soon, and to collect while a cloud's SDK is imported costs a fifth of its time
     try:
@@ -209,8 +224,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (StackError, pulumi.RunError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2
+    known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root))
     if options.json:
-        print(json.dumps(asdict(planned), indent=2, sort_keys=True, default=str))
+        print(json.dumps(asdict(planned) | {"cost": known}, indent=2, sort_keys=True, default=str))
         return 0
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
@@ -220,6 +236,8 @@ def main(arguments: list[str] | None = None) -> int:
     console.print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     for assumption in planned.assumed:
         console.print(f"  assumed, not asked: {assumption}", markup=False)
+    for line in lines:
+        console.print(f"  cost: {line}", markup=False)
     for warning in planned.outputs.get("warnings", []):
         console.print(f"  warning: {warning}", style="yellow", markup=False)
     console.print(f"\nwrote {len(paths)} files to {planned.outputs['folder']}/   next:\n")

@@ -44,6 +44,12 @@ class FleetCost:
     def hourly(self) -> float | None:
         return None if self.each is None else self.each * self.nodes
 
+    def line(self) -> str:
+        what = f"{self.fleet}: {self.nodes} x {self.machine}"
+        if self.hourly is None:
+            return f"{what}: price not known, {self.why}"
+        return f"{what}: {'at most ' if self.at_most else ''}{_usd(self.hourly)}"
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -63,6 +69,17 @@ class Cost:
     @property
     def at_most(self) -> bool:
         return any(one.at_most for one in self.fleets)
+
+    def lines(self) -> list[str]:
+        """What a person reads: each fleet, and where all are known and several, their sum."""
+        said = [one.line() for one in self.fleets]
+        if len(self.fleets) > 1 and self.hourly is not None:
+            said.append(f"in all: {_usd(self.hourly)}")
+        return said
+
+
+def _usd(hourly: float) -> str:
+    return f"{hourly:,.2f} USD an hour, {hourly * HOURS:,.0f} a month"
 
 
 def cost(stack: Stack) -> Cost:

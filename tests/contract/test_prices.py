@@ -1,0 +1,236 @@
+"""Prices of the machines, from gpuhunt's catalogue: as a file, as its server serves it, and where there is none."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpuhunt import CatalogItem
+from gpuhunt._internal import storage
+
+from infra import preflight, prices
+from stacks import load
+from stacks.schema import Stack
+
+ROOT = Path(__file__).parents[2]
+
+
+def offer(provider: str, machine: str, location: str, price: float, spot: bool = False) -> CatalogItem:
+    return CatalogItem(
+        provider=provider,
+        instance_name=machine,
+        location=location,
+        price=price,
+        cpu=32,
+        memory=128,
+        gpu_count=0,
+        gpu_name=None,
+        gpu_memory=None,
+        spot=spot,
+        disk_size=None,
+    )
+
+
+OFFERS = [
+    offer("aws", "g6.8xlarge", "us-east-1", 2.0),
+    offer("aws", "g6.8xlarge", "us-east-1", 0.75, spot=True),
+    offer("aws", "g6.8xlarge", "eu-west-1", 0.1, spot=True),
+    offer("aws", "p5.48xlarge", "us-east-2", 55.0),
+    offer("aws", "p5.48xlarge", "us-east-2", 20.0, spot=True),
+    offer("gcp", "g2-standard-8", "us-central1-a", 0.4, spot=True),
+    offer("gcp", "g2-standard-8", "us-central1-b", 0.3, spot=True),
+    offer("gcp", "g2-standard-8", "us-central10-a", 0.1, spot=True),
+]
+
+
+def stack(name: str, fleet: dict[str, Any] | None = None, **settings: Any) -> Stack:
+    raw = load.settings(name, ROOT) | {f"flotilla:{key}": value for key, value in settings.items()}
+    raw["flotilla:fleets"] = [raw["flotilla:fleets"][0] | (fleet or {})]
+    return load.parse(name, raw)
+
+
+def text(provider: str) -> str:
+    """The catalogue of a provider as gpuhunt publishes it."""
+    rows = [storage.item_to_row(one) for one in OFFERS if one.provider == provider]
+    lines = io.StringIO()
+    writer = csv.DictWriter(lines, fieldnames=storage.CATALOG_V2_FIELDS)
+    writer.writeheader()
+    writer.writerows(rows)
+    return lines.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def nobody(monkeypatch, tmp_path):
+    """No catalogue but what a test brings; the cache of whoever runs the tests stays out of it."""
+    monkeypatch.delenv("GPUHUNT_CATALOG_DIR", raising=False)
+    monkeypatch.setenv("GPUHUNT_CATALOG_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def served(monkeypatch, tmp_path):
+    """A server that has the catalogue as gpuhunt's has it."""
+    for provider in ("aws", "gcp"):
+        folder = tmp_path / "served" / provider / "20260101"
+        folder.mkdir(parents=True)
+        (folder.parent / "version").write_text("20260101\n")
+        with zipfile.ZipFile(folder / "catalog.zip", "w") as archive:
+            archive.writestr(f"{provider}.csv", text(provider))
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "served")))
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    monkeypatch.setenv("GPUHUNT_CATALOG_URL", f"http://127.0.0.1:{server.server_port}")
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join(10)
+
+
+@pytest.mark.parametrize(
+    ("of", "each"),
+    [
+        (stack("aws-dev"), 0.75),
+        (stack("aws-dev", {"capacity": {"kind": "on-demand"}}), 2.0),
+        (stack("aws-prod"), 55.0),  # reserved: as on demand, used or not
+        (stack("gcp-dev"), 0.3),  # the cheapest zone of the region
+        (stack("gcp-dev", network={"zones": ["us-central1-a"]}), 0.4),
+    ],
+)
+def test_a_fleet_costs_its_machines_in_its_region_as_they_are_bought(of, each):
+    [fleet] = prices.priced(of, OFFERS).fleets
+    assert (fleet.each, fleet.hourly) == (each, each * of.fleets[0].nodes)
+
+
+def test_a_month_has_730_hours_and_dstacks_machines_cost_at_most_that():
+    cost = prices.priced(stack("aws-dev"), OFFERS)
+    assert cost.monthly == pytest.approx(2 * 0.75 * 730)
+    assert cost.lines() == ["gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month"]
+    assert prices.priced(stack("aws-prod"), OFFERS).lines() == ["h100: 4 x p5.48xlarge: 220.00 USD an hour, 160,600 a month"]
+
+
+def test_several_fleets_have_a_sum_and_one_without_price_leaves_it_open():
+    of = stack("aws-dev")
+    twice = of.model_copy(update={"fleets": (of.fleets[0], of.fleets[0].model_copy(update={"name": "more"}))})
+    assert prices.priced(twice, OFFERS).lines()[-1] == "in all: 3.00 USD an hour, 2,190 a month"
+    other = of.model_copy(update={"fleets": (of.fleets[0], stack("aws-dev", {"machine": "g5.xlarge"}).fleets[0])})
+    cost = prices.priced(other, OFFERS)
+    assert cost.monthly is None
+    assert cost.lines()[-1] == "gpus: 2 x g5.xlarge: price not known, the catalogue has no spot price in us-east-1"
+
+
+@pytest.mark.parametrize(
+    ("of", "why"),
+    [
+        (stack("aws-prod", {"capacity": {"kind": "block", "id": "cr-0123456789abcdef0"}}), "a capacity block is paid when it is bought"),
+        (stack("gcp-prod", {"capacity": {"kind": "flex-start"}}), "flex-start has prices of its own"),
+    ],
+)
+def test_what_has_no_list_price_is_said(of, why):
+    [fleet] = prices.priced(of, OFFERS).fleets
+    assert (fleet.each, fleet.why) == (None, why)
+
+
+# Where the catalogue comes from
+
+
+def test_a_folder_that_is_named_is_read(monkeypatch, tmp_path):
+    (tmp_path / "aws.csv").write_text(text("aws"))
+    monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
+    assert prices.catalogue("aws") == [one for one in OFFERS if one.provider == "aws"]
+    with pytest.raises(prices.PricesUnknown, match=r"gcp\.csv cannot be read"):
+        prices.catalogue("gcp")
+
+
+def test_the_catalogue_is_downloaded_once_a_day(served, tmp_path):
+    assert prices.cost(stack("gcp-dev")).hourly == pytest.approx(0.6)
+    served.shutdown()
+    assert prices.cost(stack("gcp-dev")).hourly == pytest.approx(0.6)
+    assert [file.name for file in (tmp_path / "cache/flotilla/prices").iterdir()] == ["gcp.csv"]
+
+
+@pytest.mark.usefixtures("served")
+def test_an_older_catalogue_is_renewed_and_else_better_than_none(monkeypatch, tmp_path):
+    kept = tmp_path / "cache/flotilla/prices/aws.csv"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(text("aws").replace("0.75", "9.75"))
+    yesterday = time.time() - prices.FRESH - 60
+    os.utime(kept, (yesterday, yesterday))
+    assert prices.cost(stack("aws-dev")).hourly == pytest.approx(1.5)
+    kept.write_text(text("aws").replace("0.75", "9.75"))
+    os.utime(kept, (yesterday, yesterday))
+    monkeypatch.setenv("GPUHUNT_CATALOG_URL", "http://127.0.0.1:9")
+    assert prices.cost(stack("aws-dev")).hourly == pytest.approx(19.5)
+
+
+def test_without_catalogue_prices_are_not_known():
+    with pytest.raises(prices.PricesUnknown, match="gpuhunt's catalogue cannot be had: ConnectionError"):
+        prices.cost(stack("aws-dev"))
+
+
+# What is made of them
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A copy of what the preview reads, so that it writes nothing into this repository's own build/."""
+    folder = tmp_path / "project"
+    (folder / "infra").mkdir(parents=True)
+    shutil.copy(ROOT / "Pulumi.yaml", folder)
+    shutil.copy(ROOT / "infra/__main__.py", folder / "infra")
+    shutil.copytree(ROOT / "stacks", folder / "stacks", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    return folder
+
+
+def preview(folder: Path, *arguments: str, **environment: str) -> str:
+    command = [sys.executable, "-P", "-m", "infra.preview", *arguments]
+    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_preview_shows_prices_or_that_they_are_not_known(project, tmp_path):
+    (tmp_path / "aws.csv").write_text(text("aws"))
+    known = {"GPUHUNT_CATALOG_DIR": str(tmp_path)}
+    assert "  cost: gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month\n" in preview(project, "aws-dev", **known)
+    assert json.loads(preview(project, "aws-dev", "--json", **known))["cost"]["monthly"] == pytest.approx(1095)
+    assert "  cost: prices are not known: gpuhunt's catalogue cannot be had: ConnectionError\n" in preview(project, "aws-dev")
+    assert "cost" not in preview(project, "local")
+
+
+@pytest.mark.parametrize(
+    ("monthly", "fleet", "verdict", "says"),
+    [
+        (200_000, {}, "ok", "the machines cost 160,600 USD a month, the budget is 200,000"),
+        (100_000, {}, "failed", "the machines cost 160,600 USD a month, the budget is 100,000"),
+        (200_000, {"machine": "p5en.48xlarge"}, "unknown", "prices are not known (p5en.48xlarge: the catalogue has no reservation price"),
+    ],
+)
+def test_a_budget_must_pay_for_machines_that_always_run(monthly, fleet, verdict, says):
+    found = preflight.fits(monthly, "USD", prices.priced(stack("aws-prod", fleet), OFFERS), "page")
+    assert found.verdict == verdict and found.says.startswith(says)
+
+
+@pytest.mark.parametrize(("monthly", "verdict"), [(500, "ok"), (1, "failed")])
+def test_a_budget_for_machines_that_come_and_go_is_told_in_hours(monthly, verdict):
+    found = preflight.fits(monthly, "USD", prices.priced(stack("aws-dev"), OFFERS), "page")
+    assert found.verdict == verdict
+    assert found.says == f"{monthly} USD a month pay all machines for {monthly / 1.5:.0f} hours (1.50 USD each)"
+
+
+def test_a_budget_in_another_currency_and_none_at_all_are_not_judged():
+    cost = prices.priced(stack("aws-prod"), OFFERS)
+    assert preflight.fits(1, "EUR", cost, "page").verdict == "unknown"
+    assert preflight.budget(stack("gcp-dev")).says == "none is set"
