@@ -53,7 +53,10 @@ NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
 FLEET_KEYS = (
     "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh, machine, provision, capacity, placement, nics, image, idle_duration"
 )
-KEYS = "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, access, budget, ci, dstack, task"
+KEYS = (
+    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, access, budget, ci, "
+    "dstack, task"
+)
 MISTAKES = [
     # wrong type, out of range
     (LOCAL, "fleets.0.nodes", "x", "fleets[0].nodes: 'x' is not an integer >= 1"),
