@@ -141,6 +141,7 @@ def test_nothing_is_made_before_the_apis_are_on(name, variant):
     [labelled] = [one for one in plan.resources if one.type == "pulumi:providers:gcp" and "defaultLabels" in one.inputs]
     assert on <= set(labelled.options["dependencies"])
     assert {"compute.googleapis.com", "iam.googleapis.com"} <= {one.inputs["service"] for one in of(plan, "Service")}
+    assert not any(one.inputs["disableOnDestroy"] for one in of(plan, "Service"))  # others in the project may use them
 
 
 KEPT = ("Bucket", "KeyRing", "CryptoKey")
@@ -296,7 +297,7 @@ def test_github_deploys_from_one_environment_of_one_repository(name, variant):
     subject = (
         f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{pool}/subject/repo:example/flotilla:"
     )
-    assert trusted == {subject + "environment:prod", subject + "pull_request"}
+    assert trusted == {subject + "environment:prod", subject + "pull_request", subject + "ref:refs/heads/main"}
     conditions = [one.inputs["attributeCondition"] for one in of(plan, "WorkloadIdentityPoolProvider")]
     assert conditions == ["assertion.repository == 'example/flotilla'"] * (name == "prod")
     assert plan.outputs["cloud"]["deploy_provider"].endswith(f"/workloadIdentityPools/{pool}/providers/github")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import re
 import subprocess
+from importlib.util import find_spec
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from infra.gcp import addresses, capacity, checks, mounts, names, nodes, services, startup
+from infra.gcp import addresses, capacity, checks, mounts, names, nccl, nodes, services, startup
 from infra.gcp.site import Known, site
 from infra.machines import MACHINES, NETWORKS, machine
 from stacks.load import StackError, parse
@@ -492,3 +495,28 @@ def test_a_fabrics_environment_reaches_fleets_of_several_nodes(machine_type, nod
     one = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
     found = site(one, checks.machines(one), KNOWN)
     assert bool(found.env) == bool(found.setup) == bool(found.volumes) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "cards", "control"),
+    [
+        ("a3-megagpu-8g", "NCCL_FASTRAK_IFNAME", ("NCCL_FASTRAK_CTRL_DEV", "NCCL_SOCKET_IFNAME")),
+        ("a3-highgpu-8g", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", ("NCCL_GPUDIRECTTCPX_CTRL_DEV", "NCCL_SOCKET_IFNAME")),
+    ],
+)
+def test_nccl_gets_a_card_for_each_network_of_the_fabric_and_another_to_meet_on(name, cards, control):
+    one = machine("gcp", name)
+    env = nccl.ENVIRONMENT[one.fabric]
+    used = env[cards].split(",")
+    assert len(set(used)) == len(used) == one.networks.vpcs
+    [meeting] = {env[key] for key in control}
+    assert meeting not in used
+
+
+def test_nodes_of_pulumi_mount_what_dstack_mounts_on_its_own():
+    spec = find_spec("dstack._internal.server.services")
+    assert spec is not None and spec.submodule_search_locations
+    source = (Path(spec.submodule_search_locations[0]) / "backends/provisioning.py").read_text()  # its imports are those of a server
+    mega = source[source.index('"a3-megagpu-8g"') : source.index('"a3-edgegpu-8g"')]
+    pairs = zip(re.findall(r'instance_path="(.+?)"', mega), re.findall(r' path="(.+?)"', mega), strict=True)
+    assert sorted(nccl.VOLUMES["tcpxo"]) == sorted(f"{there}:{here}" for there, here in pairs)
