@@ -1,6 +1,7 @@
 # make demo    a model learns on this machine, start to end     make test    all tests but the slow ones
 # make bench   ratios against peers                             make check   formatting, lint, types
 # make install-base   what a laptop needs to drive a cluster elsewhere
+# make install-policy   what Pulumi runs the policy pack with
 .ONESHELL:
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -26,6 +27,11 @@ install: .venv/cpu
 install-dev: .venv/dev
 .venv/dev: requirements/dev.txt pyproject.toml .ci/setup
 	@bash .ci/setup dev
+
+# What `pulumi preview --policy-pack infra/policy` runs the rules with; pulumi-policy does not fit into .venv.
+install-policy: infra/policy/.venv/ready
+infra/policy/.venv/ready: infra/policy/requirements.txt .ci/setup
+	@bash .ci/setup policy
 
 demo: .venv/cpu
 	@$(BIN)/python -m cluster_tasks.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
@@ -57,6 +63,6 @@ lock: .venv/dev
 
 clean:
 	@if [ -x $(BIN)/python ] && [ -f build/local/cluster.json ]; then $(BIN)/python -m cluster_tasks.local down; fi
-	rm -rf build .venv .pytest_cache .ruff_cache
+	rm -rf build .venv infra/policy/.venv .pytest_cache .ruff_cache
 
-.PHONY: help install install-base install-dev demo test test-all check bench lock clean
+.PHONY: help install install-base install-dev install-policy demo test test-all check bench lock clean

@@ -15,6 +15,7 @@ from infra.aws.deploy_policies import boundary, github, identity, network, previ
 from infra.aws.policies import Account
 
 ISSUER = "token.actions.githubusercontent.com"
+MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Deploy(pulumi.ComponentResource):
         )
         account, stack = args.account, args.stack
         deploys = self._role(f"{name}-deploy", provider, f"repo:{args.repository}:environment:{args.environment}")
-        previews = self._role(f"{name}-preview", provider, f"repo:{args.repository}:pull_request")
+        # Pull requests, and on the main branch the look for drift, which asks nobody's approval.
+        previews = self._role(f"{name}-preview", provider, *(f"repo:{args.repository}:{where}" for where in ("pull_request", MAIN)))
         bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(boundary(account, stack)), opts=child).arn
         documents: dict[str, pulumi.Input[str]] = {
             "network": json.dumps(network(account, stack)),
@@ -53,7 +55,7 @@ class Deploy(pulumi.ComponentResource):
         self.role_arn, self.preview_arn, self.boundary_arn = deploys.arn, previews.arn, bounds
         self.register_outputs({"deploy": deploys.arn, "preview": previews.arn, "boundary": bounds})
 
-    def _role(self, name: str, provider: pulumi.Input[str], subject: str) -> iam.Role:
-        trusted = pulumi.Output.from_input(provider).apply(lambda arn: json.dumps(github(arn, ISSUER, subject)))
+    def _role(self, name: str, provider: pulumi.Input[str], *subjects: str) -> iam.Role:
+        trusted = pulumi.Output.from_input(provider).apply(lambda arn: json.dumps(github(arn, ISSUER, list(subjects))))
         opts = pulumi.ResourceOptions(parent=self)
         return iam.Role(name, assume_role_policy=trusted, max_session_duration=7200, opts=opts)

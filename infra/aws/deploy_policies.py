@@ -39,14 +39,14 @@ ROLES = (
 )
 
 
-def github(provider: str, issuer: str, subject: str) -> Document:
-    """The trust policy of a role that jobs with this subject take on, such as repo:owner/name:environment:prod."""
+def github(provider: str, issuer: str, subjects: list[str]) -> Document:
+    """The trust policy of a role that jobs with one of these subjects take on, such as repo:owner/name:environment:prod."""
     return document(
         {
             "Effect": "Allow",
             "Principal": {"Federated": provider},
             "Action": "sts:AssumeRoleWithWebIdentity",
-            "Condition": {"StringEquals": {f"{issuer}:aud": "sts.amazonaws.com", f"{issuer}:sub": subject}},
+            "Condition": {"StringEquals": {f"{issuer}:aud": "sts.amazonaws.com", f"{issuer}:sub": subjects}},
         }
     )
 

@@ -11,6 +11,7 @@ from infra.gcp import names
 from stacks.clouds import Ci
 
 ISSUER = "https://token.actions.githubusercontent.com"
+MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch
 GRANT = "roles/resourcemanager.projectIamAdmin"
 READ = ("roles/viewer", "roles/iam.securityReviewer")  # what a preview refreshes
 WRITE = (  # one for each kind of resource in infra/gcp
@@ -45,23 +46,25 @@ class Deploy(pulumi.ComponentResource):
         super().__init__("flotilla:gcp:Deploy", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
         pool, provider = self._pool(name, args.ci)
-        subjects = {"up": f"environment:{args.environment}", "preview": "pull_request"}
+        # Previews are for pull requests, and on the main branch for the look for drift, which asks nobody's approval.
+        subjects = {"up": (f"environment:{args.environment}",), "preview": ("pull_request", MAIN)}
         self.outputs = {"deploy_provider": provider}
-        for role, subject in subjects.items():
+        for role, allowed in subjects.items():
             account = serviceaccount.Account(
                 f"{name}-{role}",
                 account_id=names.account(f"{name}-{role}"),
                 display_name=f"GitHub, pulumi {role} of {name}",
                 opts=self._child,
             )
-            serviceaccount.IAMMember(
-                f"{name}-{role}-github",
-                service_account_id=account.name,
-                role="roles/iam.workloadIdentityUser",
-                # GitHub's token says for which environment, or that it is for a pull request.
-                member=pulumi.Output.concat("principal://iam.googleapis.com/", pool, f"/subject/repo:{args.ci.github}:{subject}"),
-                opts=self._child,
-            )
+            for index, subject in enumerate(allowed):
+                serviceaccount.IAMMember(
+                    f"{name}-{role}-github" + (f"-{index}" if index else ""),
+                    service_account_id=account.name,
+                    role="roles/iam.workloadIdentityUser",
+                    # GitHub's token says for which environment or branch, or that it is for a pull request.
+                    member=pulumi.Output.concat("principal://iam.googleapis.com/", pool, f"/subject/repo:{args.ci.github}:{subject}"),
+                    opts=self._child,
+                )
             self._grant(f"{name}-{role}", args, account.member, WRITE if role == "up" else READ)
             if role == "up":
                 self._may_grant(f"{name}-{role}", args, account.member)

@@ -464,14 +464,14 @@ def resources(document: dict[str, Any]) -> list[str]:
     return [one for each in found for one in ([each] if isinstance(each, str) else each)]
 
 
-@pytest.mark.parametrize(("role", "subject"), [("deploy", "environment:prod"), ("preview", "pull_request")])
-def test_one_environment_of_one_repository_may_deploy_and_its_pull_requests_may_preview(role, subject, planned):
+@pytest.mark.parametrize(("role", "subjects"), [("deploy", ["environment:prod"]), ("preview", ["pull_request", "ref:refs/heads/main"])])
+def test_one_environment_of_one_repository_may_deploy_and_its_pull_requests_may_preview(role, subjects, planned):
     [found] = [one for one in of(planned("aws-prod"), "Role") if one.name.endswith(f"-{role}")]
     [statement] = json.loads(found.inputs["assumeRolePolicy"])["Statement"]
     assert statement["Condition"] == {
         "StringEquals": {
             "token.actions.githubusercontent.com:aud": "sts.amazonaws.com",
-            "token.actions.githubusercontent.com:sub": f"repo:example/flotilla:{subject}",
+            "token.actions.githubusercontent.com:sub": [f"repo:example/flotilla:{subject}" for subject in subjects],
         }
     }
     assert planned("aws-prod").outputs["cloud"][f"{role}_role"] == f"arn:aws:iam::123456789012:role/{found.name}"
