@@ -115,7 +115,7 @@ def test_every_file_of_the_repository_that_is_named_exists(page):
     for word in {word.strip(",;:") for line in code(page) for word in line.split()}:
         if REPOSITORY_PATH.match(word):
             assert (ROOT / word).exists(), f"{page.name} names {word}, which does not exist"
-        if rendered := re.match(r"build/(?:local|onprem)/([\w.-]+\.(?:yml|yaml|sh|token|py))$", word):
+        if rendered := re.match(r"build/(?:local|onprem|(?:aws|gcp)-(?:dev|prod))/([\w.-]+\.(?:yml|yaml|sh|token|py))$", word):
             assert rendered[1] in RENDERED, f"{page.name} names {word}, which no stack renders"
 
 
