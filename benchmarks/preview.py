@@ -45,7 +45,7 @@ loop.run_until_complete(run_pulumi_func(lambda: None))
 
 
 def run() -> Report:
-    sides = {"empty": ["-c", EMPTY], "preview": ["-m", "infra.preview", STACK]}
+    sides = {"empty": ["-c", EMPTY], "preview": ["-m", "infra.preview", STACK, "--no-prices"]}
     seconds: dict[str, list[float]] = {side: [] for side in sides}
     for index in range(WARM_UP + ROUNDS):
         for side, arguments in sides.items():  # in turns: a busy minute meets both

@@ -29,7 +29,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from infra import prices
 from infra.files import PROVIDERS, project_root
 from stacks.load import StackError, load, settings
 from stacks.rules import CLOUDS
@@ -200,6 +199,8 @@ def _cost(stack: Stack) -> tuple[dict[str, Any] | None, list[str]]:
     """What the machines of a cloud cost, for machines and for people; None where that is not known, and the reason."""
     if stack.cloud not in CLOUDS:
         return None, []
+    from infra import prices  # with what downloads a catalogue; only who asks waits for it
+
     try:
         cost = prices.cost(stack)
     except prices.PricesUnknown as reason:
