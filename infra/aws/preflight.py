@@ -85,21 +85,20 @@ def credentials(asked: Asked) -> Finding:
 
 def zones(asked: Asked) -> Iterator[Finding]:
     """Zones that offer the machine types; the same judgement as that of `pulumi up`."""
-    stack = asked.stack
-    offered: dict[str, list[str]] = {}
-    for machine in sorted({one.name for one in asked.machines.values()}):
-        pages = (
-            asked.client("ec2")
-            .get_paginator("describe_instance_type_offerings")
-            .paginate(LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [machine]}])
-        )
-        offered[machine] = [one["Location"] for page in pages for one in page["InstanceTypeOfferings"]]
+    offered = {machine: _offered(asked, machine) for machine in sorted({one.name for one in asked.machines.values()})}
     try:
-        usable = checks.zones(stack, offered)
+        usable = checks.zones(asked.stack, offered)
     except StackError as error:
         yield failed("zones", str(error), f"aws ec2 describe-instance-type-offerings --region <another> {_filter(offered)}")
     else:
         yield ok("zones", f"{', '.join(offered)} in {', '.join(usable)}")
+
+
+def _offered(asked: Asked, machine: str) -> list[str]:
+    pages = asked.client("ec2").get_paginator("describe_instance_type_offerings")
+    wanted = [{"Name": "instance-type", "Values": [machine]}]
+    found = pages.paginate(LocationType="availability-zone", Filters=wanted)
+    return [one["Location"] for page in found for one in page["InstanceTypeOfferings"]]
 
 
 def _filter(offered: dict[str, list[str]]) -> str:
@@ -180,13 +179,20 @@ def capacity(asked: Asked) -> Iterator[Finding]:
             text = f"{fleet.capacity.id} is not there in {asked.stack.region}"
             yield failed("capacity", text, f"aws ec2 describe-capacity-reservations --region {asked.stack.region}")
             continue
-        yield fits(held, fleet, asked.stack)
+        yield fits(held, fleet, asked.stack, _zones(asked))
 
 
-def fits(held: Plain, fleet: Fleet, stack: Stack) -> Finding:
-    """Pure: what is held against what a fleet wants of it."""
+def _zones(asked: Asked) -> list[str]:
+    """Where the stack says that nodes may stand, by name or by its existing subnets; none where any zone will do."""
+    if asked.stack.network.vpc is None:
+        return list(asked.stack.network.zones)
+    return list(dict.fromkeys(one["AvailabilityZone"] for one in _subnets(asked)))
+
+
+def fits(held: Plain, fleet: Fleet, stack: Stack, zones: list[str]) -> Finding:
+    """Pure: what is held against what a fleet wants of it; machines that Pulumi launches stand in the first of the zones."""
     look = f"aws ec2 describe-capacity-reservations --region {stack.region} --capacity-reservation-ids {fleet.capacity.id}"
-    for says, fix in _misfits(held, fleet, stack):
+    for says, fix in _misfits(held, fleet, zones[:1] if fleet.provision == "pulumi" else zones):
         return failed("capacity", f"{fleet.capacity.id} {says}", fix or look)
     zone, total, free = held["AvailabilityZone"], held["TotalInstanceCount"], held["AvailableInstanceCount"]
     ends = f", until {held['EndDate']:%Y-%m-%d %H:%M} UTC" if "EndDate" in held else ""
@@ -196,7 +202,7 @@ def fits(held: Plain, fleet: Fleet, stack: Stack) -> Finding:
     return ok("capacity", says)
 
 
-def _misfits(held: Plain, fleet: Fleet, stack: Stack) -> Iterator[tuple[str, str]]:
+def _misfits(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str, str]]:
     """What is wrong with a reservation, and what mends it, the most basic first."""
     kind = "block" if held.get("ReservationType") == "capacity-block" else "reservation"
     if kind != fleet.capacity.kind:
@@ -206,9 +212,9 @@ def _misfits(held: Plain, fleet: Fleet, stack: Stack) -> Iterator[tuple[str, str
         yield f"is {held['State']}{begins}", ""
     if held["InstanceType"] != fleet.machine:
         yield f"holds {held['InstanceType']}, fleet {fleet.name} is of {fleet.machine}", ""
-    if stack.network.zones and held["AvailabilityZone"] not in stack.network.zones:
-        here = f"network.zones: [{held['AvailabilityZone']}] in the stack file"
-        yield f"is in {held['AvailabilityZone']}, the stack in {', '.join(stack.network.zones)}", here
+    if zones and held["AvailabilityZone"] not in zones:
+        here = f"network.zones: [{held['AvailabilityZone']}] in the stack file, or a subnet of that zone first in network.subnets"
+        yield f"is in {held['AvailabilityZone']}, the stack in {', '.join(zones)}", here
     if held["TotalInstanceCount"] < fleet.nodes:
         yield f"holds {held['TotalInstanceCount']} machines, fleet {fleet.name} wants {fleet.nodes}", "lower its nodes, or buy more"
 
@@ -248,14 +254,27 @@ def subnets(asked: Asked) -> Iterator[Finding]:
     network = asked.stack.network
     if network.vpc is None:
         return
-    answer = asked.client("ec2").describe_subnets(SubnetIds=list(network.subnets))["Subnets"]
-    found = sorted(answer, key=lambda one: network.subnets.index(one["SubnetId"]))
+    found = _subnets(asked)
     for one in found:
         if one["VpcId"] != network.vpc:
             look = f"aws ec2 describe-subnets --region {asked.stack.region} --filters Name=vpc-id,Values={network.vpc}"
             yield failed("subnets", f"{one['SubnetId']} is of {one['VpcId']}, not of {network.vpc}", look)
-    free = {one["SubnetId"]: one["AvailableIpAddressCount"] for one in found}
-    yield from room(asked.stack, free)
+    for machine in sorted({one.name for one in asked.machines.values()}):
+        offered = _offered(asked, machine)
+        for one in found:
+            if one["AvailabilityZone"] not in offered:
+                text = f"{one['SubnetId']} is in {one['AvailabilityZone']}, which does not offer {machine}"
+                yield failed(
+                    "subnets", text, f"list subnets of {', '.join(sorted(offered)) or 'another region'} in flotilla:network.subnets"
+                )
+    yield from room(asked.stack, {one["SubnetId"]: one["AvailableIpAddressCount"] for one in found})
+
+
+def _subnets(asked: Asked) -> list[Plain]:
+    """The subnets that the stack lists, in its order."""
+    wanted = asked.stack.network.subnets
+    found = asked.client("ec2").describe_subnets(SubnetIds=list(wanted))["Subnets"]
+    return sorted(found, key=lambda one: wanted.index(one["SubnetId"]))
 
 
 def room(stack: Stack, free: dict[str, int]) -> Iterator[Finding]:

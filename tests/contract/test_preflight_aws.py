@@ -289,9 +289,29 @@ def test_images_of_machines_that_dstack_launches_are_its_own():
     assert not [*aws.images(asked(stack()))]
 
 
-def existing(ec2: Any, *cidrs: str) -> tuple[str, list[str]]:
+def existing(ec2: Any, *cidrs: str, zone: str = "us-east-1a") -> tuple[str, list[str]]:
     vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
-    return vpc, [ec2.create_subnet(VpcId=vpc, CidrBlock=cidr)["Subnet"]["SubnetId"] for cidr in cidrs]
+    made = [ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]["SubnetId"] for cidr in cidrs]
+    return vpc, made
+
+
+def test_a_subnet_in_a_zone_without_the_machine_fails(ec2):
+    offered = aws._offered(asked(stack(), ec2=ec2), "p4d.24xlarge")
+    [zone, *_] = sorted({f"us-east-1{letter}" for letter in "abcdef"} - set(offered))
+    vpc, [subnet] = existing(ec2, "10.1.1.0/24", zone=zone)
+    found = [*aws.subnets(asked(stack(fleet={"machine": "p4d.24xlarge"}, network={"vpc": vpc, "subnets": [subnet]}), ec2=ec2))]
+    assert [one.verdict for one in found] == ["failed", "ok"]
+    assert found[0].says == f"{subnet} is in {zone}, which does not offer p4d.24xlarge"
+
+
+def test_a_reservation_must_be_in_the_zone_of_the_first_existing_subnet(ec2):
+    vpc, subnets = existing(ec2, "10.1.1.0/24", zone="us-east-1b")
+    of = stack("aws-prod", region=REGION, network={"vpc": vpc, "subnets": subnets})
+    [zone] = aws._zones(asked(of, ec2=ec2))
+    found = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone])
+    assert (found.verdict, found.says) == ("failed", "cr-0123456789abcdef0 is in us-east-1a, the stack in us-east-1b")
+    second = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone, "us-east-1a"])
+    assert second.verdict == "failed"  # nodes of Pulumi stand in the first
 
 
 def test_subnets_of_an_existing_network_must_be_its_own_with_room_for_the_nodes(ec2):
@@ -317,7 +337,7 @@ def test_nodes_of_pulumi_stand_together_in_the_first_subnet():
 
 def test_an_unknown_subnet_is_aws_word(ec2):
     found = aws._answers("subnets", aws.subnets, asked(stack(network=VPC), ec2=ec2))
-    assert [(one.verdict, "subnet-0123456789abcdef0" in one.says) for one in found] == [("failed", True)]
+    assert [(one.verdict, "subnet-0123456789abcdef" in one.says) for one in found] == [("failed", True)]
 
 
 # The whole
