@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,8 +28,17 @@ CHARACTERS = "characters:0123456789s="
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a Qwen2 with 15,000 random parameters and one token per digit."""
-    config = ModelConfig(init=INIT, tokenizer=CHARACTERS, dtype="float32")
+    return _export(INIT, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with heads of 32 dimensions: fewer, and vLLM's attention on CPUs has no kernel for them."""
+    return _export(INIT | {"num_attention_heads": 2, "hidden_size": 64}, tmp_path_factory.mktemp("wide"))
+
+
+def _export(init: dict[str, Any], folder: Path) -> Path:
+    config = ModelConfig(init=init, tokenizer=CHARACTERS, dtype="float32")
     lm = models.load_lm(config, 0, torch.device("cpu"))
-    folder = tmp_path_factory.mktemp("tiny")
     models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
     return folder

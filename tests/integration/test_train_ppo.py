@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import ray
 
-from tests.conftest import CHARACTERS, INIT
 from trainer import team, train_ppo
 from trainer.actors import RunError
 from trainer.compare import compare
@@ -185,13 +184,11 @@ def test_samplers_that_drift_from_the_policy_end_the_run(tiny_model, tmp_path):
         train_ppo.train(settings(tiny_model, rollout={"max_logprob_gap": 1e-12}), tmp_path)
 
 
-def test_a_sampler_that_does_not_start_ends_the_run_with_the_engines_own_word(tmp_path):
+def test_a_sampler_that_does_not_start_ends_the_run_with_the_engines_own_word(wide_model, tmp_path):
     pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
-    init = INIT | {"num_attention_heads": 1, "num_key_value_heads": 1}  # heads of 32 dimensions, which vLLM has on CPUs
-    model = {"path": None, "init": init, "tokenizer": CHARACTERS}
     rollout = {"engine": "vllm", "options": {"max_num_sequences": 8}}
     with pytest.raises(RunError, match=r"rollout\.engine=vllm does not start: .*max_num_sequences"):
-        train_ppo.train(settings(Path("x"), model=model, rollout=rollout), tmp_path)
+        train_ppo.train(settings(wide_model, rollout=rollout), tmp_path)
 
 
 def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_path):

@@ -11,10 +11,9 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 
-from tests.conftest import CHARACTERS, INIT
-from trainer import models, weights
+from trainer import weights
 from trainer.actors import free_port
-from trainer.config import ModelConfig, TrainConfig
+from trainer.config import TrainConfig
 from trainer.rollout.vllm import VllmSampler
 from trainer.types import Episode, Prompt
 
@@ -23,31 +22,21 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Heads of 32 dimensions: fewer, and vLLM's attention on CPUs has no kernel for them."""
-    config = ModelConfig(init=INIT | {"num_attention_heads": 2, "hidden_size": 64}, tokenizer=CHARACTERS, dtype="float32")
-    lm = models.load_lm(config, 0, CPU)
-    folder = tmp_path_factory.mktemp("model")
-    models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def sampler(model: Path) -> VllmSampler:
+def sampler(wide_model: Path) -> VllmSampler:
     config = TrainConfig.model_validate(
         {
-            "model": {"path": str(model), "dtype": "float32"},
+            "model": {"path": str(wide_model), "dtype": "float32"},
             "data": {"path": "a:b", "max_prompt_tokens": 16},
             "rollout": {"engine": "vllm", "max_new_tokens": 12, "max_sequences": 64, "temperature": 0.8},
             "placement": {"gpus_per_rank": 0},
         }
     )
-    return VllmSampler(config, str(model), 0)
+    return VllmSampler(config, str(wide_model), 0)
 
 
 @pytest.fixture(scope="module")
-def lm(model: Path) -> torch.nn.Module:
-    return AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+def lm(wide_model: Path) -> torch.nn.Module:
+    return AutoModelForCausalLM.from_pretrained(wide_model, dtype=torch.float32)
 
 
 @torch.no_grad()
