@@ -59,6 +59,7 @@ class Member:
             for name, tensor in bucket:
                 self.table[name].copy_(tensor)
 
+    @torch.no_grad()
     def checksum(self) -> float:
         return sum(float(p.double().sum()) for p in self.table.values())
 
