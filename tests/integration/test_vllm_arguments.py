@@ -41,10 +41,16 @@ def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
 def test_requests_of_a_split_sampler_bring_seeds_that_the_batchs_seed_decides():
     params = vllm.SamplingParams(n=4)
     assert seeded(params, 3, 8, tensor_parallel=1) is params
-    first, again, other = ([p.seed for p in seeded(params, seed, 8, tensor_parallel=2)] for seed in (3, 3, 4))
+
+    def seeds(seed: int) -> list[int | None]:
+        requests = seeded(params, seed, 8, tensor_parallel=2)
+        assert isinstance(requests, list)
+        return [request.seed for request in requests]
+
+    first, again, other = seeds(3), seeds(3), seeds(4)
     assert first == again
     assert len({*first, *other}) == 16
-    assert all(0 <= seed < 2**62 for seed in first)
+    assert all(seed is not None and 0 <= seed < 2**62 for seed in first)
 
 
 def test_a_head_size_that_vllm_would_hang_on_is_refused(tiny_model):
