@@ -266,8 +266,8 @@ def report(stages: Stages, memory: Memory, address: str) -> None:
     console.print(f"model        {(RUNS / 'demo' / 'model').relative_to(ROOT)}")
     console.print(f"plot         {(RUNS / 'demo' / 'plot.png').relative_to(ROOT)}")
     warm_start, reinforce = (
-        f"python -m trainer.train_sft --config {RECIPES}/demo-sft.yaml",
-        f"python -m trainer.train_ppo --config {RECIPES}/demo.yaml",
+        f"python -m trainer.train_{name} --config {RECIPES}/{recipe}.yaml placement.gpus_per_rank=1"
+        for name, recipe in (("sft", "demo-sft"), ("ppo", "demo"))
     )
     console.print("\nThe same on your own machines (edit stacks/Pulumi.onprem.yaml first; `. build/onprem/env.sh` after the first line):")
     console.print("  pulumi up --stack onprem")

@@ -20,7 +20,10 @@ from stacks.rules import CLOUDS, warnings
 from stacks.schema import Stack
 
 TOKEN = "ray.token"
-SUBMIT = "python -m trainer.train_ppo --config trainer/recipes/demo.yaml"
+# The demo, start to end: a model is made, then trained by reward.
+DEMO = tuple(
+    f"python -m trainer.train_{name} --config trainer/recipes/{recipe}.yaml" for name, recipe in (("sft", "demo-sft"), ("ppo", "demo"))
+)
 
 
 class Publication(pulumi.ComponentResource):
@@ -96,7 +99,9 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
 def next_commands(stack: Stack, site: Site) -> list[str]:
     """What a person types to come from the rendered files to a running job, in order, in the project's folder."""
     here = f"build/{stack.name}"
-    env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {SUBMIT}"
+    gpu = site.equipped(stack.fleets[0]).gpu
+    demo = " && ".join(f"{command} placement.gpus_per_rank=1" if gpu and gpu.count else command for command in DEMO)
+    env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- sh -c '{demo}'"
     if not site.leaves_machine:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
     if any(site.awaited(fleet) for fleet in stack.fleets):
