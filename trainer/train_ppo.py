@@ -114,7 +114,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         if not pending or stopping or step % schedule.checkpoint_every == 0:
             run.save(step, values.get("eval_reward"))
         if not pending:
-            show(episodes[:2], run.config.data.prompt)
+            show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
         elif stopping:
             print(f"{stopping}: saved after step {step}; the same command goes on", flush=True)
             return STOPPED
