@@ -24,6 +24,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from cluster_tasks.local_state import Cluster
 from cluster_tasks.node import Dashboard
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -222,10 +223,11 @@ def _is_trainer(process: psutil.Process) -> bool:
 
 def cluster_processes() -> list[psutil.Process]:
     """Every process of the cluster: all are below its guard. Empty where it is not up."""
+    cluster = Cluster.running(BUILD)
+    guard = cluster.supervisor if cluster else None
     try:
-        guard = psutil.Process(json.loads((BUILD / "cluster.json").read_text())["pid"])
-        return [guard, *guard.children(recursive=True)]
-    except (FileNotFoundError, psutil.Error):
+        return [guard, *guard.children(recursive=True)] if guard else []
+    except psutil.Error:
         return []
 
 

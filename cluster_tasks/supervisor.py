@@ -76,7 +76,7 @@ def guard(plan: Plan) -> int:
         code = 1
         try:
             code = supervise(plan)
-        except Exception:
+        except Exception:  # told here, because os._exit below must not let it go on into what the parent was doing
             log.exception("the supervisor failed")
         finally:
             os._exit(code)

@@ -131,7 +131,7 @@ class Checkpoints:
             shutil.rmtree(replaced, ignore_errors=True)
             final.rename(replaced)
         draft.rename(final)
-        _fsync(self.folder)
+        fsync(self.folder)
 
     def _rotate(self, written: int) -> None:
         """Keep the newest `keep` whole ones up to step `written`, and the best if asked; remove the rest, broken ones included.
@@ -177,10 +177,10 @@ def _seal(draft: Path, manifest: dict[str, Any]) -> None:
         entries = list(pool.map(_entry, paths))
     manifest["files"] = {str(path.relative_to(draft)): entry for path, entry in zip(paths, entries, strict=True)}
     (draft / MANIFEST).write_text(json.dumps(manifest, indent=1))
-    _fsync(draft / MANIFEST)
+    fsync(draft / MANIFEST)
     for folder in sorted((path for path in draft.rglob("*") if path.is_dir()), reverse=True):
-        _fsync(folder)
-    _fsync(draft)
+        fsync(folder)
+    fsync(draft)
 
 
 def _open(path: Path, *, digests: bool) -> Checkpoint:
@@ -209,7 +209,7 @@ def _open(path: Path, *, digests: bool) -> Checkpoint:
 
 
 def _entry(path: Path) -> dict[str, Any]:
-    _fsync(path)
+    fsync(path)
     return {"bytes": path.stat().st_size, "sha256": _digest(path)}
 
 
@@ -239,7 +239,7 @@ def _files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

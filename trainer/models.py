@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
 
+from trainer.checkpoint import fsync
 from trainer.config import ConfigError, ModelConfig
 from trainer.types import Batch
 
@@ -184,11 +184,10 @@ def export(lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedToken
     lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)
     tokenizer.save_pretrained(draft)
     for path in (*draft.iterdir(), draft):
-        handle = os.open(path, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+        fsync(path)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
+    fsync(folder.parent)
 
 
 def fingerprint(lm: nn.Module) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -15,9 +14,14 @@ import psutil
 import pytest
 
 from cluster_tasks import demo
+from cluster_tasks.local_plan import MARKER, Ports
+from cluster_tasks.local_state import Cluster
 from cluster_tasks.node import Dashboard
 
 NOWHERE = Dashboard("http://127.0.0.1:9", None)
+GUARD = (
+    "import subprocess, sys; print(subprocess.call([sys.executable, '-c', sys.argv[1], 'trainer.train_ppo'], stdout=subprocess.DEVNULL))"
+)
 SLEEP = "import time; print('step 1', flush=True); time.sleep(60)"
 
 
@@ -49,19 +53,29 @@ def test_a_job_that_nobody_killed_is_no_proof(build, monkeypatch):
 
 def test_the_victim_is_a_process_of_the_job_and_is_killed_after_its_step(build):
     metrics = build / "metrics.jsonl"
-    (build / "cluster.json").write_text(json.dumps({"pid": os.getpid()}))  # what is below this process
-    job = subprocess.Popen([sys.executable, "-c", SLEEP, "trainer.train_ppo"], stdout=subprocess.DEVNULL)
+    guard = subprocess.Popen([sys.executable, "-c", GUARD, SLEEP], env=os.environ | {MARKER: str(build)}, stdout=subprocess.PIPE, text=True)
+    Cluster(str(build), guard.pid, "today", NOWHERE.url, Ports(dashboard=9, gcs=1), "digest").write()
+    job = child(guard.pid)
     try:
         kill = demo.Kill(metrics, step=3)
         kill.start()
         metrics.write_text("{}\n" * 3)
         kill.join(0.5)
-        assert job.poll() is None  # three lines are step 0 to 2
+        assert job.is_running()  # three lines are step 0 to 2
         metrics.write_text("{}\n" * 4)
-        assert job.wait(30) == -9
+        assert guard.communicate(timeout=30)[0] == "-9\n"
         assert kill.end() == job.pid
     finally:
-        job.kill()
+        guard.kill()
+
+
+def child(pid: int) -> psutil.Process:
+    """The first child of a process, once there is one."""
+    deadline = time.monotonic() + 10
+    while not (found := psutil.Process(pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found[0]
 
 
 def test_the_shell_around_a_job_is_no_victim():
