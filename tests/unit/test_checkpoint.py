@@ -312,31 +312,35 @@ def test_a_limit_on_file_size_is_no_space_too(tmp_path):
 
 # --- killed ----------------------------------------------------------------------------------------------------------------
 
-# One fork per line of input, so that a round costs no start of Python. The child writes until it is killed.
+# One fork per line of input, so that a round costs no start of Python. The child writes until it is killed. Lines leave by
+# one write(2) each: print() makes several where PYTHONUNBUFFERED is set, and a kill between them would tear a line.
 WRITER = """
     import os, random, sys
     from pathlib import Path
     from trainer.checkpoint import Checkpoints
 
+    def say(*words):
+        os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
     def write_on():
         checkpoints = Checkpoints(Path(sys.argv[1]), keep=1)
         last = checkpoints.latest()
         step = last.step if last else 0
-        print("pid", os.getpid(), flush=True)
+        say("pid", os.getpid())
         while True:
             step += 1
             with checkpoints.writing(step, {"step": step}) as folder:
                 for rank in range(4):
                     (folder / f"rank_{rank}").mkdir()
                     (folder / f"rank_{rank}" / "shard").write_bytes(step.to_bytes(8, "big") * random.randint(1, 20_000))
-            print("wrote", step, flush=True)
+            say("wrote", step)
 
     for _ in sys.stdin:
         pid = os.fork()
         if pid == 0:
             write_on()
         os.waitpid(pid, 0)
-        print("dead", 0, flush=True)
+        say("dead", 0)
 """
 
 
