@@ -26,6 +26,7 @@ from rich.table import Table
 
 from cluster_tasks.local_state import Cluster
 from cluster_tasks.node import Dashboard
+from cluster_tasks.ray import demo_job
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "local"
@@ -267,14 +268,10 @@ def report(stages: Stages, memory: Memory, address: str) -> None:
     console.print(f"checkpoint   {max((RUNS / 'demo' / 'checkpoints').glob('step_*'), key=lambda p: p.stat().st_mtime).relative_to(ROOT)}")
     console.print(f"model        {(RUNS / 'demo' / 'model').relative_to(ROOT)}")
     console.print(f"plot         {(RUNS / 'demo' / 'plot.png').relative_to(ROOT)}")
-    warm_start, reinforce = (
-        f"python -m trainer.train_{name} --config {RECIPES}/{recipe}.yaml placement.gpus_per_rank=1"
-        for name, recipe in (("sft", "demo-sft"), ("ppo", "demo"))
-    )
     console.print("\nThe same on your own machines (edit stacks/Pulumi.onprem.yaml first; `. build/onprem/env.sh` after the first line):")
     console.print("  pulumi up --stack onprem")
     console.print("  dstack apply -f build/onprem/gpus.fleet.dstack.yml && dstack apply -f build/onprem/ray-cluster.dstack.yml")
-    console.print(f"  ray job submit --runtime-env build/onprem/runtime-env.yaml --working-dir . -- sh -c '{warm_start} && {reinforce}'")
+    console.print(f"  ray job submit --runtime-env build/onprem/runtime-env.yaml --working-dir . -- {demo_job(on_gpus=True)}")
 
 
 def main(argv: list[str]) -> int:

@@ -62,6 +62,13 @@ def runtime_env(stack: Stack, site: Site) -> dict[str, Any]:
     }
 
 
+def demo_job(on_gpus: bool) -> str:
+    """What a person submits first on a new cluster: the demo start to end, which needs no download."""
+    gpus = " placement.gpus_per_rank=1" if on_gpus else ""
+    warm_start = f"python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml{gpus}"
+    return f"sh -c '{warm_start} && python -m trainer.train_ppo --config trainer/recipes/demo.yaml{gpus}'"
+
+
 def _software(stack: Stack, fleet: Fleet) -> dict[str, Any]:
     """An image is expected to contain Ray; dstack's own gets the locked requirements when it starts."""
     if stack.task.image is not None:

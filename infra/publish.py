@@ -20,10 +20,6 @@ from stacks.rules import CLOUDS, warnings
 from stacks.schema import Stack
 
 TOKEN = "ray.token"
-# The demo, start to end: a model is made, then trained by reward.
-DEMO = tuple(
-    f"python -m trainer.train_{name} --config trainer/recipes/{recipe}.yaml" for name, recipe in (("sft", "demo-sft"), ("ppo", "demo"))
-)
 
 
 class Publication(pulumi.ComponentResource):
@@ -100,8 +96,8 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     """What a person types to come from the rendered files to a running job, in order, in the project's folder."""
     here = f"build/{stack.name}"
     gpu = site.equipped(stack.fleets[0]).gpu
-    demo = " && ".join(f"{command} placement.gpus_per_rank=1" if gpu and gpu.count else command for command in DEMO)
-    env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- sh -c '{demo}'"
+    job = ray.demo_job(on_gpus=bool(gpu and gpu.count))
+    env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {job}"
     if not site.leaves_machine:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
     if any(site.awaited(fleet) for fleet in stack.fleets):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
@@ -9,12 +10,13 @@ from dstack._internal.core.backends.models import AnyBackendFileConfigWithCreds
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from pydantic import TypeAdapter
 
-from cluster_tasks.ray import ray_cluster, runtime_env
+from cluster_tasks.ray import demo_job, ray_cluster, runtime_env
 from fleets.fleet import fleet
 from fleets.server import server_config
 from fleets.volume import volume
 from infra.site import Site
 from stacks.schema import Ssh, Stack
+from trainer import cli
 
 AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})
 GPUS = {"name": "gpus", "nodes": 4, "cpus": 192, "memory": "2TB..", "gpu": {"name": "H100", "count": 8, "memory": "80GB"}}
@@ -135,3 +137,14 @@ def test_no_retry_and_a_limit_are_the_stacks_to_choose() -> None:
 
 def test_a_stopped_job_gets_time_to_save() -> None:
     assert int(runtime_env(stack(), AWS)["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= 60
+
+
+@pytest.mark.parametrize("on_gpus", [False, True])
+def test_the_first_job_of_a_person_is_one_that_the_trainer_takes(on_gpus: bool, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path))
+    (tmp_path / "demo-sft/model").mkdir(parents=True)  # as the warm start leaves it
+    (tmp_path / "demo-sft/model/config.json").touch()
+    _, _, script = shlex.split(demo_job(on_gpus))
+    warm_start, reinforce = (shlex.split(command)[3:] for command in script.split(" && "))
+    for arguments, supervised in ((warm_start, True), (reinforce, False)):
+        assert cli.parse(arguments, prog="demo", supervised=supervised).placement.gpus_per_rank == on_gpus
