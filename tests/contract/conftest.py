@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from edits import put
 
 from infra.preview import Plan, plan
 
@@ -32,23 +33,11 @@ def changed(tmp_path: Path) -> Callable[..., Plan]:
     def replanned(name: str, settings: dict[str, Any]) -> Plan:
         content = yaml.safe_load((ROOT / f"stacks/Pulumi.{name}.yaml").read_text())
         for path, value in settings.items():
-            _set(content["config"], path, value)
+            put(content["config"], f"flotilla:{path}", value)
         (tmp_path / f"stacks/Pulumi.{name}.yaml").write_text(yaml.safe_dump(content))
         return plan(name, tmp_path)
 
     return replanned
-
-
-def _set(config: dict[str, Any], path: str, value: Any) -> None:
-    first, *rest = path.split(".")
-    keys: list[Any] = [f"flotilla:{first}", *(int(key) if key.isdigit() else key for key in rest)]
-    node: Any = config
-    for key in keys[:-1]:
-        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
-    if value is ...:
-        del node[keys[-1]]
-    else:
-        node[keys[-1]] = value
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
+from edits import put
 
 from stacks import load
 from stacks.load import StackError
@@ -37,15 +38,7 @@ SSH = {
 def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of `base` with the setting at `fleets.0.nodes` replaced; `...` removes it."""
     settings = copy.deepcopy(base)
-    first, *rest = path.split(".")
-    keys: list[Any] = [f"flotilla:{first}", *(int(key) if key.isdigit() else key for key in rest)]
-    node: Any = settings
-    for key in keys[:-1]:
-        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
-    if value is ...:
-        del node[keys[-1]]
-    else:
-        node[keys[-1]] = value
+    put(settings, f"flotilla:{path}", value)
     return settings
 
 

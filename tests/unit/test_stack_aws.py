@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from edits import put
 
 from stacks.load import StackError, parse
 
@@ -34,6 +35,7 @@ PROD: dict[str, Any] = {
     "checkpoints": {"kind": "lustre", "size": "4800GB"},
     "ci": {"github": "example/flotilla"},
 }
+BLOCK = PROD | {"fleets": [PROD["fleets"][0] | {"capacity": {"kind": "block", "id": "cr-01234567"}}]}
 MISTAKES = [
     # the region and its network
     (DEV, "region", ..., "region: is missing; it is a region such as us-east-1"),
@@ -76,7 +78,7 @@ MISTAKES = [
     (PROD, "fleets.0.nics", 0, "fleets[0].nics: 0 is not an integer >= 1"),
     (PROD, "network.zones", [], "network.zones: [], but cr-0123456789abcdef0 is in one zone; name that alone"),
     (
-        changed := PROD | {"fleets": [PROD["fleets"][0] | {"capacity": {"kind": "block", "id": "cr-01234567"}}]},
+        BLOCK,
         "fleets.0.placement",
         "cluster",
         "fleets[0].placement: cluster is not for a capacity block",
@@ -133,14 +135,7 @@ MISTAKES = [
 def changed_at(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """A copy of the settings with one replaced; `...` removes it."""
     settings = copy.deepcopy(base)
-    keys: list[Any] = [int(key) if key.isdigit() else key for key in path.split(".")]
-    node: Any = settings
-    for key in keys[:-1]:
-        node = node.setdefault(key, {}) if isinstance(node, dict) else node[key]
-    if value is ...:
-        del node[keys[-1]]
-    else:
-        node[keys[-1]] = value
+    put(settings, path, value)
     return settings
 
 
@@ -156,7 +151,7 @@ def test_a_mistake_is_one_line_that_names_setting_value_and_what_is_allowed(base
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("base", [DEV, PROD, changed])
+@pytest.mark.parametrize("base", [DEV, PROD, BLOCK])
 def test_without_the_mistake_there_is_a_stack_that_reads_back(base):
     stack = read(base)
     assert type(stack).model_validate(stack.model_dump()) == stack
