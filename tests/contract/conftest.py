@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import gcp_plans
 import pytest
 import yaml
 from edits import put
 
-from infra.preview import Plan, plan
+from infra.preview import Plan, Resource, plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,21 +26,29 @@ def planned() -> Callable[[str], Plan]:
     return cache(lambda name: plan(name, ROOT))
 
 
-@pytest.fixture
-def changed(tmp_path: Path) -> Callable[..., Plan]:
+@pytest.fixture(scope="session")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Plan]:
     """The plan of a stack with settings changed, such as changed("aws-dev", {"network.nat": "per-zone"}); `...` removes one."""
-    for name in ("Pulumi.yaml", "stacks", "infra"):
-        (tmp_path / name).mkdir() if "." not in name else shutil.copy(ROOT / name, tmp_path)
-    shutil.copy(ROOT / "infra/__main__.py", tmp_path / "infra")
+    project = tmp_path_factory.mktemp("project")
+    for folder in ("stacks", "infra"):
+        (project / folder).mkdir()
+    for file in ("Pulumi.yaml", "infra/__main__.py"):
+        shutil.copy(ROOT / file, project / file)
 
     def replanned(name: str, settings: dict[str, Any]) -> Plan:
         content = yaml.safe_load((ROOT / f"stacks/Pulumi.{name}.yaml").read_text())
         for path, value in settings.items():
             put(content["config"], f"flotilla:{path}", value)
-        (tmp_path / f"stacks/Pulumi.{name}.yaml").write_text(yaml.safe_dump(content))
-        return plan(name, tmp_path)
+        (project / f"stacks/Pulumi.{name}.yaml").write_text(yaml.safe_dump(content))
+        return plan(name, project)
 
     return replanned
+
+
+@pytest.fixture(scope="session")
+def gcp_plan(changed: Callable[..., Plan]) -> Callable[[str], Plan]:
+    """The plan of one of gcp_plans.VARIANTS by its name."""
+    return cache(lambda name: changed(*gcp_plans.VARIANTS[name]))
 
 
 @pytest.fixture(scope="session")
@@ -49,3 +60,71 @@ def files(planned: Callable[[str], Plan]) -> Callable[[str], dict[str, str]]:
         return {file: text for file, text in found.items() if file != "node.py"}
 
     return texts
+
+
+@pytest.fixture(scope="session")
+def of() -> Callable[[Plan, str], list[Resource]]:
+    """The resources of a plan that are of one kind, such as Subnet; no components."""
+    return lambda plan, kind: [one for one in plan.resources if one.kind == kind and not one.component]
+
+
+@pytest.fixture(scope="session")
+def definition(of: Callable[[Plan, str], list[Resource]]) -> Callable[[Plan, str], dict[str, Any]]:
+    """A rendered YAML file of a plan by its name."""
+
+    def parsed(plan: Plan, file: str) -> dict[str, Any]:
+        [text] = [one.inputs["text"] for one in of(plan, "File") if one.name == file]
+        return yaml.safe_load(text)
+
+    return parsed
+
+
+@pytest.fixture(scope="session")
+def backend(definition: Callable[[Plan, str], dict[str, Any]]) -> Callable[[Plan], dict[str, Any]]:
+    """The one backend that a plan gives to dstack's server."""
+
+    def only(plan: Plan) -> dict[str, Any]:
+        [one] = definition(plan, "server-config.yml")["projects"][0]["backends"]
+        return one
+
+    return only
+
+
+# AWS
+
+
+@pytest.fixture(scope="session")
+def by_pulumi() -> dict[str, Any]:
+    """Settings with which Pulumi launches the machines of aws-dev, behind a bastion."""
+    public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
+    access = {"identity_file": "~/.ssh/id", "public_key": public_key, "allow": ["203.0.113.7/32"]}
+    return {"fleets.0.provision": "pulumi", "fleets.0.idle_duration": ..., "access": access}
+
+
+@pytest.fixture(scope="session")
+def on_aws() -> Callable[[Plan], list[Resource]]:
+    """The resources of a plan that AWS would be asked for."""
+    return lambda plan: [one for one in plan.resources if one.type.startswith("aws:")]
+
+
+@pytest.fixture(scope="session")
+def template(of: Callable[[Plan, str], list[Resource]]) -> Callable[[Plan], dict[str, Any]]:
+    """The launch template of a plan's first fleet."""
+    return lambda plan: of(plan, "LaunchTemplate")[0].inputs
+
+
+@pytest.fixture(scope="session")
+def script(template: Callable[[Plan], dict[str, Any]]) -> Callable[[Plan], str]:
+    """What its instances run once."""
+    return lambda plan: base64.b64decode(template(plan)["userData"]).decode()
+
+
+@pytest.fixture(scope="session")
+def policy(on_aws: Callable[[Plan], list[Resource]]) -> Callable[[Plan, str], dict[str, Any]]:
+    """The policy document of the resource of a name."""
+
+    def document(plan: Plan, name: str) -> dict[str, Any]:
+        [found] = [one for one in on_aws(plan) if one.name == name and "policy" in one.inputs]
+        return json.loads(found.inputs["policy"])
+
+    return document

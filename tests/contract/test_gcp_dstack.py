@@ -9,60 +9,23 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from dstack._internal.core.backends.gcp.models import GCPBackendFileConfigWithCreds
+from gcp_plans import NODE_TAG, backend, every, of
 
 from infra.gcp.identity import DSTACK_PERMISSIONS
 from infra.gcp.names import ssh_rule
 from infra.machines import machine
-from infra.preview import Plan, Resource
+from infra.preview import Plan
 
-NODE_TAG = "dstack-runner-instance"  # dstack's own
-# Machine types of the fabrics that dstack wires, and a stack without; what each changes in gcp-dev.
-FABRICS: dict[str, dict[str, Any]] = {
-    "a3-megagpu-8g": {"fleets.0.capacity": {"kind": "on-demand"}},
-    "a3-highgpu-8g": {"fleets.0.capacity": {"kind": "on-demand"}},
-    "a4-highgpu-8g": {"network.zones": ["us-central1-b"]},
-}
-PLAIN = ("g2-standard-8", "existing network")
-
-
-@pytest.fixture(scope="module")
-def made() -> dict[str, Plan]:
-    return {}
-
-
-@pytest.fixture
-def variant(changed: Callable[..., Plan], made: dict[str, Plan]) -> Callable[[str], Plan]:
-    """The plan of gcp-dev with another machine type, or in an existing network; each is made once."""
-
-    def plan(name: str) -> Plan:
-        settings = {"fleets.0.machine": name} | FABRICS.get(name, {})
-        if name == "existing network":
-            settings = {"network": {"vpc": "mine", "subnets": ["nodes"]}}
-        return made.get(name) or made.setdefault(name, changed("gcp-dev", settings))
-
-    return plan
-
-
-def every(*names: str):
-    return pytest.mark.parametrize("name", names)
-
-
-def of(plan: Plan, word: str) -> list[Resource]:
-    """The resources of a kind, such as Subnetwork; no components."""
-    return [one for one in plan.resources if one.kind == word and not one.component]
-
-
-def backend(plan: Plan) -> dict[str, Any]:
-    [config] = [one.inputs["text"] for one in of(plan, "File") if one.name == "server-config.yml"]
-    [found] = yaml.safe_load(config)["projects"][0]["backends"]
-    return found
+# By name of the gcp_plan, the machine type whose fabric dstack wires; and variants without fabric.
+FABRICS = {"tcpxo by dstack": "a3-megagpu-8g", "tcpx by dstack": "a3-highgpu-8g", "roce by dstack": "a4-highgpu-8g"}
+PLAIN = ("dev", "existing network")
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +87,9 @@ def check_vpc(dstack: SimpleNamespace, plan: Plan) -> None:
     )
 
 
-@every(PLAIN[0], *FABRICS)
-def test_dstack_finds_network_subnet_and_nat(name, variant, dstack):
-    check_vpc(dstack, variant(name))
+@every("dev", *FABRICS)
+def test_dstack_finds_network_subnet_and_nat(name, gcp_plan, dstack):
+    check_vpc(dstack, gcp_plan(name))
 
 
 @pytest.mark.parametrize("lost", ["Subnetwork", "RouterNat"])
@@ -137,10 +100,10 @@ def test_dstack_would_miss_what_is_not_there(lost, planned, dstack):
 
 
 @every(*FABRICS)
-def test_dstack_gives_a_machine_all_interfaces_of_its_fabric(name, variant, dstack):
-    plan = variant(name)
+def test_dstack_gives_a_machine_all_interfaces_of_its_fabric(name, gcp_plan, dstack):
+    plan = gcp_plan(name)
     config = backend(plan)
-    kind = machine("gcp", name)
+    kind = machine("gcp", FABRICS[name])
     server = SimpleNamespace(
         config=SimpleNamespace(
             extra_vpcs=config.get("extra_vpcs"), roce_vpcs=config.get("roce_vpcs"), vpc_project_id=None, project_id=config["project_id"]
@@ -161,9 +124,9 @@ def test_the_ssh_rule_has_the_name_that_dstack_would_give_it(project, vpc, dstac
 
 
 @every(*PLAIN, *FABRICS)
-def test_dstack_adopts_the_ssh_rule(name, variant, dstack):
+def test_dstack_adopts_the_ssh_rule(name, gcp_plan, dstack):
     """It inserts its own, which lets everybody in, and takes a conflict for an answer."""
-    plan = variant(name)
+    plan = gcp_plan(name)
     [rule] = [one for one in of(plan, "Firewall") if one.name.endswith("-ssh")]
     inserted = []
     client = SimpleNamespace(insert=lambda project, firewall_resource: inserted.append(firewall_resource) or _conflict())
@@ -181,8 +144,8 @@ def _conflict() -> None:
 
 
 @every(*PLAIN, *FABRICS)
-def test_dstack_takes_the_server_configuration(name, variant, dstack):
-    plan = variant(name)
+def test_dstack_takes_the_server_configuration(name, gcp_plan, dstack):
+    plan = gcp_plan(name)
     found = GCPBackendFileConfigWithCreds.model_validate(backend(plan))
     assert found.public_ips is False
     assert found.creds.type == "default"

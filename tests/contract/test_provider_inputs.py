@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import gcp_plans
 import pulumi
 import pytest
 
@@ -120,22 +121,9 @@ def test_every_input_of_every_resource_fits_the_providers_types(name, planned):
     _all_fit(planned(name))
 
 
-TCPXO = {"fleets.0.machine": "a3-megagpu-8g", "fleets.0.capacity": {"kind": "on-demand"}}
-FLEX = {"fleets.0.machine": "a4-highgpu-8g", "fleets.0.capacity": {"kind": "flex-start"}}
-# Settings that bring resources and inputs which the repository's stacks are without.
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
-    ("gcp-dev", TCPXO),
-    ("gcp-dev", {"network": {"vpc": "mine", "subnets": ["nodes"]}}),
-    ("gcp-prod", TCPXO | {"access.via": "bastion", "access.allow": ["203.0.113.0/24"]}),
-    ("gcp-prod", FLEX),
-    ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "2TB"}, "fleets.0.capacity": {"kind": "spot"}}),
-    ("gcp-prod", {"checkpoints": {"kind": "hyperdisk-ml", "size": "1TB"}, "fleets.0.nodes": 1}),
-]
-
-
-@pytest.mark.parametrize(("name", "settings"), VARIANTS)
-def test_so_do_those_of_other_settings(name, settings, changed):
-    _all_fit(changed(name, settings))
+@gcp_plans.every()
+def test_so_do_those_of_other_settings_on_gcp(name, gcp_plan):
+    _all_fit(gcp_plan(name))
 
 
 def _all_fit(plan: Plan) -> None:

@@ -1,0 +1,64 @@
+"""The private network on GCP, an existing one, and the networks of the GPU fabric."""
+
+from __future__ import annotations
+
+from ipaddress import IPv4Network
+
+import pytest
+from gcp_plans import VARIANTS, backend, every, of
+
+
+@every("dev", "tcpxo by dstack", "tcpx by dstack", "roce by dstack", "tcpxo by pulumi, bastion", "prod")
+def test_subnets_lie_apart_and_reach_the_network_settings(name, gcp_plan):
+    plan = gcp_plan(name)
+    subnets = [IPv4Network(one.inputs["ipCidrRange"]) for one in of(plan, "Subnetwork")]
+    whole = IPv4Network("10.64.0.0/16" if VARIANTS[name][0] == "gcp-prod" else "10.65.0.0/16")
+    assert all(subnet.subnet_of(whole) for subnet in subnets)
+    assert not any(one.overlaps(other) for index, one in enumerate(subnets) for other in subnets[:index])
+
+
+@pytest.mark.parametrize(
+    ("name", "vpcs", "rdma", "mtu"),
+    [
+        ("dev", 0, 0, 1460),
+        ("tcpx by dstack", 4, 0, 8244),
+        ("tcpxo by dstack", 8, 0, 8244),
+        ("tcpxo by pulumi, bastion", 8, 0, 8244),
+        ("roce by dstack", 1, 8, 8896),
+        ("prod", 1, 8, 8896),
+    ],
+)
+def test_a_fabric_has_its_networks(name, vpcs, rdma, mtu, gcp_plan):
+    plan = gcp_plan(name)
+    networks = of(plan, "Network")
+    roce = [one for one in networks if "networkProfile" in one.inputs]
+    assert (len(networks), len(roce)) == (1 + vpcs + bool(rdma), bool(rdma))
+    assert {one.inputs["mtu"] for one in networks} == {mtu}
+    assert {one.inputs["autoCreateSubnetworks"] for one in networks} == {False}
+    assert len(of(plan, "Subnetwork")) == 1 + vpcs + rdma
+    for one in roce:
+        assert one.inputs["networkProfile"].endswith(
+            ("/networkProfiles/us-central1-b-vpc-roce", "/networkProfiles/europe-west1-b-vpc-roce")
+        )
+        assert not [rule for rule in of(plan, "Firewall") if rule.inputs["network"] == one.name]  # the profile brings its own
+        assert sum(subnet.inputs["network"] == one.id for subnet in of(plan, "Subnetwork")) == rdma
+
+
+def test_nodes_reach_the_internet_by_nat_and_google_without(planned):
+    [subnet], [nat], [router] = (of(planned("gcp-dev"), kind) for kind in ("Subnetwork", "RouterNat", "Router"))
+    assert subnet.inputs["privateIpGoogleAccess"] is True
+    assert nat.inputs["router"] == router.name
+    assert [one["name"] for one in nat.inputs["subnetworks"]] == [subnet.id]
+
+
+def test_flow_logs_are_kept_where_the_stack_says(planned):
+    assert [("logConfig" in one.inputs) for one in of(planned("gcp-dev"), "Subnetwork")] == [False]
+    assert sum("logConfig" in one.inputs for one in of(planned("gcp-prod"), "Subnetwork")) == 1  # of the nodes; not of the fabric
+
+
+def test_an_existing_network_gets_rules_alone(gcp_plan):
+    plan = gcp_plan("existing network")
+    assert not [one for kind in ("Network", "Subnetwork", "Router", "RouterNat") for one in of(plan, kind)]
+    assert {one.inputs["network"] for one in of(plan, "Firewall")} == {"mine"}
+    config = backend(plan)
+    assert (config["vpc_name"], config["subnetworks"], config["nat_check"]) == ("mine", {"us-central1": "nodes"}, False)

@@ -1,0 +1,60 @@
+"""The stacks gcp-dev and gcp-prod and what differs from them, and how tests look into their plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from infra.preview import Plan, Resource
+
+STACKS = ("gcp-dev", "gcp-prod")
+NODE_TAG = "dstack-runner-instance"  # dstack's own
+MEGA = {"fleets.0.machine": "a3-megagpu-8g", "fleets.0.capacity": {"kind": "on-demand"}}
+A4 = {"fleets.0.machine": "a4-highgpu-8g", "network.zones": ["us-central1-b"]}
+HIGH = {"fleets.0.machine": "a3-highgpu-8g", "fleets.0.capacity": {"kind": "on-demand"}}
+BASTION = {"access.via": "bastion", "access.allow": ["203.0.113.0/24"]}
+FLEX = {"fleets.0.machine": "a4-highgpu-8g", "fleets.0.capacity": {"kind": "flex-start"}, "fleets.0.image": ...}
+# By name: the stack that each starts from, and what is changed.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dev": ("gcp-dev", {}),
+    "prod": ("gcp-prod", {}),
+    "tcpxo by dstack": ("gcp-dev", MEGA),
+    "tcpx by dstack": ("gcp-dev", HIGH),
+    "roce by dstack": ("gcp-dev", A4),
+    "tcpxo by pulumi, bastion": ("gcp-prod", MEGA | BASTION | {"fleets.0.image": ...}),
+    "flex-start": ("gcp-prod", FLEX),
+    "spot": ("gcp-prod", {"fleets.0.capacity": {"kind": "spot"}}),
+    "share": ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "2TB"}}),
+    "regional share": ("gcp-dev", {"checkpoints": {"kind": "filestore", "size": "1TB"}}),
+    "disk": ("gcp-prod", {"checkpoints": {"kind": "hyperdisk-ml", "size": "1TB"}, "fleets.0.nodes": 1}),
+    "existing network": ("gcp-dev", {"network": {"vpc": "mine", "subnets": ["nodes"]}}),
+    "shared pool": ("gcp-prod", {"ci.provider": "projects/1/locations/global/workloadIdentityPools/github"}),
+}
+
+
+def every(*names: str) -> pytest.MarkDecorator:
+    """Over the variants of these names, or all."""
+    return pytest.mark.parametrize("name", names or VARIANTS)
+
+
+def of(plan: Plan, word: str) -> list[Resource]:
+    """The resources of a kind, such as Subnetwork; no components."""
+    return [one for one in plan.resources if one.kind == word and not one.component]
+
+
+def on_gcp(plan: Plan) -> list[Resource]:
+    return [one for one in plan.resources if one.type.startswith("gcp:")]
+
+
+def rendered(plan: Plan, file: str) -> Any:
+    """The content of a YAML file of build/<stack>/."""
+    [text] = [one.inputs["text"] for one in of(plan, "File") if one.name == file]
+    return yaml.safe_load(text)
+
+
+def backend(plan: Plan) -> dict[str, Any]:
+    """dstack's GCP backend in server-config.yml."""
+    [found] = rendered(plan, "server-config.yml")["projects"][0]["backends"]
+    return found
