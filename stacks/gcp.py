@@ -27,8 +27,6 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.project is None:
         yield problem("is missing; with flotilla:cloud gcp it is the id of your GCP project", "project")
     if stack.account_defaults:
-        yield problem("belongs to flotilla:cloud aws; GCP encrypts every disk", "account_defaults")
-    if stack.account_defaults:
         yield problem("belongs to flotilla:cloud aws; GCP encrypts every disk by itself", "account_defaults")
     yield from _network(stack)
     for index, fleet in enumerate(stack.fleets):
