@@ -16,7 +16,7 @@ import runpy
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -77,16 +77,14 @@ class Recorder(mocks.MockMonitor, mocks.Mocks):
         self.assumed: dict[str, str] = {}
 
     def RegisterResource(self, request: Any) -> Any:
+        answer = super().RegisterResource(request)
         if request.type != "pulumi:pulumi:Stack":
             inputs = mocks.rpc.deserialize_properties(request.object)
             inputs.pop("__provider", None)
-            urn = self.make_urn(request.parent, request.type, request.name)
             options = {key: value for key in OPTIONS if (value := _plain(getattr(request, key)))}
-            found = Resource(urn, request.parent, request.type, request.name, not request.custom, inputs, options)
-            answer = super().RegisterResource(request)
-            self.plan.append(replace(found, id="" if found.component else answer.id))
-            return answer
-        return super().RegisterResource(request)
+            id_ = answer.id if request.custom else ""
+            self.plan.append(Resource(answer.urn, request.parent, request.type, request.name, not request.custom, inputs, options, id_))
+        return answer
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         cloud = _assumptions(args.typ)
@@ -164,10 +162,8 @@ async def _settled(values: dict[str, Any]) -> dict[str, Any]:
 def write(plan: Plan, root: Path) -> list[Path]:
     """Writes the plan's files through the providers that `pulumi up` uses, and removes definitions that are no longer in it."""
     with contextlib.chdir(root):
-        ours = [
-            (PROVIDERS[kind], one) for one in plan.resources if (kind := one.type.rpartition(":")[2]) in PROVIDERS and not one.component
-        ]
-        paths = [root / provider().create(one.inputs).id for provider, one in ours]
+        ours = [one for one in plan.resources if one.kind in PROVIDERS and not one.component]
+        paths = [root / PROVIDERS[one.kind]().create(one.inputs).id for one in ours]
     for old in set((root / "build" / plan.stack).glob("*.dstack.yml")) - set(paths):
         old.unlink()
     return paths
