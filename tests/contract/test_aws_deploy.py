@@ -1,0 +1,44 @@
+"""Who may deploy to AWS from GitHub, and what a deployment may make."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+
+@pytest.mark.parametrize(("role", "subjects"), [("deploy", ["environment:prod"]), ("preview", ["pull_request", "ref:refs/heads/main"])])
+def test_one_environment_of_one_repository_may_deploy_and_its_pull_requests_may_preview(role, subjects, planned, of):
+    [found] = [one for one in of(planned("aws-prod"), "Role") if one.name.endswith(f"-{role}")]
+    [statement] = json.loads(found.inputs["assumeRolePolicy"])["Statement"]
+    assert statement["Condition"] == {
+        "StringEquals": {
+            "token.actions.githubusercontent.com:aud": "sts.amazonaws.com",
+            "token.actions.githubusercontent.com:sub": [f"repo:example/flotilla:{subject}" for subject in subjects],
+        }
+    }
+    assert planned("aws-prod").outputs["cloud"][f"{role}_role"] == f"arn:aws:iam::123456789012:role/{found.name}"
+
+
+def test_a_preview_only_looks(planned, policy):
+    actions = [
+        action for statement in policy(planned("aws-prod"), "flotilla-aws-prod-preview")["Statement"] for action in statement["Action"]
+    ]
+    assert all(re.fullmatch(r"ec2:Describe\w+|ssm:GetParameter", action) for action in actions)
+
+
+def test_a_provider_that_is_there_is_not_made_again(changed, of):
+    mine = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
+    plan = changed("aws-prod", {"ci.provider": mine})
+    assert not of(plan, "OpenIdConnectProvider")
+    role = next(one for one in of(plan, "Role") if one.name.endswith("-deploy"))
+    assert json.loads(role.inputs["assumeRolePolicy"])["Statement"][0]["Principal"] == {"Federated": mine}
+
+
+def test_what_a_deployment_makes_is_bounded(planned, of):
+    plan = planned("aws-prod")
+    bounds = [one for one in of(plan, "Policy") if one.name.endswith("-boundary")]
+    made = [one for one in of(plan, "Role") if not one.name.endswith(("-deploy", "-preview"))]
+    assert {one.inputs["permissionsBoundary"] for one in made} == {f"arn:aws:iam::123456789012:policy/{bounds[0].name}"}
+    assert {one.inputs["path"] for one in made} == {"/flotilla/aws-prod/"}

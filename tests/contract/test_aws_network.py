@@ -1,0 +1,85 @@
+"""The network on AWS: subnets, gateways, routes, flow logs, or an existing one."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned, of):
+    plan = planned("aws-dev")
+    subnets = {one.name: one.inputs for one in of(plan, "Subnet")}
+    assert {name.removeprefix("flotilla-aws-dev-"): (one["availabilityZone"], one["cidrBlock"]) for name, one in subnets.items()} == {
+        "private-us-east-1a": ("us-east-1a", "10.65.0.0/20"),
+        "private-us-east-1b": ("us-east-1b", "10.65.16.0/20"),
+        "private-us-east-1c": ("us-east-1c", "10.65.32.0/20"),
+        "public-us-east-1a": ("us-east-1a", "10.65.128.0/20"),
+        "public-us-east-1b": ("us-east-1b", "10.65.144.0/20"),
+        "public-us-east-1c": ("us-east-1c", "10.65.160.0/20"),
+    }
+    assert not any(one["mapPublicIpOnLaunch"] for one in subnets.values())
+    routes = {one.inputs["routeTableId"]: one.inputs for one in of(plan, "Route")}
+    tables = {one.inputs["subnetId"]: one.inputs["routeTableId"] for one in of(plan, "RouteTableAssociation")}
+    way_out = {one.name: routes[tables[one.id]] for one in of(plan, "Subnet")}
+    assert all(route["destinationCidrBlock"] == "0.0.0.0/0" for route in way_out.values())
+    gateways = {name: str(route.get("natGatewayId") or route.get("gatewayId")).partition("-")[0] for name, route in way_out.items()}
+    assert gateways == {name: "nat" if "private" in name else "igw" for name in subnets}
+
+
+def test_a_gateway_in_each_zone_serves_its_own_zone(changed, of):
+    plan = changed("aws-dev", {"network.nat": "per-zone"})
+    zones = {one.id: one.inputs["availabilityZone"] for one in of(plan, "Subnet")}
+    gateways = {one.id: zones[one.inputs["subnetId"]] for one in of(plan, "NatGateway")}
+    tables = {one.inputs["routeTableId"]: gateways[one.inputs["natGatewayId"]] for one in of(plan, "Route") if "natGatewayId" in one.inputs}
+    private = [one.inputs for one in of(plan, "RouteTableAssociation") if one.inputs["routeTableId"] in tables]
+    assert sorted(gateways.values()) == ["us-east-1a", "us-east-1b", "us-east-1c"]
+    assert [zones[one["subnetId"]] for one in private] == [tables[one["routeTableId"]] for one in private]
+    assert len(private) == 3
+    [endpoint] = of(plan, "VpcEndpoint")
+    assert set(endpoint.inputs["routeTableIds"]) == set(tables)  # S3 without NAT from every private subnet
+
+
+def test_a_gateway_has_the_way_to_the_internet_for_as_long_as_it_stands(planned, of):
+    [gateway] = of(planned("aws-dev"), "NatGateway")
+    names = [urn.rpartition("::")[2] for urn in gateway.options["dependencies"]]
+    kinds = [urn.rpartition("::")[0].rpartition(":")[2] for urn in gateway.options["dependencies"]]
+    assert ("Route", "flotilla-aws-dev-public") in zip(kinds, names, strict=True)
+
+
+def test_a_zone_that_goes_moves_no_subnet_of_the_others(planned, changed, of):
+    before = {one.name: one.inputs["cidrBlock"] for one in of(planned("aws-dev"), "Subnet")}
+    after = {one.name: one.inputs["cidrBlock"] for one in of(changed("aws-dev", {"network.zones": ["us-east-1c"]}), "Subnet")}
+    assert len(after) == 2
+    assert after.items() <= before.items()
+
+
+def test_flow_logs_are_written_by_a_role_that_may_do_nothing_else(planned, of, policy):
+    plan = planned("aws-prod")
+    [log], [group] = of(plan, "FlowLog"), of(plan, "LogGroup")
+    assert (log.inputs["trafficType"], log.inputs["vpcId"]) == ("ALL", of(plan, "Vpc")[0].id)
+    assert group.inputs["retentionInDays"] == 30
+    [statement] = policy(plan, "flotilla-aws-prod-flow")["Statement"]
+    assert all(resource.startswith("arn:aws:logs:") for resource in statement["Resource"])
+    assert not of(planned("aws-dev"), "FlowLog")
+
+
+def test_an_existing_network_is_used_and_none_is_made(changed, of, on_aws, backend):
+    mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
+    plan = changed("aws-dev", {"network": mine})
+    assert not {one.kind for one in on_aws(plan)} & {"Vpc", "Subnet", "NatGateway", "InternetGateway", "RouteTable", "VpcEndpoint"}
+    assert of(plan, "SecurityGroup")[0].inputs["vpcId"] == mine["vpc"]
+    assert backend(plan)["vpc_ids"] == {"us-east-1": mine["vpc"]}
+
+
+def test_nodes_stand_in_the_first_subnet_that_the_stack_lists(changed, template, by_pulumi):
+    mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
+    access = {key: value for key, value in by_pulumi["access"].items() if key != "allow"} | {"via": "tunnel"}
+    plan = changed("aws-dev", by_pulumi | {"network": mine, "access": access})
+    assert {card["subnetId"] for card in template(plan)["networkInterfaces"]} == {mine["subnets"][0]}
+
+
+def test_an_existing_network_without_the_machine_is_refused(changed):
+    mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
+    with pytest.raises(
+        Exception, match=r"network.subnets: subnet-0123456789abcdef0 in us-east-1a, but the machines are offered in us-west-"
+    ):
+        changed("aws-dev", {"network": mine, "region": "us-west-2"})

@@ -1,0 +1,114 @@
+"""The machines that Pulumi launches on AWS: cards, disks, images, capacity, and what stands before they start."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+
+def test_nodes_have_all_their_cards_and_no_public_address(planned, of, template):
+    cards = template(planned("aws-prod"))["networkInterfaces"]
+    kinds = [(card["networkCardIndex"], card["deviceIndex"], card["interfaceType"]) for card in cards]
+    assert kinds == [(0, 0, "interface"), (0, 1, "efa-only"), *((card, 0, "efa-only") for card in range(1, 32))]
+    [group] = [one.id for one in of(planned("aws-prod"), "SecurityGroup") if one.name.endswith("-nodes")]
+    assert {tuple(card["securityGroups"]) for card in cards} == {(group,)}
+    assert not any("associatePublicIpAddress" in card for card in cards)  # AWS refuses it with several
+
+
+def test_a_single_card_says_that_it_has_no_public_address(changed, template, by_pulumi):
+    [card] = template(changed("aws-dev", by_pulumi))["networkInterfaces"]
+    assert (card["interfaceType"], card["associatePublicIpAddress"]) == ("efa", "false")
+
+
+def test_a_tag_is_in_no_template_whose_change_would_replace_the_nodes(planned, changed, template):
+    assert template(changed("aws-prod", {"tags.owner": "somebody-else"})) == template(planned("aws-prod"))
+
+
+def test_fewer_cards_may_be_asked_for(changed, template):
+    assert len(template(changed("aws-prod", {"fleets.0.nics": "9"}))["networkInterfaces"]) == 9
+
+
+def test_disks_are_encrypted_and_metadata_takes_tokens_alone(planned, changed, of, template, by_pulumi):
+    for plan in (planned("aws-prod"), changed("aws-dev", by_pulumi)):
+        [disk] = template(plan)["blockDeviceMappings"]
+        assert (disk["ebs"]["encrypted"], disk["ebs"]["volumeType"]) == ("true", "gp3")
+        assert template(plan)["metadataOptions"]["httpTokens"] == "required"
+        [bastion] = [one.inputs for one in of(plan, "Instance") if one.name.endswith("-bastion")]
+        assert (bastion["rootBlockDevice"]["encrypted"], bastion["metadataOptions"]["httpTokens"]) == (True, "required")
+    assert template(planned("aws-prod"))["blockDeviceMappings"][0]["ebs"]["volumeSize"] == 1000
+
+
+def test_instances_take_all_from_the_template(planned, of):
+    instances = [one for one in of(planned("aws-prod"), "Instance") if "-h100-" in one.name]
+    assert [one.name for one in instances] == [f"flotilla-aws-prod-h100-{index}" for index in range(4)]
+    assert all(one.inputs.keys() == {"launchTemplate", "tags", "volumeTags"} for one in instances)
+    assert instances[1].inputs["volumeTags"]["cost-center"] == "research"
+    assert {one.inputs["launchTemplate"]["id"] for one in instances} == {of(planned("aws-prod"), "LaunchTemplate")[0].id}
+
+
+@pytest.mark.parametrize(
+    ("capacity", "said", "grouped"),
+    [
+        ({"kind": "on-demand"}, {}, True),
+        (
+            {"kind": "spot"},
+            {"marketType": "spot", "spotOptions": {"spotInstanceType": "one-time", "instanceInterruptionBehavior": "terminate"}},
+            True,
+        ),
+        ({"kind": "reservation", "id": "cr-0123456789abcdef0"}, "cr-0123456789abcdef0", True),
+        ({"kind": "block", "id": "cr-0123456789abcdef0"}, {"marketType": "capacity-block"}, False),
+    ],
+)
+def test_capacity_is_bought_in_one_way_and_a_block_has_no_placement_group(capacity, said, grouped, changed, of, template):
+    plan = changed("aws-prod", {"fleets.0.capacity": capacity})
+    market = template(plan).get("instanceMarketOptions", {})
+    target = template(plan).get("capacityReservationSpecification", {}).get("capacityReservationTarget", {}).get("capacityReservationId")
+    assert target == capacity.get("id")
+    assert market == (said if isinstance(said, dict) else {})
+    assert [one.inputs["strategy"] for one in of(plan, "PlacementGroup")] == ["cluster"] * grouped
+    assert ("placement" in template(plan)) == grouped
+
+
+def test_a_pinned_image_is_taken_and_another_stays_that_of_the_first_up(planned, changed, of):
+    [pinned] = of(planned("aws-prod"), "LaunchTemplate")
+    assert (pinned.inputs["imageId"], pinned.options.get("ignoreChanges")) == ("ami-0123456789abcdef0", None)
+    plan = changed("aws-prod", {"fleets.0.image": ...})
+    [newest] = of(plan, "LaunchTemplate")
+    assert (newest.inputs["imageId"], newest.options["ignoreChanges"]) == ("ami-00000000000000000", ["imageId"])
+    assert plan.outputs["cloud"]["image_h100"] == "ami-00000000000000000"
+    assert any("base-oss-nvidia-driver-gpu-ubuntu-22.04" in line for line in plan.assumed)
+
+
+def test_user_data_is_a_script_that_bash_reads_and_ec2_has_room_for(planned, changed, script, by_pulumi):
+    for plan in (planned("aws-prod"), changed("aws-dev", by_pulumi)):
+        done = subprocess.run(["bash", "-n"], input=script(plan), capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert len(script(plan)) < 16384
+
+
+def test_a_machine_starts_when_it_can_reach_what_it_needs(planned, changed, of, by_pulumi):
+    """Its script installs packages and mounts the checkpoints: by then there are routes, rules and permissions."""
+    for plan in (planned("aws-prod"), changed("aws-dev", by_pulumi)):
+        needed = {one.urn for kind in ("Route", "RouteTableAssociation", "SecurityGroupEgressRule") for one in of(plan, kind)}
+        needed |= {one.urn for one in of(plan, "RolePolicy") if "-node-" in one.name}
+        needed -= {one.urn for one in of(plan, "SecurityGroupEgressRule") if not one.name.endswith(("dev-out", "prod-out"))}
+        made_of = {one.urn: one.options.get("dependencies", []) for one in plan.resources}
+        for instance in of(plan, "Instance"):
+            assert needed <= before(instance.urn, made_of), instance.name
+
+
+def before(urn: str, made_of: dict[str, list[str]]) -> set[str]:
+    """What is made before a resource, by way of others too."""
+    found, waiting = set(), [urn]
+    while waiting:
+        new = set(made_of[waiting.pop()]) - found
+        found |= new
+        waiting += new
+    return found
+
+
+def test_work_grows_with_the_nodes_and_with_nothing_else(planned, changed, definition):
+    few, many = planned("aws-prod"), changed("aws-prod", {"fleets.0.nodes": 256})
+    assert len(many.resources) - len(few.resources) == 252
+    assert len(definition(many, "h100.fleet.dstack.yml")["ssh_config"]["hosts"]) == 256

@@ -1,0 +1,41 @@
+"""What dstack's files say of AWS: backend, hosts, the way to them, the fabric's environment."""
+
+from __future__ import annotations
+
+
+def test_dstack_is_told_this_network_and_no_key(planned, of, definition, backend):
+    plan = planned("aws-dev")
+    assert backend(plan) == {
+        "type": "aws",
+        "creds": {"type": "default"},
+        "regions": ["us-east-1"],
+        "vpc_ids": {"us-east-1": of(plan, "Vpc")[0].id},
+        "default_vpcs": False,
+        "public_ips": False,
+        "iam_instance_profile": "flotilla-aws-dev-node",
+        "tags": {"project": "flotilla", "stack": "aws-dev", "environment": "dev", "cost-center": "research"},
+    }
+    assert definition(planned("aws-prod"), "server-config.yml") == {"projects": [{"name": "main", "backends": []}]}
+
+
+def test_the_fleet_lists_the_nodes_behind_the_way_to_them(planned, changed, definition, by_pulumi):
+    fleet = definition(planned("aws-prod"), "h100.fleet.dstack.yml")["ssh_config"]
+    assert fleet["hosts"] == ["10.64.0.10", "10.64.0.11", "10.64.0.12", "10.64.0.13"]
+    assert (fleet["proxy_jump"]["hostname"], fleet["proxy_jump"]["port"]) == ("localhost", 2222)
+    assert planned("aws-prod").outputs["next"][0].startswith("aws ssm start-session --region us-east-2 --target i-")
+    fleet = definition(changed("aws-dev", by_pulumi), "gpus.fleet.dstack.yml")["ssh_config"]
+    assert (fleet["proxy_jump"]["hostname"], fleet["proxy_jump"]["port"]) == ("198.51.100.10", 22)
+
+
+def test_a_server_in_the_network_needs_no_bastion(changed, of, definition):
+    plan = changed("aws-prod", {"access.via": "direct"})
+    assert "proxy_jump" not in definition(plan, "h100.fleet.dstack.yml")["ssh_config"]
+    assert not [one for one in of(plan, "Instance") if one.name.endswith("-bastion")]
+
+
+def test_a_fabric_has_its_environment(planned, changed, definition):
+    env = definition(planned("aws-prod"), "ray-cluster.dstack.yml")["env"]
+    assert "FI_PROVIDER=efa" in env
+    assert not [
+        line for line in definition(changed("aws-dev", {"fleets.0.machine": "g6.xlarge"}), "ray-cluster.dstack.yml")["env"] if "FI_" in line
+    ]

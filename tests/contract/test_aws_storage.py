@@ -1,0 +1,54 @@
+"""Where checkpoints are kept on AWS, and who mounts them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.mark.parametrize(("name", "days"), [("aws-dev", 7), ("aws-prod", 90)])
+def test_the_bucket_is_private_versioned_encrypted_and_takes_tls_alone(name, days, planned, of, on_aws):
+    plan = planned(name)
+    [bucket], [key] = of(plan, "Bucket"), of(plan, "Key")
+    settings = {one.kind: one.inputs for one in on_aws(plan) if one.kind.startswith("Bucket") and one is not bucket}
+    assert {one["bucket"] for one in settings.values()} == {bucket.id}
+    blocked = settings["BucketPublicAccessBlock"]
+    assert [blocked[key] for key in ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")] == [True] * 4
+    assert settings["BucketOwnershipControls"]["rule"] == {"objectOwnership": "BucketOwnerEnforced"}
+    assert settings["BucketVersioning"]["versioningConfiguration"] == {"status": "Enabled"}
+    [encryption] = settings["BucketServerSideEncryptionConfiguration"]["rules"]
+    by_default = encryption["applyServerSideEncryptionByDefault"]
+    assert (by_default["sseAlgorithm"], by_default["kmsMasterKeyId"].endswith(f"key/{key.name}")) == ("aws:kms", True)
+    rules = {rule["id"]: rule for rule in settings["BucketLifecycleConfiguration"]["rules"]}
+    assert rules["replaced"]["noncurrentVersionExpiration"]["noncurrentDays"] == days
+    assert rules["unfinished"]["abortIncompleteMultipartUpload"]["daysAfterInitiation"] == 7
+    [denied] = json.loads(settings["BucketPolicy"]["policy"])["Statement"]
+    assert (denied["Effect"], denied["Condition"]) == ("Deny", {"Bool": {"aws:SecureTransport": "false"}})
+    assert denied["Resource"] == ["arn:aws:s3:::" + bucket.name, f"arn:aws:s3:::{bucket.name}/*"]
+
+
+def test_lustre_is_what_the_stack_asks_for_and_nodes_mount_it(planned, of, definition, script):
+    plan = planned("aws-prod")
+    [system], [link] = of(plan, "LustreFileSystem"), of(plan, "DataRepositoryAssociation")
+    assert (system.inputs["storageCapacity"], system.inputs["perUnitStorageThroughput"]) == (4800, 500)
+    [subnet] = [one for one in of(plan, "Subnet") if "private" in one.name]
+    assert system.inputs["subnetIds"] == subnet.id
+    assert link.inputs["dataRepositoryPath"] == "s3://flotilla-aws-prod/lustre"
+    assert "mount /var/lib/flotilla/checkpoints" in script(plan)
+    task = definition(plan, "ray-cluster.dstack.yml")
+    assert task["volumes"] == ["/var/lib/flotilla/checkpoints:/checkpoints"]
+
+
+def test_a_bucket_is_mounted_by_the_hosts_that_pulumi_launches(changed, definition, script, by_pulumi):
+    plan = changed("aws-dev", by_pulumi)
+    assert "flotilla-aws-dev /var/lib/flotilla/checkpoints fuse.s3fs" in script(plan)
+    task = definition(plan, "ray-cluster.dstack.yml")
+    assert (task["volumes"], task.get("privileged")) == (["/var/lib/flotilla/checkpoints:/checkpoints"], None)
+
+
+def test_one_node_may_keep_checkpoints_on_a_disk_of_dstacks(changed, definition):
+    network = {"kind": "network", "volume": "ckpt", "size": "500GB"}
+    plan = changed("aws-dev", {"fleets.0.nodes": 1, "checkpoints": network})
+    disk = definition(plan, "ckpt.volume.dstack.yml")
+    assert (disk["backend"], disk["region"], disk["size"]) == ("aws", "us-east-1", "500GB")
