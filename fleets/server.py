@@ -1,11 +1,38 @@
-"""Stack and Site -> the dstack server's configuration file, `server/config.yml`."""
+"""Stack and Site -> the dstack server's configuration file; and a dstack server on this machine for those who have none.
+
+    python -m fleets.server up [STACK]   start it; with build/STACK/server-config.yml, where a stack is named
+    python -m fleets.server login        let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
+    python -m fleets.server status       exit code 0 when it answers, 1 when not
+    python -m fleets.server down         stop it; refused while it has machines
+
+It is the installed `dstack server`, on loopback, with this shell's environment (credentials, DSTACK_* settings) and its data in
+build/server/, the token of its admin among them, in a file that only you can read.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import argparse
+import contextlib
+import fcntl
+import hashlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from fleets.server_process import Server, ServerError, token
 from infra.site import Site
 from stacks.schema import Stack
+
+if TYPE_CHECKING:
+    from dstack.api.server import APIClient
+
+FOLDER = Path("build/server")
+PORT = 3000  # dstack's own default
+# Of a server without a stack. A project that stood here would lose, at every start, the backends that do not stand here with it.
+EMPTY = "projects: []\n"
 
 
 def server_config(stack: Stack, site: Site) -> dict[str, Any]:
@@ -13,3 +40,222 @@ def server_config(stack: Stack, site: Site) -> dict[str, Any]:
     backends = [site.backend] if site.backend else []
     project = stack.dstack.project if stack.dstack else "main"
     return {"projects": [{"name": project, "backends": backends}]}
+
+
+# Commands
+
+
+def up(folder: Path, stack: str | None, port: int | None, seconds: float) -> int:
+    """Starts the server, or says that it is up; restarts it where the stack's configuration has changed. 1 where it refused a backend."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    config = wanted_config(folder, stack)
+    digest = hashlib.sha256(config.encode()).hexdigest()
+    with one_at_a_time(folder):
+        server = Server.running(folder)
+        if server and port not in (None, int(server.url.rpartition(":")[2])):
+            raise ServerError(f"the server is up on {server.url}; to move it: python -m fleets.server down, then up --port {port}")
+        if server and server.config != digest:
+            keep_backends(folder, config, server)
+            print("the configuration has changed: starting the server again", flush=True)
+            port = int(server.url.rpartition(":")[2])
+            server.stop()
+            server = None
+        started = server is None
+        if server is None:
+            write_private(folder / "config.yml", config)
+            server = Server.start(folder, port or PORT, digest)
+        try:
+            server.wait(seconds)
+            api = client(folder, server)
+        except ServerError:
+            if started:
+                server.stop()
+            raise
+    print(f"{'started' if started else 'already up'}  {server.url}, pid {server.pid}, data and log in {folder}/")
+    print("next        python -m fleets.server login     (elsewhere: dstack project add --name main --url URL --token TOKEN)")
+    return say_refused(api, config, server)
+
+
+def login(folder: Path, project: str) -> int:
+    """Makes the server's project the default one of this user's dstack; nothing is typed, so no process list shows the token."""
+    from dstack._internal.core.services.configs import ConfigManager
+
+    server = must_run(folder)
+    known = sorted(one.project_name for one in client(folder, server).projects.list())
+    if project not in known:
+        raise ServerError(f"--project: {server.url} has no project {project!r}; it has {', '.join(known)}")
+    manager = ConfigManager()
+    manager.configure_project(project, server.url, token(folder), default=True)
+    manager.save()
+    manager.config_filepath.chmod(0o600)
+    print(f"{manager.config_filepath}: project {project} on {server.url} is the default")
+    return 0
+
+
+def status(folder: Path) -> int:
+    server = Server.running(folder)
+    if server is None or not server.answers():
+        print(
+            f"not up: no server of {folder}/ runs" if server is None else f"not answering: {server.url}, pid {server.pid}\n{server.tail()}"
+        )
+        return 1
+    print(f"up          {server.url}, pid {server.pid}, data and log in {folder}/")
+    api = client(folder, server)
+    for project in api.projects.list():
+        backends = ", ".join(backend.name for backend in project.backends) or "no backend"
+        print(f"project     {project.project_name}: {backends}")
+    for line in machines(api):
+        print(f"machine     {line}")
+    return 0
+
+
+def down(folder: Path, force: bool) -> int:
+    """Stops it. Without it nobody ends idle machines, so it is refused while there are some."""
+    server = Server.running(folder)
+    if server is None:
+        print("not up")
+        return 0
+    if not force:
+        if not server.answers():
+            raise ServerError(f"{server.url} does not answer, so nobody knows whether it has machines; --force stops it anyway")
+        if live := machines(client(folder, server)):
+            first = f"{len(live)} machines live, and without a server nobody ends them:"
+            last = "first: dstack fleet delete NAME; or --force, and the next `up` finds them again"
+            raise ServerError("\n".join([first, *(f"  {line}" for line in live), last]))
+    server.stop()
+    print(f"down; {folder}/ keeps its data")
+    return 0
+
+
+# What they need
+
+
+def wanted_config(folder: Path, stack: str | None) -> str:
+    """Text of config.yml: the stack's, else the one that is there, else an empty one. Raises ServerError."""
+    if stack is None:
+        file = folder / "config.yml"
+        return file.read_text() if file.exists() else EMPTY
+    file = folder.parent / stack / "server-config.yml"
+    if not file.exists():
+        raise ServerError(f"{file} does not exist; first: pulumi up --stack {stack}, or python -m infra.preview {stack}")
+    backends_of(text := file.read_text(), file)
+    return text
+
+
+def backends_of(config: str, file: Path) -> set[tuple[str, str]]:
+    """`{(project, type of backend)}` of a configuration. Raises ServerError where it is none."""
+    try:
+        projects = yaml.safe_load(config)["projects"]
+        return {(project["name"], backend["type"]) for project in projects for backend in project.get("backends") or []}
+    except (yaml.YAMLError, TypeError, KeyError) as error:
+        raise ServerError(f"{file}: is no configuration of a dstack server: {' '.join(str(error).split())}") from None
+
+
+def keep_backends(folder: Path, config: str, server: Server) -> None:
+    """Raises ServerError where a new configuration takes a backend away while machines live: dstack could no longer end them."""
+    gone = backends_of((folder / "config.yml").read_text(), folder / "config.yml") - backends_of(config, folder / "config.yml")
+    if gone and server.answers() and (live := machines(client(folder, server))):
+        lost = ", ".join(f"{backend} of project {project}" for project, backend in sorted(gone))
+        raise ServerError("\n".join([f"the new configuration has no backend {lost}, but machines live:", *(f"  {line}" for line in live)]))
+
+
+def client(folder: Path, server: Server) -> APIClient:
+    """dstack's client as admin. Raises ServerError where the database knows another token."""
+    from dstack._internal.core.errors import ClientError
+    from dstack.api.server import APIClient
+
+    api = APIClient(server.url, token(folder))
+    try:
+        api.users.get_my_user()
+    except ClientError:
+        where = f"{folder}/token is not the admin's token in {folder}/data"
+        raise ServerError(f"{where}; put the right one back, or remove {folder}/ where no machine is left") from None
+    return api
+
+
+def machines(api: APIClient) -> list[str]:
+    """Every machine that a fleet of any project holds, one line each."""
+    return [
+        f"{one.name}  {one.status.value}  {one.backend.value if one.backend else 'no backend'}  {one.region or ''}  ${one.price or 0:g}/h"
+        f"  (fleet {fleet.name}, project {project.project_name})"
+        for project in api.projects.list()
+        for fleet in api.fleets.list(project.project_name)
+        for one in fleet.instances
+        if one.status.value != "terminated"
+    ]
+
+
+def say_refused(api: APIClient, config: str, server: Server) -> int:
+    """1 where the server did not take a backend of its configuration; the server itself only logs that."""
+    there = {(project.project_name, backend.name) for project in api.projects.list() for backend in project.backends}
+    refused = sorted(backends_of(config, Path(server.folder) / "config.yml") - there)
+    for project, backend in refused:
+        print(f"refused     backend {backend} of project {project}; {server.tail()}")
+    return 1 if refused else 0
+
+
+def must_run(folder: Path) -> Server:
+    server = Server.running(folder)
+    if server is None:
+        raise ServerError(f"no server of {folder}/ runs; first: python -m fleets.server up")
+    return server
+
+
+def write_private(file: Path, text: str) -> None:
+    """Backends may hold credentials."""
+    file.touch(mode=0o600)
+    file.chmod(0o600)
+    file.write_text(text)
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Two `up` at once would start two servers on one database."""
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ServerError(f"another `up` of {folder} is at work; wait for it") from None
+        yield
+
+
+def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m fleets.server", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    starts, logs_in = commands.add_parser("up", help="start it"), commands.add_parser("login", help="write ~/.dstack/config.yml")
+    shows, stops = commands.add_parser("status", help="what it has"), commands.add_parser("down", help="stop it")
+    for one in (starts, logs_in, shows, stops):
+        one.add_argument("--folder", type=Path, default=FOLDER, help=f"of its data ({FOLDER})")
+    starts.add_argument("stack", nargs="?", help="name of a stack that was rendered; without it a server that has no backends yet")
+    starts.add_argument("--port", type=int, help=f"on 127.0.0.1 ({PORT})")
+    starts.add_argument("--timeout", type=float, default=120, help="seconds that it has to answer (120)")
+    logs_in.add_argument("--project", default="main", help="(main)")
+    stops.add_argument("--force", action="store_true", help="even while it has machines, or does not answer")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = read_arguments(arguments)
+    folder = options.folder.resolve()
+    try:
+        if options.folder == FOLDER and not Path("Pulumi.yaml").is_file():
+            raise ServerError(f"no Pulumi.yaml in {Path.cwd()}; run this in the project's folder")
+        match options.command:
+            case "up":
+                return up(folder, options.stack, options.port, options.timeout)
+            case "login":
+                return login(folder, options.project)
+            case "status":
+                return status(folder)
+            case _:
+                return down(folder, options.force)
+    except ServerError as error:
+        print(f"fleets.server: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
