@@ -10,6 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from cluster_tasks import fabric
 from infra.site import Site
 from stacks.schema import Checkpoints, Fleet, Stack
 
@@ -41,7 +42,7 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
         "env": _environment(stack, site),
         "commands": [*site.mount, *site.setup, *_commands(stack, fleet)],
         "ports": [DASHBOARD_PORT if own_port else f"{task.dashboard_port}:{DASHBOARD_PORT}"],
-        "volumes": [*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes] or None,
+        "volumes": [*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *task.volumes] or None,
         "resources": fleet.requirements() | {"shm_size": task.shm_size or SHM},
         # dstack takes silence for on-demand, and then refuses the fleet's spot instances.
         "spot_policy": "spot" if fleet.capacity.kind == "spot" and fleet.provision == "dstack" else None,
@@ -101,7 +102,7 @@ def _environment(stack: Stack, site: Site) -> list[str]:
     env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS}
     if site.leaves_machine:
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
-    env |= site.env | stack.task.env
+    env |= site.env | {name: one.value for name, one in fabric.environment(stack, stack.fleets[0]).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
 
 

@@ -79,8 +79,7 @@ class Machine:
     @property
     def nccl_floor(self) -> float | None:
         """GB/s of bus bandwidth per node below which the fabric does not work; None where there is no fabric."""
-        share = 0.4 if self.gpu in NVLINK else 0.2
-        return round(share * self.bandwidth / 8, 1) if self.bandwidth else None
+        return nccl_floor(self.bandwidth, self.gpu)
 
     @property
     def networks(self) -> Networks:
@@ -99,6 +98,11 @@ class Machine:
             return (Nic(0, 0, "efa"),)
         beside = (Nic(0, 1, "efa-only"),) if self.efa == self.cards else ()
         return (Nic(0, 0, "interface"), *beside, *(Nic(card, 0, "efa-only") for card in range(1, self.cards)))
+
+
+def nccl_floor(bandwidth: int, gpu: str | None) -> float | None:
+    """GB/s of bus bandwidth that a fabric of so many Gbit/s must reach; None where that is 0, unknown."""
+    return round((0.4 if gpu in NVLINK else 0.2) * bandwidth / 8, 1) if bandwidth else None
 
 
 def machine(cloud: Cloud, name: str) -> Machine:

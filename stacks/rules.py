@@ -79,6 +79,8 @@ def _no_cloud(stack: Stack) -> Iterator[PydanticCustomError]:
         if stack.says(key):
             yield problem(f"belongs to flotilla:cloud aws or gcp, but that is {stack.cloud}", key)
     for index, fleet in enumerate(stack.fleets):
+        if stack.cloud == "local" and fleet.fabric is not None:
+            yield problem("joins machines, but with flotilla:cloud local all nodes are this one", "fleets", index, "fabric")
         for key in CLOUD_FLEET_ONLY:
             if fleet.says(key):
                 yield problem(f"belongs to flotilla:cloud aws or gcp, but that is {stack.cloud}", "fleets", index, key)
@@ -130,7 +132,7 @@ def _cloud_fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCus
     if fleet.machine is None:
         example = {"aws": "p5.48xlarge", "gcp": "a3-megagpu-8g"}[stack.cloud]
         yield problem(f"is missing; with flotilla:cloud {stack.cloud} a fleet names its machine type, such as {example}", *at, "machine")
-    for key in ("gpu", "memory", "arch"):
+    for key in ("gpu", "memory", "arch", "fabric"):
         if fleet.says(key):
             yield problem(f"follows from machine {fleet.machine}; leave it out", *at, key)
     kinds = CAPACITY[stack.cloud]

@@ -15,6 +15,7 @@ from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
 
 from stacks import rules
 from stacks.clouds import Access, Budget, Capacity, Ci, Network
+from stacks.fabric import Fabric
 from stacks.forms import (
     ContainerUser,
     Count,
@@ -22,6 +23,7 @@ from stacks.forms import (
     Hostname,
     IdleDuration,
     Model,
+    Mount,
     Name,
     Port,
     Positive,
@@ -115,6 +117,7 @@ class Fleet(Model):
     gpu: Gpu | None = None
     resources: dict[str, Quantity] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
     ssh: Ssh | None = None
+    fabric: Fabric | None = Field(default=None, description="Network between the GPUs of your own machines: infiniband, roce, ...")
     machine: str | None = Field(default=None, description="Machine type of a cloud such as p5.48xlarge or a3-megagpu-8g.")
     provision: Literal["dstack", "pulumi"] = Field(
         default="dstack", description="Who launches the machines: dstack when runs need them, or Pulumi once, for good."
@@ -214,6 +217,7 @@ class Task(Model):
         default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
     )
     shm_size: Size | None = Field(default=None, description="Size of /dev/shm, such as 64GB.")
+    volumes: tuple[Mount, ...] = Field(default=(), description="What else is mounted on every node, such as /data:/data.")
     dashboard_port: Count = Field(default=8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
     join_timeout: Count = Field(default=600, ge=1, description="Seconds that nodes wait for one another.")
     on_node_loss: Literal["fail", "wait"] = Field(

@@ -17,7 +17,7 @@ ALLOWED = {
     "stacks": (),
     "trainer": (),
     "fleets": ("stacks.schema", "infra.site", "infra.machines"),
-    "cluster_tasks": ("stacks.schema", "infra.site", "infra.machines"),
+    "cluster_tasks": ("stacks", "infra.site", "infra.machines"),
     "infra": ("stacks", "fleets", "cluster_tasks"),
 }
 LIGHT = ("infra/site.py", "infra/machines.py")  # what fleets and cluster_tasks may import of infra

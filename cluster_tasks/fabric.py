@@ -1,0 +1,212 @@
+"""The environment in which NCCL, RCCL and gloo find the fast network of a fleet, with the reason beside each variable.
+
+    python -m cluster_tasks.fabric STACK      each variable, its value, the reason, and what asks for it
+
+Rules: what a library finds by itself is left to it (`LEFT_ALONE` says why), and flotilla:task.env wins over everything here. The
+interface that has a node's address is chosen on the node, by the node agent (`interfaces` in node.py).
+
+Sources:
+https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (defaults, and since which version)
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html and https://github.com/aws/aws-ofi-nccl (EFA)
+https://docs.cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx-autopilot (TCPX, TCPXO; the values are those
+of dstack's guide to clusters on GCP, measured there with NCCL's tests)
+https://rocm.docs.amd.com/en/latest/how-to/rocm-for-ai/training/ (AMD)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from infra import machines
+from stacks.load import load
+from stacks.schema import Fleet, Stack
+
+Kind = Literal["none", "infiniband", "roce", "ethernet", "efa", "tcpx", "tcpxo"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A variable's value, or None where it is taken from the shell of the person who starts the cluster."""
+
+    value: str | None
+    reason: str
+    origin: str  # what asks for it, in the words of the stack file
+
+
+CHUNK = str(512 * 1024)  # bytes
+CARD_CORES = "each card is served by processors of its own NUMA node"
+TUNED = "tuned for this plugin, which moves data in chunks of this kind"
+
+# {fabric: {variable: (value, reason)}}
+FABRICS: dict[Kind, dict[str, tuple[str, str]]] = {
+    "none": {},
+    "infiniband": {},
+    "roce": {},
+    "ethernet": {
+        "NCCL_IB_DISABLE": ("1", "cards that offer RoCE on a network which drops packets make NCCL hang; TCP does not"),
+    },
+    "efa": {
+        "FI_PROVIDER": ("efa", "without EFA in the container libfabric fails at once, in place of falling back to TCP"),
+        "FI_EFA_USE_HUGE_PAGE": ("0", "data loaders fork, and memory in huge pages does not survive that"),
+    },
+    "tcpxo": {
+        "NCCL_FASTRAK_CTRL_DEV": ("enp0s12", "the card of the main network, on which the plugin's processes meet"),
+        "NCCL_FASTRAK_IFNAME": (
+            "enp6s0,enp7s0,enp13s0,enp14s0,enp134s0,enp135s0,enp141s0,enp142s0",
+            "the eight cards of the fabric, one beside each GPU",
+        ),
+        "NCCL_FASTRAK_LLCM_DEVICE_DIRECTORY": ("/dev/aperture_devices", "where the container sees the memory that cards write to"),
+        "NCCL_SOCKET_IFNAME": ("enp0s12", "NCCL meets on the card on which the plugin does"),
+    },
+    "tcpx": {
+        "LD_LIBRARY_PATH": ("/usr/local/tcpx/lib64:/usr/local/nvidia/lib64", "the plugin, and the NCCL that it was built for"),
+        "NCCL_ALGO": ("Ring", "the plugin has its bandwidth in rings; trees use one card at a time"),
+        "NCCL_BUFFSIZE": (str(4 * 1024 * 1024), TUNED),
+        "NCCL_CROSS_NIC": ("0", "a card reaches its counterpart in its own network alone"),
+        "NCCL_DYNAMIC_CHUNK_SIZE": (CHUNK, TUNED),
+        "NCCL_GPUDIRECTTCPX_CTRL_DEV": ("eth0", "the card of the main network, on which the plugin's processes meet"),
+        "NCCL_GPUDIRECTTCPX_PROGRAM_FLOW_STEERING_WAIT_MICROS": ("50000", "cards need this long to steer a new flow to a GPU"),
+        "NCCL_GPUDIRECTTCPX_RX_BINDINGS": (
+            "eth1:22-35,126-139;eth2:22-35,126-139;eth3:74-87,178-191;eth4:74-87,178-191",
+            f"receiving: {CARD_CORES}",
+        ),
+        "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME": ("eth1,eth2,eth3,eth4", "the four cards of the fabric"),
+        "NCCL_GPUDIRECTTCPX_TX_BINDINGS": (
+            "eth1:8-21,112-125;eth2:8-21,112-125;eth3:60-73,164-177;eth4:60-73,164-177",
+            f"sending: {CARD_CORES}",
+        ),
+        "NCCL_GPUDIRECTTCPX_UNIX_CLIENT_PREFIX": ("/run/tcpx", "where the host's receive-datapath manager listens"),
+        "NCCL_NET_GDR_LEVEL": ("PIX", "data goes straight to a GPU where card and GPU share a PCIe switch"),
+        "NCCL_NSOCKS_PERTHREAD": ("4", "one TCP flow does not fill a card"),
+        "NCCL_P2P_NET_CHUNKSIZE": (CHUNK, TUNED),
+        "NCCL_P2P_NVL_CHUNKSIZE": (str(1024 * 1024), TUNED),
+        "NCCL_P2P_PCI_CHUNKSIZE": (CHUNK, TUNED),
+        "NCCL_P2P_PXN_LEVEL": ("0", "no detour over NVLink to another GPU's card"),
+        "NCCL_PROTO": ("Simple", "the others need writes of 128 bytes at once, which TCP does not promise"),
+        "NCCL_SOCKET_IFNAME": ("eth0", "NCCL meets on the card on which the plugin does"),
+        "NCCL_SOCKET_NTHREADS": ("1", "the plugin has threads of its own"),
+    },
+}
+
+AMD = {
+    "GPU_MAX_HW_QUEUES": ("2", "one queue for kernels and one for RCCL; with the default of 4 they do not overlap"),
+    "HSA_NO_SCRATCH_RECLAIM": ("1", "giving scratch memory back and taking it again stalls kernels, RCCL's among them"),
+    "TORCH_NCCL_HIGH_PRIORITY": ("1", "collectives start before kernels that already wait"),
+}
+
+# What people set elsewhere and is not set here.
+LEFT_ALONE: dict[Kind, dict[str, str]] = {
+    "infiniband": {
+        "NCCL_IB_HCA": "all active devices are used; where storage has its own, list the GPUs' in fabric.hcas",
+        "NCCL_NET_GDR_LEVEL": "NCCL knows the PCIe topology",
+    },
+    "roce": {
+        "NCCL_IB_HCA": "all active devices are used; where storage has its own, list the GPUs' in fabric.hcas",
+        "NCCL_IB_GID_INDEX": "found since NCCL 2.21, also by RCCL that is as new; for older ones fabric.gid_index, mostly 3",
+        "NCCL_IB_TC": "the switches' own choice: fabric.traffic_class where they keep a class lossless",
+    },
+    "efa": {
+        "FI_EFA_USE_DEVICE_RDMA": "on by default where the hardware has it, since libfabric 1.18",
+        "FI_EFA_FORK_SAFE": "set by the plugin, aws-ofi-nccl, where the kernel needs it",
+        "NCCL_PROTO": "the plugin's tuner chooses; a fixed one costs bandwidth",
+        "LD_LIBRARY_PATH": "EFA's installer tells ld.so where libfabric and the plugin are; the image must contain them",
+    },
+    "tcpxo": {"NCCL_ALGO": "nccl-env-profile-ll128.sh, which comes with the plugin, sets algorithms, protocols and buffers"},
+}
+
+ON_THE_NODE = {
+    "GLOO_SOCKET_IFNAME": "the interface that has the node's address; gloo would take the one that the host name resolves to",
+    "NCCL_SOCKET_IFNAME": "the same; NCCL would take the first that is up, docker0 where there is no other",
+}
+
+
+def kind(stack: Stack, fleet: Fleet) -> Kind:
+    """The fabric that a fleet's nodes share. `none` where a stack has a single node, which talks to nobody.
+
+    Raises ValueError for a machine type that infra/machines.py does not know.
+    """
+    if sum(one.nodes for one in stack.fleets) == 1:
+        return "none"
+    if fleet.fabric is not None:
+        return fleet.fabric.kind
+    if fleet.machine is not None and stack.cloud in ("aws", "gcp"):
+        return machines.machine(stack.cloud, fleet.machine).fabric
+    return "none"
+
+
+def environment(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
+    """The environment of every node of a fleet, by variable, in order: fabric, GPUs, then flotilla:task.env, which wins. Pure."""
+    found = kind(stack, fleet)
+    origin = f"machine {fleet.machine}, fabric {found}" if fleet.machine else f"fleet {fleet.name}, fabric {found}"
+    settings = {name: Setting(*known, origin) for name, known in FABRICS[found].items()}
+    if found != "none":
+        settings |= _devices(fleet)
+    if fleet.gpu is not None and fleet.gpu.count and fleet.gpu.vendor == "amd":
+        settings |= {name: Setting(*known, f"fleet {fleet.name}, gpu.vendor amd") for name, known in AMD.items()}
+    for name, value in stack.task.env.items():
+        instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
+        settings[name] = Setting(value, instead, "flotilla:task.env")
+    return settings
+
+
+def floor(stack: Stack, fleet: Fleet) -> float | None:
+    """GB/s of bus bandwidth per node below which the fabric does not work as it should; None where that is not known."""
+    if kind(stack, fleet) == "none":
+        return None
+    if fleet.fabric is not None:
+        return machines.nccl_floor(fleet.fabric.bandwidth or 0, fleet.gpu.name if fleet.gpu else None)
+    assert fleet.machine and stack.cloud in ("aws", "gcp")  # else there is no fabric
+    return machines.machine(stack.cloud, fleet.machine).nccl_floor
+
+
+def _devices(fleet: Fleet) -> dict[str, Setting]:
+    """What the fleet's own fabric says of its RDMA devices."""
+    fabric, found = fleet.fabric, {}
+    if fabric is None:
+        return found
+    if fabric.hcas:
+        exactly = "these and no others; without = NCCL takes mlx5_1 for mlx5_10 too"
+        found["NCCL_IB_HCA"] = Setting("=" + ",".join(fabric.hcas), exactly, "fabric.hcas")
+    if fabric.gid_index is not None:
+        found["NCCL_IB_GID_INDEX"] = Setting(str(fabric.gid_index), "the row of the GID table that is routed", "fabric.gid_index")
+    if fabric.traffic_class is not None:
+        found["NCCL_IB_TC"] = Setting(str(fabric.traffic_class), "the class that the switches keep lossless", "fabric.traffic_class")
+    return found
+
+
+def described(stack: Stack) -> Iterator[str]:
+    """For people, line by line: each variable, its reason and what asks for it. Raises ValueError for an unknown machine type."""
+    for fleet in stack.fleets:
+        fabric, settings = kind(stack, fleet), environment(stack, fleet)
+        yield f"fleet {fleet.name}: {fleet.nodes} nodes, fabric {fabric}"
+        for name, one in settings.items():
+            yield f"  {name} from your shell" if one.value is None else f"  {name}={one.value}"
+            yield f"      {one.reason} ({one.origin})"
+        for name, reason in ON_THE_NODE.items():
+            if name not in settings:
+                yield f"  {name}: chosen on each node\n      {reason} (node agent)"
+        for name, reason in LEFT_ALONE.get(fabric, {}).items():
+            if name not in settings:
+                yield f"  {name}: left alone\n      {reason}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.fabric", description="Shows what NCCL, RCCL and gloo are told.")
+    parser.add_argument("stack", help="name of a stack, such as onprem for stacks/Pulumi.onprem.yaml")
+    options = parser.parse_args(argv)
+    try:
+        lines = list(described(load(options.stack, Path(__file__).parents[1])))
+    except ValueError as error:  # StackError is one
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

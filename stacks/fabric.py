@@ -1,0 +1,37 @@
+"""The network between GPUs, of machines that you own; of a cloud's it follows from the machine type. cluster_tasks/fabric.py uses it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from stacks.forms import Count, Model, Positive, form, problem
+
+Hca = Annotated[str, form(r"^[A-Za-z][\w.-]*(:\d+)?$", "the name of an RDMA device as `ibstat -l` prints it, such as mlx5_0")]
+
+
+class Fabric(Model):
+    """What carries NCCL's or RCCL's data. The kind alone may be given in its place."""
+
+    kind: Literal["infiniband", "roce", "ethernet", "efa"]
+    hcas: tuple[Hca, ...] = Field(default=(), description="RDMA devices that the GPUs use; all active ones when left out.")
+    gid_index: Count | None = Field(default=None, ge=0, le=255, description="roce: row of the GID table; NCCL finds it when left out.")
+    traffic_class: Count | None = Field(default=None, ge=0, le=255, description="roce: the class that the switches keep lossless.")
+    bandwidth: Positive | None = Field(
+        default=None, description="Gbit/s of all devices of one node together; the checks want a good part of it."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _settings_fit_the_kind(self) -> Self:
+        for key, kinds in (("hcas", ("infiniband", "roce")), ("gid_index", ("roce",)), ("traffic_class", ("roce",))):
+            if self.says(key) and self.kind not in kinds:
+                raise problem(f"belongs to kind: {' or '.join(kinds)}, but kind is {self.kind}", key)
+        if len(set(self.hcas)) < len(self.hcas):
+            raise problem("a device is listed twice", "hcas")
+        return self
