@@ -132,7 +132,7 @@ def port_owner(port: int) -> str | None:
             pass
     with contextlib.suppress(psutil.Error):  # macOS shows connections of others to root alone
         for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr[1] == port and connection.pid:
+            if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,) and connection.pid:
                 process = psutil.Process(connection.pid)
                 return f"{process.name()} (pid {process.pid}: {' '.join(process.cmdline())[:80]})"
     return "a process of another user"
