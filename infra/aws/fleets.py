@@ -40,7 +40,7 @@ class Fleets(pulumi.ComponentResource):
         assert access  # stacks/rules.py
         key = ec2.KeyPair(name, public_key=access.public_key, tags={"Name": name}, opts=child).key_name
         fleets = [fleet for fleet in args.stack.fleets if fleet.provision == "pulumi"]
-        self.images = {fleet.name: fleet.image or _newest(_image(args.machines[fleet.name]), ask) for fleet in fleets}
+        self.images = {fleet.name: fleet.image or _newest(nodes.newest_image(args.machines[fleet.name]), ask) for fleet in fleets}
         made = {fleet.name: self._nodes(name, args, fleet, key) for fleet in fleets}
         self.addresses = {fleet: nodes.addresses for fleet, nodes in made.items()}
         self.bastion: pulumi.Output[str] | None = None
@@ -70,10 +70,6 @@ class Fleets(pulumi.ComponentResource):
             after=args.after,
         )
         return Nodes(f"{name}-{fleet.name}", shared, opts=pulumi.ResourceOptions(parent=self))
-
-
-def _image(machine: Machine) -> str:
-    return nodes.GPU_IMAGE if machine.gpu else nodes.CPU_IMAGE
 
 
 def _newest(parameter: str, ask: pulumi.InvokeOptions) -> str:

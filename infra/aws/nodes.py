@@ -79,6 +79,11 @@ class Nodes(pulumi.ComponentResource):
         self.register_outputs({"addresses": self.addresses})
 
 
+def newest_image(machine: Machine) -> str:
+    """The parameter of SSM that holds the id of the newest image for a machine."""
+    return GPU_IMAGE if machine.gpu else CPU_IMAGE
+
+
 def interfaces(fleet: Fleet, machine: Machine, subnet: pulumi.Input[str], group: pulumi.Input[str]) -> list[Any]:
     """The launch template's network interfaces. Subnet and group belong to each of them; a node has no public address."""
     return [

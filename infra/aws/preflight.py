@@ -14,6 +14,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws import checks
+from infra.aws.nodes import newest_image
 from infra.findings import Finding, failed, ok, unknown
 from infra.machines import Machine
 from stacks.load import StackError
@@ -222,8 +223,9 @@ def _misfits(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str,
 def images(asked: Asked) -> Iterator[Finding]:
     """Images of the machines that Pulumi launches; dstack brings its own."""
     for fleet in asked.launched:
-        image = fleet.image or _newest(asked, fleet)
-        newest = f"aws ssm get-parameter --region {asked.stack.region} --name {_parameter(asked, fleet)} --query Parameter.Value"
+        parameter = newest_image(asked.machines[fleet.name])
+        image = fleet.image or asked.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"]
+        newest = f"aws ssm get-parameter --region {asked.stack.region} --name {parameter} --query Parameter.Value"
         try:
             found = asked.client("ec2").describe_images(ImageIds=[image])["Images"]
         except ClientError as error:
@@ -237,16 +239,6 @@ def images(asked: Asked) -> Iterator[Finding]:
             yield failed("image", text, newest)
         else:
             yield ok("image", f"{image}: {found[0].get('Name', 'without a name')}")
-
-
-def _parameter(asked: Asked, fleet: Fleet) -> str:
-    from infra.aws.nodes import CPU_IMAGE, GPU_IMAGE
-
-    return GPU_IMAGE if asked.machines[fleet.name].gpu else CPU_IMAGE
-
-
-def _newest(asked: Asked, fleet: Fleet) -> str:
-    return asked.client("ssm").get_parameter(Name=_parameter(asked, fleet))["Parameter"]["Value"]
 
 
 def subnets(asked: Asked) -> Iterator[Finding]:
