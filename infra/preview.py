@@ -36,6 +36,7 @@ from stacks.rules import CLOUDS
 from stacks.schema import Stack
 
 SHOWN = 60  # characters of a property's value in the tree
+PIPE = 1000  # columns where nobody's terminal sets them: no line of the tree is cut
 OPTIONS = ("provider", "protect", "retainOnDelete", "ignoreChanges", "dependencies", "deleteBeforeReplace")
 
 
@@ -240,7 +241,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     console = Console(soft_wrap=True, highlight=False)
     if not console.is_terminal:
-        console.width = 160
+        console.width = PIPE
     console.print(tree(planned))
     kinds = Counter(one.kind for one in planned.resources)
     console.print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))

@@ -60,6 +60,12 @@ def test_the_plan_nests_files_below_their_component(project):
     assert tree[2].startswith("    ├── + File ")
 
 
+def test_no_line_is_cut_where_no_terminal_sets_a_width(project):
+    lines = [line for line in preview(project, "gcp-dev", "--no-prices").stdout.splitlines() if " IAMMember " in line]
+    assert len(lines) == 3
+    assert all(" role=" in line for line in lines)
+
+
 def test_checkpoints_that_nodes_do_not_share_are_warned_of(project):
     assert "warnings" not in plan("onprem", project).outputs
     edit(project, "onprem", lambda config: config.update({"flotilla:checkpoints": {"kind": "instance"}}))
