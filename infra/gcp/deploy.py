@@ -52,6 +52,7 @@ class Deploy(pulumi.ComponentResource):
         for role, allowed in subjects.items():
             account = serviceaccount.Account(
                 f"{name}-{role}",
+                project=args.project,
                 account_id=names.account(f"{name}-{role}"),
                 display_name=f"GitHub, pulumi {role} of {name}",
                 opts=self._child,

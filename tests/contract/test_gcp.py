@@ -110,6 +110,13 @@ def test_only_a_bastion_has_a_public_address(name, gcp_plan):
 
 
 @every()
+def test_no_text_is_made_of_what_is_not_known(name, gcp_plan):
+    texts = [item for one in on_gcp(gcp_plan(name)) for _, item in values(one.inputs) if isinstance(item, str)]
+    assert texts
+    assert not [text for text in texts if "None" in text]
+
+
+@every()
 def test_nobody_is_let_in_from_anywhere(name, gcp_plan):
     rules = of(gcp_plan(name), "Firewall")
     assert rules
