@@ -90,7 +90,7 @@ def images(account: Account) -> Document:
     """Of the nodes: pull container images of the account's registry."""
     return document(
         allow(["ecr:GetAuthorizationToken"], "*"),
-        allow(["ecr:BatchCheckLayerAvailability", "ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer"], account.arn("ecr", "repository/*")),
+        allow([f"ecr:{call}" for call in PULL], account.arn("ecr", "repository/*")),
     )
 
 
@@ -99,9 +99,7 @@ def monitoring(account: Account, stack: str) -> Document:
     groups = account.arn("logs", f"log-group:/flotilla/{stack}")
     return document(
         allow(["cloudwatch:PutMetricData"], "*", {"StringEquals": {"cloudwatch:namespace": "Flotilla"}}),
-        allow(
-            ["logs:CreateLogGroup", "logs:CreateLogStream", "logs:PutLogEvents", "logs:DescribeLogStreams"], [f"{groups}*", f"{groups}*:*"]
-        ),
+        allow([f"logs:{call}" for call in ("CreateLogGroup", *WRITE_LOGS)], [f"{groups}*", f"{groups}*:*"]),
     )
 
 
