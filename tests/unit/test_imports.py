@@ -16,8 +16,8 @@ FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob(
 ALLOWED = {
     "stacks": (),
     "trainer": (),
-    "fleets": ("stacks.schema", "infra.site", "infra.machines"),
-    "cluster_tasks": ("stacks", "infra.site", "infra.machines"),
+    "fleets": ("stacks", "infra.site", "infra.machines"),
+    "cluster_tasks": ("stacks", "infra.site", "infra.machines", "fleets.client"),
     "infra": ("stacks", "fleets", "cluster_tasks"),
 }
 LIGHT = ("infra/site.py", "infra/machines.py")  # what fleets and cluster_tasks may import of infra

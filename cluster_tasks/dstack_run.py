@@ -1,0 +1,200 @@
+"""The Ray cluster of a stack as a run on a dstack server: what state it is in, and its dashboard on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from dstack._internal.core.errors import ClientError, ServerClientError
+from dstack._internal.core.models.fleets import Fleet
+from dstack._internal.core.models.runs import JobStatus, Run
+from dstack.api import Client
+from rich.console import Console
+
+from cluster_tasks import node
+from cluster_tasks.ray import DASHBOARD_PORT
+
+ROOT = Path(__file__).resolve().parents[1]
+DETACH_SECONDS = 10
+SERVER_SECONDS = 120  # for a dstack server that is being restarted
+
+console = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+class ClusterError(Exception):
+    """Why a cluster cannot be used, in one message; `code` is the exit code that says whether to try again."""
+
+    def __init__(self, message: str, code: int = 2):
+        super().__init__(message)
+        self.code = code
+
+
+def run_command(arguments: list[str], env: dict[str, str]) -> None:
+    """Prints and runs a command in the project's folder, that of this environment. Raises ClusterError where it fails; it has said why."""
+    code = subprocess.call(shown(arguments), cwd=ROOT, env=env, stdin=subprocess.DEVNULL)
+    if code:
+        raise ClusterError(f"`{shlex.join(arguments)}` ended with exit code {code}; its output above says why")
+
+
+def shown(arguments: list[str]) -> list[str]:
+    """Prints a command as a person types it; returns it with the full path of its program."""
+    console.print(f"$ {shlex.join(arguments)}", markup=False)
+    return [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
+
+
+def wait(lacking: Callable[[], str | None], seconds: float) -> None:
+    """Until nothing is lacking; prints what is, when that changes. Raises ClusterError at the deadline."""
+    deadline, said = time.monotonic() + seconds, None
+    while line := lacking():
+        if line != said:
+            said = line
+            console.print(line, markup=False)
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{line}: not within {seconds:.0f} s (--timeout)", node.NOT_READY)
+        time.sleep(1)
+
+
+@dataclass(frozen=True)
+class DstackRun:
+    """The run called `name`, its dashboard forwarded to `dashboard` by `dstack attach`."""
+
+    client: Client
+    name: str
+    folder: Path  # build/<stack>
+    env: dict[str, str]  # of the commands: address, token, dstack project
+    dashboard: node.Dashboard
+    port: int
+
+    def get(self) -> Run | None:
+        """dstack's own model of the run. A server that restarts is waited for. Raises ClusterError."""
+        deadline, said = time.monotonic() + SERVER_SECONDS, False
+        while True:
+            try:
+                found = self.client.runs.get(self.name)
+                return found._run if found else None
+            except ServerClientError as error:
+                raise ClusterError(f"the dstack server refuses to tell of {self.name}: {error}") from None
+            except ClientError as error:
+                if time.monotonic() > deadline:
+                    raise ClusterError(f"the dstack server does not answer within {SERVER_SECONDS} s: {error}", node.NOT_READY) from None
+                if not said:
+                    console.print(f"waiting for the dstack server: {error}", markup=False)
+                said = True
+                time.sleep(1)
+
+    def fleets(self) -> list[Fleet]:
+        return self.client.client.fleets.list(self.client.project)
+
+    def lives(self) -> bool:
+        found = self.get()
+        return found is not None and not found.status.is_finished()
+
+    def apply(self, machines: bool) -> None:
+        """Submits the run where it is not there; before it, with `machines`, its volume and fleets, which dstack leaves as they are
+        where nothing has changed. Raises ClusterError."""
+        if self.lives():
+            console.print(f"{self.name} is up or on its way; it is used as it is")
+            return
+        kinds = ["*.volume.dstack.yml", "*.fleet.dstack.yml"] if machines else []
+        files = [file.name for kind in kinds for file in sorted(self.folder.glob(kind))]
+        here = os.path.relpath(self.folder, ROOT)
+        for file in files:
+            run_command(["dstack", "apply", "-y", "-f", f"{here}/{file}"], self.env)
+        run_command(["dstack", "apply", "-y", "-d", "-f", f"{here}/ray-cluster.dstack.yml"], self.env)
+
+    def wait_until_running(self, seconds: float) -> None:
+        """Until every node's container runs. Raises ClusterError where the run ends, or not in time."""
+
+        def lacking() -> str | None:
+            found = self.must_live()
+            return _lacking(found)
+
+        wait(lacking, seconds)
+
+    def must_live(self) -> Run:
+        found = self.get()
+        if found is None or found.status.is_finished():
+            raise ClusterError(f"the cluster {self.name} {_why_it_ended(found)}", node.NODE_LOST)
+        return found
+
+    def nodes(self) -> int:
+        found = self.get()
+        return len(found.jobs) if found else 0
+
+    @contextlib.contextmanager
+    def connected(self, seconds: float) -> Iterator[None]:
+        """The dashboard answers on this machine while the block runs. Raises ClusterError."""
+        if answers(self.dashboard):
+            console.print(f"{self.dashboard.url} is forwarded already")
+            yield
+            return
+        if not node.port_is_free(self.port):
+            raise ClusterError(f"port {self.port} of this machine is in use; take another with --port, or set flotilla:task.dashboard_port")
+        log = self.folder / "attach.log"
+        with log.open("wb") as output:
+            attached = subprocess.Popen(
+                shown(["dstack", "attach", self.name, "-p", f"{self.port}:{DASHBOARD_PORT}"]),
+                cwd=ROOT,
+                env=self.env,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,  # Ctrl-C is for us, who ask what it means
+            )
+
+        def lacking() -> str | None:
+            self.must_live()
+            if attached.poll() is not None:
+                said = " ".join(log.read_text(errors="replace").split())[-400:]
+                raise ClusterError(f"`dstack attach {self.name}` has ended: {said}", node.NOT_READY)
+            return None if answers(self.dashboard) else f"waiting for Ray's dashboard at {self.dashboard.url}"
+
+        try:
+            wait(lacking, seconds)
+            yield
+        finally:
+            attached.send_signal(signal.SIGINT)  # it takes its SSH tunnel along
+            try:
+                attached.wait(DETACH_SECONDS)
+            except subprocess.TimeoutExpired:
+                attached.kill()
+                attached.wait()
+
+
+def answers(dashboard: node.Dashboard) -> bool:
+    try:
+        dashboard.ask("/api/version")
+    except OSError:
+        return False
+    return True
+
+
+def _lacking(run: Run) -> str | None:
+    """What the nodes still wait for, such as `run pending: node 1 pulling 40%`; None when all run."""
+    states = {job.job_spec.job_num: job.job_submissions[-1] for job in run.jobs}
+    waiting = {rank: one for rank, one in states.items() if one.status != JobStatus.RUNNING}
+    if not waiting and states:
+        return None
+    words = [f"node {rank} {one.status.value}{f' ({one.status_message})' if one.status_message else ''}" for rank, one in waiting.items()]
+    return f"{run.run_spec.run_name} is {run.status.value}: {', '.join(words) or 'no node yet'}"
+
+
+def _why_it_ended(run: Run | None) -> str:
+    if run is None:
+        return "is not there"
+    reasons = [
+        f"node {job.job_spec.job_num}: {last.termination_reason or last.status.value}"
+        + (f" ({last.termination_reason_message})" if last.termination_reason_message else "")
+        for job in run.jobs
+        for last in job.job_submissions[-1:]
+        if last.status in (JobStatus.FAILED, JobStatus.ABORTED) or last.exit_status
+    ]
+    return f"has ended, {run.status.value}: {'; '.join(reasons) or run.termination_reason or 'no reason given'}"

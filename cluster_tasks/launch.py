@@ -1,0 +1,208 @@
+"""From a stack to a job's exit code in one command, which prints each `dstack` and `ray` command that it runs.
+
+    python -m cluster_tasks.launch aws-dev -- python -m trainer.train_ppo --config run.yaml
+    python -m cluster_tasks.launch aws-dev --attach job-20260101-120000
+
+Applies fleet and Ray cluster where they are not there yet, waits until the nodes run, forwards the dashboard, submits the job and
+prints its output. When the connection breaks it connects again; when dstack has started the run anew after a lost node, it submits
+the job again, and a run of the trainer goes on from its last checkpoint. Ctrl-C asks whether to leave the job or to stop it. The
+cluster stays up for the next job; --down stops it at the end.
+
+Exit codes: the job's own; 2 where a setting is wrong; 75 where the cluster has ended and dstack does not start it again; 76 where
+something did not come in time; 130 where the watching was interrupted, while the job goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+from pathlib import Path
+from typing import IO, Any
+
+from cluster_tasks import node
+from cluster_tasks.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
+from cluster_tasks.submit import SubmitError, check
+from fleets.client import ConnectionFailed, connect
+from stacks.load import StackError, load
+from stacks.schema import Stack
+
+SILENT_SECONDS = 30  # of a dashboard, after which the connection is made anew
+INTERRUPTED = 130
+
+
+def environment(stack: Stack, folder: Path, url: str) -> dict[str, str]:
+    """What `. build/<stack>/env.sh` sets. Raises ClusterError where the files are not there."""
+    token = folder / "ray.token"
+    lacking = [file.name for file in (token, folder / "ray-cluster.dstack.yml") if not file.is_file()]
+    if lacking:
+        how = f"pulumi up --stack {stack.name}, or without its CLI python -m infra.preview {stack.name}"
+        raise ClusterError(f"{os.path.relpath(folder / lacking[0], ROOT)} is missing; first: {how}")
+    ours = {"RAY_ADDRESS": url, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": token.read_text().strip()}
+    return dict(os.environ) | ours | ({"DSTACK_PROJECT": stack.dstack.project} if stack.dstack else {})
+
+
+def cluster(stack: Stack, port: int | None) -> DstackRun:
+    """The stack's run, whether it is there or not. Raises ClusterError, ConnectionFailed."""
+    if stack.cloud not in ("ssh", "aws", "gcp"):
+        how = {"local": "python -m cluster_tasks.local up, then ray job submit", "slurm": "sbatch build/slurm/ray-ppo.sbatch"}[stack.cloud]
+        raise ClusterError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:cloud: {stack.cloud} needs no dstack; there it is {how}")
+    port = port or stack.task.dashboard_port
+    url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
+    env = environment(stack, folder, url)
+    return DstackRun(connect(stack), stack.task.name, folder, env, node.Dashboard(url, env["RAY_AUTH_TOKEN"]), port)
+
+
+class Launch:
+    """One job on a cluster."""
+
+    def __init__(self, run: DstackRun, job: str, command: list[str], working_dir: str, seconds: float):
+        self.run, self.job, self.command, self.working_dir, self.seconds = run, job, command, working_dir, seconds
+        self.printed = 0  # lines of the job's output, so that a new connection does not print them again
+
+    def watch(self) -> int:
+        """Until the job has ended, over broken connections and runs that dstack has started anew; its exit code. Raises ClusterError."""
+        while True:
+            self.run.wait_until_running(self.seconds)
+            with self.run.connected(self.seconds):
+                wait(self._missing_nodes, self.seconds)
+                self._ensure_submitted()
+                code = self._follow()
+            if code is not None:
+                return code
+            console.print("the connection is lost; connecting again")
+
+    def _missing_nodes(self) -> str | None:
+        self.run.must_live()
+        found, wanted = len(self.run.dashboard.alive_nodes() or {}), self.run.nodes()
+        return f"waiting for Ray: {found} of {wanted} nodes" if found < wanted else None
+
+    def _ensure_submitted(self) -> None:
+        try:
+            self.run.dashboard.exit_code(self.job)
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise ClusterError(f"the dashboard at {self.run.dashboard.url} answers with HTTP {error.code} ({error.reason})") from None
+        except OSError:
+            return  # lost already; the next round connects again
+        else:
+            return
+        if not self.command:
+            raise ClusterError(f"the cluster {self.run.name} has no job {self.job}; `ray job list` shows those that it has")
+        check(self.run.dashboard, "dstack attach")
+        flags = ["--address", self.run.dashboard.url, "--no-wait", "--submission-id", self.job, "--working-dir", self.working_dir]
+        runtime_env = os.path.relpath(self.run.folder / "runtime-env.yaml", ROOT)
+        run_command(["ray", "job", "submit", *flags, "--runtime-env", runtime_env, "--", *self.command], self.run.env)
+        self.printed = 0
+
+    def _follow(self) -> int | None:
+        """Prints the job's output until it ends; None where the connection broke."""
+        logs = ["ray", "job", "logs", "--address", self.run.dashboard.url, "--follow", self.job]
+        with subprocess.Popen(
+            shown(logs),
+            env=self.run.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        ) as client:
+            assert client.stdout
+            printer = threading.Thread(target=self._print, args=(client.stdout,), daemon=True)
+            printer.start()
+            try:
+                code = self._poll(client)
+                if code is not None:
+                    printer.join(10)
+                return code
+            finally:
+                client.kill()
+
+    def _poll(self, client: subprocess.Popen[bytes]) -> int | None:
+        heard = time.monotonic()
+        while time.monotonic() - heard < SILENT_SECONDS:
+            with contextlib.suppress(OSError):
+                code = self.run.dashboard.exit_code(self.job)
+                heard = time.monotonic()
+                if code is not None:
+                    return code
+                if client.poll() is not None:
+                    return None
+            time.sleep(1)
+        return None
+
+    def _print(self, output: IO[bytes]) -> None:
+        for number, line in enumerate(output):
+            if number >= self.printed:
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
+                self.printed = number + 1
+
+    def interrupted(self) -> int:
+        """Ctrl-C: leaves the job or stops it, as the person says; without a terminal it is left."""
+        again = f"python -m cluster_tasks.launch {self.run.folder.name} --attach {self.job}"
+        if sys.stdin.isatty() and input(f"\n{self.job}: [d]etach and leave it running, or [s]top it? ").strip().lower().startswith("s"):
+            with self.run.connected(self.seconds):
+                self.run.dashboard.stop(self.job)
+                console.print(f"asked {self.job} to save and stop")
+                wait(lambda: f"waiting for {self.job} to end" if self.run.dashboard.exit_code(self.job) is None else None, self.seconds)
+                return self.run.dashboard.exit_code(self.job) or 0
+        console.print(f"{self.job} goes on; to watch it again: {again}")
+        return INTERRUPTED
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster_tasks.launch",
+        usage="%(prog)s STACK [flags] -- COMMAND",
+        description="Starts the stack's Ray cluster on dstack where it is not up, runs one job on it and ends with the job's exit code.",
+    )
+    add = parser.add_argument
+    add("stack", help="such as onprem, for stacks/Pulumi.onprem.yaml")
+    add("--attach", metavar="JOB", help="watch a job that was submitted before")
+    add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}", help="of the job")
+    add("--working-dir", default=".", help="folder that is uploaded; the job starts in it")
+    add("--port", type=int, help="of the dashboard on this machine; default: flotilla:task.dashboard_port")
+    add("--timeout", type=float, default=1800, help="seconds within which nodes, dashboard and Ray must each be there")
+    add("--down", action="store_true", help="stop the cluster when the job has ended")
+    cut = argv.index("--") if "--" in argv else len(argv)
+    options: Any = parser.parse_args(argv[:cut])
+    command = argv[cut + 1 :]
+    if bool(command) == bool(options.attach):
+        parser.error("either --attach JOB, or a command behind --, such as -- python -m trainer.train_ppo --config run.yaml")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        stack = load(options.stack, ROOT)
+        if not Path(options.working_dir).is_dir():
+            raise ClusterError(f"--working-dir {options.working_dir}: no such folder")
+        run = cluster(stack, options.port)
+        if not options.attach:
+            run.apply(machines=True)
+        launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout)
+        try:
+            code = launch.watch()
+        except KeyboardInterrupt:
+            return launch.interrupted()
+        if options.down:
+            run_command(["dstack", "stop", "-y", run.name], run.env)
+        else:
+            console.print(f"the cluster is still up; to end it: dstack stop {run.name}")
+        return code
+    except (StackError, ConnectionFailed, SubmitError) as error:
+        console.print(f"error: {error}", markup=False)
+        return 2
+    except ClusterError as error:
+        console.print(f"error: {error}", markup=False)
+        return error.code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
