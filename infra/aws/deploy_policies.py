@@ -15,10 +15,11 @@ PAIRS = (  # each is created and deleted by calls of these names
 )
 CHANGES = (
     *("AllocateAddress", "AssociateAddress", "AssociateRouteTable", "AttachInternetGateway", "AuthorizeSecurityGroupEgress"),
-    *("AuthorizeSecurityGroupIngress", "CreateLaunchTemplateVersion", "CreateVpcEndpoint", "DeleteKeyPair", "DeleteVpcEndpoints"),
-    *("DetachInternetGateway", "DisassociateAddress", "DisassociateRouteTable", "ImportKeyPair", "ModifyInstanceAttribute"),
-    *("ModifyInstanceMetadataOptions", "ModifyLaunchTemplate", "ModifySubnetAttribute", "ModifyVpcAttribute", "ModifyVpcEndpoint"),
-    *("ReleaseAddress", "ReplaceRoute", "RevokeSecurityGroupEgress", "RevokeSecurityGroupIngress", "RunInstances", "TerminateInstances"),
+    *("AuthorizeSecurityGroupIngress", "CancelSpotInstanceRequests", "CreateLaunchTemplateVersion", "CreateVpcEndpoint"),
+    *("DeleteKeyPair", "DeleteVpcEndpoints", "DetachInternetGateway", "DisassociateAddress", "DisassociateRouteTable"),
+    *("ImportKeyPair", "ModifyInstanceAttribute", "ModifyInstanceMetadataOptions", "ModifyLaunchTemplate", "ModifySubnetAttribute"),
+    *("ModifyVpcAttribute", "ModifyVpcEndpoint", "ReleaseAddress", "ReplaceRoute", "RevokeSecurityGroupEgress"),
+    *("RevokeSecurityGroupIngress", "RunInstances", "TerminateInstances"),
 )
 ACCOUNT_DEFAULTS = ("DisableEbsEncryptionByDefault", "EnableEbsEncryptionByDefault", "ModifyInstanceMetadataDefaults")
 LOG_GROUPS = ("CreateLogGroup", "DeleteLogGroup", "ListTagsForResource", "PutRetentionPolicy", "TagResource", "UntagResource")

@@ -42,3 +42,9 @@ def test_what_a_deployment_makes_is_bounded(planned, of):
     made = [one for one in of(plan, "Role") if not one.name.endswith(("-deploy", "-preview"))]
     assert {one.inputs["permissionsBoundary"] for one in made} == {f"arn:aws:iam::123456789012:policy/{bounds[0].name}"}
     assert {one.inputs["path"] for one in made} == {"/flotilla/aws-prod/"}
+
+
+def test_a_deployment_may_end_what_each_way_to_buy_machines_starts(planned, policy):
+    """The provider cancels the request of a spot machine that it destroys."""
+    actions = {action for one in policy(planned("aws-prod"), "flotilla-aws-prod-deploy-network")["Statement"] for action in one["Action"]}
+    assert {"ec2:RunInstances", "ec2:TerminateInstances", "ec2:CancelSpotInstanceRequests"} <= actions
