@@ -86,6 +86,7 @@ def newest_image(machine: Machine) -> str:
 
 def interfaces(fleet: Fleet, machine: Machine, subnet: pulumi.Input[str], group: pulumi.Input[str]) -> list[Any]:
     """The launch template's network interfaces. Subnet and group belong to each of them; a node has no public address."""
+    nics = machine.nics()[: fleet.nics]
     return [
         {
             "network_card_index": nic.card,
@@ -96,8 +97,8 @@ def interfaces(fleet: Fleet, machine: Machine, subnet: pulumi.Input[str], group:
             "delete_on_termination": "true",
         }
         # Several interfaces take no word on public addresses; the subnet gives none.
-        | ({"associate_public_ip_address": "false"} if len(machine.nics()) == 1 else {})
-        for nic in machine.nics()[: fleet.nics]
+        | ({"associate_public_ip_address": "false"} if len(nics) == 1 else {})
+        for nic in nics
     ]
 
 

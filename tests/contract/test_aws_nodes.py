@@ -19,6 +19,8 @@ def test_nodes_have_all_their_cards_and_no_public_address(planned, of, template)
 def test_a_single_card_says_that_it_has_no_public_address(changed, template, by_pulumi):
     [card] = template(changed("aws-dev", by_pulumi))["networkInterfaces"]
     assert (card["interfaceType"], card["associatePublicIpAddress"]) == ("efa", "false")
+    [first_of_many] = template(changed("aws-prod", {"fleets.0.nics": 1}))["networkInterfaces"]
+    assert (first_of_many["interfaceType"], first_of_many["associatePublicIpAddress"]) == ("interface", "false")
 
 
 def test_a_tag_is_in_no_template_whose_change_would_replace_the_nodes(planned, changed, template):
