@@ -4,8 +4,9 @@
     python3 node.py --job 'python train.py'    run one Ray job on it and end with the job's exit code
 
 Which node this is comes from --rank and --addresses, else from dstack (DSTACK_NODE_RANK, DSTACK_NODES_IPS), else from Slurm
-(SLURM_NODEID, SLURM_JOB_NODELIST). Rank 0 is the head: its dashboard, which is also the job API, listens on loopback, so that
-only who can log in reaches it. Flags may also stand in FLOTILLA_NODE_ARGS.
+(SLURMD_NODENAME, and SLURM_JOB_NODELIST or, in containers, which have no scontrol, FLOTILLA_NODES). Rank 0 is the head: its
+dashboard, which is also the job API, listens on loopback, so that only who can log in reaches it. Flags may also stand in
+FLOTILLA_NODE_ARGS.
 
 Exit codes, of which 75 to 77 are worth another try:
     0    a signal ended a held cluster; or the job succeeded
@@ -111,6 +112,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
+    add("--when-ready", help="text to print when the cluster is ready, such as how to reach its dashboard")
     settings = parser.parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
     try:
         json.loads(settings.resources or "{}")
@@ -138,10 +140,13 @@ def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str]
         return int(env["DSTACK_NODE_RANK"]), [ALONE] if alone else addresses, int(gpus) if gpus else None
     if "SLURM_JOB_NODELIST" in env:
         command = ["scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]]
-        names = subprocess.check_output(command, text=True, timeout=SCONTROL_SECONDS).split()
+        known = env.get("FLOTILLA_NODES") or subprocess.check_output(command, text=True, timeout=SCONTROL_SECONDS)
+        names = known.replace(",", " ").split()
         addresses = [ALONE] if len(names) == 1 else [resolve(name, settings.network) for name in names]
         gpus = env.get("SLURM_GPUS_ON_NODE")  # a number; SLURM_GPUS_PER_NODE may be h100:8
-        return int(env["SLURM_NODEID"]), addresses, int(gpus) if gpus else None
+        if (own := env.get("SLURMD_NODENAME", "")) not in names:
+            raise ValueError(f"SLURMD_NODENAME {own!r} is none of the job's nodes: {', '.join(names)}; run the agent under srun")
+        return names.index(own), addresses, int(gpus) if gpus else None
     raise ValueError("which node is this? Give --rank and --addresses, or run under dstack or Slurm")
 
 
@@ -261,12 +266,14 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
 def spawn(command: list[str], env: dict[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
     """Starts a process that ends with the agent, however that ends; Ray does the same to its own children.
 
-    With `output` they get neither our terminal nor any other open file: dstack waits for whoever holds those.
+    With `output` they get neither our terminal nor any other open file: dstack waits for whoever holds those. They ignore SIGUSR1,
+    which Slurm may send to all processes of a node; it means the agent, and jobs that handle it.
     """
 
     def die_with_parent() -> None:  # between fork and exec
         if LIBC is not None:
             LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     return subprocess.Popen(
         command,
@@ -339,6 +346,8 @@ def run_head(settings: Settings) -> int:
             raise Failure(2, f"port {port} is in use on this node; choose another with {flag}")
     with ray_node(settings) as ray:
         wait_until_whole(settings, ray)
+        if settings.when_ready:
+            print(settings.when_ready, flush=True)
         try:
             job = Job.submit(settings) if settings.job else None
             return watch_cluster(settings, ray, job)
@@ -483,13 +492,13 @@ def run_worker(settings: Settings) -> int:
         wait_for_head(settings, deadline, joined)
         log.info("joining the cluster of %s", settings.addresses[0])
         start = heard = time.monotonic()
-        with ray_node(settings) as ray:
+        with ray_node(settings) as ray, outlasting_jobs(settings):
             while not (end := ray.ended()):
                 pause(1)
                 if head_answers(settings) is not False:
                     heard = time.monotonic()
                 elif time.monotonic() - heard > HEAD_GONE_SECONDS:
-                    raise Failure(NODE_LOST, f"the head at {settings.addresses[0]}:{settings.port} is gone")
+                    raise head_is_gone(settings)
         say(end)
         now = time.monotonic()
         if now > deadline:
@@ -500,15 +509,36 @@ def run_worker(settings: Settings) -> int:
 
 
 def wait_for_head(settings: Settings, deadline: float, joined: bool) -> None:
-    start, head = time.monotonic(), f"{settings.addresses[0]}:{settings.port}"
+    start = time.monotonic()
 
     def lacking() -> str | None:
         answers = head_answers(settings)
         if joined and answers is False and time.monotonic() - start > HEAD_GONE_SECONDS:
-            raise Failure(NODE_LOST, f"the head at {head} is gone")
-        return None if answers else f"waiting for the head at {head}"
+            raise head_is_gone(settings)
+        return None if answers else f"waiting for the head at {settings.addresses[0]}:{settings.port}"
 
     wait(lacking, settings, deadline)
+
+
+def head_is_gone(settings: Settings) -> Failure:
+    """Under Slurm the job ends with the head's code, and srun would report a worker's own as an error."""
+    return Failure(0 if under_slurm() else NODE_LOST, f"the head at {settings.addresses[0]}:{settings.port} is gone")
+
+
+@contextlib.contextmanager
+def outlasting_jobs(settings: Settings) -> Iterator[None]:
+    """Slurm asks all nodes to stop at once; this one stays while jobs save, which is until the head is gone."""
+    try:
+        yield
+    except Stopped:
+        deadline = time.monotonic() + settings.stop_timeout + RAY_STOP_SECONDS
+        while under_slurm() and head_answers(settings) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        raise
+
+
+def under_slurm() -> bool:
+    return "SLURM_JOB_ID" in os.environ
 
 
 def head_answers(settings: Settings) -> bool | None:

@@ -55,7 +55,7 @@ def test_slurm_says_which_node_this_is(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     settings = node.read_settings(
         ["--network", "127.0.0.0/8"],
-        {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "1", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "h100:4"},
+        {"SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "127.0.0.9", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "h100:4"},
     )
     assert (settings.rank, settings.addresses, settings.gpus) == (1, ["127.0.0.1", "127.0.0.9"], 4)
 
@@ -284,4 +284,4 @@ def test_a_scontrol_that_hangs_is_named_with_its_deadline(tmp_path: Path, monkey
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(node, "SCONTROL_SECONDS", 0.2)
     with pytest.raises(subprocess.TimeoutExpired, match=r"scontrol.*timed out after 0\.2 s"):
-        node.read_settings([], {"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_NODEID": "1"})
+        node.read_settings([], {"SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"})
