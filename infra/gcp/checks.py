@@ -25,15 +25,16 @@ def machines(stack: Stack) -> dict[str, Machine]:
 
 
 def fabric(stack: Stack, found: dict[str, Machine]) -> Fabric:
-    """The fabric of the stack's fleets of several nodes; one node needs none."""
+    """The one fabric that fleets of the stack are wired to."""
     for fleet in stack.fleets:
-        if _uses_fabric(fleet, found[fleet.name]):
-            return found[fleet.name].fabric
+        if (wired := fleet_fabric(fleet, found[fleet.name])) != "none":
+            return wired
     return "none"
 
 
-def _uses_fabric(fleet: Fleet, kind: Machine) -> bool:
-    return fleet.nodes > 1 and kind.fabric != "none"
+def fleet_fabric(fleet: Fleet, kind: Machine) -> Fabric:
+    """What a fleet's machines are wired to; one node needs none."""
+    return kind.fabric if fleet.nodes > 1 else "none"
 
 
 def _faults(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
@@ -55,8 +56,8 @@ def _fabrics(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str
     """Networks of one frame size serve one fabric, and a RoCE network lives in one zone."""
     chosen = fabric(stack, found)
     for index, fleet in enumerate(stack.fleets):
-        other = found[fleet.name].fabric
-        if _uses_fabric(fleet, found[fleet.name]) and other != chosen:
+        other = fleet_fabric(fleet, found[fleet.name])
+        if other not in ("none", chosen):
             text = f"{fleet.machine} has fabric {other}, an earlier fleet has {chosen}; each needs networks of its own, so make two stacks"
             yield f"fleets[{index}].machine", text
     if chosen == "roce" and len(stack.network.zones) != 1:
@@ -69,7 +70,7 @@ def _fabrics(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str
 
 def _room(stack: Stack, found: dict[str, Machine], chosen: Fabric) -> Iterator[tuple[str, str]]:
     ranges = addresses.cut(stack.network.cidr, NETWORKS[chosen]).fabric
-    nodes = sum(fleet.nodes for fleet in stack.fleets if _uses_fabric(fleet, found[fleet.name]))
+    nodes = sum(fleet.nodes for fleet in stack.fleets if fleet_fabric(fleet, found[fleet.name]) == chosen)
     if (most := addresses.room(ranges[0])) < nodes:
         text = f"{stack.network.cidr} leaves {most} addresses in each network of the fabric, but the fleets have {nodes} nodes; widen it"
         yield "network.cidr", text

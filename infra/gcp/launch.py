@@ -8,6 +8,7 @@ import pulumi
 
 from infra.gcp import startup
 from infra.gcp.bastion import Bastion, BastionArgs
+from infra.gcp.checks import fleet_fabric
 from infra.gcp.fabric import Fabric
 from infra.gcp.nodes import Nodes, NodesArgs
 from infra.machines import Machine
@@ -56,14 +57,15 @@ def launch(args: LaunchArgs, opts: pulumi.ResourceOptions) -> Launched:
 
 def _nodes(args: LaunchArgs, access: Access, fleet: Fleet, opts: pulumi.ResourceOptions) -> Nodes:
     machine = args.machines[fleet.name]
-    start = startup.fabric_lines(machine.fabric, own_image=fleet.image is not None)
+    wired = fleet_fabric(fleet, machine)
+    start = startup.fabric_lines(wired, own_image=fleet.image is not None)
     shared = NodesArgs(
         fleet=fleet,
         machine=machine,
         region=args.region,
         zone=args.stack.network.zones[0],
         subnet=args.subnet,
-        fabric=args.fabric if machine.fabric != "none" else None,
+        fabric=args.fabric if wired != "none" else None,
         account=args.account,
         startup=args.mount.apply(lambda mount: startup.script(access, mount, start)),
         disk=args.disk,

@@ -7,7 +7,8 @@ from typing import Any
 
 from infra import equipment
 from infra.gcp import nccl
-from infra.machines import Fabric, Machine
+from infra.gcp.checks import fleet_fabric
+from infra.machines import Machine
 from infra.site import Site
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 
@@ -35,7 +36,7 @@ def site(stack: Stack, machines: dict[str, Machine], known: Known) -> Site:
     """A fleet whose machines are still in GCP's queue has no entry in `ssh`."""
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     first = stack.fleets[0]
-    fabric: Fabric = machines[first.name].fabric if first.nodes > 1 else "none"
+    fabric = fleet_fabric(first, machines[first.name])
     launched = [fleet for fleet in stack.fleets if fleet.provision == "pulumi" and known.addresses.get(fleet.name)]
     named = {"checkpoints": known.store, "nodes_account": known.nodes_account, "dstack_server_account": known.server_account}
     return Site(

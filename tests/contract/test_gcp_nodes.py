@@ -29,6 +29,16 @@ def test_a_node_has_all_interfaces_of_its_fabric_each_in_a_subnet_of_its_own(nam
     assert found[0]["subnetwork"] == f"subnetworks/flotilla-{VARIANTS[name][0]}"  # the main one first: it has the node's address
 
 
+@pytest.mark.parametrize("machine", ["a3-megagpu-8g", "a3-ultragpu-8g"])
+def test_a_lone_node_beside_a_fabric_is_not_wired_to_it(machine, changed):
+    many = {"name": "many", "machine": "a3-megagpu-8g", "nodes": 2, "provision": "pulumi"}
+    one = {"name": "one", "machine": machine, "nodes": 1, "provision": "pulumi", "capacity": {"kind": "spot"}}
+    wired, alone = of(changed("gcp-prod", {"fleets": [many, one]}), "InstanceTemplate")
+    assert [len(wired.inputs["networkInterfaces"]), len(alone.inputs["networkInterfaces"])] == [9, 1]
+    start = "tcpgpudmarxd"  # the image of TCPXO's daemon
+    assert [start in template.inputs["metadata"]["startup-script"] for template in (wired, alone)] == [True, False]
+
+
 def script(plan: Plan) -> str:
     [template] = of(plan, "InstanceTemplate")
     return template.inputs["metadata"]["startup-script"]
