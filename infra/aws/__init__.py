@@ -46,18 +46,18 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     bucket = Bucket(base.name, BucketArgs(stack.checkpoints.keep_days, stack.protect), opts=base.opts)
     identity = _identity(base, bucket)
     group = _group(base, place)
-    lines = _mount(base, place, bucket, group)
+    on_hosts = _on_hosts(base, place, bucket, group)
     fleets = None
     if any(fleet.provision == "pulumi" for fleet in stack.fleets):
         after = [*place.made, identity, group]
-        args = FleetsArgs(stack, machines, place, group.group_id, identity.profile_arn, lines, tags(stack), base.boundary, after)
+        args = FleetsArgs(stack, machines, place, group.group_id, identity.profile_arn, on_hosts, tags(stack), base.boundary, after)
         fleets = Fleets(base.name, args, base.ask, opts=base.opts)
     _account_wide(base)
     known = pulumi.Output.all(
         vpc=place.vpc_id,
         profile=identity.profile_name,
         bucket=bucket.name,
-        mount=lines,
+        mount=_in_container(stack, bucket),
         addresses=fleets.addresses if fleets else {},
         images=fleets.images if fleets else {},
         bastion=fleets.bastion if fleets else None,
@@ -121,9 +121,9 @@ def _group(base: Base, place: network.Place) -> security.NodeSecurity:
     return security.NodeSecurity(base.name, security.NodeSecurityArgs(place.vpc_id, name, ssh), opts=base.opts)
 
 
-def _mount(base: Base, place: network.Place, bucket: Bucket, group: security.NodeSecurity) -> pulumi.Output[list[str]]:
-    """Shell lines that mount the checkpoints: in the container where dstack launches the hosts, else on the hosts."""
-    wanted, folder, region = base.stack.checkpoints, str(base.stack.checkpoints.path), base.account.region
+def _on_hosts(base: Base, place: network.Place, bucket: Bucket, group: security.NodeSecurity) -> pulumi.Output[list[str]]:
+    """Shell lines that mount the checkpoints on hosts that Pulumi launches."""
+    wanted, folder = base.stack.checkpoints, str(base.stack.checkpoints.path)
     if wanted.kind == "lustre":
         assert wanted.size  # stacks/schema.py
         size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
@@ -132,9 +132,16 @@ def _mount(base: Base, place: network.Place, bucket: Bucket, group: security.Nod
         return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mount.lustre_on_host(names[0], names[1], folder))
     if wanted.kind != "bucket":
         return pulumi.Output.from_input([])
-    if base.stack.fleets[0].provision == "dstack":
-        return bucket.name.apply(lambda name: mount.bucket_in_container(name, region, CHECKPOINTS))
-    return bucket.name.apply(lambda name: mount.bucket_on_host(name, region, folder))
+    return bucket.name.apply(lambda name: mount.bucket_on_host(name, base.account.region, folder))
+
+
+def _in_container(stack: Stack, bucket: Bucket) -> pulumi.Output[list[str]]:
+    """Shell lines that mount the checkpoints in the container of the cluster, whose fleet is the first; other hosts have it mounted."""
+    if stack.checkpoints.kind != "bucket" or stack.fleets[0].provision != "dstack":
+        return pulumi.Output.from_input([])
+    assert stack.region  # stacks/rules.py
+    region = stack.region
+    return bucket.name.apply(lambda name: mount.bucket_in_container(name, region, CHECKPOINTS))
 
 
 def _account_wide(base: Base) -> None:

@@ -20,7 +20,7 @@ EFA = {
 
 @dataclass(frozen=True)
 class Known:
-    """What the engine has made: ids, names, addresses of nodes by fleet, and the bastion's."""
+    """What the engine has made: ids, names, addresses of nodes by fleet, and the bastion's; `mount` is for the container."""
 
     vpc: str
     profile: str
@@ -37,7 +37,6 @@ class Known:
 
 def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known) -> Site:
     """`network` are the addresses that the nodes share."""
-    first = stack.fleets[0]
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     named = {
         "checkpoints": f"s3://{known.bucket}",
@@ -49,9 +48,9 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known)
     return Site(
         backend=backend(stack, known) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, network, known) for fleet in stack.fleets if fleet.provision == "pulumi"},
-        env=EFA if machines[first.name].fabric == "efa" else {},
+        env=EFA if machines[stack.fleets[0].name].fabric == "efa" else {},
         gpus=equipment.gpus(machines),
-        mount=tuple(known.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
+        mount=tuple(known.mount),
         outputs={name: value for name, value in named.items() if value},
         before=tunnel(stack, known),
     )

@@ -47,6 +47,14 @@ def test_a_bucket_is_mounted_by_the_hosts_that_pulumi_launches(changed, definiti
     assert (task["volumes"], task.get("privileged")) == (["/var/lib/flotilla/checkpoints:/checkpoints"], None)
 
 
+def test_hosts_of_pulumi_mount_the_bucket_beside_a_cluster_of_dstack(changed, definition, script, by_pulumi):
+    fleets = [{"name": how, "machine": "g6.8xlarge", "nodes": 1, "provision": how} for how in ("dstack", "pulumi")]
+    plan = changed("aws-dev", {"fleets": fleets, "access": by_pulumi["access"]})
+    assert "flotilla-aws-dev /var/lib/flotilla/checkpoints fuse.s3fs" in script(plan)
+    task = definition(plan, "ray-cluster.dstack.yml")
+    assert task["privileged"] is True and any("s3fs flotilla-aws-dev /checkpoints" in line for line in task["commands"])
+
+
 def test_one_node_may_keep_checkpoints_on_a_disk_of_dstacks(changed, definition):
     network = {"kind": "network", "volume": "ckpt", "size": "500GB"}
     plan = changed("aws-dev", {"fleets.0.nodes": 1, "checkpoints": network})
