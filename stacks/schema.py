@@ -205,6 +205,20 @@ class Dstack(Model):
 
     server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server.")
     project: Name = "main"
+    drive: bool = Field(default=False, description="`pulumi up` makes backend, fleets and volume there; else it only writes their files.")
+    adopt: bool = Field(default=False, description="Take over what has the same name there, instead of refusing; with drive.")
+    on_destroy: Literal["refuse", "wait", "stop"] = Field(
+        default="refuse",
+        description="Runs on a fleet that is to go: refuse while there are some, wait for their end, or stop them; with drive.",
+    )
+    timeout: Count = Field(default=1200, ge=1, description="Seconds that machines and volumes have to come, and runs to end; with drive.")
+
+    @model_validator(mode="after")
+    def _driven_only(self) -> Self:
+        for key in ("adopt", "on_destroy", "timeout"):
+            if self.says(key) and not self.drive:
+                raise problem("belongs to drive: true; without it `pulumi up` asks nothing of the server", key)
+        return self
 
 
 class Task(Model):
