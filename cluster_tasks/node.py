@@ -49,6 +49,7 @@ HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has en
 RAY_STOP_SECONDS = 8
 SUBMIT_SECONDS = 300  # to upload the working directory and be accepted
 SCONTROL_SECONDS = 30  # slurmctld may be busy
+CLOCK_SECONDS = 30  # by which clocks may differ; a node is seen some seconds after it started
 STEADY_SECONDS = 40  # Ray gives up joining earlier than that, so what has run for longer had joined
 
 RAY_DEFAULTS = {  # where the environment does not say otherwise
@@ -206,6 +207,33 @@ def ray_token(env: Mapping[str, str]) -> str | None:
     return token
 
 
+# Quick checks; `python -m cluster_tasks.checks` is the thorough one
+
+
+def quick_checks(settings: Settings, env: Mapping[str, str]) -> list[str]:
+    """What is worth a word before Ray starts here. Raises ValueError for what cannot work."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        devices = env.get(name, "")
+        if fault := device_fault(devices):
+            raise ValueError(f"{name}={devices} {fault}; list each GPU of this node once, or unset it")
+        if devices and settings.gpus and (shown := len(devices.split(","))) < settings.gpus:
+            raise ValueError(f"{name}={devices} shows {shown} GPUs, but this node is to have {settings.gpus}")
+    shared = shutil.disk_usage("/dev/shm").total / 2**30 if Path("/dev/shm").exists() else 0
+    return [] if shared >= 1 else [f"/dev/shm has {shared:.2g} GB, where Ray and NCCL need gigabytes: flotilla:task.shm_size"]
+
+
+def device_fault(devices: str) -> str | None:
+    """What is wrong with a list of visible devices. CUDA sees those before the first that it does not know, and says nothing."""
+    names = [name.strip() for name in devices.split(",")]
+    if len(names) == 1:  # nothing, -1 and NoDevFiles mean no GPU
+        return None
+    hole = next((name for name in names if not name or name.startswith("-")), None)
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if hole is not None:
+        return "has a hole, after which no GPU is seen"
+    return f"names {twice} twice" if twice else None
+
+
 # Ray on this node
 
 
@@ -314,6 +342,11 @@ class Dashboard:
             return None
         return {node["node_ip"]: node["resources_total"] for node in nodes if node["state"] == "ALIVE"}
 
+    def started(self) -> dict[str, float]:
+        """When each ALIVE node started, by its own clock, in seconds since the epoch. Raises OSError."""
+        nodes = self.ask("/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]
+        return {node["node_ip"]: node["start_time_ms"] / 1000 for node in nodes if node["state"] == "ALIVE"}
+
     def exit_code(self, job: str) -> int | None:
         """Of a job that has ended, 128 + N where signal N ended it; None while it runs. Raises OSError."""
         info = self.ask(f"/api/jobs/{job}")
@@ -374,6 +407,7 @@ def port_is_free(port: int) -> bool:
 def wait_until_whole(settings: Settings, ray: Ray) -> None:
     """Returns when every node and every GPU is there."""
     size, start, alive = len(settings.addresses), time.monotonic(), {}
+    seen: dict[str, float] = {}  # address: when it was first ALIVE, by our clock
 
     def lacking() -> str | None:
         nonlocal alive
@@ -381,12 +415,24 @@ def wait_until_whole(settings: Settings, ray: Ray) -> None:
             raise Failure(RAY_FAILED, end)
         found = settings.dashboard.alive_nodes()
         alive = found or {}
+        seen.update({address: time.time() for address in alive if address not in seen})
         wanted = ["the head's dashboard"] if found is None else missing(settings.addresses, settings.gpus, found)
         return f"{len(alive)} of {size} nodes, waiting for {', '.join(wanted)}" if wanted else None
 
     wait(lacking, settings, time.monotonic() + settings.join_timeout)
+    with contextlib.suppress(OSError):  # it answered a moment ago
+        for line in clock_faults(seen, settings.dashboard.started()):
+            log.warning("%s", line)
     cpus, gpus = (sum(node.get(name, 0) for node in alive.values()) for name in ("CPU", "GPU"))
     log.info("ready: %d of %d nodes, %g CPUs, %g GPUs after %.1f s", size, size, cpus, gpus, time.monotonic() - start)
+
+
+def clock_faults(seen: Mapping[str, float], started: Mapping[str, float]) -> list[str]:
+    """Nodes whose clocks are far from ours: `seen` is our time of a start, `started` the node's own."""
+    apart = {address: started[address] - seen[address] for address in seen if address in started}
+    text = "the clock of {} is about {:.0f} s {} the head's; files and logs will be dated wrongly: mend its time service (NTP)"
+    far = {address: by for address, by in apart.items() if abs(by) > CLOCK_SECONDS}
+    return [text.format(address, abs(by), "ahead of" if by > 0 else "behind") for address, by in far.items()]
 
 
 def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
@@ -590,11 +636,14 @@ def main(argv: list[str] | None = None) -> int:
         settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
         if shutil.which("ray") is None:
             raise ValueError("`ray` is not on PATH; the image must contain Ray")
+        warnings = quick_checks(settings, os.environ)
     except (ValueError, OSError, subprocess.SubprocessError) as error:
         print(f"node.py: {error}", file=sys.stderr, flush=True)
         return 2
     prefix = f"[node {settings.rank} %(asctime)s]"
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=f"{prefix} %(message)s", datefmt="%H:%M:%S")
+    for line in warnings:
+        log.warning("%s", line)
     try:
         return run_head(settings) if settings.rank == 0 else run_worker(settings)
     except Failure as failure:
