@@ -345,7 +345,7 @@ class Dashboard:
     def started(self) -> dict[str, float]:
         """When each ALIVE node started, by its own clock, in seconds since the epoch. Raises OSError."""
         nodes = self.ask("/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]
-        return {node["node_ip"]: node["start_time_ms"] / 1000 for node in nodes if node["state"] == "ALIVE"}
+        return {node["node_ip"]: node["start_time_ms"] / 1000 for node in nodes if node["state"] == "ALIVE" and node.get("start_time_ms")}
 
     def exit_code(self, job: str) -> int | None:
         """Of a job that has ended, 128 + N where signal N ended it; None while it runs. Raises OSError."""
