@@ -46,7 +46,8 @@ def _addresses(stack: Stack) -> Iterator[str]:
     except ValueError as error:
         yield f"network.zones: {error}"
         return
-    room, nodes = min(one.room for one in cut(stack.network.cidr, ["a-1a"]).values()), sum(fleet.nodes for fleet in stack.fleets)
+    [zone] = cut(stack.network.cidr, [f"{stack.region}a"]).values()  # they are all of one size
+    room, nodes = zone.room, sum(fleet.nodes for fleet in stack.fleets)
     if nodes > room:
         yield f"network.cidr: {stack.network.cidr} leaves {room} addresses in a zone, but the fleets have {nodes} nodes; take a larger one"
 
