@@ -37,11 +37,6 @@ class Asked:
     machines: dict[str, Machine]
     client: Callable[[str], Any]
 
-    @property
-    def launched(self) -> list[Fleet]:
-        """Fleets whose machines Pulumi launches."""
-        return [fleet for fleet in self.stack.fleets if fleet.provision == "pulumi"]
-
 
 def findings(stack: Stack, machines: dict[str, Machine], session: boto3.Session | None = None) -> list[Finding]:
     """One or more for each check; after the first alone where AWS does not know who asks."""
@@ -63,14 +58,12 @@ def _answers(name: str, check: Callable[[Asked], Iterator[Finding]], asked: Aske
     except ClientError as error:
         said = error.response["Error"]
         if said["Code"] in FORBIDDEN:
-            return [unknown(name, f"you may not ask: {said.get('Message', said['Code'])}", f"allow {_call(error)} to this identity")]
-        return [failed(name, f"AWS: {said.get('Message') or said['Code']}", f"the call was {_call(error)}")]
+            return [
+                unknown(name, f"you may not ask: {said.get('Message', said['Code'])}", f"allow {error.operation_name} to this identity")
+            ]
+        return [failed(name, f"AWS: {said.get('Message') or said['Code']}", f"the call was {error.operation_name}")]
     except BotoCoreError as error:
         return [failed(name, f"AWS did not answer: {error}", "look at the network and at region and proxy settings, then ask again")]
-
-
-def _call(error: ClientError) -> str:
-    return error.operation_name
 
 
 def credentials(asked: Asked) -> Finding:
@@ -222,7 +215,9 @@ def _misfits(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str,
 
 def images(asked: Asked) -> Iterator[Finding]:
     """Images of the machines that Pulumi launches; dstack brings its own."""
-    for fleet in asked.launched:
+    for fleet in asked.stack.fleets:
+        if fleet.provision != "pulumi":
+            continue
         parameter = newest_image(asked.machines[fleet.name])
         image = fleet.image or asked.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"]
         newest = f"aws ssm get-parameter --region {asked.stack.region} --name {parameter} --query Parameter.Value"
