@@ -18,9 +18,8 @@ IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for kind in ("ami
 PROVIDER = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com")
 # MB/s per TB of PERSISTENT_2: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
 LUSTRE_THROUGHPUT = (125, 250, 500, 1000)
-NOTIFICATIONS = (
-    4  # of a budget, less the one for the forecast: https://docs.aws.amazon.com/cost-management/latest/userguide/management-limits.html
-)
+# Of a budget, less the one for the forecast: https://docs.aws.amazon.com/cost-management/latest/userguide/management-limits.html
+NOTIFICATIONS = 4
 ADDRESSES = 10  # of a notification
 
 

@@ -31,7 +31,7 @@ class BastionArgs:
 
 
 class Bastion(pulumi.ComponentResource):
-    """Reached at `address` by the networks that may; or, for a tunnel, by nobody but SSM, as instance `id`."""
+    """Reached at `address` by the networks that may; or, for a tunnel, by nobody but SSM, as instance `instance_id`."""
 
     def __init__(self, name: str, args: BastionArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:Bastion", name, None, opts)
