@@ -39,6 +39,7 @@ def fleet_fabric(fleet: Fleet, kind: Machine) -> Fabric:
 
 def _faults(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
     yield from _fabrics(stack, found)
+    yield from _room(stack, found)
     for index, fleet in enumerate(stack.fleets):
         kind, at = found[fleet.name], f"fleets[{index}]"
         if len(stack.name) + len(fleet.name) > ROOM:
@@ -49,7 +50,7 @@ def _faults(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]
         yield from _capacity(fleet, kind, at)
         yield from _placement(fleet, kind, at)
         yield from _provision(stack, fleet, kind, at)
-    yield from _disk(stack, found)
+    yield from _disk(stack)
 
 
 def _fabrics(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
@@ -62,18 +63,22 @@ def _fabrics(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str
             yield f"fleets[{index}].machine", text
     if chosen == "roce" and len(stack.network.zones) != 1:
         yield "network.zones", f"{list(stack.network.zones)}, but a RoCE network lives in one zone; name the one that has your machines"
-    if chosen != "none":
-        if stack.network.vpc:
-            yield "network.vpc", f"an existing network, but fabric {chosen} needs networks of its own, cut from one plan; leave vpc out"
-        yield from _room(stack, found, chosen)
+    if chosen != "none" and stack.network.vpc:
+        yield "network.vpc", f"an existing network, but fabric {chosen} needs networks of its own, cut from one plan; leave vpc out"
 
 
-def _room(stack: Stack, found: dict[str, Machine], chosen: Fabric) -> Iterator[tuple[str, str]]:
-    ranges = addresses.cut(stack.network.cidr, NETWORKS[chosen]).fabric
-    nodes = sum(fleet.nodes for fleet in stack.fleets if fleet_fabric(fleet, found[fleet.name]) == chosen)
-    if (most := addresses.room(ranges[0])) < nodes:
-        text = f"{stack.network.cidr} leaves {most} addresses in each network of the fabric, but the fleets have {nodes} nodes; widen it"
-        yield "network.cidr", text
+def _room(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
+    """Of a new network: the nodes' subnet holds all nodes, the fabric's those that are wired."""
+    if stack.network.vpc:
+        return
+    ranges = addresses.cut(stack.network.cidr, NETWORKS[fabric(stack, found)])
+    wired = [fleet for fleet in stack.fleets if fleet_fabric(fleet, found[fleet.name]) != "none"]
+    held = [("the subnet of the nodes", ranges.main, stack.fleets)]
+    held += [("each network of the fabric", subnet, wired) for subnet in ranges.fabric[:1]]
+    for where, subnet, fleets in held:
+        nodes = sum(fleet.nodes for fleet in fleets)
+        if (most := addresses.room(subnet)) < nodes:
+            yield "network.cidr", f"{stack.network.cidr} leaves {most} addresses in {where}, but the fleets have {nodes} nodes; widen it"
 
 
 def _capacity(fleet: Fleet, kind: Machine, at: str) -> Iterator[tuple[str, str]]:
@@ -98,7 +103,7 @@ def _provision(stack: Stack, fleet: Fleet, kind: Machine, at: str) -> Iterator[t
         yield f"{at}.image", text
 
 
-def _disk(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
+def _disk(stack: Stack) -> Iterator[tuple[str, str]]:
     if stack.checkpoints.kind != "hyperdisk-ml":
         return
     for index, fleet in enumerate(stack.fleets):

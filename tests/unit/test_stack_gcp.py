@@ -97,6 +97,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
         [("network.cidr", "10.0.0.0/22"), ("fleets.0.machine", "a3-megagpu-8g"), ("fleets.0.nodes", 40)],
         "network.cidr: 10.0.0.0/22 leaves 28 addresses in each network of the fabric, but the fleets have 40 nodes; widen it",
     ),
+    "more nodes than addresses, without a fabric": (
+        DSTACK,
+        [("network.cidr", "10.0.0.0/22"), ("fleets.0.nodes", 509)],
+        "network.cidr: 10.0.0.0/22 leaves 508 addresses in the subnet of the nodes, but the fleets have 509 nodes; widen it",
+    ),
     "on demand what is not": (
         DSTACK,
         [("fleets.0.machine", "a4-highgpu-8g"), ("network.zones", ["us-central1-a"])],
