@@ -85,6 +85,9 @@ Sizes = Annotated[
 Duration = Annotated[str, form(r"^[1-9]\d*[smhdw]$", "a duration such as 30m, 72h or 14d")]
 Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
 ContainerUser = Annotated[str, form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number")]
+Mount = Annotated[
+    str, form(r"^(/[^:\s]*|[a-z][a-z0-9-]{1,40}):/[^:\s]+$", "a mount such as /folder/of/host:/data, or name-of-dstack-volume:/data")
+]
 Zone = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+(-[a-z]+-\d+)?-?[a-z]$", "a zone such as us-east-1a or us-central1-a")]
 Region = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+$", "a region such as us-east-1 or us-central1")]
 ProjectId = Annotated[str, form(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a GCP project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -")]

@@ -1,0 +1,296 @@
+"""A dstack server, its CLI and hosts on one Linux machine: everything real but the two agents that dstack installs on hosts, which it
+downloads as binaries; in their place stand Python scripts, or what FLOTILLA_DSTACK_SHIM and FLOTILLA_DSTACK_RUNNER name.
+
+    with Lab(hosts=2) as lab:
+        lab.render(); lab.user("dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
+        lab.wait_run("ray", "running"); lab.hosts[1].power_off(); lab.logs("ray")
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Self
+
+import yaml
+
+from integration.dstack.hosts import HERE, NETWORK, PATH, SOFTWARE, Host, Laptop, interrupt, sh, wait_for
+
+ROOT = Path(__file__).parents[3]
+PARTS = ("Pulumi.yaml", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
+TOOLS = ("dockerd", "docker", "docker-init", "sshd", "ssh", "ssh-keygen", "ip", "curl", "nsenter", "unshare", "setpriv", "sudo")
+ENDED = ("done", "failed", "terminated")
+IMAGE = "flotilla-node:1"
+FILES_PORT, SERVER = 8199, "http://127.0.0.1:3000"
+# All of a host's /usr and the environment of these tests: nothing is copied into an image.
+VOLUMES = [f"{path}:{path}" for path in ["/usr", *SOFTWARE]]
+ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "pam.d", "security", "ssl/certs", "ssl/openssl.cnf", "bash.bashrc")
+ACCOUNTS = {
+    "passwd": "root:x:0:0:root:/root:/bin/bash\nsshd:x:101:65534::/run/sshd:/bin/false\nnobody:x:65534:65534::/nonexistent:/bin/false\n",
+    "group": "root:x:0:\ntty:x:5:\nnogroup:x:65534:\n",
+    "shadow": "root:*:19000:0:99999:7:::\nsshd:!:19000::::::\nnobody:*:19000:0:99999:7:::\n",
+    "nsswitch.conf": "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\n",
+    "environment": "",
+    "profile": "",
+}
+
+
+def lacking() -> str | None:
+    """Why there can be no lab on this machine."""
+    if sys.platform != "linux":
+        return "hosts are made of Linux namespaces"
+    if os.geteuid() != 0:
+        return "needs root, for namespaces"
+    missing = [tool for tool in TOOLS if not shutil.which(tool, path=PATH)]
+    return f"lacks {', '.join(missing)}; .ci/setup installs them" if missing else None
+
+
+def make_image(file: Path) -> None:
+    """A root file system of a few MB, whose programs are those of the host: `VOLUMES` mounts them."""
+    root = file.with_suffix(".root")
+    for folder in ("etc/ssh", "etc/ssl", "root", "run/sshd", "var/log", "var/run", "usr", "proc", "sys", "dev", "tmp", "dstack"):
+        (root / folder).mkdir(parents=True)
+    for link in ("bin", "sbin", "lib", "lib64"):
+        (root / link).symlink_to(f"usr/{link}")
+    for name in ETC:
+        source = Path("/etc") / name
+        if source.is_dir():
+            shutil.copytree(source, root / "etc" / name, symlinks=True)
+        elif source.exists():
+            shutil.copy(source, root / "etc" / name)
+    for name, text in ACCOUNTS.items():
+        (root / "etc" / name).write_text(text)
+    (root / "root").chmod(0o755)
+    (root / "tmp").chmod(0o1777)
+    with tarfile.open(file, "w") as tar:
+        tar.add(root, ".")
+
+
+class Lab:
+    """Starts with an idle server; `fleet` makes the hosts known to it."""
+
+    token = "token-of-the-lab"
+
+    def __init__(self, hosts: int = 2):
+        self.count = hosts
+        self.folder = Path(tempfile.mkdtemp(prefix="flotilla-"))  # short: it holds sockets
+        self.project, self.home, self.shared = self.folder / "project", self.folder / "home", self.folder / "shared"
+        # HOME as dstack and ssh expect it; nothing of the environment of these tests.
+        self.environment = {"HOME": str(self.home), "PATH": PATH, "LANG": "C.UTF-8", "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
+        self.shim = Path(os.environ.get("FLOTILLA_DSTACK_SHIM") or HERE / "host/dstack-shim")
+        self.runner = Path(os.environ.get("FLOTILLA_DSTACK_RUNNER") or HERE / "host/dstack-runner")
+        self.hosts: list[Host] = []
+
+    def __enter__(self) -> Self:
+        try:
+            self._up()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for machine in (*self.hosts, *([self.laptop] if hasattr(self, "laptop") else [])):
+            machine.power_off()
+        sh(f"find /sys/fs/cgroup -depth -type d -path '*/flotilla/host*-{os.getpid()}*' -exec rmdir {{}} + 2>/dev/null || true")
+        shutil.rmtree(self.folder)
+
+    def _up(self) -> None:
+        for folder in (self.project, self.home / ".dstack", self.shared, self.folder / "agents"):
+            folder.mkdir(parents=True)
+        self.shared.chmod(0o777)
+        sh(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key")])
+        make_image(self.folder / "image.tar")
+        for part in PARTS:
+            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
+            copy(
+                ROOT / part,
+                self.project / part,
+                **({"ignore": shutil.ignore_patterns("__pycache__", ".venv")} if copy is shutil.copytree else {}),
+            )
+        self.laptop = Laptop(self.folder)
+        self.hosts = [Host(number + 1, self.folder, self.laptop) for number in range(self.count)]
+        self._start_files()
+        self.start_server()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(self._ready, self.hosts))
+        self.wait_server()
+
+    def _ready(self, host: Host) -> None:
+        host.ready(self.folder / "image.tar", IMAGE, PATH)
+
+    def power_on(self, index: int) -> None:
+        """Boots a host that was powered off."""
+        self.hosts[index] = Host(index + 1, self.folder, self.laptop)
+        self._ready(self.hosts[index])
+
+    def _start_files(self) -> None:
+        """Where hosts download the agents."""
+        for name, agent in (("dstack-shim", self.shim), ("dstack-runner", self.runner)):
+            shutil.copy(agent, self.folder / "agents" / name)
+        command = [
+            sys.executable,
+            "-m",
+            "http.server",
+            str(FILES_PORT),
+            "--bind",
+            self.laptop.address,
+            "--directory",
+            str(self.folder / "agents"),
+        ]
+        self.files = self.laptop.start(*command, cwd=self.folder, environment=self.environment, log=self.folder / "files.log")
+
+    def start_server(self) -> None:
+        agents = f"http://{self.laptop.address}:{FILES_PORT}"
+        projects = [{"name": "main", "url": SERVER, "token": self.token, "default": True}]
+        (self.home / ".dstack/config.yml").write_text(json.dumps({"projects": projects}))
+        environment = self.environment | {
+            "DSTACK_SERVER_DIR": str(self.folder / "server"),
+            "DSTACK_SERVER_ADMIN_TOKEN": self.token,
+            "DSTACK_DO_NOT_UPDATE_DEFAULT_PROJECT": "1",
+            "DSTACK_DEFAULT_CREDS_DISABLED": "1",
+            "DSTACK_SERVER_LOG_FORMAT": "standard",
+            "DSTACK_SHIM_DOWNLOAD_URL": f"{agents}/dstack-shim",
+            "DSTACK_RUNNER_DOWNLOAD_URL": f"{agents}/dstack-runner",
+            "GPUHUNT_CATALOG_URL": f"file://{self.folder}/no-catalog",
+        }
+        command = ["dstack", "server", "--host", "127.0.0.1", "--port", SERVER.rpartition(":")[2]]
+        self.server = self.laptop.start(*command, cwd=self.folder, environment=environment, log=self.folder / "server.log")
+
+    def wait_server(self) -> None:
+        def answers() -> bool:
+            assert self.server.poll() is None, (self.folder / "server.log").read_text()[-3000:]
+            return self.get("/healthcheck").status == 200
+
+        wait_for(f"the dstack server, see {self.folder}/server.log", answers, 120)
+
+    # What a person does
+
+    def stack(self, name: str = "lab", **settings: Any) -> None:
+        """Writes stacks/Pulumi.<name>.yaml and renders it: the hosts as an SSH fleet of that name; `settings` in place of its own."""
+        ssh = {"user": "root", "identity_file": str(self.folder / "key"), "network": f"{NETWORK}.0/24"}
+        fleet = {
+            "name": name,
+            "cpus": 1,
+            "memory": "1GB..",
+            "disk": "100MB..",
+            "ssh": ssh | {"hosts": [{"hostname": h.address} for h in self.hosts]},
+        }
+        task = {"image": IMAGE, "user": "root", "shm_size": "1GB", "volumes": VOLUMES}
+        given = {"cloud": "ssh", "fleets": [fleet], "checkpoints": {"kind": "shared", "path": "/mnt/shared"}} | settings
+        given["task"] = task | settings.get("task", {})
+        file = self.project / f"stacks/Pulumi.{name}.yaml"
+        file.write_text(yaml.safe_dump({"config": {f"flotilla:{key}": value for key, value in given.items()}}, sort_keys=False))
+        self.must(f"python -m infra.preview {name}")
+
+    def user(self, line: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+        """A line that a person types in the project's folder, stdout and stderr together."""
+        return subprocess.run(
+            [*self.laptop.enter, "env", f"--chdir={self.project}", "bash", "-c", line],
+            env=self.environment | {"PYTHONPATH": str(self.project)} | environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def must(self, line: str, timeout: float = 300) -> str:
+        """Output of a line that must succeed."""
+        done = self.user(line, timeout)
+        assert done.returncode == 0, f"{line}: exit code {done.returncode}\n{done.stdout[-4000:]}"
+        return done.stdout
+
+    def start(self, line: str, log: str) -> subprocess.Popen[bytes]:
+        """The same in the background; its output goes to the file `log` in the lab's folder."""
+        environment = self.environment | {"PYTHONPATH": str(self.project)}
+        return self.laptop.start("bash", "-c", f"{line}", cwd=self.project, environment=environment, log=self.folder / log)
+
+    @contextlib.contextmanager
+    def attached(self, run: str, port: int = 8265) -> Iterator[subprocess.Popen[bytes]]:
+        """`dstack attach` in the background, from when the port answers; Ctrl-C in the end."""
+        process = self.start(f"exec dstack attach {run}", "attach.log")
+        try:
+            self.wait_forwarded(port, process)
+            yield process
+        finally:
+            interrupt(process)
+
+    def wait_forwarded(self, port: int, process: subprocess.Popen[bytes]) -> None:
+        """Until something answers HTTP on this port of the laptop's loopback."""
+
+        def answers() -> bool:
+            assert process.poll() is None, (self.folder / "attach.log").read_text()[-3000:]
+            return self.get("/", f"http://127.0.0.1:{port}").status in (200, 401)
+
+        wait_for(f"http://127.0.0.1:{port}", answers, 120, 0.5)
+
+    def get(self, path: str, url: str = SERVER) -> Any:
+        with self.laptop.network():
+            try:
+                return urllib.request.urlopen(url + path, timeout=10)
+            except urllib.error.HTTPError as error:
+                return error
+
+    # What the server knows
+
+    def api(self, path: str, **body: Any) -> Any:
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(f"{SERVER}/api/project/main/{path}", json.dumps(body).encode(), headers)
+        with self.laptop.network(), urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def instances(self, fleet: str = "lab") -> list[str]:
+        """States of a fleet's instances."""
+        return [instance["status"] for instance in self.api("fleets/get", name=fleet)["instances"]]
+
+    def fleet(self, name: str = "lab", timeout: float = 240) -> None:
+        """Applies the rendered fleet and waits until its instances are idle."""
+        self.must(f"dstack apply -y -d -f build/{name}/{name}.fleet.dstack.yml")
+        wait_for(f"fleet {name} idle", lambda: set(self.instances(name)) == {"idle"}, timeout, 0.5)
+
+    def jobs(self, run: str) -> list[dict[str, Any]]:
+        """The newest submission of each job (one per node), with its number among that job's submissions."""
+        jobs = self.api("runs/get", run_name=run)["jobs"]
+        return [{"submission": len(job["job_submissions"]), **job["job_submissions"][-1]} for job in jobs]
+
+    def status(self, run: str) -> str:
+        return self.api("runs/get", run_name=run)["status"]
+
+    def wait_run(self, run: str, *statuses: str, timeout: float = 300) -> str:
+        """Until a run has one of these states; running only when all of its jobs are."""
+
+        def reached() -> str | None:
+            status = self.status(run)
+            ok = status in statuses and (status != "running" or all(job["status"] == "running" for job in self.jobs(run)))
+            assert ok or status not in ENDED, f"{run} is {status}: {self.why(run)}\n{self.logs(run)[-3000:]}"
+            return status if ok else None
+
+        return wait_for(f"run {run} to be {' or '.join(statuses)}", reached, timeout, 0.5)
+
+    def why(self, run: str) -> str:
+        """Why the jobs of a run ended, by dstack."""
+        return "; ".join(f"{job['exit_status']} {job['termination_reason']}: {job['termination_reason_message']}" for job in self.jobs(run))
+
+    def logs(self, run: str, node: int = 0) -> str:
+        return self.user(f"dstack logs {run} --job {node}").stdout
+
+    def stop(self, run: str) -> None:
+        self.must(f"dstack stop -y {run}")
+        self.wait_run(run, *ENDED, timeout=200)
+
+    def wait_idle(self, fleet: str = "lab", timeout: float = 120) -> None:
+        """Until the hosts are free again, and no container is left on them."""
+        wait_for(f"fleet {fleet} idle", lambda: set(self.instances(fleet)) == {"idle"}, timeout, 0.5)
+        wait_for("containers gone", lambda: not any(host.containers() for host in self.hosts), timeout, 0.5)
