@@ -69,6 +69,7 @@ class Run:
         state = {**self.identity, "loader": self.position, "kl": self.controller.state()}
         with self.checkpoints.writing(step, state, score=score, expected=self.team.shards()) as draft:
             self.team.save(draft)
+        print(f"checkpoint: {self.checkpoints.folder / f'step_{step}'}", flush=True)
 
     def sample(self, step: int) -> Pending | None:
         """Give the samplers the newest weights and let them begin the episodes of `step`; None after the last step."""

@@ -144,6 +144,7 @@ def _save(worker: Worker, checkpoints: Checkpoints, step: int, state: dict[str, 
             _barrier(world)
             worker.save(draft)
             _barrier(world)
+        print(f"checkpoint: {checkpoints.folder / f'step_{step}'}", flush=True)
     else:
         _barrier(world)
         worker.save(checkpoints.draft(step))

@@ -1,0 +1,180 @@
+"""One screen about a stack: its machines with price and age, the run, Ray's nodes, the jobs, the last checkpoint, the cost so far.
+
+    python -m cluster_tasks.status onprem
+    python -m cluster_tasks.status onprem --json
+
+Asks the dstack server, and the dashboard where it is forwarded (`dstack attach`, or a launch that watches a job).
+Exit codes: 0 healthy; 1 not: the cluster is not up, lacks a node, has a machine that does not answer; 2 where it cannot be asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from dstack._internal.core.models.instances import Instance, InstanceStatus
+from dstack._internal.core.models.runs import JobStatus, Run
+from rich.console import Console
+from rich.table import Table
+
+from cluster_tasks import node
+from cluster_tasks.dstack_run import ROOT, ClusterError, DstackRun
+from cluster_tasks.launch import cluster
+from fleets.client import ConnectionFailed
+from stacks.load import StackError, load
+from stacks.schema import Stack
+
+CHECKPOINT = re.compile(r"^checkpoint: (\S+)", re.MULTILINE)  # as the trainer says it
+PROGRESS = re.compile(r"^step +\d+/\d+.*", re.MULTILINE)
+JOBS = 10  # that are shown, the newest
+
+
+@dataclass(frozen=True)
+class Machine:
+    """An instance of one of the stack's fleets."""
+
+    name: str
+    fleet: str
+    status: str
+    kind: str | None  # the machine type
+    region: str | None
+    price: float  # dollars an hour; 0 for your own machines
+    hours: float  # since it was made
+    trouble: str | None
+
+    @property
+    def cost(self) -> float:
+        return self.price * self.hours
+
+
+@dataclass(frozen=True)
+class Job:
+    """A Ray job."""
+
+    name: str
+    status: str
+    command: str
+    hours: float
+    progress: str | None = None  # the last line of the trainer about a step
+    checkpoint: str | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """What was found out about a stack."""
+
+    stack: str
+    machines: list[Machine]
+    run: str | None  # its status at dstack; None where there is none
+    nodes: list[str] = field(default_factory=list)  # status of each, in order of rank
+    ray_nodes: int | None = None  # ALIVE; None where the dashboard is not forwarded
+    jobs: list[Job] = field(default_factory=list)
+    run_cost: float = 0.0  # dollars, as dstack counts it over all attempts of the run
+    trouble: list[str] = field(default_factory=list)
+
+    @property
+    def cost(self) -> float:
+        """Of the machines that there are, in dollars."""
+        return sum(machine.cost for machine in self.machines)
+
+
+def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
+    """Asks the server and the dashboard. Raises ClusterError, ConnectionFailed."""
+    names = {fleet.name for fleet in stack.fleets}
+    fleets = [fleet for fleet in run.fleets() if fleet.name in names]
+    machines = [machine(one, fleet.name, now) for fleet in fleets for one in fleet.instances if one.status != InstanceStatus.TERMINATED]
+    found = run.get()
+    ray_nodes = run.dashboard.alive_nodes()
+    alive = None if ray_nodes is None else len(ray_nodes)
+    jobs = find_jobs(run.dashboard, now) if ray_nodes is not None else []
+    nodes = [job.job_submissions[-1].status.value for job in found.jobs] if found and not found.status.is_finished() else []
+    trouble = [f"machine {one.name}: {one.trouble}" for one in machines if one.trouble]
+    trouble += [f"no fleet {name}" for name in sorted(names - {fleet.name for fleet in fleets})]
+    trouble += run_trouble(run.name, found, alive)
+    state = found.status.value if found else None
+    return Status(stack.name, machines, state, nodes, alive, jobs, found.cost if found else 0.0, trouble)
+
+
+def machine(one: Instance, fleet: str, now: datetime) -> Machine:
+    trouble = "does not answer" if one.unreachable else one.termination_reason_message or one.termination_reason
+    if not one.unreachable and one.health_status.value == "failure":
+        trouble = "its GPUs fail dstack's health check"
+    kind = one.instance_type.name if one.instance_type else None
+    return Machine(one.name, fleet, one.status.value, kind, one.region, one.price or 0.0, hours(one.created, now), trouble)
+
+
+def run_trouble(name: str, run: Run | None, ray_nodes: int | None) -> list[str]:
+    if run is None or run.status.is_finished():
+        return [f"the run {name} is {'not there' if run is None else run.status.value}"]
+    states = [job.job_submissions[-1].status for job in run.jobs]
+    waiting = [f"node {rank} is {state.value}" for rank, state in enumerate(states) if state != JobStatus.RUNNING]
+    if not waiting and ray_nodes is not None and ray_nodes < len(states):
+        return [f"Ray has {ray_nodes} of {len(states)} nodes"]
+    return waiting
+
+
+def find_jobs(dashboard: node.Dashboard, now: datetime) -> list[Job]:
+    """The newest jobs; what the trainer says is looked for in the output of those that run."""
+    try:
+        listed = sorted(dashboard.ask("/api/jobs/"), key=lambda job: job.get("start_time") or 0)[-JOBS:]
+        found = []
+        for job in (job for job in listed if job.get("submission_id")):
+            said = dashboard.ask(f"/api/jobs/{job['submission_id']}/logs").get("logs") or "" if job["status"] == "RUNNING" else ""
+            began = datetime.fromtimestamp((job.get("start_time") or 0) / 1000, UTC)
+            last = {name: (pattern.findall(said) or [None])[-1] for name, pattern in (("progress", PROGRESS), ("checkpoint", CHECKPOINT))}
+            found.append(Job(job["submission_id"], job["status"], job["entrypoint"], hours(began, now), **last))
+    except OSError:  # the forward broke while we looked
+        return []
+    return found
+
+
+def hours(since: datetime, now: datetime) -> float:
+    return round((now - since).total_seconds() / 3600, 2)
+
+
+def show(status: Status, run: DstackRun) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table("machine", "state", "type", "region", "$ an hour", "hours", "$ so far", box=None)
+    for one in status.machines:
+        table.add_row(one.name, one.status, one.kind or "", one.region or "", f"{one.price:.2f}", f"{one.hours:.1f}", f"{one.cost:.2f}")
+    console.print(table if status.machines else "no machines")
+    console.print(f"run {run.name}: {status.run or 'not there'}{': nodes ' + ', '.join(status.nodes) if status.nodes else ''}")
+    if status.ray_nodes is None:
+        console.print(f"Ray: not forwarded to this machine; dstack attach {run.name}")
+    else:
+        console.print(f"Ray: {status.ray_nodes} nodes alive, {run.dashboard.url}")
+    for job in status.jobs:
+        console.print(f"job {job.name}  {job.status}  {job.hours:.1f} h  {job.command}", markup=False)
+        for line in filter(None, (job.progress, job.checkpoint and f"checkpoint {job.checkpoint}")):
+            console.print(f"    {line}", markup=False)
+    console.print(f"cost so far: ${status.cost:.2f} for the machines that are there, ${status.run_cost:.2f} for this run")
+    for line in status.trouble:
+        console.print(f"not healthy: {line}", markup=False)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.status", description="One screen about a stack's cluster on dstack.")
+    parser.add_argument("stack", help="such as onprem, for stacks/Pulumi.onprem.yaml")
+    parser.add_argument("--json", action="store_true")
+    options: Any = parser.parse_args(argv)
+    try:
+        stack = load(options.stack, ROOT)
+        run = cluster(stack, None)
+        status = find(stack, run, datetime.now(UTC))
+    except (StackError, ClusterError, ConnectionFailed) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if options.json:
+        print(json.dumps(asdict(status) | {"cost": round(status.cost, 2), "healthy": not status.trouble}, indent=2))
+    else:
+        show(status, run)
+    return 1 if status.trouble else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
