@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import boto3
@@ -38,13 +39,10 @@ class Asked:
     client: Callable[[str], Any]
 
 
-def findings(stack: Stack, machines: dict[str, Machine], session: boto3.Session | None = None) -> list[Finding]:
-    """One or more for each check; after the first alone where AWS does not know who asks."""
-    try:
-        session = session or boto3.Session()
-    except BotoCoreError as error:  # AWS_PROFILE names a profile that there is not
-        return [failed("credentials", f"{error}", LOGIN)]
-    asked = Asked(stack, machines, lambda service: session.client(service, region_name=stack.region, config=PATIENCE))
+def findings(stack: Stack, machines: dict[str, Machine]) -> list[Finding]:
+    """What each check found; all but the first are unknown where AWS does not know who asks."""
+    session = cache(boto3.Session)  # made by the first question, which tells where AWS_PROFILE names a profile that there is not
+    asked = Asked(stack, machines, lambda service: session().client(service, region_name=stack.region, config=PATIENCE))
     who = credentials(asked)
     if who.verdict == "failed":
         return [who, *(unknown(name, "not asked without credentials") for name in CHECKS)]

@@ -84,10 +84,11 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
     assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(aws.CHECKS)
 
 
-def test_a_profile_that_there_is_not_is_said(monkeypatch):
+def test_a_profile_that_there_is_not_is_said_and_nothing_else_is_asked(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nope")
-    [found] = aws.findings(stack(), equipment.machines(stack(), "aws"))
-    assert found.verdict == "failed" and "(nope)" in found.says
+    first, *others = aws.findings(stack(), equipment.machines(stack(), "aws"))
+    assert first.verdict == "failed" and "(nope)" in first.says
+    assert {one.check: one.says for one in others} == dict.fromkeys(aws.CHECKS, "not asked without credentials")
 
 
 def test_credentials_that_aws_does_not_accept_are_said():
