@@ -8,6 +8,7 @@ import pulumi
 from pulumi_gcp import compute
 
 from infra.gcp.addresses import Addresses
+from infra.gcp.names import network_profile
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class Fabric(pulumi.ComponentResource):
         self.vpc_subnets.append(subnet.id)
 
     def _roce(self, name: str, args: FabricArgs) -> None:
-        profile = f"projects/{args.project}/global/networkProfiles/{args.zone}-vpc-roce"
+        assert args.zone  # infra/gcp/checks.py
+        profile = f"projects/{args.project}/global/networkProfiles/{network_profile(args.zone)}"
         # The profile brings its own rules; a network that has it takes no others.
         vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.mtu, network_profile=profile, opts=self._child)
         for index, cidr in enumerate(args.addresses.rdma):

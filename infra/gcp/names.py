@@ -22,6 +22,11 @@ def ssh_rule(project: str, vpc: str) -> str:
     return f"{prefix}-{vpc}"[: LONGEST - len(suffix)] + suffix
 
 
+def network_profile(zone: str) -> str:
+    """Of a network that carries RDMA over Converged Ethernet in a zone."""
+    return f"{zone}-vpc-roce"
+
+
 def account(name: str) -> str:
     """Id of a service account: 6 to 30 characters."""
     return _fitted(name, 30)

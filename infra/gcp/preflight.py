@@ -16,7 +16,9 @@ from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError
 from google.auth.transport.requests import AuthorizedSession
 
 from infra.findings import Finding, failed, ok, unknown
+from infra.gcp import checks
 from infra.gcp.addresses import room
+from infra.gcp.names import network_profile
 from infra.machines import Machine
 from stacks.schema import Fleet, Stack
 
@@ -240,7 +242,7 @@ def _misfits(held: Plain, fleet: Fleet, stack: Stack) -> Iterator[tuple[str, str
 
 def images(asked: Asked) -> Iterator[Finding]:
     """Images of the machines that Pulumi launches; dstack brings its own."""
-    from infra.gcp.nodes import image
+    from infra.gcp.nodes import image  # with GCP's SDK; only who gets here waits for its import
 
     for fleet in asked.stack.fleets:
         if fleet.provision != "pulumi":
@@ -277,4 +279,17 @@ def subnets(asked: Asked) -> Iterator[Finding]:
     yield ok("subnets", says) if free >= nodes else failed("subnets", f"{says}; the fleets have {nodes} nodes", look)
 
 
-CHECKS = {"zones": zones, "quota": quota, "capacity": capacity, "image": images, "subnets": subnets}
+def roce(asked: Asked) -> Iterator[Finding]:
+    """The profile that makes a network one for RDMA, which zones with such machines alone have."""
+    if checks.fabric(asked.stack, asked.machines) != "roce":
+        return
+    for zone in asked.stack.network.zones:
+        profile = network_profile(zone)
+        if asked.there(f"global/networkProfiles/{profile}"):
+            yield ok("fabric", profile)
+        else:
+            fix = f"gcloud compute network-profiles list --project {asked.stack.project}"
+            yield failed("fabric", f"there is no network profile {profile}, so no RoCE network in {zone}", fix)
+
+
+CHECKS = {"zones": zones, "fabric": roce, "quota": quota, "capacity": capacity, "image": images, "subnets": subnets}

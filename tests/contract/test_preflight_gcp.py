@@ -221,6 +221,20 @@ def test_a_shared_reservation_is_looked_up_in_its_own_project(google):
     assert told([*gcp.capacity(google(stack("gcp-prod", fleet=shared), there))]) == [("capacity", "ok")]
 
 
+@pytest.mark.parametrize(
+    ("there", "verdict", "says"),
+    [
+        (True, "ok", "europe-west1-b-vpc-roce"),
+        (False, "failed", "there is no network profile europe-west1-b-vpc-roce, so no RoCE network in europe-west1-b"),
+    ],
+)
+def test_a_roce_network_needs_its_profile_in_the_zone(there, verdict, says, google):
+    answers = {f"{COMPUTE}/global/networkProfiles/europe-west1-b-vpc-roce": {"name": "europe-west1-b-vpc-roce"}} if there else {}
+    [found] = gcp.roce(google(stack("gcp-prod"), answers))
+    assert (found.verdict, found.says) == (verdict, says)
+    assert not [*gcp.roce(google(stack("gcp-prod", fleet={"nodes": 1}), answers))]  # a lone node needs no fabric
+
+
 # Images and addresses
 
 IMAGE = "ubuntu-accelerator-2204-amd64-with-nvidia-580"
