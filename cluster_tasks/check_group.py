@@ -1,0 +1,155 @@
+"""Takes the nodes of a cluster through the steps of a Probe together: as Ray actors, as the processes of srun, or this one alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, get_type_hints
+
+from pydantic import TypeAdapter
+
+from cluster_tasks import check_node
+from cluster_tasks.check_links import Probe
+from cluster_tasks.node import ALONE
+
+CALL_SECONDS = 180  # for one step on all nodes; the bandwidth test has the shortest limit of its own
+START_SECONDS = 120  # for the nodes to come together
+
+
+class GroupError(Exception):
+    """Nodes did not come together, or one of them did not answer."""
+
+
+class Group(Protocol):
+    rank: int  # of this process; 0 shows what was found
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        """The method's results on all nodes, in order of rank. Raises GroupError at the deadline."""
+        ...
+
+    def close(self) -> None:
+        """After the last call."""
+        ...
+
+
+class OneNode:
+    """This machine alone."""
+
+    rank = 0
+
+    def __init__(self, address: str = ALONE):
+        self.probe = Probe(0, address)
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        return [getattr(self.probe, method)(*arguments)]
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class StoreNodes:
+    """Every node runs this program; what each finds goes to all others through torch's store, which rank 0 keeps, as JSON."""
+
+    def __init__(self, rank: int, addresses: list[str], port: int):
+        """Raises GroupError where rank 0 is not to be reached or not all nodes come in time."""
+        from torch.distributed import TCPStore
+
+        self.rank, self.addresses, self.step = rank, addresses, 0
+        self.probe = Probe(rank, addresses[rank])
+        deadline = timedelta(seconds=START_SECONDS)
+        try:
+            self.store = TCPStore(addresses[0], port, len(addresses), rank == 0, deadline)
+        except RuntimeError as error:  # of which torch's DistError is one
+            raise GroupError(
+                f"node {rank} did not meet the others at {addresses[0]}:{port} within {START_SECONDS} s: {_first(error)}"
+            ) from None
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        adapter = TypeAdapter(get_type_hints(getattr(Probe, method))["return"])
+        self.step += 1
+        self.store.set(f"{self.step}/{self.rank}", adapter.dump_json(getattr(self.probe, method)(*arguments)).decode())
+        return [adapter.validate_json(self._of(rank, method)) for rank in range(len(self.addresses))]
+
+    def _of(self, rank: int, method: str) -> bytes:
+        key = f"{self.step}/{rank}"
+        try:
+            self.store.wait([key], timedelta(seconds=CALL_SECONDS))
+        except RuntimeError:
+            raise GroupError(f"node {rank} ({self.addresses[rank]}) did not answer {method!r} within {CALL_SECONDS} s") from None
+        return self.store.get(key)
+
+    def close(self) -> None:
+        """Rank 0, which keeps the store, stays until all have read what they need."""
+        self.step += 1
+        self.store.set(f"{self.step}/{self.rank}", "done")
+        for rank in range(len(self.addresses)) if self.rank == 0 else ():
+            self._of(rank, "close")
+
+
+class RayNodes:
+    """An actor on every node of the cluster that this job runs on."""
+
+    rank = 0
+
+    def __init__(self) -> None:
+        """Raises GroupError where there is no cluster."""
+        import ray
+
+        try:
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            raise GroupError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {_first(error)}") from None
+        alive = [one for one in ray.nodes() if one["Alive"]]
+        self.nodes = sorted(alive, key=lambda one: "node:__internal_head__" not in one["Resources"])  # the head is rank 0
+        self.addresses = [one["NodeManagerAddress"] for one in self.nodes]
+        self.probes = [self._probe(rank, 0) for rank in range(len(self.nodes))]
+
+    def _probe(self, rank: int, gpus: float) -> Any:
+        import ray
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        one = self.nodes[rank]
+        where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
+        actor = ray.remote(NodeProbe).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where, max_restarts=0)
+        return actor.remote(rank, self.addresses[rank], int(one["Resources"].get("GPU", 0)))
+
+    def call(self, method: str, *arguments: Any) -> list[Any]:
+        import ray
+        from ray.exceptions import GetTimeoutError, RayError
+
+        gpus = [int(one["Resources"].get("GPU", 0)) for one in self.nodes]
+        # Only an actor that Ray gave the GPUs may use them.
+        probes = [self._probe(rank, count) for rank, count in enumerate(gpus)] if method == "speed" and all(gpus) else self.probes
+        refs = [getattr(probe, method).remote(*arguments) for probe in probes]
+        found = []
+        for rank, ref in enumerate(refs):
+            try:
+                found.append(ray.get(ref, timeout=CALL_SECONDS))
+            except GetTimeoutError:
+                busy = "; are its GPUs in use by another job (ray job list)? --quick leaves the bandwidth out" if method == "speed" else ""
+                raise GroupError(f"node {rank} ({self.addresses[rank]}) did not answer {method!r} within {CALL_SECONDS} s{busy}") from None
+            except RayError as error:
+                raise GroupError(f"node {rank} ({self.addresses[rank]}), {method!r}: {_first(error)}") from None
+        return found
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+
+
+class NodeProbe(Probe):
+    """A Probe as a Ray actor: of visible devices it knows what Ray on this node was started with, as its own are Ray's choice."""
+
+    def __init__(self, rank: int, address: str, offered: int):
+        text = Path(f"/proc/{os.getppid()}/environ").read_bytes().decode(errors="replace")
+        started = {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0")) if name in check_node.VISIBLE}
+        own = {name: value for name, value in os.environ.items() if name not in check_node.VISIBLE}
+        super().__init__(rank, address, offered, own | started)
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,183 @@
+"""What a node can say of the others: whether it reaches them, whether clocks agree, whether folders are shared, how fast data goes.
+
+Nodes are compared step by step: every node does the same step of its `Probe`, and gets what all others said for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster_tasks import check_node, node
+
+REACH_SECONDS = 5  # to connect; a firewall that drops packets takes all of it
+SHARED = ("checkpoints", "cache")  # folders that all nodes should see alike
+NOTE = ".flotilla-shared-"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """A peer as one node sees it."""
+
+    error: str  # empty where it was reached
+    seconds: float  # of the round trip
+    skew: float  # seconds by which the peer's clock is ahead of ours, give or take half of the round trip
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one node."""
+
+    all_reduce: float | None  # GB/s of bus bandwidth, as NCCL's tests count it; None where there is nobody to talk to
+    point_to_point: float | None  # GB/s to the next node while that sends to the one after it
+    device: str  # cuda or cpu
+    error: str  # empty where it was measured
+
+
+class Door:
+    """Listens on an address, at a port of the kernel's choice as Ray's and NCCL's own are, and tells who connects the time."""
+
+    def __init__(self, address: str, clock: Callable[[], float] = time.time):
+        self.socket = socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=512)
+        self.clock = clock
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return self.socket.getsockname()[1]
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self.socket.accept()
+            with connection, contextlib.suppress(OSError):  # who hangs up is no business of ours
+                connection.sendall(struct.pack("!d", self.clock()))
+
+
+def reach(address: str, port: int) -> Reach:
+    start = time.time()
+    try:
+        with socket.create_connection((address, port), timeout=REACH_SECONDS) as connection:
+            connection.settimeout(REACH_SECONDS)
+            told = b"".join(iter(lambda: connection.recv(8), b""))
+        [theirs] = struct.unpack("!d", told)
+    except (OSError, struct.error) as error:
+        return Reach(f"{type(error).__name__}: {error}", time.time() - start, 0.0)
+    end = time.time()
+    return Reach("", end - start, theirs - (start + end) / 2)
+
+
+class Probe:
+    """A node's side of the checks. Every method returns plain data, the same kind on every node."""
+
+    def __init__(self, rank: int, address: str, offered: int | None = None, env: Mapping[str, str] | None = None):
+        self.rank, self.address, self.offered = rank, address, offered
+        self.env = dict(os.environ if env is None else env)
+        self.door: Door | None = None
+
+    def facts(self) -> check_node.Facts:
+        return check_node.facts(self.rank, self.address, self.env, self.offered)
+
+    def open_door(self) -> int:
+        """The port; 0 where this node has not the address that it is known by."""
+        try:
+            self.door = Door(self.address)
+        except OSError:
+            return 0
+        return self.door.port
+
+    def reach(self, peers: list[tuple[str, int]]) -> list[Reach]:
+        """All peers, itself among them, in order of rank."""
+        with ThreadPoolExecutor(max_workers=64) as pool:
+            return list(pool.map(lambda peer: reach(*peer), peers))
+
+    def leave_note(self, name: str) -> bool:
+        """Puts a file into each folder that should be shared."""
+        for folder in self._folders().values():
+            with contextlib.suppress(OSError):  # that it cannot be written is among the facts
+                (folder / f"{NOTE}{name}-{self.rank}").touch()
+        return True
+
+    def notes(self, name: str) -> dict[str, list[int]]:
+        """Ranks whose notes are in each folder. Listing a folder asks a file server anew, where looking for a name may not."""
+        start = f"{NOTE}{name}-"
+        found: dict[str, list[int]] = {}
+        for use, folder in self._folders().items():
+            listed = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - names alone
+            found[use] = sorted(int(one.removeprefix(start)) for one in listed if one.startswith(start))
+        return found
+
+    def take_notes_away(self, name: str) -> bool:
+        for folder in self._folders().values():
+            with contextlib.suppress(OSError):
+                (folder / f"{NOTE}{name}-{self.rank}").unlink(missing_ok=True)
+        return True
+
+    def _folders(self) -> dict[str, Path]:
+        return {one.use: Path(one.path) for one in check_node.folders(self.env) if one.use in SHARED}
+
+    def free_port(self) -> int:
+        """For rank 0, on which the processes that measure meet."""
+        with socket.create_server((self.address, 0), family=socket.AF_INET6 if ":" in self.address else socket.AF_INET) as probe:
+            return probe.getsockname()[1]
+
+    def speed(self, head: str, port: int, counts: list[int], seconds: float, limit: float) -> Speed:
+        """Runs a process per GPU, or one on the CPU where some node has no GPU; `counts` are the GPUs of each node.
+
+        They have `limit` seconds, then they are killed: NCCL waits for ever for a peer that does not come.
+        """
+        device = "cuda" if all(counts) else "cpu"
+        mine = counts[self.rank] if device == "cuda" else 1
+        first = sum(counts[: self.rank]) if device == "cuda" else self.rank
+        world = sum(counts) if device == "cuda" else len(counts)
+        meet = f"tcp://[{head}]:{port}" if ":" in head else f"tcp://{head}:{port}"
+        command = [sys.executable, "-m", "cluster_tasks.check_speed", "--meet", meet, "--device", device, "--world", str(world)]
+        command += ["--stride", str(mine if world > mine else 1), "--seconds", str(seconds)]
+        root = str(Path(__file__).parents[1])
+        env = node.interfaces(self.address) | self.env | {"PYTHONPATH": os.pathsep.join(filter(None, (root, self.env.get("PYTHONPATH"))))}
+        processes = [
+            subprocess.Popen(
+                [*command, "--rank", str(first + local), "--local-rank", str(local)],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for local in range(mine)
+        ]
+        return self._slowest(processes, device, time.monotonic() + limit)
+
+    @staticmethod
+    def _slowest(processes: list[subprocess.Popen[str]], device: str, deadline: float) -> Speed:
+        """Of this node's processes; the first error where one failed."""
+        results, error = [], ""
+        for process in processes:
+            try:
+                output, errors = process.communicate(timeout=max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, errors = process.communicate()
+                error = error or f"not done in time; last words: {_last(errors)}"
+            if process.returncode == 0:
+                results.append(json.loads(output.splitlines()[-1]))
+            else:
+                error = error or _last(errors)
+        if error or not results:
+            return Speed(None, None, device, error)
+        known = {key: [one[key] for one in results if one[key] is not None] for key in ("all_reduce", "point_to_point")}
+        slowest = {key: min(values) if values else None for key, values in known.items()}
+        return Speed(slowest["all_reduce"], slowest["point_to_point"], device, "")
+
+
+def _last(text: str) -> str:
+    return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "none")

@@ -1,0 +1,170 @@
+"""Is this cluster fit for a job? One table, a row per node, and below it what is wrong and how it is mended.
+
+    ray job submit --working-dir . -- python -m cluster_tasks.checks             on a Ray cluster
+    srun --ntasks-per-node=1 python -m cluster_tasks.checks                       on a Slurm allocation, without Ray
+    python -m cluster_tasks.checks --rank 0 --addresses 10.0.0.1,10.0.0.2         by hand, once on every node
+    python -m cluster_tasks.checks --here                                         this machine alone
+
+Exit codes: 0 where nothing hard is wrong, 1 where something is, 2 for a mistake on the command line or a node that did not answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster_tasks import node
+from cluster_tasks.check_group import Group, GroupError, OneNode, RayNodes, StoreNodes
+from cluster_tasks.check_links import Speed
+from cluster_tasks.check_rules import Expected, Finding, Measured, findings
+
+SPEED_LIMIT = 120  # seconds for the bandwidth test, the start of torch included
+
+
+def measure(group: Group, addresses: list[str], seconds: float) -> Measured:
+    """Takes all nodes through the steps of a Probe, in step. Bandwidth is left out where `seconds` is 0 or nodes do not reach others."""
+    facts = group.call("facts")
+    ports = group.call("open_door")
+    reach = group.call("reach", [list(pair) for pair in zip(addresses, ports, strict=True)])
+    note = str(group.call("free_port")[0])  # any word that all know
+    group.call("leave_note", note)
+    notes = group.call("notes", note)
+    group.call("take_notes_away", note)
+    speed: list[Speed] = []
+    if seconds and not any(one.error for row in reach for one in row):
+        counts = [len(one.gpus) if one.offered is None else one.offered for one in facts]
+        port = group.call("free_port")[0]
+        speed = group.call("speed", addresses[0], port, counts, seconds, SPEED_LIMIT)
+    return Measured(facts, reach, notes, speed)
+
+
+def table(found: Measured, wrong: list[Finding]) -> Table:
+    """A row per node."""
+    shown = Table("node", "address", "host", "state", "CPUs", "GPUs", "driver", "torch", "Ray", "shm", "free", "clock", "reach", "GB/s")
+    for index, one in enumerate(found.facts):
+        of_node = [finding for finding in wrong if finding.node == one.rank]
+        bad = sum(finding.hard for finding in of_node)
+        state = f"[red]{bad} wrong[/]" if bad else f"[yellow]{len(of_node)} noted[/]" if of_node else "ok"
+        row = found.reach[index] if found.reach else []
+        speed = found.speed[index] if found.speed else None
+        rate = f"{speed.all_reduce:.3g} / {speed.point_to_point:.3g}" if speed and speed.all_reduce and speed.point_to_point else "-"
+        models = dict.fromkeys(one.gpus)
+        shown.add_row(
+            str(one.rank),
+            one.address,
+            one.host,
+            state,
+            str(one.cpus),
+            ", ".join(f"{one.gpus.count(model)} x {model}" for model in models) or str(one.offered or 0),
+            one.versions.get("driver", "-"),
+            one.versions.get("torch", "-"),
+            one.versions.get("ray", "-"),
+            f"{one.shm:.0f} GB",
+            f"{min(disk.free for disk in one.disks):.0f} GB",
+            f"{found.reach[0][index].skew * 1000:+.0f} ms" if found.reach else "-",
+            f"{sum(not peer.error for peer in row)} of {len(row)}",
+            rate,
+        )
+    return shown
+
+
+def show(console: Console, found: Measured, wrong: list[Finding], seconds: float) -> None:
+    console.print(table(found, wrong))
+    for one in wrong:
+        kind, whose = ("ERROR" if one.hard else "note "), "" if one.node is None else f"node {one.node}: "
+        console.print(f"{kind} {whose}{one.text}\n      fix: {one.fix}", markup=False, highlight=False, soft_wrap=True)
+    bad = sum(one.hard for one in wrong)
+    means = {"cuda": "NCCL or RCCL between GPUs", "cpu": "gloo between CPUs"}
+    device = means[found.speed[0].device] if found.speed else "not measured"
+    bandwidth = f"GB/s (all-reduce / to the next node): {device}"
+    console.print(f"{len(found.facts)} nodes, {bad} errors, {len(wrong) - bad} notes, {seconds:.1f} s; {bandwidth}", soft_wrap=True)
+
+
+def as_json(found: Measured, wrong: list[Finding], seconds: float) -> str:
+    ok = not any(one.hard for one in wrong)
+    return json.dumps({"ok": ok, "seconds": seconds, "findings": [dataclasses.asdict(one) for one in wrong]} | dataclasses.asdict(found))
+
+
+def scheduled(options: Any) -> tuple[int, list[str], int | None] | None:
+    """Rank, addresses and GPUs per node as flags, dstack or Slurm say; None where nobody does. Raises ValueError, OSError."""
+    if options.rank is None and not any(name in os.environ for name in ("DSTACK_NODE_RANK", "SLURM_JOB_NODELIST")):
+        return None
+    settings = node.Settings(rank=options.rank, addresses=options.addresses, network=options.network)
+    return node.who_am_i(settings, os.environ)
+
+
+def group_of(options: Any, known: tuple[int, list[str], int | None] | None) -> tuple[Group, list[str]]:
+    """The nodes to look at, and their addresses in order of rank."""
+    ray_address = os.environ.get("RAY_ADDRESS", "")
+    if options.here:
+        return OneNode(), [node.ALONE]
+    if options.rank is None and ray_address:
+        if ray_address.startswith("http"):
+            raise ValueError(
+                f"RAY_ADDRESS={ray_address}: submit it there: ray job submit --working-dir . -- python -m cluster_tasks.checks"
+            )
+        nodes = RayNodes()
+        return nodes, nodes.addresses
+    if known is None:
+        return OneNode(), [node.ALONE]
+    rank, addresses, _ = known
+    return (StoreNodes(rank, addresses, options.port) if len(addresses) > 1 else OneNode(addresses[0])), addresses
+
+
+def main(argv: list[str] | None = None) -> int:
+    options: Any = _parser().parse_args(argv)
+    start = time.monotonic()
+    try:
+        known = scheduled(options)
+        group, addresses = group_of(options, known)
+        found = measure(group, addresses, 0 if options.quick else options.seconds)
+        group.close()
+    except (ValueError, OSError, subprocess.SubprocessError, GroupError) as error:
+        print(f"checks: {error}", file=sys.stderr)
+        return 2
+    expected = Expected(
+        addresses=tuple(known[1]) if known and not options.here else None,
+        nodes=options.nodes,
+        gpus=options.gpus if options.gpus is not None else known[2] if known else None,
+        free=options.free,
+        floor=options.floor,
+    )
+    wrong = findings(expected, found)
+    if group.rank == 0:
+        seconds = time.monotonic() - start
+        if options.json:
+            print(as_json(found, wrong, seconds))
+        else:
+            show(Console(width=None if sys.stdout.isatty() else 180), found, wrong, seconds)
+    return 1 if any(one.hard for one in wrong) else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.checks", description="Is this cluster fit for a job?")
+    add, floor = parser.add_argument, os.environ.get("FLOTILLA_BANDWIDTH_FLOOR")
+    add("--here", action="store_true", help="this machine alone")
+    add("--rank", type=int, help="of this node; with --addresses")
+    add("--addresses", type=lambda text: text.split(","), help="of all nodes in order of rank, with commas")
+    add("--network", type=node.ipaddress.ip_network, help="CIDR of the nodes' addresses, under Slurm")
+    add("--port", type=int, default=29431, help="on which nodes meet without Ray")
+    add("--nodes", type=int, help="that there should be; as the scheduler says by default")
+    add("--gpus", type=int, help="that each node should have; as the scheduler says by default")
+    add("--free", type=float, default=10, help="GB that the folders of checkpoints, cache and temporary files should have")
+    add("--floor", type=float, default=float(floor) if floor else None, help="GB/s that an all-reduce should reach; as the stack's fabric")
+    add("--seconds", type=float, default=2, help="of each bandwidth measurement")
+    add("--quick", action="store_true", help="without bandwidth")
+    add("--json", action="store_true", help="one line of JSON in place of the table")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
