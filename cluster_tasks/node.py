@@ -2,6 +2,7 @@
 
     python3 node.py                            hold the cluster until a signal comes or a node is lost
     python3 node.py --job 'python train.py'    run one Ray job on it and end with the job's exit code
+    python3 node.py --torchrun train.py        no Ray: become this node's torchrun
 
 Which node this is comes from --rank and --addresses, else from dstack (DSTACK_NODE_RANK, DSTACK_NODES_IPS), else from Slurm
 (SLURMD_NODENAME, and SLURM_JOB_NODELIST or, in containers, which have no scontrol, FLOTILLA_NODES). Rank 0 is the head: its
@@ -42,7 +43,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
@@ -113,6 +114,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
+    add("--torchrun", help="arguments of torchrun, which then runs in place of Ray; --port is where its ranks meet")
     add("--when-ready", help="text to print when the cluster is ready, such as how to reach its dashboard")
     settings = parser.parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
     try:
@@ -598,6 +600,20 @@ def head_answers(settings: Settings) -> bool | None:
     return True
 
 
+# torchrun
+
+
+def run_torchrun(settings: Settings) -> NoReturn:
+    """Becomes torchrun. A SIGUSR1 reaches its ranks, which have --stop-timeout seconds to save."""
+    stop = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGUSR1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(settings.stop_timeout)}
+    head, size = settings.addresses[0], len(settings.addresses)
+    flags = {"--nnodes": size, "--node-rank": settings.rank, "--nproc-per-node": settings.gpus or 1}
+    flags |= {"--master-addr": head, "--master-port": settings.port}
+    command = ["torchrun", *(f"{name}={value}" for name, value in flags.items()), *shlex.split(settings.torchrun)]
+    log.info("%s", shlex.join(command))
+    os.execvpe(command[0], command, stop | interfaces(settings.addresses[settings.rank]) | os.environ)
+
+
 # The agent
 
 
@@ -634,7 +650,9 @@ def main(argv: list[str] | None = None) -> int:
         signal.signal(number, lambda number, _: signals.append(number))
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
-        if shutil.which("ray") is None:
+        if settings.torchrun and shutil.which("torchrun") is None:
+            raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
+        if not settings.torchrun and shutil.which("ray") is None:
             raise ValueError("`ray` is not on PATH; the image must contain Ray")
         warnings = quick_checks(settings, os.environ)
     except (ValueError, OSError, subprocess.SubprocessError) as error:
@@ -645,6 +663,8 @@ def main(argv: list[str] | None = None) -> int:
     for line in warnings:
         log.warning("%s", line)
     try:
+        if settings.torchrun:
+            run_torchrun(settings)
         return run_head(settings) if settings.rank == 0 else run_worker(settings)
     except Failure as failure:
         say(str(failure))
