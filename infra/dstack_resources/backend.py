@@ -1,0 +1,103 @@
+"""A cloud account on a dstack server, by which dstack launches machines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pulumi
+from dstack._internal.core.backends.models import BackendConfigWithCreds
+from dstack._internal.core.errors import ResourceExistsError
+from dstack._internal.core.models.backends.base import BackendType
+from pulumi import dynamic
+from pulumi.runtime import rpc
+
+from infra.dstack_resources.client import Client, DstackRefused, Provider, found, one_line, when_free
+
+IAM_SECONDS = 60  # until what was made in IAM a moment ago is seen everywhere
+FORGETS = "the server keeps a deleted backend in memory for five minutes; then `pulumi up` again, or at once after a restart of the server"
+
+
+class BackendProvider(Provider):
+    """`server`, `project`, `config`: what stands below `backends` in a server's configuration. A project has one of each type."""
+
+    def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
+        name = props["config"]["type"]
+        with one_line(f"backend {name}"):
+            client, project, wanted = self.client(props), props["project"], _config(props["config"])
+            there = found(lambda: client.backends.config_info(project, BackendType(name)))
+            if there is None:
+                _create(client, project, name, wanted)
+            elif there != wanted:
+                if not self.settings.adopt:
+                    take = "to let this stack change it: pulumi config set --path flotilla:dstack.adopt true"
+                    raise DstackRefused(f"project {project} has one already, with other {_differing(there, wanted)}; {take}")
+                client.backends.update(project, wanted)
+        return dynamic.CreateResult(f"{project}/{name}", _outputs(props))
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.DiffResult:
+        if _news["config"] == rpc.UNKNOWN or not isinstance(_olds["config"], dict):
+            return dynamic.DiffResult(changes=True)
+        moved = [key for key in ("server", "project") if _olds[key] != _news[key]]
+        moved += ["config"] if _olds["config"].get("type") != _news["config"].get("type") else []
+        return dynamic.DiffResult(changes=bool(moved) or _olds["config"] != _news["config"], replaces=moved, delete_before_replace=True)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.UpdateResult:
+        name = _news["config"]["type"]
+        with one_line(f"backend {name}"):
+            client, project, wanted = self.client(_news), _news["project"], _config(_news["config"])
+            there = found(lambda: client.backends.config_info(project, BackendType(name)))
+            if there is None:
+                _create(client, project, name, wanted)
+            else:
+                client.backends.update(project, wanted)
+        return dynamic.UpdateResult(_outputs(_news))
+
+    def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
+        name = id_.rpartition("/")[2]
+        with one_line(f"backend {name}"):
+            client = self.client(props)
+            there = found(lambda: client.backends.config_info(props["project"], BackendType(name)))
+            if there is None:
+                return dynamic.ReadResult("", {})
+            same = there == _config(props["config"])
+        shown = props["config"] if same else there.model_dump(mode="json", exclude_none=True, exclude={"creds"})
+        return dynamic.ReadResult(id_, _outputs(props) | {"config": shown})
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        """The server refuses while machines or volumes of the backend live."""
+        name = _id.rpartition("/")[2]
+        with one_line(f"backend {name}"):
+            client, project = self.client(_props), _props["project"]
+            if found(lambda: client.backends.config_info(project, BackendType(name))):
+                delete = lambda: client.backends.delete(project, [BackendType(name)])  # noqa: E731
+                when_free(f"backend {name}", delete, self.settings.timeout)
+
+
+class Backend(dynamic.Resource, module="flotilla:dstack", name="Backend"):
+    """A backend of `project` on `server`."""
+
+    config: pulumi.Output[dict[str, Any]]
+
+    def __init__(self, name: str, server: str, project: str, config: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
+        super().__init__(BackendProvider(), name, {"server": server, "project": project, "config": config}, opts)
+
+
+def _create(client: Client, project: str, name: str, wanted: Any) -> None:
+    try:
+        when_free(f"backend {name}", lambda: client.backends.create(project, wanted), IAM_SECONDS, passing=("IAM instance profile",))
+    except ResourceExistsError:  # of a backend that it has just said not to have
+        raise DstackRefused(FORGETS) from None
+
+
+def _config(config: dict[str, Any]) -> Any:
+    return BackendConfigWithCreds.model_validate(config).root
+
+
+def _differing(there: Any, wanted: Any) -> str:
+    """Names of the settings in which two configurations differ; their values may be secret."""
+    names = sorted(set(type(there).model_fields) | set(type(wanted).model_fields))
+    return ", ".join(name for name in names if getattr(there, name, None) != getattr(wanted, name, None))
+
+
+def _outputs(props: dict[str, Any]) -> dict[str, Any]:
+    return {key: props[key] for key in ("server", "project", "config")}
