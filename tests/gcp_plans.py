@@ -1,11 +1,10 @@
-"""The stacks gcp-dev and gcp-prod and what differs from them, and how tests look into their plans."""
+"""The stacks gcp-dev and gcp-prod, and those that differ from them, whose plans tests look into."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-import yaml
 
 from infra.preview import Plan, Resource
 
@@ -39,22 +38,5 @@ def every(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("name", names or VARIANTS)
 
 
-def of(plan: Plan, word: str) -> list[Resource]:
-    """The resources of a kind, such as Subnetwork; no components."""
-    return [one for one in plan.resources if one.kind == word and not one.component]
-
-
 def on_gcp(plan: Plan) -> list[Resource]:
     return [one for one in plan.resources if one.type.startswith("gcp:")]
-
-
-def rendered(plan: Plan, file: str) -> Any:
-    """The content of a YAML file of build/<stack>/."""
-    [text] = [one.inputs["text"] for one in of(plan, "File") if one.name == file]
-    return yaml.safe_load(text)
-
-
-def backend(plan: Plan) -> dict[str, Any]:
-    """dstack's GCP backend in server-config.yml."""
-    [found] = rendered(plan, "server-config.yml")["projects"][0]["backends"]
-    return found

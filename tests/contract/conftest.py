@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gcp_plans
+import plans
 import pytest
 import yaml
 from edits import put
@@ -64,30 +65,17 @@ def files(planned: Callable[[str], Plan]) -> Callable[[str], dict[str, str]]:
 
 @pytest.fixture(scope="session")
 def of() -> Callable[[Plan, str], list[Resource]]:
-    """The resources of a plan that are of one kind, such as Subnet; no components."""
-    return lambda plan, kind: [one for one in plan.resources if one.kind == kind and not one.component]
+    return plans.of
 
 
 @pytest.fixture(scope="session")
-def definition(of: Callable[[Plan, str], list[Resource]]) -> Callable[[Plan, str], dict[str, Any]]:
-    """A rendered YAML file of a plan by its name."""
-
-    def parsed(plan: Plan, file: str) -> dict[str, Any]:
-        [text] = [one.inputs["text"] for one in of(plan, "File") if one.name == file]
-        return yaml.safe_load(text)
-
-    return parsed
+def definition() -> Callable[[Plan, str], dict[str, Any]]:
+    return plans.definition
 
 
 @pytest.fixture(scope="session")
-def backend(definition: Callable[[Plan, str], dict[str, Any]]) -> Callable[[Plan], dict[str, Any]]:
-    """The one backend that a plan gives to dstack's server."""
-
-    def only(plan: Plan) -> dict[str, Any]:
-        [one] = definition(plan, "server-config.yml")["projects"][0]["backends"]
-        return one
-
-    return only
+def backend() -> Callable[[Plan], dict[str, Any]]:
+    return plans.backend
 
 
 # AWS

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from gcp_plans import STACKS, every, of, on_gcp
+from gcp_plans import STACKS, every, on_gcp
+from plans import of
 
 
 def values(value: Any) -> Iterator[Any]:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 from dstack._internal.core.backends.gcp.models import GCPBackendFileConfigWithCreds
-from gcp_plans import NODE_TAG, backend, every, of
+from gcp_plans import NODE_TAG, every
+from plans import backend, of
 
 from infra.gcp.identity import DSTACK_PERMISSIONS
 from infra.gcp.names import ssh_rule

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from gcp_plans import every, of, on_gcp
+from gcp_plans import every, on_gcp
+from plans import of
 
 
 def test_the_server_may_act_as_the_nodes_and_as_nobody_else(planned):

@@ -6,7 +6,8 @@ import subprocess
 from typing import Any
 
 import pytest
-from gcp_plans import FLEX, NODE_TAG, VARIANTS, every, of, rendered
+from gcp_plans import FLEX, NODE_TAG, VARIANTS, every
+from plans import definition, of
 
 from infra.gcp import assumed
 from infra.preview import Plan
@@ -64,7 +65,7 @@ def test_nodes_mount_the_store_where_the_task_finds_it(name, line, gcp_plan):
     plan = gcp_plan(name)
     assert line in script(plan)
     assert "/var/lib/flotilla/checkpoints" in script(plan)
-    assert rendered(plan, "ray-cluster.dstack.yml")["volumes"] == ["/var/lib/flotilla/checkpoints:/checkpoints"]
+    assert definition(plan, "ray-cluster.dstack.yml")["volumes"] == ["/var/lib/flotilla/checkpoints:/checkpoints"]
 
 
 def test_the_disk_is_attached_under_the_name_that_the_script_mounts(gcp_plan):
@@ -80,7 +81,7 @@ def test_every_node_is_in_the_fleet_by_its_own_address(planned):
     nodes = of(plan, "InstanceFromTemplate")
     assert [one.inputs["zone"] for one in nodes] == ["europe-west1-b"] * 4
     assert all(one.options["deleteBeforeReplace"] for one in nodes)  # there is no capacity for a second beside it
-    assert len(set(rendered(plan, "h200.fleet.dstack.yml")["ssh_config"]["hosts"])) == 4
+    assert len(set(definition(plan, "h200.fleet.dstack.yml")["ssh_config"]["hosts"])) == 4
 
 
 def test_a_fabric_stands_side_by_side_unless_a_reservation_says_where(gcp_plan):
@@ -118,7 +119,7 @@ def test_machines_that_were_granted_are_in_the_fleet(changed, monkeypatch):
 
     monkeypatch.setattr(assumed, "answer", answer)
     plan = changed("gcp-prod", FLEX | {"fleets.0.nodes": 2})
-    assert rendered(plan, "h200.fleet.dstack.yml")["ssh_config"]["hosts"] == ["10.64.0.97", "10.64.0.98"]
+    assert definition(plan, "h200.fleet.dstack.yml")["ssh_config"]["hosts"] == ["10.64.0.97", "10.64.0.98"]
     assert plan.outputs["next"][0].startswith("gcloud compute start-iap-tunnel h200-a 22 ")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gcp_plans import every, of, on_gcp, rendered
+from gcp_plans import every, on_gcp
+from plans import definition, of
 
 
 @every("dev", "prod")
@@ -47,7 +48,7 @@ def test_a_share_is_for_the_nodes_alone(name, tier, where, size, gcp_plan):
     ],
 )
 def test_where_dstack_launches_the_task_mounts_the_store(name, mounts, gcp_plan):
-    task = rendered(gcp_plan(name), "ray-cluster.dstack.yml")
+    task = definition(gcp_plan(name), "ray-cluster.dstack.yml")
     assert any(mounts in line for line in task["commands"])
     assert task["privileged"] is True
     assert "volumes" not in task
