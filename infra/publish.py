@@ -102,9 +102,11 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
     if any(site.awaited(fleet) for fleet in stack.fleets):
         return [_up(stack)]  # again, when the cloud has granted the machines
+    driven = stack.dstack is not None and stack.dstack.drive  # then `pulumi up` has made these, and knows the server
     definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
-    machines = [f"dstack apply -y -f {here}/{name}" for name in definitions]
+    machines = [] if driven else [f"dstack apply -y -f {here}/{name}" for name in definitions]
     project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."] if stack.dstack else []
+    project = [] if driven else project
     return [*site.before, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
 
 

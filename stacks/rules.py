@@ -34,6 +34,7 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
     """What is wrong with settings that are each in order; the first is the one to tell."""
     yield from _names(stack)
     yield from _ssh(stack)
+    yield from _driven(stack)
     if stack.cloud in CLOUDS:
         yield from _cloud(stack)
         for index, fleet in enumerate(stack.fleets):
@@ -72,6 +73,11 @@ def _ssh(stack: Stack) -> Iterator[PydanticCustomError]:
             yield problem("is missing; with flotilla:cloud ssh a fleet lists its hosts there", "fleets", index, "ssh")
         if stack.cloud != "ssh" and fleet.ssh is not None:
             yield problem(f"belongs to flotilla:cloud ssh, but that is {stack.cloud}", "fleets", index, "ssh")
+
+
+def _driven(stack: Stack) -> Iterator[PydanticCustomError]:
+    if stack.dstack and stack.dstack.drive and stack.cloud not in (*CLOUDS, "ssh"):
+        yield problem(f"no node of flotilla:cloud {stack.cloud} is dstack's; leave it out", "dstack", "drive")
 
 
 def _no_cloud(stack: Stack) -> Iterator[PydanticCustomError]:
