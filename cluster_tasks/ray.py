@@ -80,10 +80,10 @@ def _software(stack: Stack, fleet: Fleet) -> dict[str, Any]:
 
 def _commands(stack: Stack, fleet: Fleet) -> list[str]:
     install = "command -v ray >/dev/null || uv pip install --quiet --requirement requirements.txt"
-    return [*([] if stack.task.image else [install]), "exec " + shlex.join(["python3", NODE_AGENT.name, *_flags(stack, fleet)])]
+    return [*([] if stack.task.image else [install]), "exec " + shlex.join(["python3", NODE_AGENT.name, *flags(stack, fleet)])]
 
 
-def _flags(stack: Stack, fleet: Fleet) -> list[str]:
+def flags(stack: Stack, fleet: Fleet) -> list[str]:
     """Only what differs from the agent's defaults, so that the command stays readable."""
     flags: list[str] = []
     if fleet.cpus is not None:

@@ -11,7 +11,7 @@ from typing import Any
 import pulumi
 import yaml
 
-from cluster_tasks import ray
+from cluster_tasks import ray, slurm
 from fleets import fleet, server, volume
 from infra.files import File, Token
 from infra.site import Site
@@ -53,6 +53,8 @@ def leaves_machine(stack: Stack) -> bool:
 
 def file_names(stack: Stack) -> list[str]:
     """Names of the files that are rendered for a stack, in the order of their use."""
+    if stack.cloud == "slurm":
+        return [*(f"{script.name}.sbatch" for script in slurm.SCRIPTS), "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
     machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.fleets]
     disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
     beyond = ["server-config.yml", *machines, *disk] if leaves_machine(stack) else []
@@ -65,14 +67,15 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
         definitions = _definitions(stack, site)
     except ValueError as error:  # a renderer's word on settings that do not go together
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {error}") from None
-    texts = {name: _header(stack, about) + to_yaml(content) for name, (about, content) in definitions.items()}
+    texts = slurm.scripts(stack, site) if stack.cloud == "slurm" else {}
+    texts |= {name: _header(stack, about) + to_yaml(content) for name, (about, content) in definitions.items()}
     return texts | {ray.NODE_AGENT.name: ray.NODE_AGENT.read_text(), "env.sh": environment(stack, site)}
 
 
 def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
     """`{file name: (what it is for, content)}`. No machine is asked of dstack where every node is a process of this one."""
     here, files, disk = f"build/{stack.name}", {}, volume.volume(stack, site)
-    if site.leaves_machine:
+    if site.leaves_machine and stack.cloud != "slurm":
         files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", server.server_config(stack, site))
         for one in stack.fleets:
             name = f"{one.name}.fleet.dstack.yml"
@@ -84,7 +87,8 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
             name = f"{disk['name']}.volume.dstack.yml"
             files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
     start = "dstack apply -f" if site.leaves_machine else "python -m cluster_tasks.local up"
-    files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
+    if stack.cloud != "slurm":
+        files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
     files["runtime-env.yaml"] = (
         f"What jobs need: ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- ...",
         ray.runtime_env(stack, site),
@@ -98,6 +102,8 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     gpu = site.equipped(stack.fleets[0]).gpu
     job = ray.demo_job(on_gpus=bool(gpu and gpu.count))
     env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {job}"
+    if stack.cloud == "slurm":
+        return [f"sbatch {here}/ray-ppo.sbatch"]
     if not site.leaves_machine:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
     if any(site.awaited(fleet) for fleet in stack.fleets):

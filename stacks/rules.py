@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from stacks import aws, gcp
+from stacks import aws, gcp, slurm
 from stacks.forms import TAG_KEY, problem
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ REGIONS = {"aws": (r"[a-z]+(-[a-z]+)+-\d", "us-east-1"), "gcp": (r"[a-z]+-[a-z]+
 KINDS = {
     "local": ("instance", "network", "shared"),
     "ssh": ("instance", "network", "shared"),
+    "slurm": ("shared",),
     "aws": ("instance", "network", "bucket", "lustre"),
     "gcp": ("instance", "network", "bucket", "filestore", "hyperdisk-ml"),
 }
@@ -42,6 +43,17 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
         yield from {"aws": aws, "gcp": gcp}[stack.cloud].faults(stack)
     else:
         yield from _no_cloud(stack)
+    yield from _slurm(stack)
+
+
+def _slurm(stack: Stack) -> Iterator[PydanticCustomError]:
+    image = stack.task.image or ""
+    if stack.cloud == "slurm":
+        yield from slurm.faults(stack)
+    elif stack.says("slurm"):
+        yield problem(f"belongs to flotilla:cloud slurm, but that is {stack.cloud}", "slurm")
+    elif image.startswith("/"):
+        yield problem(f"{image!r} is a file; those run under flotilla:cloud slurm alone, so name an image and its tag", "task", "image")
 
 
 def warnings(stack: Stack) -> list[str]:

@@ -38,6 +38,7 @@ from stacks.forms import (
     User,
     problem,
 )
+from stacks.slurm import Slurm
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
 DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person who attaches
@@ -48,7 +49,7 @@ SIZED = {
     "hyperdisk-ml": "hyperdisk-ml is a disk of a size that you choose",
 }  # kinds of checkpoints with a size, in an error's words
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-PINNED_IMAGE = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$")
+PINNED_IMAGE = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$|^/\S+\.(sif|sqsh)$")
 
 
 class Host(Model):
@@ -260,7 +261,7 @@ class Stack(Model):
     """One environment."""
 
     name: Name
-    cloud: Literal["local", "ssh", "aws", "gcp"] = Field(description="Where the nodes come from.")
+    cloud: Literal["local", "ssh", "slurm", "aws", "gcp"] = Field(description="Where the nodes come from.")
     region: Region | None = Field(default=None, description="Region of the cloud, such as us-east-1 (AWS) or us-central1 (GCP).")
     project: ProjectId | None = Field(default=None, description="GCP project id.")
     environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
@@ -276,6 +277,7 @@ class Stack(Model):
     access: Access | None = Field(default=None, description="How nodes that Pulumi launches are reached.")
     budget: Budget | None = Field(default=None, description="What a month may cost, and who is told.")
     ci: Ci | None = Field(default=None, description="Who may deploy from continuous integration.")
+    slurm: Slurm = Field(default=Slurm(), description="The allocation on a Slurm cluster.")
     dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")
     task: Task = Task()
 

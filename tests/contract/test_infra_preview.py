@@ -51,7 +51,7 @@ def test_every_stack_is_planned_and_its_files_are_written(project, name):
     assert first == f"{name}  {done.stdout.count('── + ')} resources"
     for file in written:
         assert f"path=build/{name}/{file}" in done.stdout
-    assert "ray job submit" in done.stdout.splitlines()[-1]
+    assert ("sbatch" if name == "slurm" else "ray job submit") in done.stdout.splitlines()[-1]
 
 
 def test_the_plan_nests_files_below_their_component(project):

@@ -48,7 +48,7 @@ FLEET_KEYS = (
 )
 KEYS = (
     "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, access, budget, ci, "
-    "dstack, task"
+    "slurm, dstack, task"
 )
 MISTAKES = [
     # wrong type, out of range
@@ -69,12 +69,12 @@ MISTAKES = [
     (LOCAL, "fleets.0.resources", {"v100": -1}, "fleets[0].resources.v100: -1 is not a number > 0"),
     (LOCAL, "fleets.0.resources", {"v100": "many"}, "fleets[0].resources.v100: 'many' is not a number > 0"),
     # one of a few
-    (LOCAL, "cloud", "azure", "cloud: 'azure' is not one of local, ssh, aws, gcp"),
+    (LOCAL, "cloud", "azure", "cloud: 'azure' is not one of local, ssh, slurm, aws, gcp"),
     (LOCAL, "fleets.0.arch", "amd64", "fleets[0].arch: 'amd64' is not one of x86, arm"),
     (LOCAL, "task.on_node_loss", "ignore", "task.on_node_loss: 'ignore' is not one of fail, wait"),
     (LOCAL, "checkpoints.kind", "nfs", "checkpoints.kind: 'nfs' is not one of instance, network, shared, bucket, lustre"),
     # missing
-    (LOCAL, "cloud", ..., "cloud: is missing; it is one of local, ssh, aws, gcp"),
+    (LOCAL, "cloud", ..., "cloud: is missing; it is one of local, ssh, slurm, aws, gcp"),
     (LOCAL, "fleets", ..., "fleets: is missing; it is a list of at least 1"),
     (LOCAL, "fleets.0.nodes", ..., "fleets[0].nodes: is missing; it is an integer >= 1"),
     (SSH, "fleets.0.ssh.user", ..., "fleets[0].ssh.user: is missing; it is the name of a Unix user"),

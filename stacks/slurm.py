@@ -1,0 +1,155 @@
+"""What a stack says of a Slurm cluster, and what Slurm asks of the other settings; told before anything is submitted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from stacks.forms import Count, Email, Model, form, gigabytes, problem
+
+if TYPE_CHECKING:
+    from stacks.schema import Stack
+
+NOTICE = 300  # seconds before the time limit at which jobs are asked to save and go on later
+CONTAINERS = ("none", "pyxis", "apptainer", "docker", "podman")
+# Options of sbatch that the stack's own settings make, and those that would break the scripts, by what to say instead.
+OWN = {
+    "account": "slurm.account",
+    "chdir": "submit in the project's folder",
+    "cpus-per-task": "fleets[0].cpus",
+    "exclusive": "slurm.exclusive",
+    "gpus-per-node": "fleets[0].gpu.count",
+    "gres": "fleets[0].gpu.count",
+    "job-name": "sbatch --job-name=... on the command line",
+    "mail-type": "slurm.mail",
+    "mail-user": "slurm.mail",
+    "mem": "fleets[0].memory",
+    "nodes": "fleets[0].nodes",
+    "ntasks": "one task per node, which is the node agent",
+    "ntasks-per-node": "one task per node, which is the node agent",
+    "partition": "slurm.partition",
+    "qos": "slurm.qos",
+    "requeue": "slurm.requeue",
+    "no-requeue": "slurm.requeue",
+    "signal": f"jobs are told {NOTICE} s before the time limit",
+    "time": "slurm.time",
+}
+# Settings that only dstack reads, with what to say in their place.
+TASK_OF_DSTACK = {
+    "user": "jobs run as whoever submits them",
+    "retry": "slurm.requeue says how often a job goes on",
+    "max_duration": "slurm.time is the limit",
+}
+TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
+SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so say how much of one you want"
+
+
+def _no_number(value: Any) -> Any:
+    if isinstance(value, int):
+        raise problem(f"{value} is a number: YAML reads 24:00:00 as seconds; put the limit in quotes, such as '24:00:00' or '2-00:00:00'")
+    return value
+
+
+Word = Annotated[str, form(r"^[A-Za-z0-9][\w.:@+-]*$", "a name as Slurm knows it, without blanks")]
+Words = Annotated[str, form(r"^[A-Za-z0-9][\w.@+-]*(,[A-Za-z0-9][\w.@+-]*)*$", "a partition, or several with commas")]
+Time = Annotated[
+    str,
+    form(
+        r"^(\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){2}|\d+:\d{2}|\d+)$",
+        "a time limit as Slurm writes it: minutes, hours:minutes:seconds or days-hours:minutes:seconds, in quotes",
+    ),
+    BeforeValidator(_no_number),
+]
+Login = Annotated[
+    str, form(r"^([a-z_][a-z0-9_.-]*@)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?$", "a login node: [user@]host[:port]")
+]
+Module = Annotated[str, form(r"^[A-Za-z0-9][\w./+-]*$", "a module such as cuda/12.8")]
+Line = Annotated[str, form(r"^[^\s#][^\n]*$", "one line of shell")]
+Option = Annotated[str, form(r"^--[a-z][a-z-]*(=[^\s]+)?$", "an option of sbatch such as --constraint=ib, without blanks")]
+
+
+class Slurm(Model):
+    """The allocation on a Slurm cluster, and how Ray runs in it; only with `flotilla:cloud: slurm`."""
+
+    partition: Words | None = Field(default=None, description="As `sinfo` shows it; the cluster's default when left out.")
+    account: Word | None = Field(default=None, description="Who pays.")
+    qos: Word | None = Field(default=None, description="Quality of service.")
+    time: Time | None = Field(default=None, description="Time limit, in quotes, such as '24:00:00'; the partition's when left out.")
+    login: Login | None = Field(default=None, description="[user@]host[:port] from which compute nodes are reached by SSH.")
+    container: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
+        default="none", description="What runs task.image on the nodes; none takes the software of the project's .venv."
+    )
+    gpu_type: Word | None = Field(default=None, description="Type of the GPUs where the cluster has several, as `sinfo -o %G` shows it.")
+    exclusive: bool = Field(default=True, description="Whole nodes. On shared ones ports are chosen that are free.")
+    requeue: Count = Field(default=10, ge=0, description="How often a job goes on after time limit, preemption or a lost node.")
+    mail: Email | None = Field(default=None, description="Who hears of a job that failed.")
+    modules: tuple[Module, ...] = Field(default=(), description="Modules to load, such as cuda/12.8.")
+    setup: tuple[Line, ...] = Field(default=(), description="Shell lines to run first, such as: . ~/venv/bin/activate")
+    sbatch: tuple[Option, ...] = Field(default=(), description="Further options of sbatch, such as --constraint=ib.")
+
+
+def faults(stack: Stack) -> Iterator[PydanticCustomError]:
+    """What is wrong, the most basic first."""
+    if len(stack.fleets) > 1:
+        yield problem(f"{len(stack.fleets)} fleets, but a Slurm allocation is of like nodes; leave one", "fleets")
+    if not stack.checkpoints.says("path"):
+        yield problem("is missing; it is a folder on the file system that all nodes share, such as /shared/me", "checkpoints", "path")
+    yield from _container(stack)
+    yield from _allocation(stack)
+    for key, instead in TASK_OF_DSTACK.items():
+        if stack.task.says(key):
+            yield problem(f"belongs to dstack; with flotilla:cloud slurm {instead}", "task", key)
+
+
+def _container(stack: Stack) -> Iterator[PydanticCustomError]:
+    container, image = stack.slurm.container, stack.task.image
+    gpu = stack.fleets[0].gpu
+    if container != "none" and image is None:
+        yield problem(f"is missing; slurm.container {container} runs an image", "task", "image")
+    if container == "none" and image is not None:
+        yield problem(f"none, but task.image names {image!r}; take one of {', '.join(CONTAINERS[1:])}", "slurm", "container")
+    if image is not None and image.startswith("/") and (ending := {"pyxis": ".sqsh", "apptainer": ".sif"}.get(container)) is None:
+        yield problem(f"{image!r} is a file, but {container} takes an image by its name and tag", "task", "image")
+    elif image is not None and image.startswith("/") and not image.endswith(ending or ""):
+        yield problem(f"{image!r} is no file that {container} runs; those end in {ending}", "task", "image")
+    for index, mount in enumerate(stack.task.volumes):
+        if not mount.startswith("/"):
+            yield problem(f"{mount!r} is a volume of dstack; on Slurm mount a folder, such as /data:/data", "task", "volumes", index)
+        elif container == "none":
+            yield problem(f"{mount!r}, but without a container nodes see folders as they are; leave it out", "task", "volumes", index)
+    if stack.task.shm_size and container not in ("docker", "podman"):
+        yield problem(f"belongs to slurm.container docker or podman, but that is {container}", "task", "shm_size")
+    if stack.slurm.gpu_type and not (gpu and gpu.count):
+        yield problem(f"{stack.slurm.gpu_type!r}, but fleets[0].gpu.count asks for no GPU", "slurm", "gpu_type")
+
+
+def _allocation(stack: Stack) -> Iterator[PydanticCustomError]:
+    slurm, fleet = stack.slurm, stack.fleets[0]
+    if slurm.time and seconds(slurm.time) < 2 * NOTICE:
+        yield problem(
+            f"{slurm.time!r} is short: jobs are asked to save {NOTICE} s before its end; take 10:00 or more", "slurm", "time"
+        )
+    if not slurm.exclusive:
+        for key in ("cpus", "memory"):
+            if getattr(fleet, key) is None:
+                yield problem(f"is missing; {SHARED_NODES}", "fleets", 0, key)
+    for index, option in enumerate(slurm.sbatch):
+        if instead := OWN.get(option.removeprefix("--").partition("=")[0]):
+            yield problem(f"{option} is set for you: {instead}", "slurm", "sbatch", index)
+
+
+def seconds(time: str) -> int:
+    """Of a time limit in one of Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+    days, _, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    weights = (60, 1) if len(parts) < 3 and not days else (3600, 60, 1)
+    return int(days or 0) * 86400 + sum(part * weight for part, weight in zip(parts, weights, strict=False))
+
+
+def megabytes(memory: str) -> int:
+    """The lower bound of a node's memory, as `--mem` takes it."""
+    return int(gigabytes(memory.partition("..")[0]) * 1024)

@@ -1,0 +1,115 @@
+"""A real Slurm cluster in namespaces of this machine: a login node that is also the controller, and compute nodes.
+
+Each node has its own network, host name, processes, /tmp and /dev/shm; one folder is shared. The cluster ends with the process that
+started it, whatever ends that, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "PREEMPTED")
+PROGRAMS = ("slurmctld", "slurmd", "munged", "ip", "nsenter", "unshare", "setpriv")
+SYSTEM_PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
+GPUS = 8  # of each node; device files that lead to /dev/null
+
+
+def lacking() -> str | None:
+    """Why no cluster can be had here."""
+    if os.geteuid():
+        return "namespaces need root"
+    absent = [name for name in PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
+    return f"{', '.join(absent)} not installed; .ci/setup dev installs Slurm as root" if absent else None
+
+
+class Cluster:
+    def __init__(self, folder: Path, nodes: int = 3):
+        self.folder, self.nodes = folder, nodes
+        for name in ("etc", "log", "spool", "state", "munge", "dev"):
+            (folder / name).mkdir(parents=True)
+        folder.chmod(0o755)
+        key = folder / "munge/key"
+        key.write_bytes(os.urandom(1024))
+        key.chmod(0o400)
+        for index in range(GPUS):
+            (folder / f"dev/nvidia{index}").symlink_to("/dev/null")
+        names = "".join(f"10.77.0.{i} n{i}\n" for i in range(1, nodes + 1))
+        self._write("etc/hosts", f"127.0.0.1 localhost\n10.77.0.254 ctl\n{names}")
+        conf = (HERE / "slurm.conf").read_text().replace("@FOLDER@", str(folder)).replace("@NODES@", str(nodes))
+        self._write("etc/slurm.conf", conf)
+        self._write("etc/gres.conf", f"NodeName=n[1-{nodes}] Name=gpu Type=h100 File={folder}/dev/nvidia[0-{GPUS - 1}]\n")
+        self._write("etc/cgroup.conf", "CgroupAutomount=no\n")
+        self._write("mail", f'#!/bin/sh\necho "$@" >>{folder}/log/mail\n')
+        (folder / "mail").chmod(0o755)
+
+    def _write(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(text)
+
+    def start(self, seconds: float = 60) -> Cluster:
+        """Raises RuntimeError with the daemons' last words where the nodes are not idle in time."""
+        own = ["unshare", "--mount", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        hub = ["bash", str(HERE / "hub.sh"), str(self.folder), str(self.nodes), str(HERE)]
+        with (self.folder / "log/hub.out").open("w") as log:
+            self.process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", *own, *hub], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        try:
+            until(lambda: (self.folder / "up").exists() and self.idle() == self.nodes, seconds, "idle nodes")
+        except TimeoutError:
+            self.stop()
+            words = [f"{log.name}: {log.read_text()[-1500:]}" for log in sorted((self.folder / "log").iterdir())]
+            raise RuntimeError("Slurm did not start:\n" + "\n".join(words)) from None
+        return self
+
+    def stop(self) -> None:
+        self.process.kill()  # unshare takes its namespace, and so everything in it, along
+        self.process.wait(30)
+
+    def idle(self) -> int:
+        return int(self.run("sinfo -h -t idle -p gpu -o %D", check=False).stdout.strip() or 0)
+
+    def run(self, command: str, *, check: bool = True, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+        """A shell command on the login node."""
+        inside = ["nsenter", "-t", self._init(), "-m", "-n", "-u", "-p", f"--wd={folder or self.folder}", "bash", "-c", command]
+        whole = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "FLOTILLA_"))}
+        whole |= {"SLURM_CONF": f"{self.folder}/etc/slurm.conf", "FOLDER": str(self.folder), "HERE": str(HERE), "PATH": SYSTEM_PATH} | env
+        done = subprocess.run(inside, env=whole, text=True, capture_output=True, timeout=120, check=False)
+        assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def _init(self) -> str:
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return children[0]
+
+    # Nodes
+
+    def power_off(self, node: str) -> None:
+        self.run(f"kill -9 $(cat /run/{node}.pid)")
+
+    def power_on(self, node: str) -> None:
+        self.run(f"bash {HERE}/power_on.sh {node}")
+
+    # Jobs
+
+    def state(self, job: str) -> dict[str, str]:
+        """What `scontrol show job` says, such as {"JobState": "RUNNING", "ExitCode": "0:0"}."""
+        words = self.run(f"scontrol show job {job} -o").stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def ended(self, job: str, seconds: float = 180) -> dict[str, str]:
+        until(lambda: self.state(job)["JobState"] in ENDED, seconds, f"the end of job {job}")
+        return self.state(job)
+
+
+def until(condition: Callable[[], object], seconds: float, what: str) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {seconds} s")
+        time.sleep(0.2)
