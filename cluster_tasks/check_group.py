@@ -54,7 +54,7 @@ class StoreNodes:
 
     def __init__(self, rank: int, addresses: list[str], port: int):
         """Raises GroupError where rank 0 is not to be reached or not all nodes come in time."""
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
         self.rank, self.addresses, self.step = rank, addresses, 0
         self.probe = Probe(rank, addresses[rank])

@@ -148,6 +148,9 @@ def environment(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
         settings |= _devices(fleet)
     if fleet.gpu is not None and fleet.gpu.count and fleet.gpu.vendor == "amd":
         settings |= {name: Setting(*known, f"fleet {fleet.name}, gpu.vendor amd") for name, known in AMD.items()}
+    if (least := floor(stack, fleet)) is not None:
+        reason = "GB/s; the checks want it of an all-reduce, as less means that NCCL has not found the fabric"
+        settings["FLOTILLA_BANDWIDTH_FLOOR"] = Setting(str(least), reason, origin)
     for name, value in stack.task.env.items():
         instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
         settings[name] = Setting(value, instead, "flotilla:task.env")

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from stacks.forms import Count, Model, Positive, form, problem
 
 Hca = Annotated[str, form(r"^[A-Za-z][\w.-]*(:\d+)?$", "the name of an RDMA device as `ibstat -l` prints it, such as mlx5_0")]
+Byte = Annotated[Count, Field(ge=0, le=255, json_schema_extra={"allowed": "an integer between 0 and 255"})]
 
 
 class Fabric(Model):
@@ -16,8 +17,8 @@ class Fabric(Model):
 
     kind: Literal["infiniband", "roce", "ethernet", "efa"]
     hcas: tuple[Hca, ...] = Field(default=(), description="RDMA devices that the GPUs use; all active ones when left out.")
-    gid_index: Count | None = Field(default=None, ge=0, le=255, description="roce: row of the GID table; NCCL finds it when left out.")
-    traffic_class: Count | None = Field(default=None, ge=0, le=255, description="roce: the class that the switches keep lossless.")
+    gid_index: Byte | None = Field(default=None, description="roce: row of the GID table; NCCL finds it when left out.")
+    traffic_class: Byte | None = Field(default=None, description="roce: the class that the switches keep lossless.")
     bandwidth: Positive | None = Field(
         default=None, description="Gbit/s of all devices of one node together; the checks want a good part of it."
     )

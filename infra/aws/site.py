@@ -10,13 +10,6 @@ from infra.machines import Machine
 from infra.site import Site
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 
-# For libfabric and NCCL: https://github.com/aws/aws-ofi-nccl and https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html
-EFA = {
-    "FI_PROVIDER": "efa",
-    "FI_EFA_USE_HUGE_PAGE": "0",  # data loaders fork, and huge pages do not survive that
-    "NCCL_SOCKET_IFNAME": "^lo,docker",
-}
-
 
 @dataclass(frozen=True)
 class Known:
@@ -48,7 +41,6 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known)
     return Site(
         backend=backend(stack, known) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, network, known) for fleet in stack.fleets if fleet.provision == "pulumi"},
-        env=EFA if machines[stack.fleets[0].name].fabric == "efa" else {},
         gpus=equipment.gpus(machines),
         mount=tuple(known.mount),
         outputs={name: value for name, value in named.items() if value},

@@ -42,7 +42,6 @@ def site(stack: Stack, machines: dict[str, Machine], known: Known) -> Site:
     return Site(
         backend=backend(stack, known) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, known) for fleet in launched},
-        env=nccl.ENVIRONMENT.get(fabric, {}),
         gpus=equipment.gpus(machines),
         mount=tuple(known.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
         setup=nccl.SETUP.get(fabric, ()),

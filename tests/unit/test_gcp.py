@@ -243,26 +243,10 @@ def test_where_dstack_launches_the_container_mounts_the_checkpoints():
 @pytest.mark.parametrize(
     ("machine_type", "nodes_", "wanted"), [("a3-megagpu-8g", 2, True), ("a3-megagpu-8g", 1, False), ("g2-standard-8", 2, False)]
 )
-def test_a_fabrics_environment_reaches_fleets_of_several_nodes(machine_type, nodes_, wanted):
+def test_a_fabrics_plugin_reaches_fleets_of_several_nodes(machine_type, nodes_, wanted):
     one = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
     found = site(one, checks.machines(one), KNOWN)
-    assert bool(found.env) == bool(found.setup) == bool(found.volumes) == wanted
-
-
-@pytest.mark.parametrize(
-    ("name", "cards", "control"),
-    [
-        ("a3-megagpu-8g", "NCCL_FASTRAK_IFNAME", ("NCCL_FASTRAK_CTRL_DEV", "NCCL_SOCKET_IFNAME")),
-        ("a3-highgpu-8g", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME", ("NCCL_GPUDIRECTTCPX_CTRL_DEV", "NCCL_SOCKET_IFNAME")),
-    ],
-)
-def test_nccl_gets_a_card_for_each_network_of_the_fabric_and_another_to_meet_on(name, cards, control):
-    one = machine("gcp", name)
-    env = nccl.ENVIRONMENT[one.fabric]
-    used = env[cards].split(",")
-    assert len(set(used)) == len(used) == one.networks.vpcs
-    [meeting] = {env[key] for key in control}
-    assert meeting not in used
+    assert bool(found.setup) == bool(found.volumes) == wanted
 
 
 def test_nodes_of_pulumi_mount_what_dstack_mounts_on_its_own():
