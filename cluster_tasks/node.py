@@ -12,7 +12,7 @@ FLOTILLA_NODE_ARGS.
 Exit codes, of which 75 to 77 are worth another try:
     0    a signal ended a held cluster; or the job succeeded
     2    a setting is wrong
-    75   a node was lost and did not return; on a worker: the head is gone
+    75   a node was lost and did not return; on a worker: the head is gone, or this node is cut off from it
     76   the nodes did not come together in time
     77   Ray could not be started here, or ended on the head
     else the job's own code; 128 + N where signal N ended the job or this agent while its job ran
@@ -23,12 +23,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
 import http.client
 import ipaddress
 import json
 import logging
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -40,13 +42,16 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
 NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
+PROBE_SECONDS = 3  # within which a host answers that is there
+LOST_SAVE_SECONDS = 5  # for jobs after a node was lost: those that need it cannot save, and the next attempt waits
+FULL = 0.01  # of a disk is left
 RAY_STOP_SECONDS = 8
 SUBMIT_SECONDS = 300  # to upload the working directory and be accepted
 SCONTROL_SECONDS = 30  # slurmctld may be busy
@@ -90,6 +95,7 @@ class Settings(argparse.Namespace):
     rank: int
     addresses: list[str]  # of all nodes, in order of rank
     gpus: int | None  # expected on each node; None: as many as there are
+    patience: int  # seconds that a lost node has to return
     dashboard: Dashboard  # the head's, as the head itself reaches it
 
 
@@ -108,9 +114,10 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--dashboard-port", type=int, default=8265)
     add("--temp-dir", help="Ray's folder for sockets and logs; keep it short")
     add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
-    add("--rejoin-timeout", type=int, default=30, help="seconds within which a lost node must be back, with --on-node-loss fail")
+    add("--rejoin-timeout", type=int, default=20, help="seconds within which a lost node must be back, with --on-node-loss fail")
     add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")
     add("--stop-timeout", type=int, default=120, help="seconds that a stopped job has to save a checkpoint")
+    add("--per-host", action="store_true", help="checkpoints are in a folder of each host: say where those of the run before are")
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
@@ -129,6 +136,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
         raise ValueError(f"address {addresses[rank]} of rank {rank} is not in --network {settings.network}")
     settings.rank, settings.addresses = rank, addresses
     settings.gpus = gpus if settings.num_gpus is None else settings.num_gpus
+    settings.patience = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
     return settings
 
 
@@ -234,6 +242,37 @@ def device_fault(devices: str) -> str | None:
     if hole is not None:
         return "has a hole, after which no GPU is seen"
     return f"names {twice} twice" if twice else None
+
+
+def claim_checkpoints(settings: Settings, env: Mapping[str, str]) -> list[str]:
+    """Notes in FLOTILLA_RUNS which head it serves; says what the note of the run before means. Raises ValueError where it may not write."""
+    if not (place := env.get("FLOTILLA_RUNS")):
+        return []
+    note = Path(place) / f".node-{env.get('DSTACK_RUN_NAME', 'ray')}.json"
+    own, head = settings.addresses[settings.rank], settings.addresses[0]
+    try:
+        note.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=note.parent):
+            pass
+        if not settings.per_host:
+            return []
+        before = json.loads(note.read_text())["head"] if note.exists() else None
+        note.write_text(json.dumps({"head": head}))
+    except OSError as error:
+        who = f"{os.getuid()}:{os.getgid()}"
+        mend = f"on the host `chown {who}` the folder that is mounted there, or leave flotilla:task.user out"
+        raise ValueError(f"user {who} cannot write checkpoints to {place}: {error.strerror}; {mend}") from None
+    return where_checkpoints_are(own, head, before)
+
+
+def where_checkpoints_are(own: str, head: str, before: str | None) -> list[str]:
+    """For folders of each host, where jobs write on the head: whether a new run finds what the run before left with its head."""
+    shared = "with flotilla:checkpoints.kind shared, network or bucket any host finds them"
+    if before is None and own == head:
+        return [f"checkpoints stay on this host, {own}; a run whose head is another host does not find them; {shared}"]
+    if before in (None, head) or own not in (before, head):
+        return []
+    return [f"the checkpoints of the run before are on {before}, but now the head is {head}, which does not find them; {shared}"]
 
 
 # Ray on this node
@@ -383,11 +422,15 @@ def run_head(settings: Settings) -> int:
         wait_until_whole(settings, ray)
         if settings.when_ready:
             print(settings.when_ready, flush=True)
+        seconds = settings.stop_timeout
         try:
             job = Job.submit(settings) if settings.job else None
             return watch_cluster(settings, ray, job)
+        except Failure:
+            seconds = LOST_SAVE_SECONDS
+            raise
         finally:
-            stop_jobs(settings)
+            stop_jobs(settings, seconds)
 
 
 def free_port() -> int:
@@ -439,12 +482,15 @@ def clock_faults(seen: Mapping[str, float], started: Mapping[str, float]) -> lis
 
 def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
     """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
-    policy = f"--on-node-loss {settings.on_node_loss}"
-    limit = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
+    policy, limit = f"--on-node-loss {settings.on_node_loss}", settings.patience
     lost: dict[str, float] = {}  # address: since when
+    others, vitals = settings.addresses[1:], Vitals.of(settings)
+    # A host that is cut off is DEAD to Ray after 50 s only. What drops packets to this port from the start is left to Ray.
+    probed = set(others) - silent(others, settings.port)
     answered = time.monotonic()
     while True:
         pause(1)
+        vitals.tell()
         now = time.monotonic()
         if end := ray.ended():
             raise Failure(RAY_FAILED, end)
@@ -456,12 +502,14 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
                 raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
             continue
         answered = now
+        here = alive.keys() - silent(probed, settings.port)
         for rank, address in enumerate(settings.addresses):
             node = f"node {rank} ({address})"
-            if address not in alive and address not in lost:
+            if address not in here and address not in lost:
                 lost[address] = now
-                log.error("lost %s; it has %d s to return (%s)", node, limit, policy)
-            elif address in alive and address in lost:
+                how = "its host does not answer" if address in alive else "Ray has ended there"
+                log.error("lost %s, %s; it has %d s to return (%s)", node, how, limit, policy)
+            elif address in here and address in lost:
                 log.info("%s is back after %.0f s", node, now - lost.pop(address))
             elif address in lost and now - lost[address] > limit:
                 raise Failure(NODE_LOST, f"{node} is lost: not back within {limit} s ({policy})")
@@ -510,16 +558,70 @@ class Job:
         return code
 
 
-def stop_jobs(settings: Settings) -> None:
+def silent(addresses: Iterable[str], port: int) -> set[str]:
+    """Hosts that do not answer; all are asked at once. A port that refuses is an answer: the host is there."""
+    with contextlib.ExitStack() as stack:
+        waiting: dict[socket.socket, str] = {}
+        for address in addresses:
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+            probe.setblocking(False)
+            probe.connect_ex((address, port))
+            waiting[probe] = address
+        found, deadline = set(), time.monotonic() + PROBE_SECONDS
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for probe in select.select([], list(waiting), [], left)[1]:
+                address = waiting.pop(probe)
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in (0, errno.ECONNREFUSED):
+                    found.add(address)
+        return found | set(waiting.values())
+
+
+@dataclass
+class Vitals:
+    """What ends training without a word of its own: full disks, and the kernel's killing where memory is short."""
+
+    folders: list[str]
+    killed: int  # processes, so far
+    full: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Vitals:
+        folders = (settings.temp_dir or tempfile.gettempdir(), os.environ.get("FLOTILLA_RUNS"))
+        return cls([folder for folder in folders if folder and Path(folder).is_dir()], oom_kills())
+
+    def tell(self) -> None:
+        """Logs what is new."""
+        for folder in self.folders:
+            disk = shutil.disk_usage(folder)
+            if disk.free >= disk.total * FULL:
+                self.full.discard(folder)
+            elif folder not in self.full:
+                self.full.add(folder)
+                log.error("disk full: %s has %d of %d MB left", folder, disk.free >> 20, disk.total >> 20)
+        if (killed := oom_kills()) > self.killed:
+            log.error("out of memory: the kernel killed %d processes on this node; see flotilla:fleets[].memory", killed - self.killed)
+            self.killed = killed
+
+
+def oom_kills() -> int:
+    """Processes of this container that the kernel has killed for want of memory, by cgroup v2 or v1; 0 where neither tells."""
+    for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        with contextlib.suppress(OSError):
+            counts = dict(line.split() for line in Path(file).read_text().splitlines())
+            return int(counts.get("oom_kill", 0))
+    return 0
+
+
+def stop_jobs(settings: Settings, seconds: int) -> None:
     """Sends SIGTERM to all jobs that run and waits until they have saved their checkpoints and ended."""
-    deadline = time.monotonic() + settings.stop_timeout + 10
+    deadline = time.monotonic() + seconds + min(seconds, 10)
     asked: set[str] = set()
     while time.monotonic() < deadline:
         try:
             listed = settings.dashboard.ask("/api/jobs/")
             jobs = [j["submission_id"] for j in listed if j["status"] in ("PENDING", "RUNNING") and j["submission_id"]]
             for job in set(jobs) - asked:
-                log.info("asking %s to save and stop, at most %d s", job, settings.stop_timeout)
+                log.info("asking %s to save and stop, at most %d s", job, seconds)
                 settings.dashboard.stop(job)
                 asked.add(job)
         except OSError as error:
@@ -527,7 +629,7 @@ def stop_jobs(settings: Settings) -> None:
         if not jobs:
             return None
         time.sleep(0.5)
-    return log.error("jobs did not stop within %d s: %s", settings.stop_timeout, ", ".join(sorted(asked)))
+    return log.error("jobs did not stop within %d s: %s", seconds, ", ".join(sorted(asked)))
 
 
 # Workers
@@ -540,13 +642,18 @@ def run_worker(settings: Settings) -> int:
         wait_for_head(settings, deadline, joined)
         log.info("joining the cluster of %s", settings.addresses[0])
         start = heard = time.monotonic()
+        vitals = Vitals.of(settings)
         with ray_node(settings) as ray, outlasting_jobs(settings):
             while not (end := ray.ended()):
                 pause(1)
-                if head_answers(settings) is not False:
+                vitals.tell()
+                answers, silence = head_answers(settings), time.monotonic() - heard
+                if answers:
                     heard = time.monotonic()
-                elif time.monotonic() - heard > HEAD_GONE_SECONDS:
+                elif answers is False and silence > HEAD_GONE_SECONDS:
                     raise head_is_gone(settings)
+                elif silence > settings.patience:
+                    raise Failure(NODE_LOST, f"nothing was heard from the head for {silence:.0f} s: this node is cut off")
         say(end)
         now = time.monotonic()
         if now > deadline:
@@ -575,18 +682,22 @@ def head_is_gone(settings: Settings) -> Failure:
 
 @contextlib.contextmanager
 def outlasting_jobs(settings: Settings) -> Iterator[None]:
-    """Slurm asks all nodes to stop at once; this one stays while jobs save, which is until the head is gone."""
+    """Schedulers ask all nodes to stop at once; this one stays while jobs save, which is until the head is gone."""
     try:
         yield
     except Stopped:
         deadline = time.monotonic() + settings.stop_timeout + RAY_STOP_SECONDS
-        while under_slurm() and head_answers(settings) and time.monotonic() < deadline:
+        while (under_slurm() or under_dstack()) and head_answers(settings) and time.monotonic() < deadline:
             time.sleep(0.5)
         raise
 
 
 def under_slurm() -> bool:
     return "SLURM_JOB_ID" in os.environ
+
+
+def under_dstack() -> bool:
+    return "DSTACK_NODE_RANK" in os.environ
 
 
 def head_answers(settings: Settings) -> bool | None:
@@ -646,15 +757,17 @@ def say(text: str) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, _: signals.append(number))
+    if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know
+        os.environ["HOME"] = tempfile.gettempdir()
     try:
         settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
         if settings.torchrun and shutil.which("torchrun") is None:
             raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
         if not settings.torchrun and shutil.which("ray") is None:
             raise ValueError("`ray` is not on PATH; the image must contain Ray")
-        warnings = quick_checks(settings, os.environ)
+        warnings = quick_checks(settings, os.environ) + claim_checkpoints(settings, os.environ)
     except (ValueError, OSError, subprocess.SubprocessError) as error:
         print(f"node.py: {error}", file=sys.stderr, flush=True)
         return 2
