@@ -42,7 +42,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -56,6 +56,9 @@ RAY_STOP_SECONDS = 8
 SUBMIT_SECONDS = 300  # to upload the working directory and be accepted
 SCONTROL_SECONDS = 30  # slurmctld may be busy
 CLOCK_SECONDS = 30  # by which clocks may differ; a node is seen some seconds after it started
+# Beside those of the head, and 10002 to 19999, which Ray gives to workers.
+PINNED_PORTS = {"--node-manager-port": 6380, "--object-manager-port": 6381, "--runtime-env-agent-port": 6382}
+PINNED_PORTS |= {"--dashboard-agent-grpc-port": 6383, "--metrics-export-port": 6384}
 STEADY_SECONDS = 40  # Ray gives up joining earlier than that, so what has run for longer had joined
 
 RAY_DEFAULTS = {  # where the environment does not say otherwise
@@ -112,6 +115,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--object-store-mb", type=int, help="size of the object store; default: 30 %% of memory")
     add("--port", type=int, default=6379, help="of the head, for the other nodes")
     add("--dashboard-port", type=int, default=8265)
+    add("--pin-ports", action="store_true", help="give Ray's other ports fixed numbers too, for firewalls; needs a node of its own")
     add("--temp-dir", help="Ray's folder for sockets and logs; keep it short")
     add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
     add("--rejoin-timeout", type=int, default=20, help="seconds within which a lost node must be back, with --on-node-loss fail")
@@ -232,6 +236,18 @@ def quick_checks(settings: Settings, env: Mapping[str, str]) -> list[str]:
     return [] if shared >= 1 else [f"/dev/shm has {shared:.2g} GB, where Ray and NCCL need gigabytes: flotilla:task.shm_size"]
 
 
+def one_list_of_gpus(env: MutableMapping[str, str], kfd: Path = Path("/dev/kfd")) -> None:
+    """Names the node's AMD GPUs in HIP_VISIBLE_DEVICES alone, which Ray and vLLM read; ROCm's driver is recognized by `kfd`.
+
+    Slurm names them in ROCR_, CUDA_ and GPU_DEVICE_ORDINAL as well. The others count within what ROCR_VISIBLE_DEVICES leaves, so that
+    the same numbers in both show none, or others, and Ray refuses ROCR_VISIBLE_DEVICES without HIP_VISIBLE_DEVICES.
+    """
+    if kfd.exists() and (devices := env.pop("ROCR_VISIBLE_DEVICES", None)) is not None:
+        env["HIP_VISIBLE_DEVICES"] = devices
+        for name in ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"):
+            env.pop(name, None)
+
+
 def device_fault(devices: str) -> str | None:
     """What is wrong with a list of visible devices. CUDA sees those before the first that it does not know, and says nothing."""
     names = [name.strip() for name in devices.split(",")]
@@ -288,6 +304,7 @@ def ray_command(settings: Settings) -> list[str]:
         flags |= {"--include-dashboard": "true", "--ray-client-server-port": free_port()}
     else:
         flags |= {"--address": f"{head}:{settings.port}"}
+    flags |= PINNED_PORTS if settings.pin_ports else {}
     flags |= {"--num-gpus": 0 if settings.gpus == 0 else settings.num_gpus, "--resources": settings.resources or None}
     flags |= {"--object-store-memory": settings.object_store_mb and settings.object_store_mb * 2**20, "--temp-dir": settings.temp_dir}
     given = [f"{name}={value}" for name, value in flags.items() if value is not None]
@@ -762,6 +779,7 @@ def main(argv: list[str] | None = None) -> int:
     if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know
         os.environ["HOME"] = tempfile.gettempdir()
     try:
+        one_list_of_gpus(os.environ)
         settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
         if settings.torchrun and shutil.which("torchrun") is None:
             raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
