@@ -15,7 +15,6 @@ from cluster_tasks.check_links import Probe
 from cluster_tasks.node import ALONE
 
 CALL_SECONDS = 180  # for one step on all nodes; the bandwidth test has the shortest limit of its own
-START_SECONDS = 120  # for the nodes to come together
 
 
 class GroupError(Exception):
@@ -52,19 +51,17 @@ class OneNode:
 class StoreNodes:
     """Every node runs this program; what each finds goes to all others through torch's store, which rank 0 keeps, as JSON."""
 
-    def __init__(self, rank: int, addresses: list[str], port: int):
-        """Raises GroupError where rank 0 is not to be reached or not all nodes come in time."""
+    def __init__(self, rank: int, addresses: list[str], port: int, wait: float):
+        """Waits so many seconds for rank 0, and so many for any other node. Raises GroupError where it does not come."""
         from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-        self.rank, self.addresses, self.step = rank, addresses, 0
+        self.rank, self.addresses, self.step, self.wait = rank, addresses, 0, wait
         self.probe = Probe(rank, addresses[rank])
-        deadline = timedelta(seconds=START_SECONDS)
         try:
-            self.store = TCPStore(addresses[0], port, len(addresses), rank == 0, deadline)
+            self.store = TCPStore(addresses[0], port, len(addresses), rank == 0, timedelta(seconds=wait), wait_for_workers=False)
         except RuntimeError as error:  # of which torch's DistError is one
-            raise GroupError(
-                f"node {rank} did not meet the others at {addresses[0]}:{port} within {START_SECONDS} s: {_first(error)}"
-            ) from None
+            meeting = f"{addresses[0]}:{port} within {wait:g} s"
+            raise GroupError(f"node {rank} did not meet the others at {meeting}: {_first(error)}") from None
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         adapter = TypeAdapter(get_type_hints(getattr(Probe, method))["return"])
@@ -73,11 +70,11 @@ class StoreNodes:
         return [adapter.validate_json(self._of(rank, method)) for rank in range(len(self.addresses))]
 
     def _of(self, rank: int, method: str) -> bytes:
-        key = f"{self.step}/{rank}"
+        key, seconds = f"{self.step}/{rank}", self.wait if self.step == 1 else CALL_SECONDS
         try:
-            self.store.wait([key], timedelta(seconds=CALL_SECONDS))
+            self.store.wait([key], timedelta(seconds=seconds))
         except RuntimeError:
-            raise GroupError(f"node {rank} ({self.addresses[rank]}) did not answer {method!r} within {CALL_SECONDS} s") from None
+            raise GroupError(f"node {rank} ({self.addresses[rank]}) did not answer {method!r} within {seconds:g} s") from None
         return self.store.get(key)
 
     def close(self) -> None:

@@ -140,6 +140,8 @@ class Probe:
         mine = counts[self.rank] if device == "cuda" else 1
         first = sum(counts[: self.rank]) if device == "cuda" else self.rank
         world = sum(counts) if device == "cuda" else len(counts)
+        if world == 1:
+            return Speed(None, None, device, "")
         meet = f"tcp://[{head}]:{port}" if ":" in head else f"tcp://{head}:{port}"
         command = [sys.executable, "-m", "cluster_tasks.check_speed", "--meet", meet, "--device", device, "--world", str(world)]
         command += ["--stride", str(mine if world > mine else 1), "--seconds", str(seconds)]
@@ -172,11 +174,10 @@ class Probe:
                 results.append(json.loads(output.splitlines()[-1]))
             else:
                 error = error or _last(errors)
-        if error or not results:
+        if error:
             return Speed(None, None, device, error)
-        known = {key: [one[key] for one in results if one[key] is not None] for key in ("all_reduce", "point_to_point")}
-        slowest = {key: min(values) if values else None for key, values in known.items()}
-        return Speed(slowest["all_reduce"], slowest["point_to_point"], device, "")
+        all_reduce, point_to_point = (min(one[key] for one in results) for key in ("all_reduce", "point_to_point"))
+        return Speed(all_reduce, point_to_point, device, "")
 
 
 def _last(text: str) -> str:

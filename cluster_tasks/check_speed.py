@@ -27,9 +27,6 @@ def main() -> None:
         parser.add_argument(f"--{flag}", type=kind, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="of each of the two measurements")
     options: Any = parser.parse_args()
-    if options.world == 1:
-        print(json.dumps({"all_reduce": None, "point_to_point": None}))
-        return
     device = torch.device("cuda", options.local_rank) if options.device == "cuda" else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)

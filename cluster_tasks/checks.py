@@ -117,7 +117,7 @@ def group_of(options: Any, known: tuple[int, list[str], int | None] | None) -> t
     if known is None:
         return OneNode(), [node.ALONE]
     rank, addresses, _ = known
-    return (StoreNodes(rank, addresses, options.port) if len(addresses) > 1 else OneNode(addresses[0])), addresses
+    return (StoreNodes(rank, addresses, options.port, options.wait) if len(addresses) > 1 else OneNode(addresses[0])), addresses
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -156,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--addresses", type=lambda text: text.split(","), help="of all nodes in order of rank, with commas")
     add("--network", type=node.ipaddress.ip_network, help="CIDR of the nodes' addresses, under Slurm")
     add("--port", type=int, default=29431, help="on which nodes meet without Ray")
+    add("--wait", type=float, default=120, help="seconds for nodes to meet without Ray")
     add("--nodes", type=int, help="that there should be; as the scheduler says by default")
     add("--gpus", type=int, help="that each node should have; as the scheduler says by default")
     add("--free", type=float, default=10, help="GB that the folders of checkpoints, cache and temporary files should have")
