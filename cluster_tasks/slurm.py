@@ -1,7 +1,7 @@
 """Stack and Site -> the sbatch scripts: a Ray cluster to hold, a Ray job, a torchrun job. One body; what differs is the last command.
 
-Every node runs the node agent, node.py, under srun: bare, or inside of a container. The head has a step of its own, so that its exit
-code is the job's and Slurm's notice (SIGUSR1) reaches it alone.
+Every node runs the node agent, node.py, under srun: bare, or inside of a container. Ray's head has a step of its own, so that its exit
+code is the job's, and Slurm's notice (SIGUSR1) reaches it alone.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster_tasks import fabric, ray
+from cluster_tasks.sbatch_container import Container, container
 from infra.site import Site
 from stacks.schema import Fleet, Stack
 from stacks.slurm import NOTICE, megabytes
 
+WIDTH = 120  # of lines, where words can go on the next
 SFT = "-m trainer.train_sft --config trainer/recipes/demo-sft.yaml"
-# What the agent and torchrun read in a container, of what Slurm sets.
-SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", "SLURMD_NODENAME", "SLURM_GPUS_ON_NODE")
 
 
 @dataclass(frozen=True)
 class Script:
-    name: str  # of the file, without ending, and of the job
+    """One file, and the name of its job."""
+
+    name: str
     about: str
     runs: Literal["cluster", "job", "torchrun"]
-    arguments: str = ""  # that a person gives in place of the default
+    arguments: str = ""  # such as a person gives
 
 
 SCRIPTS = (
@@ -41,20 +43,27 @@ def scripts(stack: Stack, site: Site) -> dict[str, str]:
 
 
 def render(stack: Stack, site: Site, script: Script) -> str:
-    fleet = site.equipped(stack.fleets[0])
+    fleet, env = site.equipped(stack.fleets[0]), variables(stack, site)
+    inside = container(stack, fleet, (*env, "RAY_AUTH_TOKEN_PATH", "FLOTILLA_NODES", "FLOTILLA_NODE_ARGS"))
     start = f"sbatch build/{stack.name}/{script.name}.sbatch {script.arguments}".strip()
-    parts = [
-        f"#!/bin/bash\n# {script.about}:  {start}\n# Made from stacks/Pulumi.{stack.name}.yaml; edit that, not this.",
-        "\n".join(f"#SBATCH --{option}" for option in _options(stack, fleet, script)),
-        CHECKS.format(stack=stack.name),
-        _environment(stack, site, fleet),
-        _launch(stack, fleet, script),
-        END.format(requeue=stack.slurm.requeue),
-    ]
-    return "\n".join(parts)
+    return "\n\n".join(
+        "\n".join(lines)
+        for lines in (
+            [
+                "#!/bin/bash",
+                f"# {script.about}:  {start}",
+                f"# Made from stacks/Pulumi.{stack.name}.yaml; edit that, not this.",
+                *(f"#SBATCH --{option}" for option in _options(stack, fleet, script)),
+            ],
+            [*_start(stack), *_environment(stack, fleet, env)],
+            [*inside.lines, *_launch(stack, fleet, script, inside)],
+            [END.format(requeue=stack.slurm.requeue)],
+        )
+    )
 
 
 def _options(stack: Stack, fleet: Fleet, script: Script) -> list[str]:
+    """For sbatch, without their dashes."""
     slurm, gpus = stack.slurm, fleet.gpu.count if fleet.gpu else 0
     options = {
         "job-name": script.name,
@@ -73,72 +82,88 @@ def _options(stack: Stack, fleet: Fleet, script: Script) -> list[str]:
         "mail-user": slurm.mail,
         "mail-type": "FAIL" if slurm.mail else None,
     }
-    flags = ["exclusive"] if slurm.exclusive else []
-    flags += ["requeue" if slurm.requeue else "no-requeue", *(option.removeprefix("--") for option in slurm.sbatch)]
-    return [*(f"{name}={value}" for name, value in options.items() if value is not None), *flags]
+    flags = [*(["exclusive"] if slurm.exclusive else []), "requeue" if slurm.requeue else "no-requeue"]
+    given = [f"{name}={value}" for name, value in options.items() if value is not None]
+    return [*given, *flags, *(option.removeprefix("--") for option in slurm.sbatch)]
 
 
-CHECKS = """
-set -uo pipefail
-fail() {{ echo "error: $*" >&2; exit 2; }}
-build=$PWD/build/{stack}
-[ -r "$build/node.py" ] || fail "$build/node.py cannot be read; submit in the project's folder, on the file system that all nodes share"
-"""
+def _start(stack: Stack) -> list[str]:
+    return [
+        "set -uo pipefail",
+        'fail() { echo "error: $*" >&2; exit 2; }',
+        f"build=$PWD/build/{stack.name}",
+        '[ -r "$build/node.py" ] || fail "no $build/node.py on $HOSTNAME; submit in the project\'s folder, on a file system of all nodes"',
+        f'mkdir -p {shlex.quote(str(stack.checkpoints.path))} || fail "flotilla:checkpoints.path cannot be made on $HOSTNAME"',
+    ]
 
 
-def variables(stack: Stack, site: Site, fleet: Fleet) -> dict[str, str | None]:
+def variables(stack: Stack, site: Site) -> dict[str, str | None]:
     """The environment of every node; None is taken from the shell of the person who submits."""
     ours: dict[str, str | None] = {"FLOTILLA_RUNS": str(stack.checkpoints.path), "RAY_AUTH_MODE": "token"}
-    return ours | site.env | {name: one.value for name, one in fabric.environment(stack, fleet).items()}
+    return ours | site.env | {name: one.value for name, one in fabric.environment(stack, stack.fleets[0]).items()}
 
 
-def _environment(stack: Stack, site: Site, fleet: Fleet) -> str:
+def _environment(stack: Stack, fleet: Fleet, env: dict[str, str | None]) -> list[str]:
     slurm = stack.slurm
-    lines = [*(["module load " + " ".join(slurm.modules)] if slurm.modules else []), *slurm.setup]
-    lines += ['export PATH="$PWD/.venv/bin:$PATH"'] if slurm.container == "none" else []
-    for name, value in variables(stack, site, fleet).items():
-        missing = f"{name} is not set in the shell of who submits; flotilla:task.env leaves it to that"
-        lines.append(f"export {name}={shlex.quote(value)}" if value is not None else f'[ "${{{name}+set}}" ] || fail "{missing}"')
-    lines.append('export RAY_AUTH_TOKEN_PATH="$build/ray.token"')
-    lines += ['export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'] if fleet.cpus else []
-    lines.append("FLOTILLA_NODES=$(scontrol show hostnames | paste -sd,) && export FLOTILLA_NODES")
-    return "\n".join(lines) + "\n"
+    given = [f"{name}={shlex.quote(value)}" for name, value in env.items() if value is not None]
+    return [
+        *(["module load " + " ".join(slurm.modules)] if slurm.modules else []),
+        *slurm.setup,
+        *(['export PATH="$PWD/.venv/bin:$PATH"'] if slurm.container == "none" else []),
+        *(f'[ "${{{name}+set}}" ] || fail "{name} is not set where you submit"' for name, value in env.items() if value is None),
+        f"export {' '.join(given)}",
+        'export RAY_AUTH_TOKEN_PATH="$build/ray.token"' + (' SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' if fleet.cpus else ""),
+        'FLOTILLA_NODES=$(scontrol show hostnames | paste -sd,) || fail "scontrol does not tell the nodes"; export FLOTILLA_NODES',
+    ]
 
 
-def _launch(stack: Stack, fleet: Fleet, script: Script) -> str:
-    """The steps in the background; `$step` is the one whose exit code counts."""
-    lines = ["run=(srun --overlap --cpu-bind=none --ntasks-per-node=1)", *_ports(stack)]
-    if script.runs == "torchrun":
-        lines += [
-            _job(SFT),
-            '"${run[@]}" --wait=120 python3 "$build/node.py" --port "$port" --torchrun "$job" & step=$!',
-        ]
-        return "\n".join(lines) + "\n"
-    flags = shlex.join(ray.flags(stack, fleet))
-    lines += [f'agent=(python3 "$build/node.py" {flags} --port "$port" --dashboard-port "$dashboard")', _ready(stack)]
+def _launch(stack: Stack, fleet: Fleet, script: Script, inside: Container) -> list[str]:
+    """The steps, in the background; the exit code of `$step` is the job's."""
+    ranks = script.runs == "torchrun"
+    srun = ["srun", "--overlap", "--cpu-bind=none", "--ntasks-per-node=1", *inside.options]
+    agent = [*inside.prefix, "python3", '"$build/node.py"', '"--port=$port"']
+    if not ranks:
+        agent += ['"--dashboard-port=$dashboard"', *(["--pin-ports"] if stack.slurm.exclusive else [])]
+        agent += map(shlex.quote, ray.flags(stack, fleet))
+    lines = [*_ports(stack, script), f"run=({_wrapped(srun)})", f"agent=({_wrapped(agent)})"]
+    if ranks:
+        return [*lines, *_job(SFT), '"${run[@]}" --wait=120 "${agent[@]}" --torchrun "$job" & step=$!']
     head = '"${run[@]}" --relative=0 --nodes=1 --ntasks=1 "${agent[@]}" --when-ready "$ready"'
     if script.runs == "job":
-        lines.append(_job(ray.demo_job(bool(fleet.gpu and fleet.gpu.count))))
-        head += ' --working-dir . --runtime-env "$build/runtime-env.yaml" --job "$job"'
-    lines += [
+        lines += _job(ray.demo_job(bool(fleet.gpu and fleet.gpu.count)))
+        head += ' \\\n  --working-dir . --runtime-env "$build/runtime-env.yaml" --job "$job"'
+    return [
+        *lines,
+        _ready(stack),
         "others=$((SLURM_NNODES - 1))",
         '((others == 0)) || "${run[@]}" --relative=1 --nodes=$others --ntasks=$others "${agent[@]}" &',
+        f"{head} & step=$!",
     ]
-    return "\n".join([*lines, f"{head} & step=$!"]) + "\n"
 
 
-def _job(default: str) -> str:
-    """What the script's arguments say, each quoted again."""
-    return f"job=$(printf '%q ' \"$@\"); (($#)) || job={shlex.quote(default)}"
+def _wrapped(words: list[str]) -> str:
+    """Words of an array, on as many lines as they need."""
+    lines = [""]
+    for word in words:
+        if len(lines[-1]) + len(word) > WIDTH:
+            lines.append("")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return "\n  ".join(lines)
 
 
-def _ports(stack: Stack) -> list[str]:
+def _job(default: str) -> list[str]:
+    """The script's arguments in one word, each quoted."""
+    return [f"(($#)) || set -- {default}", "job=$(printf '%q ' \"$@\")"]
+
+
+def _ports(stack: Stack, script: Script) -> list[str]:
+    """Nodes of one's own have every port free. On shared ones the search starts where no other job's does."""
     if stack.slurm.exclusive:
-        return [f"port=6379 dashboard={ray.DASHBOARD_PORT}"]
-    return [
-        'free() { local port=$1; while (: <"/dev/tcp/localhost/$port") 2>/dev/null; do ((port += 2)); done; echo "$port"; }',
-        "port=$(free $((20000 + SLURM_JOB_ID % 1000 * 10))) dashboard=$(free $((20001 + SLURM_JOB_ID % 1000 * 10)))",
-    ]
+        return ["port=29500"] if script.runs == "torchrun" else [f"port=6379 dashboard={ray.DASHBOARD_PORT}"]
+    free = 'free() { local port=$1; while (: <"/dev/tcp/localhost/$port") 2>/dev/null; do ((port += 2)); done; echo "$port"; }'
+    base = "20000 + SLURM_JOB_ID % 1000 * 10"
+    dashboard = [f"dashboard=$(free $(({base} + 1)))"] if script.runs != "torchrun" else []
+    return [free, " ".join([f"port=$(free $(({base})))", *dashboard])]
 
 
 def _ready(stack: Stack) -> str:
@@ -146,7 +171,7 @@ def _ready(stack: Stack) -> str:
     here, login, port = f"build/{stack.name}", stack.slurm.login, stack.task.dashboard_port
     user = f"{login.partition('@')[0]}@" if login and "@" in login else ""
     tunnel = f"ssh -N -L {port}:127.0.0.1:$dashboard {f'-J {login} ' if login else ''}{user}${{FLOTILLA_NODES%%,*}}"
-    submit = f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- python -m trainer.train_ppo --config run.yaml"
+    submit = f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- python -m trainer.train_ppo ..."
     return f'ready="tunnel     {tunnel}\ndashboard  http://localhost:{port}\nsubmit     . {here}/env.sh && {submit}"'
 
 
@@ -155,9 +180,9 @@ notice=
 trap 'notice=1; kill -USR1 "$step"' USR1 # before the time limit and on preemption: the job saves and ends
 wait "$step"; code=$?
 while [ "$notice" ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
-again=${{SLURM_RESTART_COUNT:-0}}
 if {{ ((code)) && [ "$notice" ]; }} || [[ $code == 7[567] ]]; then # 75 to 77: the node agent lost a node, or did not find it
-  ((again < {requeue})) && echo "back into the queue, time $((again + 1)) of {requeue}" && scontrol requeue "$SLURM_JOB_ID" && exit
+  again=$((${{SLURM_RESTART_COUNT:-0}} + 1))
+  ((again <= {requeue})) && echo "back into the queue, time $again of {requeue}" && scontrol requeue "$SLURM_JOB_ID" && exit
 fi
 exit "$code"
 """

@@ -112,10 +112,12 @@ def _container(stack: Stack) -> Iterator[PydanticCustomError]:
         yield problem(f"is missing; slurm.container {container} runs an image", "task", "image")
     if container == "none" and image is not None:
         yield problem(f"none, but task.image names {image!r}; take one of {', '.join(CONTAINERS[1:])}", "slurm", "container")
-    if image is not None and image.startswith("/") and (ending := {"pyxis": ".sqsh", "apptainer": ".sif"}.get(container)) is None:
-        yield problem(f"{image!r} is a file, but {container} takes an image by its name and tag", "task", "image")
-    elif image is not None and image.startswith("/") and not image.endswith(ending or ""):
-        yield problem(f"{image!r} is no file that {container} runs; those end in {ending}", "task", "image")
+    if image is not None and image.startswith("/"):
+        ending = {"pyxis": ".sqsh", "apptainer": ".sif"}.get(container)
+        if ending is None:
+            yield problem(f"{image!r} is a file, but {container} takes an image by its name and tag", "task", "image")
+        elif not image.endswith(ending):
+            yield problem(f"{image!r} is no file that {container} runs; those end in {ending}", "task", "image")
     for index, mount in enumerate(stack.task.volumes):
         if not mount.startswith("/"):
             yield problem(f"{mount!r} is a volume of dstack; on Slurm mount a folder, such as /data:/data", "task", "volumes", index)
@@ -130,9 +132,10 @@ def _container(stack: Stack) -> Iterator[PydanticCustomError]:
 def _allocation(stack: Stack) -> Iterator[PydanticCustomError]:
     slurm, fleet = stack.slurm, stack.fleets[0]
     if slurm.time and seconds(slurm.time) < 2 * NOTICE:
-        yield problem(
-            f"{slurm.time!r} is short: jobs are asked to save {NOTICE} s before its end; take 10:00 or more", "slurm", "time"
-        )
+        yield problem(f"{slurm.time!r} is short: jobs are asked to save {NOTICE} s before its end; take 10:00 or more", "slurm", "time")
+    if not slurm.exclusive and slurm.container in ("docker", "podman"):
+        text = f"False, but {slurm.container} does not know which GPUs Slurm gave the job; take whole nodes, or pyxis or apptainer"
+        yield problem(text, "slurm", "exclusive")
     if not slurm.exclusive:
         for key in ("cpus", "memory"):
             if getattr(fleet, key) is None:

@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -74,11 +74,15 @@ class Cluster:
     def idle(self) -> int:
         return int(self.run("sinfo -h -t idle -p gpu -o %D", check=False).stdout.strip() or 0)
 
-    def run(self, command: str, *, check: bool = True, folder: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, command: str, *, check: bool = True, folder: Path | None = None, env: Mapping[str, str] = {}
+    ) -> subprocess.CompletedProcess[str]:
         """A shell command on the login node."""
         inside = ["nsenter", "-t", self._init(), "-m", "-n", "-u", "-p", f"--wd={folder or self.folder}", "bash", "-c", command]
         whole = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "FLOTILLA_"))}
-        whole |= {"SLURM_CONF": f"{self.folder}/etc/slurm.conf", "FOLDER": str(self.folder), "HERE": str(HERE), "PATH": SYSTEM_PATH} | env
+        whole |= {"SLURM_CONF": f"{self.folder}/etc/slurm.conf", "FOLDER": str(self.folder), "HERE": str(HERE), "PATH": SYSTEM_PATH} | dict(
+            env
+        )
         done = subprocess.run(inside, env=whole, text=True, capture_output=True, timeout=120, check=False)
         assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done

@@ -51,7 +51,7 @@ class Project:
         # Nodes have 1 GB of /dev/shm here.
         env = {"FLOTILLA_NODE_ARGS": "--object-store-mb 80", **env}
         command = f"sbatch --parsable {options} build/slurm/{script}.sbatch {shlex.join(arguments)}"
-        return self.cluster.run(command, folder=self.folder, **env).stdout.strip()
+        return self.cluster.run(command, folder=self.folder, env=env).stdout.strip()
 
     def log(self, script: str, job: str) -> str:
         file = self.folder / f"build/slurm/{script}-{job}.log"
