@@ -127,7 +127,7 @@ def _on_hosts(base: Base, place: network.Place, bucket: Bucket, group: security.
     if wanted.kind == "lustre":
         assert wanted.size  # stacks/schema.py
         size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
-        args = LustreArgs(place.vpc_id, place.first, group.group_id, size, bucket.name, bucket.key_arn, base.stack.protect, throughput)
+        args = LustreArgs(place.vpc_id, place.first, group.group_id, size, base.account, bucket, base.stack.protect, throughput)
         lustre = Lustre(base.name, args, opts=base.opts)
         return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mount.lustre_on_host(names[0], names[1], folder))
     if wanted.kind != "bucket":

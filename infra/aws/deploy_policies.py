@@ -32,6 +32,7 @@ LUSTRE = (
     *("CreateDataRepositoryAssociation", "CreateFileSystem", "DeleteDataRepositoryAssociation", "DeleteFileSystem"),
     *("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource", "TagResource", "UpdateFileSystem"),
 )
+LUSTRE_ROLE = ("AttachRolePolicy", "CreateServiceLinkedRole", "PutRolePolicy")  # of the link between Lustre and its bucket
 GIVE = ("AttachRolePolicy", "CreateRole", "PutRolePolicy")  # what a boundary limits
 ROLES = (
     *("AddRoleToInstanceProfile", "CreateInstanceProfile", "CreatePolicy", "CreatePolicyVersion", "DeleteInstanceProfile"),
@@ -95,6 +96,8 @@ def storage(account: Account, stack: str) -> Document:
         allow(["kms:CreateKey"], "*", _tagged("aws:RequestTag", stack)),  # it has no ARN before it is made
         allow([f"kms:{call}" for call in KEYS], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
         allow([f"fsx:{call}" for call in LUSTRE], account.arn("fsx", "*")),
+        # https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3
+        allow([f"iam:{call}" for call in LUSTRE_ROLE], account.iam("role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*")),
         allow([f"budgets:{call}" for call in ("ListTagsForResource", "ModifyBudget", "TagResource", "ViewBudget")], budget),
     )
 

@@ -72,6 +72,25 @@ def tls_only(bucket: str) -> Document:
     )
 
 
+def lustre_key(account: Account, bucket: str, system: str) -> Document:
+    """Of the checkpoints' key: the account's own policies decide, and a Lustre file system, by id, may use it on the bucket, by ARN.
+
+    FSx's role for that is made with the link to the bucket and no policy may name it before, so a condition does. The context is
+    the bucket's ARN as the bucket has a bucket key: https://docs.aws.amazon.com/fsx/latest/LustreGuide/s3-server-side-encryption-support.html
+    """
+    role = account.iam(f"role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_{system}")
+    calls = ("Encrypt", "Decrypt", "ReEncrypt*", "GenerateDataKey*", "DescribeKey")
+    through = {
+        "ArnEquals": {"aws:PrincipalArn": role},
+        "StringEquals": {"kms:CallerAccount": account.id, "kms:ViaService": f"s3.{account.region}.amazonaws.com"},
+        "StringLike": {"kms:EncryptionContext:aws:s3:arn": bucket},
+    }
+    return document(
+        allow(["kms:*"], "*") | {"Principal": {"AWS": account.iam("root")}},
+        allow([f"kms:{call}" for call in calls], "*", through) | {"Principal": {"AWS": "*"}},
+    )
+
+
 def flow_logs(group: str) -> Document:
     """Of the flow logs' role: write to their log group, by ARN."""
     return document(allow([f"logs:{call}" for call in WRITE_LOGS], [group, f"{group}:*"]))

@@ -86,8 +86,8 @@ class LustreArgs:
     subnet_id: pulumi.Input[str]
     nodes: pulumi.Input[str]
     gigabytes: int
-    bucket: pulumi.Output[str]
-    key_arn: pulumi.Output[str]
+    account: policies.Account
+    bucket: Bucket
     protect: bool
     throughput: int = 250
 
@@ -124,21 +124,29 @@ class Lustre(pulumi.ComponentResource):
             data_compression_type="LZ4",
             subnet_ids=args.subnet_id,
             security_group_ids=[group.id],
-            kms_key_id=args.key_arn,
+            kms_key_id=args.bucket.key_arn,
             tags={"Name": f"{name}-lustre"},
             opts=pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect),
+        )
+        allowed = kms.KeyPolicy(
+            f"{name}-lustre",
+            key_id=args.bucket.key_arn,
+            policy=pulumi.Output.all(args.bucket.arn, system.id).apply(
+                lambda known: json.dumps(policies.lustre_key(args.account, known[0], known[1]))
+            ),
+            opts=child,
         )
         fsx.DataRepositoryAssociation(
             f"{name}-lustre",
             file_system_id=system.id,
-            data_repository_path=args.bucket.apply(lambda bucket: f"s3://{bucket}/lustre"),
+            data_repository_path=args.bucket.name.apply(lambda bucket: f"s3://{bucket}/lustre"),
             file_system_path="/",
             batch_import_meta_data_on_create=True,
             s3={
                 "auto_export_policy": {"events": ["NEW", "CHANGED", "DELETED"]},
                 "auto_import_policy": {"events": ["NEW", "CHANGED", "DELETED"]},
             },
-            opts=child,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[allowed]),
         )
         self.dns_name, self.mount_name = system.dns_name, system.mount_name
         self.register_outputs({"dns_name": system.dns_name, "mount_name": system.mount_name})

@@ -166,7 +166,9 @@ def narrow_rights(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
     if one.cloud == "aws":
         for key in ("policy", "assumeRolePolicy"):
             for statement in _statements(_decoded(props.get(key))):
-                yield from _wide(statement)
+                yield from _trusting(statement)
+                if one.kind not in ("Key", "KeyPolicy"):  # in a key's own policy * is the key
+                    yield from _wide(statement)
     if one.cloud == "gcp":
         if props.get("role") in ("roles/owner", "roles/editor"):
             yield f"gives {props['role']}"
@@ -183,13 +185,18 @@ def _statements(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [statements] if isinstance(statements, Mapping) else list(statements)
 
 
+def _trusting(statement: Mapping[str, Any]) -> Iterator[str]:
+    """A role that AWS will only make later can be told by a condition alone."""
+    named = any("aws:PrincipalArn" in test for test in (statement.get("Condition") or {}).values())
+    if statement.get("Effect") == "Allow" and statement.get("Principal") in ("*", {"AWS": "*"}) and not named:
+        yield "trusts everybody"
+
+
 def _wide(statement: Mapping[str, Any]) -> Iterator[str]:
     if statement.get("Effect") != "Allow":
         return
     if "NotAction" in statement or "NotResource" in statement:
         yield "allows all but what it names"
-    if statement.get("Principal") in ("*", {"AWS": "*"}):
-        yield "trusts everybody"
     actions = _several(statement.get("Action"))
     for action in actions:
         if re.fullmatch(r"\*|\w+:\*", action):

@@ -27,7 +27,7 @@ STACKS = ("aws-dev", "aws-prod")
             "5*Role 9*RolePolicy 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 4*SecurityGroupEgressRule "
             "6*SecurityGroupIngressRule 2*Subnet Vpc VpcEndpoint DataRepositoryAssociation EncryptionByDefault FlowLog 5*Instance "
             "InstanceMetadataDefaults KeyPair "
-            "LaunchTemplate LogGroup LustreFileSystem OpenIdConnectProvider PlacementGroup",
+            "KeyPolicy LaunchTemplate LogGroup LustreFileSystem OpenIdConnectProvider PlacementGroup",
         ),
     ],
 )

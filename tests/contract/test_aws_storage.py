@@ -40,6 +40,18 @@ def test_lustre_is_what_the_stack_asks_for_and_nodes_mount_it(planned, of, defin
     assert task["volumes"] == ["/var/lib/flotilla/checkpoints:/checkpoints"]
 
 
+def test_lustre_alone_may_use_the_key_beside_whom_the_account_lets(planned, of):
+    plan = planned("aws-prod")
+    [system], [allowed], [key] = of(plan, "LustreFileSystem"), of(plan, "KeyPolicy"), of(plan, "Key")
+    assert allowed.inputs["keyId"].endswith(f"key/{key.name}")
+    account, lustre = json.loads(allowed.inputs["policy"])["Statement"]
+    assert account["Principal"]["AWS"].endswith(":root")
+    role = lustre["Condition"]["ArnEquals"]["aws:PrincipalArn"]
+    assert role.endswith(f":role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/AWSServiceRoleForFSxS3Access_{system.id}")
+    assert lustre["Condition"]["StringLike"] == {"kms:EncryptionContext:aws:s3:arn": "arn:aws:s3:::flotilla-aws-prod"}
+    assert lustre["Condition"]["StringEquals"]["kms:ViaService"] == "s3.us-east-2.amazonaws.com"
+
+
 def test_a_bucket_is_mounted_by_the_hosts_that_pulumi_launches(changed, definition, script, by_pulumi):
     plan = changed("aws-dev", by_pulumi)
     assert "flotilla-aws-dev /var/lib/flotilla/checkpoints fuse.s3fs" in script(plan)

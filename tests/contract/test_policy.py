@@ -188,6 +188,7 @@ def policy(**statement: object) -> dict[str, str]:
         (rules.narrow_rights, "aws:iam/policy:Policy", policy(Resource="*"), "allows s3:GetObject on all resources"),
         (rules.narrow_rights, "aws:iam/policy:Policy", policy(NotAction="iam:*"), "allows all but what it names"),
         (rules.narrow_rights, "aws:s3/bucketPolicy:BucketPolicy", policy(Principal="*"), "trusts everybody"),
+        (rules.narrow_rights, "aws:kms/keyPolicy:KeyPolicy", policy(Principal={"AWS": "*"}), "trusts everybody"),
         (
             rules.narrow_rights,
             "aws:iam/role:Role",
