@@ -75,7 +75,7 @@ def _engine(stack: Stack, fleet: Fleet, names: tuple[str, ...]) -> Container:
         *(f'"--volume={mount}"' for mount in _mounts(stack)),
         '"--workdir=$PWD"',
         f"--env=HOME={HOME}",
-        '"--env=USER=$USER"',  # a uid without a name is none that PyTorch's caches take
+        '"--env=USER=$(id -un)"',  # a uid without a name is none that PyTorch's caches take
         *(f"--env={name}" for name in names),
         '"${devices[@]}"',
         shlex.quote(stack.task.image or ""),

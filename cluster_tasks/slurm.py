@@ -152,8 +152,8 @@ def _wrapped(words: list[str]) -> str:
 
 
 def _job(default: str) -> list[str]:
-    """The script's arguments in one word, each quoted."""
-    return [f"(($#)) || set -- {default}", "job=$(printf '%q ' \"$@\")"]
+    """The script's arguments in one word, each quoted as Python's shlex reads it; %q would write a line's end in bash's own way."""
+    return [f"(($#)) || set -- {default}", """quote="'\\\\''" && job=$(printf "'%s' " "${@//\\'/$quote}")"""]
 
 
 def _ports(stack: Stack, script: Script) -> list[str]:

@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "cloud": "slurm",
     "fleets": [{"name": "gpus", "nodes": 2, "cpus": 1}],
     "slurm": {"partition": "gpu", "time": "15:00", "login": "me@login.example.com", "setup": [f". {sys.prefix}/bin/activate"]},
-}
+}  # cpus: what a node of Ray's offers, not what it has
 
 
 class Project:
@@ -32,8 +32,7 @@ class Project:
     def __init__(self, cluster: Cluster, folder: Path):
         self.cluster, self.folder = cluster, folder
         folder.mkdir()
-        for name in ("trainer",):
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / "trainer", folder / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
 
     def render(self, **settings: Any) -> None:
         """build/slurm of the stack, as `pulumi up` writes it."""
