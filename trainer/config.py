@@ -157,6 +157,13 @@ class PlacementConfig(Section):
     cpus_per_sampler: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per sampler.")
     gpus_per_sampler: float | None = Field(default=None, ge=0, description="Default: rollout.tensor_parallel; 0 samples on CPUs.")
     sampler_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per sampler.")
+    reference_resources: dict[str, float] = Field(
+        default_factory=dict,
+        description='Custom Ray resources per rank of the reference model, such as {"v100": 1}, which then has bundles of its own.',
+    )
+    gpus_per_reference: float | None = Field(
+        default=None, ge=0, le=1, description="GPUs per rank of a reference model with bundles of its own. Default: gpus_per_rank."
+    )
     colocate: bool = Field(default=False, description="Samplers live in the ranks' bundles, on the same nodes; on CPUs only as yet.")
     threads: int | None = Field(default=None, ge=1, description="torch threads per process; Ray's default of cpus_per_rank when left out.")
     wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
@@ -274,6 +281,21 @@ def conflicts(config: TrainConfig, *, supervised: bool = False) -> list[Conflict
             0 < place.gpus_per_rank < 1 and place.ranks > 1,
             ("placement.gpus_per_rank", "placement.ranks"),
             "NCCL takes one rank per GPU; use gpus_per_rank 1, or 1 rank",
+        ),
+        (
+            bool(place.reference_resources) and algorithm.kl.coef == 0,
+            ("algorithm.kl.coef", "placement.reference_resources"),
+            "without a KL coefficient there is no reference model to place",
+        ),
+        (
+            place.gpus_per_reference is not None and not place.reference_resources,
+            ("placement.gpus_per_reference", "placement.reference_resources"),
+            "the reference model shares the ranks' bundles and GPUs unless reference_resources gives it its own",
+        ),
+        (
+            bool(place.reference_resources) and 0 < (place.gpus_per_reference or 0) < 1 and place.ranks > 1,
+            ("placement.gpus_per_reference", "placement.ranks"),
+            "NCCL takes one rank per GPU; use gpus_per_reference 1, or 1 rank",
         ),
         (
             place.colocate and (place.gpus_per_rank > 0 or bool(gpus)),

@@ -22,18 +22,28 @@ RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 @dataclass(frozen=True)
 class Placement:
-    """Bundles of resources: one per training rank, then one per sampler (none where samplers share the ranks' bundles)."""
+    """Bundles of resources: one per training rank, then one per sampler (none where samplers share the ranks' bundles), then one per
+    rank of a reference model that has nodes of its own."""
 
     ranks: tuple[Bundle, ...]
     samplers: tuple[Bundle, ...]
+    references: tuple[Bundle, ...] = ()
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        return self.ranks + self.samplers
+        return self.ranks + self.samplers + self.references
 
     def sampler_bundle(self, index: int) -> int:
         """Position in `bundles` of a sampler's bundle."""
         return len(self.ranks) + index if self.samplers else index
+
+    def rank_bundle(self, role: str, index: int) -> int:
+        """Position in `bundles` of the bundle of a role's rank."""
+        return len(self.ranks) + len(self.samplers) + index if self.apart(role) else index
+
+    def apart(self, role: str) -> bool:
+        """Whether a role has bundles of its own; the others share the ranks'."""
+        return role == "reference" and bool(self.references)
 
 
 def plan(config: TrainConfig, with_samplers: bool = True) -> Placement:
@@ -41,16 +51,29 @@ def plan(config: TrainConfig, with_samplers: bool = True) -> Placement:
     rank, sampler, ranks = rank_share(config), sampler_share(config), config.placement.ranks
     if not with_samplers:
         return Placement((rank,) * ranks, ())
+    references = (reference_share(config),) * ranks if config.placement.reference_resources else ()
     if config.placement.colocate:
         both = {name: rank.get(name, 0) + sampler.get(name, 0) for name in rank | sampler}
-        return Placement((both,) * ranks, ())
-    return Placement((rank,) * ranks, (sampler,) * config.rollout.engines)
+        return Placement((both,) * ranks, (), references)
+    return Placement((rank,) * ranks, (sampler,) * config.rollout.engines, references)
 
 
 def rank_share(config: TrainConfig, roles: int = 1) -> Bundle:
     """What one rank of each of `roles` takes of its bundle: equal parts, so that all find room in it together."""
     place = config.placement
     return _share({"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}, roles)
+
+
+def reference_share(config: TrainConfig) -> Bundle:
+    """What one rank of a reference model takes of its own bundle."""
+    place = config.placement
+    return _share({"CPU": place.cpus_per_rank, "GPU": gpus_per_rank(config, "reference"), **place.reference_resources}, 1)
+
+
+def gpus_per_rank(config: TrainConfig, role: str) -> float:
+    """GPUs of one rank of a role; roles that share a bundle share its GPU."""
+    own = config.placement.gpus_per_reference
+    return own if role == "reference" and own is not None else config.placement.gpus_per_rank
 
 
 def sampler_share(config: TrainConfig) -> Bundle:
@@ -98,8 +121,10 @@ def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: 
         wanted = sum(bundle.get(name, 0) for bundle in placement.bundles)
         have = sum(node.get(name, 0) for node in nodes)
         if wanted > have + 1e-6:
+            ranks, samplers = len(placement.ranks), len(placement.samplers)
+            apart = f"{len(placement.references)} reference ranks, " if placement.references else ""
             raise ConfigError(
-                f"placement asks for {wanted:g} {name} ({len(placement.ranks)} ranks, {len(placement.samplers)} samplers), the cluster has "
+                f"placement asks for {wanted:g} {name} ({apart}{ranks} ranks, {samplers} samplers), the cluster has "
                 f"{have:g}; lower {_setting(name, settings)} or add nodes (flotilla:fleets[].nodes)"
             )
     for bundle in placement.bundles:  # a process cannot span nodes
@@ -149,5 +174,7 @@ def _setting(name: str, settings: PlacementConfig) -> str:
         return "placement.rank_resources"
     if name in settings.sampler_resources:
         return "placement.sampler_resources"
+    if name in settings.reference_resources:
+        return "placement.reference_resources"
     kind = name.lower()
     return f"placement.ranks, placement.{kind}s_per_rank, rollout.engines or placement.{kind}s_per_sampler"

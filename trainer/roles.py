@@ -39,16 +39,17 @@ class Rollout:
 
 
 class RoleGroup:
-    """All ranks of one role. Roles share the ranks' bundles, so they take turns on the same devices."""
+    """All ranks of one role. Roles share the ranks' bundles, so they take turns on the same devices, unless one has its own."""
 
-    def __init__(self, config: TrainConfig, role: Role, model_path: str, group: Any, share: int):
+    def __init__(self, config: TrainConfig, role: Role, model_path: str, group: Any, wanted: placement.Placement, together: int):
+        """`together` roles share the ranks' bundles."""
         self.config, self.role = config, role
         place = config.placement
-        size = placement.rank_share(config, share)
+        size = placement.reference_share(config) if wanted.apart(role) else placement.rank_share(config, together)
         threads = placement.threads(place, place.cpus_per_rank)
         self.ranks: list[Any] = [
             ray.remote(Worker)
-            .options(**actors.options(group, i, size, threads, f"{role}-{i}"))
+            .options(**actors.options(group, wanted.rank_bundle(role, i), size, threads, f"{role}-{i}"))
             .remote(config, role, i, place.ranks, model_path, threads)
             for i in range(place.ranks)
         ]

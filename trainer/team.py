@@ -115,7 +115,8 @@ def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement
         names.append("reference")
     # Samplers first: they take longest to start.
     samplers = SamplerPool(config, model_path, group, wanted)
-    roles: dict[Role, RoleGroup] = {name: RoleGroup(config, name, model_path, group, share=len(names)) for name in names}
+    together = sum(not wanted.apart(name) for name in names)
+    roles: dict[Role, RoleGroup] = {name: RoleGroup(config, name, model_path, group, wanted, together) for name in names}
     seconds = config.trainer.timeout
     actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
     policy = roles["policy"]

@@ -56,7 +56,7 @@ class Worker:
     def join(self, address: str, port: int) -> None:
         """Returns once all ranks are there, or raises."""
         config = self.config
-        self.device = placement.device_of(config.placement.gpus_per_rank, "placement.gpus_per_rank")
+        self.device = placement.device_of(placement.gpus_per_rank(config, self.role), "placement.gpus_per_rank")
         init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
         seed(config.run.seed + self.rank)
 

@@ -213,6 +213,14 @@ CONFLICTS = {
     ],
     "placement.colocate, placement.gpus_per_rank, placement.gpus_per_sampler": ["placement.colocate=true"],
     "placement.gpus_per_rank, placement.ranks": ["placement.gpus_per_rank=0.5", "placement.ranks=2"],
+    "algorithm.kl.coef, placement.reference_resources": ["placement.reference_resources.v100=1"],
+    "placement.gpus_per_reference, placement.reference_resources": ["placement.gpus_per_reference=0.5"],
+    "placement.gpus_per_reference, placement.ranks": [
+        "placement.reference_resources.v100=1",
+        "placement.gpus_per_reference=0.5",
+        "placement.ranks=2",
+        "algorithm.kl.coef=0.1",
+    ],
     "rollout.tensor_parallel, placement.gpus_per_sampler, placement.gpus_per_rank": [
         "rollout.tensor_parallel=2",
         "placement.gpus_per_sampler=0",
@@ -247,6 +255,7 @@ def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
         ["trainer.staleness=1", "algorithm.epochs=2"],
         ["trainer.zero_stage=1", "trainer.offload_optimizer=true"],
         ["placement.gpus_per_sampler=0"],
+        ["placement.reference_resources.v100=1", "placement.gpus_per_reference=0", "algorithm.kl.coef=0.1"],
         ["placement.gpus_per_rank=0", "placement.colocate=true"],
         ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=150", "algorithm.epochs=2"],
         ["placement.gpus_per_sampler=0.5", "placement.gpus_per_rank=0.5"],

@@ -44,6 +44,28 @@ def test_custom_resources_pin_roles_to_kinds_of_nodes():
     assert plan.samplers[0]["l4"] == 1
 
 
+@pytest.mark.parametrize("colocate", [False, True])
+def test_a_reference_model_on_other_nodes_has_bundles_of_its_own(colocate):
+    place = {"ranks": 2, "gpus_per_rank": 0, "rank_resources": {"h100": 1}, "reference_resources": {"v100": 1}, "colocate": colocate}
+    settings = config(placement=place, algorithm={"kl": {"coef": 0.1}})
+    plan = placement.plan(settings)
+    assert plan.references == ({"CPU": 1, "v100": 1},) * 2
+    assert plan.bundles[plan.rank_bundle("reference", 1)] == {"CPU": 1, "v100": 1}
+    assert plan.rank_bundle("reference", 0) == (2 if colocate else 3)
+    assert [plan.rank_bundle("critic", index) for index in range(2)] == [0, 1]
+    assert (plan.apart("reference"), plan.apart("policy")) == (True, False)
+    assert placement.plan(settings, with_samplers=False).references == ()
+
+
+def test_a_reference_model_may_have_other_gpus_than_the_ranks():
+    place = {"reference_resources": {"v100": 1}, "gpus_per_reference": 0.5}
+    settings = config(placement=place, algorithm={"kl": {"coef": 0.1}})
+    assert placement.plan(settings).references == ({"CPU": 1, "GPU": 0.5, "v100": 1},)
+    assert [placement.gpus_per_rank(settings, role) for role in ("policy", "reference")] == [1, 0.5]
+    with pytest.raises(ConfigError, match=r"\(1 reference ranks, 1 ranks, 1 samplers\), the cluster has 0; lower placement\.reference_resources"):
+        placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 8}], settings.placement)
+
+
 @pytest.mark.parametrize(
     ("nodes", "expected"),
     [
