@@ -98,6 +98,7 @@ class Settings(argparse.Namespace):
     rank: int
     addresses: list[str]  # of all nodes, in order of rank
     gpus: int | None  # expected on each node; None: as many as there are
+    node_gpus: list[int] | None  # expected on each node where they are not alike, in order of rank
     patience: int  # seconds that a lost node has to return
     dashboard: Dashboard  # the head's, as the head itself reaches it
 
@@ -110,6 +111,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--addresses", type=lambda text: text.split(","), help="addresses of all nodes in order of rank, with commas")
     add("--network", type=ipaddress.ip_network, help="CIDR; nodes talk to one another on their address in it")
     add("--num-cpus", type=int, help="CPUs that Ray offers; default: all")
+    add("--node-gpus", type=lambda text: [int(n) for n in text.split(",")], help="GPUs of each node in order of rank, with commas")
     add("--num-gpus", type=int, help="GPUs that Ray offers; default: all")
     add("--resources", default="", help='custom Ray resources of this node, such as {"v100": 8}')
     add("--object-store-mb", type=int, help="size of the object store; default: 30 %% of memory")
@@ -140,6 +142,8 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
         raise ValueError(f"address {addresses[rank]} of rank {rank} is not in --network {settings.network}")
     settings.rank, settings.addresses = rank, addresses
     settings.gpus = gpus if settings.num_gpus is None else settings.num_gpus
+    if settings.node_gpus and len(settings.node_gpus) != len(addresses):
+        raise ValueError(f"--node-gpus lists {len(settings.node_gpus)} nodes, but there are {len(addresses)}")
     settings.patience = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
     return settings
 
@@ -420,12 +424,13 @@ class Dashboard:
         self.ask(f"/api/jobs/{job}/stop", {})
 
 
-def missing(addresses: list[str], gpus: int | None, alive: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """What the cluster still lacks, in words; empty when it is whole."""
-    gone = [address for address in addresses if address not in alive]
-    if gone or not gpus:
+def missing(addresses: list[str], gpus: int | list[int] | None, alive: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What the cluster still lacks, in words; empty when it is whole. `gpus` of every node, or of each in order."""
+    if gone := [address for address in addresses if address not in alive]:
         return gone
-    return [f"{a} with {alive[a].get('GPU', 0):.0f} of {gpus} GPUs" for a in addresses if alive[a].get("GPU", 0) < gpus]
+    wanted = gpus if isinstance(gpus, list) else [gpus or 0] * len(addresses)
+    have = [alive[address].get("GPU", 0) for address in addresses]
+    return [f"{a} with {h:.0f} of {w} GPUs" for a, h, w in zip(addresses, have, wanted, strict=True) if h < w]
 
 
 # The head
@@ -478,7 +483,7 @@ def wait_until_whole(settings: Settings, ray: Ray) -> None:
         found = settings.dashboard.alive_nodes()
         alive = found or {}
         seen.update({address: time.time() for address in alive if address not in seen})
-        wanted = ["the head's dashboard"] if found is None else missing(settings.addresses, settings.gpus, found)
+        wanted = ["the head's dashboard"] if found is None else missing(settings.addresses, settings.node_gpus or settings.gpus, found)
         return f"{len(alive)} of {size} nodes, waiting for {', '.join(wanted)}" if wanted else None
 
     wait(lacking, settings, time.monotonic() + settings.join_timeout)

@@ -1,4 +1,4 @@
-"""Stack and Site -> the dstack task that starts a Ray cluster, and the runtime environment of jobs on it.
+"""Stack and Site -> the dstack tasks that start a Ray cluster, to hold it or for one job, and the runtime environment of jobs.
 
 Every node runs the node agent, node.py, which learns from dstack's environment which node it is.
 """
@@ -12,46 +12,91 @@ from typing import Any
 
 from cluster_tasks import fabric
 from infra.site import Site
-from stacks.schema import Checkpoints, Fleet, Stack
+from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
 
 CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there
 DASHBOARD_PORT = 8265  # inside the node; flotilla:task.dashboard_port is where a person finds it
 NODE_AGENT = Path(__file__).with_name("node.py")  # published beside the task file, which names it under `files`
 STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
+RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
+RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minutes between attempts
+RUNTIME_ENV = "runtime-env.yaml"
+PROJECT = "project"  # where a job's files are on the head
 SHM = "8GB"  # container engines give 64 MB, where Ray's object store and NCCL need gigabytes; a limit, nothing is reserved
 
 
 def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
-    """The task for `dstack apply -f`: head and workers on the nodes of the first fleet (dstack places a run in one fleet).
+    """The task for `dstack apply -f` that holds a cluster: head and workers on the nodes of the task's fleets.
 
     Raises ValueError where no image can run on these GPUs, or the checkpoints' volume has no name.
     """
-    fleet, task = site.equipped(stack.fleets[0]), stack.task
-    if task.image is None and fleet.gpu is not None and fleet.gpu.vendor == "amd":
-        raise ValueError("flotilla:task.image is missing; dstack's own image has no ROCm, so AMD GPUs need an image with Ray and ROCm")
-    own_port = task.dashboard_port == DASHBOARD_PORT
-    settings = {
-        "type": "task",
-        "name": task.name,
-        "nodes": fleet.nodes,
-        "fleets": [fleet.name],
-        **_software(stack, fleet),
-        "user": task.user,
-        "privileged": bool(site.mount) or None,
-        "shell": "bash",
-        "env": _environment(stack, site),
-        "commands": [*site.mount, *site.setup, *_commands(stack, fleet)],
-        "ports": [DASHBOARD_PORT if own_port else f"{task.dashboard_port}:{DASHBOARD_PORT}"],
-        "volumes": [*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *task.volumes] or None,
-        "resources": fleet.requirements() | {"shm_size": task.shm_size or SHM},
-        # dstack takes silence for on-demand, and then refuses the fleet's spot instances.
-        "spot_policy": "spot" if fleet.capacity.kind == "spot" and fleet.provision == "dstack" else None,
-        "startup_order": "any",  # workers wait for the head themselves
-        "stop_criteria": "master-done",
-        "retry": {"on_events": ["interruption", "error"], "duration": "1h"} if task.retry else None,
-        "max_duration": task.max_duration,
+    return _task(stack, site)
+
+
+def ray_job(stack: Stack, site: Site, job: Job) -> dict[str, Any]:
+    """The same cluster for one job, which the head submits; the run ends with the job's exit code. Raises ValueError as `ray_cluster`."""
+    task = _task(stack, site, ["--job", job.command, "--working-dir", PROJECT, "--runtime-env", RUNTIME_ENV])
+    brought = [RUNTIME_ENV, *(f"../../{path}:{PROJECT}/{path}" for path in job.files)]
+    # An error is also a job's own failure, and dstack counts no attempts.
+    events = RETRIED if job.retry else [event for event in RETRIED if event != "error"]
+    changes = {
+        "name": f"{stack.task.name}-job",
+        "files": [*task["files"], *brought],
+        "retry": {"on_events": events, "duration": RETRY},
+        "schedule": {"cron": job.schedule} if job.schedule else None,
     }
-    return {key: value for key, value in settings.items() if value is not None}
+    return _present(**(task | changes))
+
+
+def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, Any]:
+    fleets, task = [site.equipped(fleet) for fleet in stack.cluster_fleets()], stack.task
+    first, several = fleets[0], len(fleets) > 1
+    groups = [{"name": one.name, "nodes": one.nodes} | _nodes(stack, site, fleets, one, job) for one in fleets]
+    return _present(
+        type="task",
+        name=task.name,
+        nodes=None if several else first.nodes,
+        fleets=[first.name],
+        **_software(stack, fleets),
+        user=task.user,
+        privileged=bool(site.mount) or None,
+        shell="bash",
+        env=_environment(stack, site, fleets),
+        groups=groups if several else None,
+        **({} if several else _nodes(stack, site, fleets, first, job)),
+        volumes=[*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *task.volumes] or None,
+        # dstack takes silence for on-demand, and then refuses the fleet's spot instances.
+        spot_policy="spot" if first.capacity.kind == "spot" and first.provision == "dstack" else None,
+        startup_order="any",  # workers wait for the head themselves
+        stop_criteria="master-done",
+        retry={"on_events": RETRIED, "duration": RETRY} if task.retry else None,
+        max_duration=task.max_duration,
+        stop_duration=task.stop_duration,
+        utilization_policy=_utilization(task.utilization) if task.utilization else None,
+    )
+
+
+def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: list[str] | None) -> dict[str, Any]:
+    """What differs between the fleets of a cluster. Without a word on GPUs dstack may take a node that has some."""
+    own_port = stack.task.dashboard_port == DASHBOARD_PORT
+    port = DASHBOARD_PORT if own_port else f"{stack.task.dashboard_port}:{DASHBOARD_PORT}"
+    none = {"gpu": 0} if len(fleets) > 1 else {}
+    more = [*_gpus(fleets), *(["--per-host"] if site.leaves_machine and stack.checkpoints.kind == "instance" else []), *(job or [])]
+    return _present(
+        commands=[*site.mount, *site.setup, *_commands(stack, fleet, more)],
+        ports=[port] if fleet is fleets[0] else None,
+        resources=none | fleet.requirements() | {"shm_size": stack.task.shm_size or SHM},
+    )
+
+
+def _gpus(fleets: list[Fleet]) -> list[str]:
+    """Where nodes are not alike, the head waits for the GPUs of each."""
+    counts = [str(fleet.gpu.count if fleet.gpu else 0) for fleet in fleets for _ in range(fleet.nodes)]
+    return ["--node-gpus", ",".join(counts)] if len(fleets) > 1 else []
+
+
+def _utilization(utilization: Utilization) -> dict[str, Any]:
+    return {"min_gpu_utilization": utilization.min_gpu, "time_window": utilization.window}
 
 
 def runtime_env(stack: Stack, site: Site) -> dict[str, Any]:
@@ -70,17 +115,21 @@ def demo_job(on_gpus: bool) -> str:
     return f"sh -c '{warm_start} && python -m trainer.train_ppo --config trainer/recipes/demo.yaml{gpus}'"
 
 
-def _software(stack: Stack, fleet: Fleet) -> dict[str, Any]:
+def _software(stack: Stack, fleets: list[Fleet]) -> dict[str, Any]:
     """An image is expected to contain Ray; dstack's own gets the locked requirements when it starts."""
     if stack.task.image is not None:
         return {"image": stack.task.image, "files": [NODE_AGENT.name]}
-    lock = "gpu" if fleet.gpu is not None and fleet.gpu.count else "cpu"
+    vendors = {fleet.gpu.vendor for fleet in fleets if fleet.gpu is not None and fleet.gpu.count}
+    if "amd" in vendors:
+        raise ValueError("flotilla:task.image is missing; dstack's own image has no ROCm, so AMD GPUs need an image with Ray and ROCm")
+    lock = "gpu" if vendors else "cpu"
     return {"python": "3.11", "files": [NODE_AGENT.name, f"../../requirements/{lock}.txt:requirements.txt"]}
 
 
-def _commands(stack: Stack, fleet: Fleet) -> list[str]:
+def _commands(stack: Stack, fleet: Fleet, more: list[str]) -> list[str]:
     install = "command -v ray >/dev/null || uv pip install --quiet --requirement requirements.txt"
-    return [*([] if stack.task.image else [install]), "exec " + shlex.join(["python3", NODE_AGENT.name, *flags(stack, fleet)])]
+    agent = shlex.join(["python3", NODE_AGENT.name, *flags(stack, fleet), *more])
+    return [*([] if stack.task.image else [install]), f"exec {agent}"]
 
 
 def flags(stack: Stack, fleet: Fleet) -> list[str]:
@@ -97,12 +146,12 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
     return flags
 
 
-def _environment(stack: Stack, site: Site) -> list[str]:
+def _environment(stack: Stack, site: Site, fleets: list[Fleet]) -> list[str]:
     """`NAME=value` lines; a bare name is taken from the shell of the person who applies."""
     env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS}
     if site.leaves_machine:
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
-    env |= site.env | {name: one.value for name, one in fabric.environment(stack, stack.fleets[0]).items()}
+    env |= site.env | {name: one.value for fleet in fleets for name, one in fabric.environment(stack, fleet).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
 
 
@@ -112,3 +161,7 @@ def _mount(checkpoints: Checkpoints) -> str:
     if checkpoints.volume is None:
         raise ValueError("flotilla:checkpoints.volume is missing; kind: network needs the name of the dstack volume")
     return f"{checkpoints.volume}:{CHECKPOINTS}"
+
+
+def _present(**settings: Any) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value is not None}

@@ -17,7 +17,8 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     head = {"type": "fleet", "name": fleet.name, "placement": "cluster"}
     ssh = site.ssh.get(fleet.name)
     if ssh is not None:
-        return head | {"ssh_config": _ssh_config(ssh, site)}
+        others = stack.cluster_fleets()[1:] if fleet == stack.cluster_fleets()[0] else ()
+        return head | {"ssh_config": _ssh_config(_together(ssh, [site.ssh[other.name] for other in others]), site)}
     if site.backend is None:
         return head | {"nodes": fleet.nodes, "resources": fleet.requirements()}
     return head | _offers(site.backend, site.equipped(fleet), stack.network.zones)
@@ -48,6 +49,18 @@ def _ssh_config(ssh: Ssh, site: Site) -> dict[str, Any]:
         proxy_jump=_jump(ssh.proxy_jump) if ssh.proxy_jump else None,
         hosts=[_host(host) for host in ssh.hosts],
     )
+
+
+def _together(ssh: Ssh, others: list[Ssh]) -> Ssh:
+    """One list of hosts; each of another fleet brings its user and key where they differ."""
+    joined = [
+        host.model_copy(update={"user": host.user or other.user, "identity_file": host.identity_file or other.identity_file})
+        if (other.user, other.identity_file) != (ssh.user, ssh.identity_file)
+        else host
+        for other in others
+        for host in other.hosts
+    ]
+    return ssh.model_copy(update={"hosts": (*ssh.hosts, *joined)})
 
 
 def _host(host: Host) -> str | dict[str, Any]:

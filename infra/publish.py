@@ -55,10 +55,11 @@ def file_names(stack: Stack) -> list[str]:
     """Names of the files that are rendered for a stack, in the order of their use."""
     if stack.cloud == "slurm":
         return [*(f"{script.name}.sbatch" for script in slurm.SCRIPTS), "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
-    machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.fleets]
+    machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.dstack_fleets()]
     disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
     beyond = ["server-config.yml", *machines, *disk] if leaves_machine(stack) else []
-    return [*beyond, "ray-cluster.dstack.yml", "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
+    job = ["ray-job.dstack.yml"] if stack.task.job else []
+    return [*beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
 
 
 def rendered(stack: Stack, site: Site) -> dict[str, str]:
@@ -77,7 +78,7 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
     here, files, disk = f"build/{stack.name}", {}, volume.volume(stack, site)
     if site.leaves_machine and stack.cloud != "slurm":
         files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", server.server_config(stack, site))
-        for one in stack.fleets:
+        for one in stack.dstack_fleets():
             name = f"{one.name}.fleet.dstack.yml"
             if site.awaited(one):
                 files[name] = (f"Empty until the cloud grants the machines; then again: {_up(stack)}", {})
@@ -89,6 +90,9 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
     start = "dstack apply -f" if site.leaves_machine else "python -m cluster_tasks.local up"
     if stack.cloud != "slurm":
         files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
+    if stack.task.job:
+        name = "ray-job.dstack.yml"
+        files[name] = (f"One job on a cluster of its own: dstack apply -f {here}/{name}", ray.ray_job(stack, site, stack.task.job))
     files["runtime-env.yaml"] = (
         f"What jobs need: ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- ...",
         ray.runtime_env(stack, site),

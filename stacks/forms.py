@@ -85,6 +85,8 @@ Sizes = Annotated[
 Duration = Annotated[str, form(r"^[1-9]\d*[smhdw]$", "a duration such as 30m, 72h or 14d")]
 Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
 ContainerUser = Annotated[str, form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number")]
+ProjectPath = Annotated[str, form(r"^\w[\w.-]*(/\w[\w.-]*)*$", "a path in the project's folder, such as trainer or run.yaml")]
+Cron = Annotated[str, form(r"^\S+( \S+){4}$", 'five fields of cron in quotes, such as "0 3 * * *"')]
 Mount = Annotated[
     str, form(r"^(/[^:\s]*|[a-z][a-z0-9-]{1,40}):/[^:\s]+$", "a mount such as /folder/of/host:/data, or name-of-dstack-volume:/data")
 ]

@@ -34,6 +34,7 @@ OWN_TAGS = ("environment", "project", "stack")
 def faults(stack: Stack) -> Iterator[PydanticCustomError]:
     """What is wrong with settings that are each in order; the first is the one to tell."""
     yield from _names(stack)
+    yield from _cluster(stack)
     yield from _ssh(stack)
     yield from _driven(stack)
     if stack.cloud in CLOUDS:
@@ -77,6 +78,25 @@ def _names(stack: Stack) -> Iterator[PydanticCustomError]:
     for index, fleet in enumerate(stack.fleets):
         if fleet.name in [other.name for other in stack.fleets[:index]]:
             yield problem(f"{fleet.name!r} is taken by an earlier fleet", "fleets", index, "name")
+
+
+def _cluster(stack: Stack) -> Iterator[PydanticCustomError]:
+    """Of a cluster over several fleets, and of a job: what dstack can place."""
+    known = [fleet.name for fleet in stack.fleets]
+    for index, name in enumerate(stack.task.fleets):
+        at = ("task", "fleets", index)
+        if name not in known:
+            yield problem(f"{name!r} is no fleet of this stack (allowed: {', '.join(known)})", *at)
+        elif name in stack.task.fleets[:index]:
+            yield problem(f"{name!r} is listed twice", *at)
+        elif len(stack.task.fleets) > 1 and stack.cloud != "ssh" and stack.fleets[known.index(name)].provision != "pulumi":
+            text = "makes a cluster of several fleets, for which the machines must be there: flotilla:cloud ssh, or provision: pulumi"
+            yield problem(f"{name!r} {text}", *at)
+    jumps = [fleet.ssh.proxy_jump for fleet in stack.fleets if fleet.ssh and fleet.name in stack.task.fleets]
+    if any(jump != jumps[0] for jump in jumps):
+        yield problem("name fleets with different ssh.proxy_jump; to dstack they are one fleet, which has one", "task", "fleets")
+    if stack.task.job and stack.cloud in ("local", "slurm"):
+        yield problem(f"is for dstack, but flotilla:cloud is {stack.cloud}", "task", "job")
 
 
 def _ssh(stack: Stack) -> Iterator[PydanticCustomError]:

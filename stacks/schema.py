@@ -19,6 +19,7 @@ from stacks.fabric import Fabric
 from stacks.forms import (
     ContainerUser,
     Count,
+    Cron,
     Duration,
     Hostname,
     IdleDuration,
@@ -28,6 +29,7 @@ from stacks.forms import (
     Port,
     Positive,
     ProjectId,
+    ProjectPath,
     Quantity,
     Region,
     Size,
@@ -222,6 +224,27 @@ class Dstack(Model):
         return self
 
 
+class Job(Model):
+    """One Ray job, for continuous integration and schedules: ray-job.dstack.yml runs it on a cluster of its own."""
+
+    command: Text = Field(description="Such as python -m trainer.train_ppo --config run.yaml.")
+    files: tuple[ProjectPath, ...] = Field(
+        default=("trainer",), min_length=1, description="What it needs of the project's folder; each at most 2 MB, by dstack's rule."
+    )
+    schedule: Cron | None = Field(default=None, description='When dstack starts it, in UTC, such as "0 3 * * *".')
+    retry: bool = Field(
+        default=False,
+        description="Again also after a lost node, from its checkpoint. dstack then repeats a job that fails by itself too, until stopped.",
+    )
+
+
+class Utilization(Model):
+    """dstack ends a run whose GPUs idle."""
+
+    min_gpu: Count = Field(ge=1, le=100, description="Percent; one GPU that stays below for the whole window ends the run.")
+    window: Duration = Field(default="30m", description="At least 5m.")
+
+
 class Task(Model):
     """The Ray cluster as a dstack task."""
 
@@ -240,6 +263,12 @@ class Task(Model):
     )
     retry: bool = Field(default=True, description="dstack submits the run again after an interruption or a node's failure.")
     max_duration: Duration | None = Field(default=None, description="Such as 72h; no limit when left out.")
+    stop_duration: Duration | None = Field(default=None, description="dstack forces a stop after this long; 5m when left out.")
+    utilization: Utilization | None = Field(default=None, description="Ends a run whose GPUs idle.")
+    fleets: tuple[Name, ...] = Field(
+        default=(), description="Fleets whose nodes make up the cluster, the head's first; the first fleet when left out."
+    )
+    job: Job | None = Field(default=None, description="A job to run without holding a cluster.")
 
     @model_validator(mode="after")
     def _dstack_takes_it(self) -> Self:
@@ -280,6 +309,15 @@ class Stack(Model):
     slurm: Slurm = Field(default=Slurm(), description="The allocation on a Slurm cluster.")
     dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")
     task: Task = Task()
+
+    def cluster_fleets(self) -> tuple[Fleet, ...]:
+        """Those whose nodes make up the cluster, the head's first."""
+        by_name = {fleet.name: fleet for fleet in self.fleets}
+        return tuple(by_name[name] for name in self.task.fleets) or self.fleets[:1]
+
+    def dstack_fleets(self) -> tuple[Fleet, ...]:
+        """As dstack knows them: it places a run in one fleet, so those of a cluster are one, named after the first."""
+        return tuple(fleet for fleet in self.fleets if fleet not in self.cluster_fleets()[1:])
 
     @model_validator(mode="after")
     def _settings_fit_the_cloud(self) -> Self:

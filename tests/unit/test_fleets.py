@@ -117,10 +117,10 @@ def test_amd_gpus_without_an_image_are_refused() -> None:
 
 def test_the_agent_is_told_only_what_differs_from_its_defaults() -> None:
     plain = ray_cluster(stack(fleets=[{"name": "gpus", "nodes": 2}]), AWS)
-    assert plain["commands"][-1] == "exec python3 node.py"
+    assert plain["commands"][-1] == "exec python3 node.py --per-host", "checkpoints of kind instance"
     special = stack(fleets=[GPUS | {"resources": {"v100": 8}}], task={"on_node_loss": "wait", "join_timeout": 1200})
     assert ray_cluster(special, AWS)["commands"][-1] == (
-        """exec python3 node.py --num-cpus 192 --resources '{"v100": 8.0}' --join-timeout 1200 --on-node-loss wait"""
+        """exec python3 node.py --num-cpus 192 --resources '{"v100": 8.0}' --join-timeout 1200 --on-node-loss wait --per-host"""
     )
 
 

@@ -1,0 +1,160 @@
+"""A job's task, and a cluster over unlike fleets: read by dstack's own parser."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
+from dstack._internal.core.models.fleets import FleetConfiguration
+
+from cluster_tasks import node
+from cluster_tasks.ray import ray_cluster, ray_job
+from fleets.fleet import fleet
+from infra import ssh
+from infra.publish import file_names
+from stacks.load import StackError, parse
+from stacks.schema import Stack
+
+SSH = {"user": "ubuntu", "identity_file": "~/.ssh/key", "network": "10.0.0.0/24"}
+FLEETS = [
+    {"name": "cpu", "cpus": 16, "ssh": SSH | {"hosts": [{"hostname": "head"}]}},
+    {"name": "small", "gpu": {"name": "L4", "count": 2}, "resources": {"small": 2}, "ssh": SSH | {"hosts": [{"hostname": "s1"}]}},
+    {
+        "name": "large",
+        "gpu": {"name": "H100", "count": 8},
+        "ssh": SSH | {"user": "root", "hosts": [{"hostname": "l1"}, {"hostname": "l2", "user": "me"}]},
+    },
+]
+JOB = {"command": "python -m trainer.train_ppo --config run.yaml", "files": ["trainer", "run.yaml"]}
+
+
+def stack(**task: Any) -> Stack:
+    return parse("lab", {"flotilla:cloud": "ssh", "flotilla:fleets": FLEETS, "flotilla:task": {"image": "me/ray:1"} | task})
+
+
+def read(task: dict[str, Any]) -> TaskConfiguration:
+    parsed = parse_apply_configuration(task)
+    assert isinstance(parsed, TaskConfiguration)
+    return parsed
+
+
+def agent(command: str) -> node.Settings:
+    """The command's flags as the agent reads them, in sh's words."""
+    words = shlex.split(command)
+    assert words[:3] == ["exec", "python3", "node.py"]
+    return node.read_settings(words[3:], {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3\n10.0.0.4"})
+
+
+def test_the_first_fleet_alone_is_the_cluster_unless_others_are_named() -> None:
+    one = stack()
+    assert read(ray_cluster(one, ssh.build(one))).groups is None
+    assert [name for name in file_names(one) if "fleet" in name] == [f"{name}.fleet.dstack.yml" for name in ("cpu", "small", "large")]
+
+
+def test_named_fleets_are_groups_whose_head_takes_no_gpu_node() -> None:
+    several = stack(fleets=["cpu", "small", "large"])
+    task = read(ray_cluster(several, ssh.build(several)))
+    assert task.groups is not None
+    assert [(group.name, group.nodes) for group in task.groups] == [("cpu", 1), ("small", 1), ("large", 2)]
+    gpus = [group.resources.gpu for group in task.groups]
+    assert [(gpu.name, gpu.count.min) for gpu in gpus if gpu] == [(None, 0), (["L4"], 2), (["H100"], 8)]
+    assert gpus[0] is not None
+    assert gpus[0].count.max == 0
+    assert [len(group.ports) for group in task.groups] == [1, 0, 0]
+    assert task.fleets is not None
+    assert len(task.fleets) == 1
+    head, small, _ = (agent(group.commands[-1]) for group in task.groups)
+    assert head.node_gpus == [0, 2, 8, 8]
+    assert small.resources == '{"small": 2.0}'
+
+
+def test_the_fleets_of_a_cluster_are_one_to_dstack() -> None:
+    several = stack(fleets=["cpu", "small", "large"])
+    site = ssh.build(several)
+    assert [name for name in file_names(several) if "fleet" in name] == ["cpu.fleet.dstack.yml"]
+    [one] = several.dstack_fleets()
+    parsed = parse_apply_configuration(fleet(several, site, one))
+    assert isinstance(parsed, FleetConfiguration)
+    assert parsed.ssh_config is not None
+    hosts = [host if isinstance(host, str) else (host.hostname, host.user) for host in parsed.ssh_config.hosts]
+    assert hosts == ["head", "s1", ("l1", "root"), ("l2", "me")]
+
+
+def test_the_head_waits_for_each_nodes_own_gpus() -> None:
+    alive = {"a": {}, "b": {"GPU": 2.0}, "c": {"GPU": 6.0}}
+    assert node.missing(["a", "b", "c"], [0, 2, 8], alive) == ["c with 6 of 8 GPUs"]
+    assert node.missing(["a", "b"], [0, 2], alive) == []
+
+
+def test_a_job_brings_its_files_and_ends_the_run_with_its_code() -> None:
+    one = stack(job=JOB)
+    assert one.task.job is not None
+    task = read(ray_job(one, ssh.build(one), one.task.job))
+    settings = agent(task.commands[-1])
+    assert (settings.job, settings.working_dir, settings.runtime_env) == (JOB["command"], "project", "runtime-env.yaml")
+    brought = {file.path: file.local_path for file in task.files}
+    assert brought["project/run.yaml"] == "../../run.yaml"
+    assert task.name == "ray-job"
+    assert "ray-job.dstack.yml" in file_names(one)
+
+
+@pytest.mark.parametrize(("retry", "events"), [(False, ["no-capacity", "interruption"]), (True, ["no-capacity", "interruption", "error"])])
+def test_a_job_that_fails_by_itself_is_repeated_only_where_that_is_asked_for(retry: bool, events: list[str]) -> None:
+    one = stack(job=JOB | {"retry": retry, "schedule": "0 3 * * *"})
+    assert one.task.job is not None
+    task = read(ray_job(one, ssh.build(one), one.task.job))
+    assert not isinstance(task.retry, bool)
+    assert task.retry is not None
+    assert [event.value for event in task.retry.on_events or []] == events
+    assert task.schedule is not None
+    assert task.schedule.crons == ["0 3 * * *"]
+
+
+def test_what_ends_an_idle_run_is_as_dstack_reads_it() -> None:
+    one = stack(utilization={"min_gpu": 10, "window": "1h"}, stop_duration="10m")
+    task = read(ray_cluster(one, ssh.build(one)))
+    assert task.utilization_policy is not None
+    assert (task.utilization_policy.min_gpu_utilization, task.utilization_policy.time_window) == (10, 3600)
+    assert task.stop_duration == 600
+
+
+@pytest.mark.parametrize(
+    ("task", "error"),
+    [
+        ({"fleets": ["cpu", "big"]}, r"flotilla:task\.fleets\[1\]: 'big' is no fleet of this stack \(allowed: cpu, small, large\)"),
+        ({"fleets": ["cpu", "cpu"]}, r"flotilla:task\.fleets\[1\]: 'cpu' is listed twice"),
+        (
+            {"job": {"command": "x", "files": ["../run.yaml"]}},
+            r"flotilla:task\.job\.files\[0\]: '../run.yaml' is not a path in the project",
+        ),
+        ({"job": {"command": "x", "schedule": "daily"}}, r"flotilla:task\.job\.schedule: 'daily' is not five fields of cron"),
+        ({"utilization": {"min_gpu": 101}}, r"flotilla:task\.utilization\.min_gpu: 101 is not an integer between 1 and 100"),
+        ({"volumes": ["data"]}, r"flotilla:task\.volumes\[0\]: 'data' is not a mount such as"),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_the_setting(task: dict[str, Any], error: str) -> None:
+    with pytest.raises(StackError, match=rf"^stacks/Pulumi\.lab\.yaml: {error}[^\n]*$"):
+        stack(**task)
+
+
+def test_a_cloud_launches_the_machines_of_one_fleet_for_a_cluster() -> None:
+    fleets = [{"name": name, "nodes": 1, "machine": "g6.12xlarge"} for name in ("aa", "bb")]
+    settings = {
+        "flotilla:cloud": "aws",
+        "flotilla:region": "us-east-1",
+        "flotilla:fleets": fleets,
+        "flotilla:task": {"fleets": ["aa", "bb"]},
+    }
+    with pytest.raises(StackError, match=r"flotilla:task\.fleets\[0\]: 'aa' makes a cluster of several fleets"):
+        parse("cloud", settings)
+
+
+def test_earlier_checkpoints_are_said_to_be_elsewhere() -> None:
+    a, b = "10.0.0.1", "10.0.0.2"
+    assert "does not find them" in node.where_checkpoints_are(a, a, None)[0], "a first run is told what the volume cannot promise"
+    assert node.where_checkpoints_are(a, a, a) == []
+    assert f"are on {b}, but now the head is {a}" in node.where_checkpoints_are(a, a, b)[0], "the head knows from its note as a worker"
+    assert f"are on {b}, but now the head is {a}" in node.where_checkpoints_are(b, a, b)[0], "the old head says it too"
+    assert node.where_checkpoints_are("10.0.0.3", a, b) == []
