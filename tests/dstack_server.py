@@ -37,10 +37,15 @@ class Running:
     """A server that answers."""
 
     folder: Path
+    environment: dict[str, str]  # by which AWS is moto
     home: Path  # with the SSH key that the example stacks name
     url: str
     vpcs: dict[str, str]  # by region
     api: APIClient
+
+    @property
+    def token(self) -> str:
+        return token(self.folder)
 
     def project(self, name: str) -> str:
         """A project of its own for a test."""
@@ -63,24 +68,24 @@ def running(folder: Path) -> Iterator[Running]:
     (home / "key").rename(home / ".ssh/flotilla")
     (home / "key.pub").rename(home / ".ssh/flotilla.pub")
     aws.start()
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:  # for the server and what is made for it, not for the tests
         _, port = aws.get_host_and_port()
         settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(home)}
         settings |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing")
         settings |= {"GPUHUNT_CATALOG_URL": catalogue(folder)}
         for name, value in settings.items():
             patch.setenv(name, value)
-        for name in ("GPUHUNT_CATALOG_DIR", "AWS_PROFILE", "AWS_SESSION_TOKEN", "DSTACK_TOKEN", "DSTACK_PROJECT", "DSTACK_SERVER_URL"):
+        for name in ("GPUHUNT_CATALOG_DIR", "AWS_PROFILE", "AWS_SESSION_TOKEN", "DSTACK_SERVER_ADMIN_TOKEN"):
             patch.delenv(name, raising=False)
         vpcs = {region: network(region) for region in REGIONS}
         assert server.up(folder / "server", None, free_port(), ANSWER_SECONDS) == 0
-        started = Server.running(folder / "server")
-        assert started
-        try:
-            yield Running(folder / "server", home, started.url, vpcs, APIClient(started.url, token(folder / "server")))
-        finally:
-            server.down(folder / "server", force=True)
-            aws.stop()
+    started = Server.running(folder / "server")
+    assert started
+    try:
+        yield Running(folder / "server", settings, home, started.url, vpcs, APIClient(started.url, token(folder / "server")))
+    finally:
+        server.down(folder / "server", force=True)
+        aws.stop()
 
 
 def network(region: str) -> str:
