@@ -41,8 +41,10 @@ def read_task(path: Path) -> TaskConfiguration:
         raise LocalError(f"{path} is not a dstack task: {error}") from None
     if not isinstance(task, TaskConfiguration):
         raise LocalError(f"{path} is a dstack {task.type}; only a task runs here")
-    if task.groups is not None:
-        raise LocalError(f"{path} has node groups; on this machine all nodes are alike, so give `nodes` instead")
+    if "${{" in "".join(command for group in task.node_groups for command in group.commands):
+        raise LocalError(
+            f"{path} has ${{{{ ... }}}} in its commands, which dstack's server fills in; DSTACK_NODES_IPS has the addresses here too"
+        )
     return task
 
 
@@ -54,7 +56,8 @@ class Ports:
 
 def named_port(task: TaskConfiguration) -> int:
     """Port of the dashboard as the task, and with it env.sh, has it."""
-    ports = (mapping.local_port for mapping in task.ports if mapping.container_port == DASHBOARD_PORT)
+    mappings = (mapping for group in task.node_groups for mapping in group.ports)
+    ports = (mapping.local_port for mapping in mappings if mapping.container_port == DASHBOARD_PORT)
     return next(ports, None) or DASHBOARD_PORT
 
 
@@ -120,29 +123,30 @@ def make_plan(task: TaskConfiguration, root: Path, ports: Ports, shell: Mapping[
         "DSTACK_NODES_NUM": str(len(addresses)),
         "DSTACK_NODES_IPS": "\n".join(addresses),
         "DSTACK_MASTER_NODE_IP": addresses[0],
-        "DSTACK_GPUS_PER_NODE": str(gpus),
-        "DSTACK_GPUS_NUM": str(gpus * len(addresses)),
+        "DSTACK_GPUS_NUM": str(sum(gpus)),
         "DSTACK_MPI_HOSTFILE": str(root / "nodes/hostfile"),
     }
-    nodes = []
-    for rank in range(len(addresses)):
+    nodes, groups = [], [group for group in task.node_groups for _ in range(group.nodes)]
+    for rank, group in enumerate(groups):
         flags = {"--port": ports.gcs, "--dashboard-port": ports.dashboard, "--temp-dir": ray_folder(root) / str(rank)}
         flags["--object-store-mb"] = OBJECT_STORE_MB
         own = {
             "DSTACK_NODE_RANK": str(rank),
+            "DSTACK_GPUS_PER_NODE": str(gpus[rank]),
             "DSTACK_WORKING_DIR": str(root / f"nodes/{rank}"),
             "FLOTILLA_NODE_ARGS": shlex.join(f"{name}={value}" for name, value in flags.items()),
         }
-        if gpus:  # each node sees its own share of this machine's GPUs
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(rank * gpus, (rank + 1) * gpus))
-        command = [task.shell or "/bin/sh", "-c", " && ".join(task.commands)]
+        if any(gpus):  # each node sees its own share of this machine's GPUs
+            own["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(sum(gpus[:rank]), sum(gpus[: rank + 1])))
+        command = [task.shell or "/bin/sh", "-c", " && ".join(group.commands)]
         nodes.append(NodeProcess(rank, command, shared | own, str(root / f"nodes/{rank}"), str(root / f"logs/node-{rank}.log")))
     return Plan(nodes=nodes, stop_seconds=STOP_SECONDS)
 
 
-def node_gpus(task: TaskConfiguration) -> int:
-    count = task.resources.gpu.count.min if task.resources.gpu else 0
-    return count or 0
+def node_gpus(task: TaskConfiguration) -> list[int]:
+    """GPUs of each node, in order of rank; groups of nodes may differ."""
+    counts = [(group.nodes, group.resources.gpu.count.min if group.resources.gpu else 0) for group in task.node_groups]
+    return [count or 0 for nodes, count in counts for _ in range(nodes)]
 
 
 def ray_folder(root: Path) -> Path:
@@ -179,7 +183,8 @@ def place_files(task: TaskConfiguration, root: Path) -> None:
             (target / mapping.path).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copytree if source.is_dir() else shutil.copy2
             copy(source, target / mapping.path)
-    (root / "nodes/hostfile").write_text("".join(f"{address} slots={max(gpus, 1)}\n" for address in addresses))
+    slots = [f"{address} slots={max(count, 1)}\n" for address, count in zip(addresses, gpus, strict=True)]
+    (root / "nodes/hostfile").write_text("".join(slots))
     link_runs(task, root)
 
 

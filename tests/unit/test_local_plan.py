@@ -15,6 +15,8 @@ from cluster_tasks.local_plan import (
     Ports,
     dashboard_port,
     make_plan,
+    named_port,
+    node_gpus,
     place_files,
     ray_folder,
     read_task,
@@ -82,6 +84,25 @@ def test_every_node_has_its_own_share_of_the_gpus(tmp_path: Path) -> None:
     assert nodes[0].env["DSTACK_GPUS_NUM"] == "4"
 
 
+GROUPS = [
+    {"name": "large", "nodes": 1, "commands": ["exec head"], "resources": {"gpu": 2}, "ports": ["8300:8265"]},
+    {"name": "small", "nodes": 2, "commands": ["exec worker"], "resources": {"gpu": 1}},
+]
+
+
+def test_groups_of_nodes_have_commands_and_gpus_of_their_own(tmp_path: Path) -> None:
+    grouped = {key: value for key, value in TASK.items() if key not in ("nodes", "commands", "ports")} | {"groups": GROUPS}
+    parsed = parse_apply_configuration(grouped)
+    assert isinstance(parsed, TaskConfiguration)
+    nodes = make_plan(parsed, tmp_path, Ports(8300, 7000), SHELL).nodes
+    assert [node.command[-1] for node in nodes] == ["exec head", "exec worker", "exec worker"]
+    assert [node.env["CUDA_VISIBLE_DEVICES"] for node in nodes] == ["0,1", "2", "3"]
+    assert [node.env["DSTACK_GPUS_PER_NODE"] for node in nodes] == ["2", "1", "1"]
+    assert {node.env["DSTACK_GPUS_NUM"] for node in nodes} == {"4"}
+    assert node_gpus(parsed) == [2, 1, 1]
+    assert named_port(parsed) == 8300
+
+
 def test_rays_sockets_fit_into_the_kernels_limit_however_deep_the_folder_is(tmp_path: Path) -> None:
     session = "session_2026-11-21_11-38-14_071032_4194304/sockets/plasma_store"
     assert len(f"{ray_folder(tmp_path / ('deep/' * 40))}/10/{session}") <= 107
@@ -109,6 +130,7 @@ def test_files_and_the_folder_of_runs_are_where_the_task_and_a_person_look(tmp_p
         (None, "does not exist"),
         ("type: [", "is not a dstack task"),
         (yaml.safe_dump(TASK | {"node": 2}), "node"),
+        (yaml.safe_dump(TASK | {"commands": ["ping ${{ groups[0].nodes[0].IP_ADDRESS }}"]}), "which dstack's server fills in"),
         (yaml.safe_dump({"type": "fleet", "name": "f", "nodes": 1}), "only a task runs here"),
     ],
 )
