@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -138,9 +139,33 @@ class DstackRun:
             return
         if not node.port_is_free(self.port):
             raise ClusterError(f"port {self.port} of this machine is in use; take another with --port, or set flotilla:task.dashboard_port")
-        log = self.folder / "attach.log"
-        with log.open("wb") as output:
-            attached = subprocess.Popen(
+        attached: subprocess.Popen[bytes] | None = None
+
+        def lacking() -> str | None:
+            nonlocal attached
+            self.must_live()
+            if attached is None and not bindable(self.port):
+                return f"waiting for port {self.port}, which the kernel keeps for a minute after a broken connection"
+            if attached is None or attached.poll() is not None:
+                said = " ".join(self._attach_log.read_text(errors="replace").split())[-300:] if attached else ""
+                attached = self._attach()
+                return f"`dstack attach` has ended ({said}); trying again" if said else f"attaching to {self.name}"
+            return None if answers(self.dashboard) else f"waiting for Ray's dashboard at {self.dashboard.url}"
+
+        try:
+            wait(lacking, seconds)
+            yield
+        finally:
+            if attached is not None:
+                _detach(attached)
+
+    @property
+    def _attach_log(self) -> Path:
+        return self.folder / "attach.log"
+
+    def _attach(self) -> subprocess.Popen[bytes]:
+        with self._attach_log.open("wb") as output:
+            return subprocess.Popen(
                 shown(["dstack", "attach", self.name, "-p", f"{self.port}:{DASHBOARD_PORT}"]),
                 cwd=ROOT,
                 env=self.env,
@@ -150,23 +175,24 @@ class DstackRun:
                 start_new_session=True,  # Ctrl-C is for us, who ask what it means
             )
 
-        def lacking() -> str | None:
-            self.must_live()
-            if attached.poll() is not None:
-                said = " ".join(log.read_text(errors="replace").split())[-400:]
-                raise ClusterError(f"`dstack attach {self.name}` has ended: {said}", node.NOT_READY)
-            return None if answers(self.dashboard) else f"waiting for Ray's dashboard at {self.dashboard.url}"
 
+def _detach(attached: subprocess.Popen[bytes]) -> None:
+    attached.send_signal(signal.SIGINT)  # it takes its SSH tunnel along
+    try:
+        attached.wait(DETACH_SECONDS)
+    except subprocess.TimeoutExpired:
+        attached.kill()
+        attached.wait()
+
+
+def bindable(port: int) -> bool:
+    """Whether dstack can take the port: it binds without SO_REUSEADDR, so not while connections of before wait in TIME_WAIT."""
+    with socket.socket() as probe:
         try:
-            wait(lacking, seconds)
-            yield
-        finally:
-            attached.send_signal(signal.SIGINT)  # it takes its SSH tunnel along
-            try:
-                attached.wait(DETACH_SECONDS)
-            except subprocess.TimeoutExpired:
-                attached.kill()
-                attached.wait()
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def answers(dashboard: node.Dashboard) -> bool:

@@ -33,7 +33,7 @@ from fleets.client import ConnectionFailed, connect
 from stacks.load import StackError, load
 from stacks.schema import Stack
 
-SILENT_SECONDS = 30  # of a dashboard, after which the connection is made anew
+SILENT_SECONDS = 10  # of a dashboard, after which the connection is made anew; `dstack attach` does not notice that its tunnel broke
 INTERRUPTED = 130
 
 
