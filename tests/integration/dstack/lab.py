@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +24,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-
 from integration.dstack.hosts import HERE, NETWORK, PATH, SOFTWARE, Host, Laptop, interrupt, sh, wait_for
 
 ROOT = Path(__file__).parents[3]
@@ -112,12 +112,10 @@ class Lab:
         sh(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key")])
         make_image(self.folder / "image.tar")
         for part in PARTS:
-            copy = shutil.copytree if (ROOT / part).is_dir() else shutil.copy
-            copy(
-                ROOT / part,
-                self.project / part,
-                **({"ignore": shutil.ignore_patterns("__pycache__", ".venv")} if copy is shutil.copytree else {}),
-            )
+            if (source := ROOT / part).is_dir():
+                shutil.copytree(source, self.project / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+            else:
+                shutil.copy(source, self.project / part)
         self.laptop = Laptop(self.folder)
         self.hosts = [Host(number + 1, self.folder, self.laptop) for number in range(self.count)]
         self._start_files()
@@ -271,11 +269,11 @@ class Lab:
     def wait_run(self, run: str, *statuses: str, timeout: float = 300) -> str:
         """Until a run has one of these states; running only when all of its jobs are."""
 
-        def reached() -> str | None:
+        def reached() -> str:
             status = self.status(run)
             ok = status in statuses and (status != "running" or all(job["status"] == "running" for job in self.jobs(run)))
             assert ok or status not in ENDED, f"{run} is {status}: {self.why(run)}\n{self.logs(run)[-3000:]}"
-            return status if ok else None
+            return status if ok else ""
 
         return wait_for(f"run {run} to be {' or '.join(statuses)}", reached, timeout, 0.5)
 
@@ -283,12 +281,34 @@ class Lab:
         """Why the jobs of a run ended, by dstack."""
         return "; ".join(f"{job['exit_status']} {job['termination_reason']}: {job['termination_reason_message']}" for job in self.jobs(run))
 
+    def wait_ready(self, run: str) -> None:
+        """Until the head says that its cluster is whole; dstack hands on its words some seconds later."""
+        self.wait_run(run, "running")
+        wait_for(f"run {run} to be ready", lambda: "ready: " in self.logs(run), 300, 1)
+
+    def host(self, run: str, node: int) -> Host:
+        """Where a node of a run is; node 0 is the head."""
+        address = self.jobs(run)[node]["job_provisioning_data"]["hostname"]
+        return next(host for host in self.hosts if host.address == address)
+
     def logs(self, run: str, node: int = 0) -> str:
         return self.user(f"dstack logs {run} --job {node}").stdout
 
     def stop(self, run: str) -> None:
         self.must(f"dstack stop -y {run}")
         self.wait_run(run, *ENDED, timeout=200)
+
+    def tidy(self) -> None:
+        """Every host on and reached, no run left, the stack as it was first."""
+        for index, host in enumerate(self.hosts):
+            if host.process.poll() is not None:
+                self.power_on(index)
+            host.link(up=True)
+        for run in self.api("runs/list"):
+            if run["status"] not in ENDED:
+                self.must(f"dstack stop -y {run['run_spec']['run_name']}")
+        self.wait_idle(timeout=300)
+        self.stack()
 
     def wait_idle(self, fleet: str = "lab", timeout: float = 120) -> None:
         """Until the hosts are free again, and no container is left on them."""

@@ -3,46 +3,79 @@
 from __future__ import annotations
 
 import json
+import re
 
+import pytest
 from integration.dstack.hosts import interrupt, wait_for
 from integration.dstack.lab import Lab
 
+pytestmark = pytest.mark.usefixtures("tidy")
+
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; exec dstack apply -y -f build/lab/ray-cluster.dstack.yml"
+APPLY_JOB = f"{ENV}; dstack apply -y -d -f build/lab/ray-job.dstack.yml"
 SUBMIT = "ray job submit --runtime-env build/lab/runtime-env.yaml --working-dir . --"
-SFT = "python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml trainer.steps=40 trainer.checkpoint_every=40"
-# The demo recipe, with the sampler that starts at once; one rank and one sampler, which need a CPU each, and each host offers one.
-GRPO = "python -m trainer.train_ppo --config trainer/recipes/demo.yaml rollout.engine=hf run.name=grpo"
-SMALL = "trainer.prompts_per_step=16 trainer.eval_prompts=32 trainer.steps=400 trainer.checkpoint_every=5"
+# The demo recipe with the sampler that starts at once. One rank and one sampler need a CPU each, and each host offers one.
+GRPO = (
+    "python -m trainer.train_ppo --config trainer/recipes/demo.yaml rollout.engine=hf trainer.prompts_per_step=16 trainer.eval_prompts=32"
+)
+GRPO += " trainer.steps=40 trainer.checkpoint_every=5"
 
 
-def rows(lab: Lab, run: str) -> list[dict]:
+def steps(lab: Lab, run: str) -> int:
+    """Steps that are done, by what the run writes on the volume."""
     file = lab.shared / run / "metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return json.loads(file.read_text().splitlines()[-1])["step"] if file.exists() and file.stat().st_size else 0
 
 
-def test_a_run_is_stopped_and_goes_on_where_it_saved(lab: Lab):
+@pytest.mark.usefixtures("model")
+def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     cluster = lab.start(APPLY, "apply.log")
     lab.wait_forwarded(8265, cluster)
     refused = lab.user("RAY_ADDRESS=http://localhost:8265 ray job list")
     assert refused.returncode != 0, "the job API wants the token"
     assert "Authentication" in refused.stdout
-
-    lab.must(f"{ENV}; {SUBMIT} {SFT}")
-    job = lab.start(f"{ENV}; {SUBMIT} {GRPO} {SMALL}", "job.log")
-    wait_for("step 8", lambda: len(rows(lab, "grpo")) > 8, 240)
+    job = lab.start(f"{ENV}; {SUBMIT} {GRPO} run.name=grpo", "job.log")
+    wait_for("step 8", lambda: steps(lab, "grpo") >= 8, 300)
     lab.stop("ray")
     assert interrupt(job) != 0
     interrupt(cluster)
+    done = steps(lab, "grpo")
+    assert done < 40, "it was stopped on its way"
+    assert f"saved after step {done}" in (lab.folder / "job.log").read_text(), "the workers stay while the job saves"
     lab.wait_idle()
-    print((lab.folder / "apply.log").read_text())
-    print((lab.folder / "job.log").read_text())
-    print(lab.logs("ray", 0), lab.logs("ray", 1))
-    done = len(rows(lab, "grpo")) - 1
-    print(done, list((lab.shared / "grpo").glob("*")))
 
     cluster = lab.start(APPLY, "apply.log")
     lab.wait_forwarded(8265, cluster)
-    output = lab.must(f"{ENV}; {SUBMIT} {GRPO} {SMALL} trainer.steps={done + 10}")
-    print(output)
+    output = lab.must(f"{ENV}; {SUBMIT} {GRPO} run.name=grpo trainer.steps={done + 4}")
+    assert f"step {done} of {done + 4}" in output, "no step is done twice"
+    nodes = {line.partition("ip=")[2].partition(")")[0] for line in output.splitlines() if "ip=" in line}
+    assert nodes, "a role is on the other node"
+    assert steps(lab, "grpo") == done + 4
     lab.stop("ray")
+    assert interrupt(cluster) == 0
+
+
+@pytest.mark.usefixtures("model")
+def test_a_job_goes_on_from_its_checkpoint_after_its_worker_died(lab: Lab):
+    lab.stack(task={"job": {"command": f"{GRPO} run.name=lost", "retry": True}})
+    lab.must(APPLY_JOB)
+    wait_for("step 7", lambda: steps(lab, "lost") >= 7, 400)
+    worker = lab.host("ray-job", 1)
+    worker.docker("kill", *worker.containers())
+    wait_for("a second attempt", lambda: lab.jobs("ray-job")[0]["submission"] == 2, 300, 1)
+    lab.wait_run("ray-job", "done", timeout=500)
+    assert steps(lab, "lost") == 40
+    assert re.search(r"step [1-9]\d* of 40", lab.logs("ray-job")), "the second attempt found the checkpoint"
+    assert lab.jobs("ray-job")[0]["exit_status"] == 0
+    lab.wait_idle()
+
+
+def test_a_job_that_fails_fails_the_run_with_its_code(lab: Lab):
+    lab.stack(task={"job": {"command": "sh -c 'ls trainer/train_ppo.py && exit 7'"}})
+    lab.must(APPLY_JOB)
+    lab.wait_run("ray-job", "failed", timeout=400)
+    assert lab.jobs("ray-job")[0]["exit_status"] == 7
+    assert [job["submission"] for job in lab.jobs("ray-job")] == [1, 1]
+    assert "trainer/train_ppo.py" in lab.logs("ray-job"), "the job has its files"
+    lab.wait_idle()
