@@ -90,7 +90,7 @@ def _cluster(stack: Stack) -> Iterator[PydanticCustomError]:
         elif name in stack.task.fleets[:index]:
             yield problem(f"{name!r} is listed twice", *at)
         elif len(stack.task.fleets) > 1 and stack.cloud not in ("ssh", "local") and stack.fleets[known.index(name)].provision != "pulumi":
-            text = "makes a cluster of several fleets, for which the machines must be there: flotilla:cloud ssh or local, or provision: pulumi"
+            text = "makes a cluster of several fleets, for which the machines must be there: flotilla:cloud ssh, or provision: pulumi"
             yield problem(f"{name!r} {text}", *at)
     jumps = [fleet.ssh.proxy_jump for fleet in stack.fleets if fleet.ssh and fleet.name in stack.task.fleets]
     if any(jump != jumps[0] for jump in jumps):
