@@ -220,6 +220,12 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
         yield
 
 
+def port_number(text: str) -> int:
+    if text.isdecimal() and 1 <= int(text) <= 65535:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a port between 1 and 65535")
+
+
 def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m fleets.server", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -230,7 +236,7 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     for one in (starts, logs_in, shows, stops):
         one.add_argument("--folder", type=Path, default=FOLDER, help=f"of its data ({FOLDER})")
     starts.add_argument("stack", nargs="?", help="name of a stack that was rendered; without it a server that has no backends yet")
-    starts.add_argument("--port", type=int, help=f"on 127.0.0.1 ({PORT})")
+    starts.add_argument("--port", type=port_number, help=f"on 127.0.0.1 ({PORT})")
     starts.add_argument("--timeout", type=float, default=120, help="seconds that it has to answer (120)")
     logs_in.add_argument("--project", default="main", help="(main)")
     stops.add_argument("--force", action="store_true", help="even while it has machines, or does not answer")

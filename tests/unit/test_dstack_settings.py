@@ -1,0 +1,116 @@
+"""Mistakes in what a stack says of its dstack server, and at the command that starts one: each is one line, and nothing is started."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleets import server
+from stacks.load import StackError, parse, settings
+
+ROOT = Path(__file__).parents[2]
+DRIVEN = {"drive": True}
+
+
+def told(stack: str, dstack: Any) -> str:
+    with pytest.raises(StackError) as error:
+        parse(stack, settings(stack, ROOT) | {"flotilla:dstack": dstack})
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("stack", "dstack", "message"),
+    [
+        ("onprem", {"server": "127.0.0.1:3000"}, "flotilla:dstack.server: '127.0.0.1:3000' is not an http or https URL"),
+        (
+            "onprem",
+            {"project": "My Team"},
+            "flotilla:dstack.project: 'My Team' is not a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -",
+        ),
+        ("onprem", {"drive": "maybe"}, "flotilla:dstack.drive: 'maybe' is not true or false"),
+        ("onprem", {"on_destroy": "kill"} | DRIVEN, "flotilla:dstack.on_destroy: 'kill' is not one of refuse, wait, stop"),
+        ("onprem", {"timeout": "20m"} | DRIVEN, "flotilla:dstack.timeout: '20m' is not an integer >= 1"),
+        ("onprem", {"timeout": 0} | DRIVEN, "flotilla:dstack.timeout: 0 is not an integer >= 1"),
+        ("onprem", "http://127.0.0.1:3000", "flotilla:dstack: 'http://127.0.0.1:3000' is not a map of settings"),
+        ("aws-dev", {"adopt": True}, "flotilla:dstack.adopt: belongs to drive: true; without it `pulumi up` asks nothing of the server"),
+        (
+            "aws-dev",
+            {"on_destroy": "stop"},
+            "flotilla:dstack.on_destroy: belongs to drive: true; without it `pulumi up` asks nothing of the server",
+        ),
+        ("local", DRIVEN, "flotilla:dstack.drive: no node of flotilla:cloud local is dstack's; leave it out"),
+    ],
+    ids=str,
+)
+def test_a_mistake_in_the_settings_is_one_line(stack, dstack, message):
+    assert told(stack, dstack) == f"stacks/Pulumi.{stack}.yaml: {message}"
+
+
+def test_an_unknown_key_names_the_nearest():
+    assert told("onprem", {"servr": "http://x"}).startswith(
+        "stacks/Pulumi.onprem.yaml: flotilla:dstack.servr: unknown key; did you mean server?"
+    )
+
+
+def test_a_driven_stack_is_not_told_to_do_what_up_has_done():
+    from infra.publish import next_commands
+    from infra.ssh import build
+
+    plain, driven = (parse("onprem", settings("onprem", ROOT) | {"flotilla:dstack": dstack}) for dstack in ({}, DRIVEN))
+    spared = set(next_commands(plain, build(plain))) - set(next_commands(driven, build(driven)))
+    assert spared == {"dstack apply -y -f build/onprem/gpus.fleet.dstack.yml"}
+
+
+CONFIG = "build/any/server-config.yml"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "config", "message"),
+    [
+        (
+            ["up", "any"],
+            None,
+            "{0}/build/any/server-config.yml does not exist; first: pulumi up --stack any, or python -m infra.preview any",
+        ),
+        (["up", "any"], "projects: [", "{0}/build/any/server-config.yml: is no configuration of a dstack server: while parsing"),
+        (["up", "any"], "- main", "{0}/build/any/server-config.yml: is no configuration of a dstack server: list indices"),
+        (
+            ["up", "any"],
+            "projects: [{backends: [{type: aws}]}]",
+            "{0}/build/any/server-config.yml: is no configuration of a dstack server: 'name'",
+        ),
+        (["login"], None, "no server of {0}/build/server/ runs; first: python -m fleets.server up"),
+        (["down", "--folder", "nowhere"], None, ""),
+    ],
+    ids=str,
+)
+def test_a_mistake_at_the_servers_command_is_one_line_and_starts_nothing(arguments, config, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "Pulumi.yaml").touch()
+    if config is not None:
+        (tmp_path / CONFIG).parent.mkdir(parents=True)
+        (tmp_path / CONFIG).write_text(config)
+    code, output = server.main(arguments), capsys.readouterr()
+    if not message:
+        assert (code, output.out) == (0, "not up\n")
+        return
+    assert code == 2
+    assert output.err.startswith("fleets.server: " + message.format(tmp_path)), output.err
+    assert output.err.count("\n") == 1 and not (tmp_path / "build/server/server.json").exists()
+
+
+@pytest.mark.parametrize("port", ["http", "0", "70000"])
+def test_a_port_is_a_number_that_there_is(port, capsys):
+    with pytest.raises(SystemExit) as end:
+        server.main(["up", "--port", port])
+    assert end.value.code == 2
+    assert f"argument --port: {port!r} is not a port between 1 and 65535" in capsys.readouterr().err
+
+
+def test_the_command_wants_the_projects_folder(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert server.main(["up"]) == 2
+    assert capsys.readouterr().err == f"fleets.server: no Pulumi.yaml in {tmp_path}; run this in the project's folder\n"
+    assert not (tmp_path / "build").exists()
