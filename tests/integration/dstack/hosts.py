@@ -164,5 +164,14 @@ class Host(Machine):
         """Of all that there are, running or not."""
         return self.docker("ps", "--all", "--quiet").split()
 
+    def limit_memory(self, spare_mb: int | None) -> None:
+        """Its containers together may take this much more than they have now; None: all that there is."""
+        group, version_1 = f"flotilla/{self.name}-{os.getpid()}", Path("/sys/fs/cgroup/memory")
+        used, limit = ("memory.usage_in_bytes", "memory.limit_in_bytes") if version_1.is_dir() else ("memory.current", "memory.max")
+        folder = (version_1 if version_1.is_dir() else Path("/sys/fs/cgroup")) / group
+        unlimited = "-1" if version_1.is_dir() else "max"
+        bytes_ = unlimited if spare_mb is None else str(int((folder / used).read_text()) + (spare_mb << 20))
+        (folder / limit).write_text(bytes_)
+
     def link(self, up: bool) -> None:
         self.laptop.sh(f"ip link set {self.cable} {'up' if up else 'down'}")
