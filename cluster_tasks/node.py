@@ -30,6 +30,7 @@ import ipaddress
 import json
 import logging
 import os
+import re
 import select
 import shlex
 import shutil
@@ -69,6 +70,8 @@ RAY_DEFAULTS = {  # where the environment does not say otherwise
     "RAY_health_check_period_ms": "500",
     "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
 }
+RAY_PART = re.compile(r"END (\w+)\.\w+ tail \(exit code\(s\)=(.*)\) -----")  # how Ray says which of its processes died
+RAY_NOISE = re.compile(r"state-dump|(Queueing|Execution) time|(Event|Global) stats|grpc_(client|server)|^\s*$|will be killed")
 ALONE = "127.0.0.2"  # a node that is alone; Ray would replace 127.0.0.1 by an address of its own choice
 SIOCGIFADDR = 0x8915  # netdevice(7)
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -327,8 +330,11 @@ class Ray:
         if self.process.poll() is None:
             return None
         self.output.seek(0)
-        lines = self.output.read().decode(errors="replace").splitlines()[-15:]
-        return "\n".join([f"Ray ended on this node with code {self.process.returncode}:", *lines])
+        text = self.output.read().decode(errors="replace")
+        died = dict(RAY_PART.findall(text))
+        who = ": " + ", ".join(f"{part} {code}" for part, code in died.items()) if died else f" with code {self.process.returncode}:"
+        lines = [line for line in text.splitlines() if not RAY_NOISE.search(line)][-12:]
+        return "\n".join([f"Ray ended on this node{who}", *lines])
 
 
 @contextlib.contextmanager

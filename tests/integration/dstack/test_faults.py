@@ -145,7 +145,7 @@ def test_a_host_without_power_is_waited_for(cluster: Lab):
 @pytest.mark.slow
 def test_a_run_survives_a_restart_of_the_server(cluster: Lab):
     attempt = cluster.jobs("ray")[0]["submission"]
-    cluster.laptop.sh("pkill -KILL -f 'dstack server'")
+    cluster.laptop.sh("pkill -KILL -f '[d]stack server'")
     cluster.server.wait(30)
     job = cluster.start(f"{SUBMIT} python hog.py 1 1", "job.log")
     assert job.wait(100) != 0, "nothing is forwarded"
