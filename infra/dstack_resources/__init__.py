@@ -11,7 +11,8 @@ from typing import Any
 
 import pulumi
 
-from fleets import fleet, volume
+from fleets.fleet import fleet as fleet_definition
+from fleets.volume import volume as volume_definition
 from infra.dstack_resources.backend import Backend
 from infra.dstack_resources.fleet import Fleet, Machines
 from infra.dstack_resources.volume import Volume
@@ -43,10 +44,10 @@ class Driven(pulumi.ComponentResource):
             Machines(one.name, *at, made.definition, opts=pulumi.ResourceOptions(parent=self, depends_on=[made]))
         if stack.checkpoints.kind == "network":
             kept = pulumi.ResourceOptions.merge(child, pulumi.ResourceOptions(protect=stack.protect))
-            Volume(str(stack.checkpoints.volume), *at, known.apply(partial(volume.volume, stack)), opts=kept)
+            Volume(str(stack.checkpoints.volume), *at, known.apply(partial(volume_definition, stack)), opts=kept)
         self.register_outputs({"server": stack.dstack.server, "project": stack.dstack.project})
 
 
 def _definition(stack: Stack, one: schema.Fleet, site: Site) -> dict[str, Any]:
     """Empty while the cloud has not granted the machines that are to be in the fleet."""
-    return {} if site.awaited(one) else fleet.fleet(stack, site, one)
+    return {} if site.awaited(one) else fleet_definition(stack, site, one)

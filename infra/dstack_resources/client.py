@@ -45,13 +45,13 @@ def connect(server: str, project: str, token: str | None) -> Client:
     token = token or _configured(server, project)
     if token is None:
         raise DstackRefused(f"no token for project {project} on {server} (flotilla:dstack); one comes from {LOGINS}")
-    client = Client(server, token)
+    client, at = Client(server, token), f"{server} (flotilla:dstack.server)"
     try:
         client.users.get_my_user()
     except ServerClientError as error:
-        raise DstackRefused(f"{server} (flotilla:dstack.server): {error.msg}") from None
+        raise DstackRefused(f"{at}: {error.msg}") from None
     except URLNotFoundError:
-        raise DstackRefused(f"{server} (flotilla:dstack.server) is no dstack server") from None
+        raise DstackRefused(f"{at} is no dstack server") from None
     except ClientError as error:
         if "denied" in str(error):
             raise DstackRefused(f"{server} does not know the token; a new one comes from {LOGINS}") from None
@@ -59,7 +59,7 @@ def connect(server: str, project: str, token: str | None) -> Client:
             f"{server} (flotilla:dstack.server) does not answer; start it, or one here: python -m fleets.server up"
         ) from None
     except (requests.RequestException, ValueError) as error:
-        raise DstackRefused(f"{server} (flotilla:dstack.server) does not answer as a dstack server: {_flat(error)}") from None
+        raise DstackRefused(f"{at} does not answer as a dstack server: {_flat(error)}") from None
     known = sorted(one.project_name for one in client.projects.list())
     if project not in known:
         raise DstackRefused(
@@ -80,7 +80,7 @@ def _same(url: str) -> str:
 
 
 class Provider(dynamic.ResourceProvider):
-    """What the resources share: settings of the stack as they are now, also at `pulumi destroy`, which runs no program."""
+    """What the resources share: settings of the stack, for `refresh` and `destroy` those of the last `up` (now, with --run-program)."""
 
     serialize_as_secret_always = False  # the pickle holds a reference, nothing else
     token: str | None = None

@@ -95,8 +95,8 @@ class FleetProvider(Provider):
         policy = self.settings.on_destroy
         runs = _runs(client, project, name)
         if runs and policy == "refuse":
-            ways = "stop them (dstack stop NAME), or: pulumi config set --path flotilla:dstack.on_destroy wait (or stop)"
-            raise DstackRefused(f"has runs: {', '.join(runs)}; {ways}")
+            ways = "stop them (dstack stop NAME), or `pulumi config set --path flotilla:dstack.on_destroy wait`, or stop"
+            raise DstackRefused(f"has runs: {', '.join(runs)}; {ways}, and `pulumi destroy --run-program`")
         if runs and policy == "stop":
             print(f"fleet {name}: stopping {', '.join(runs)}", flush=True)
             client.runs.stop(project, runs, abort=False)

@@ -243,7 +243,10 @@ def test_a_fleet_with_runs_is_not_ended_unless_the_stack_says_so(place):
     props = place.props(SPOT | {"name": "busy", "placement": "any", "spot_policy": "on-demand"})
     made = place.fleet.create(props)
     submit(place, "busy")
-    with pytest.raises(DstackRefused, match=r"^fleet busy: has runs: a-run; stop them \(dstack stop NAME\), or: .*on_destroy wait"):
+    with pytest.raises(
+        DstackRefused,
+        match=r"^fleet busy: has runs: a-run; stop them .dstack stop NAME., or `.*on_destroy wait`, or stop, and `.*--run-program`$",
+    ):
         place.fleet.delete(made.id, props)
     place.says(on_destroy="wait", timeout=2)
     with pytest.raises(DstackRefused, match=r"^fleet busy: waiting for the end of a-run: not within 2 s"):
