@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from dstack._internal.core.errors import ClientError, ConfigurationError
 from dstack.api import Client
 
@@ -20,7 +22,7 @@ def connect(stack: Stack) -> Client:
     wanted = stack.dstack
     add = f"dstack project add --name {wanted.project if wanted else 'main'} --url {wanted.server if wanted else 'URL'} --token ..."
     try:
-        client = Client.from_config(project_name=wanted.project if wanted else None)
+        client = Client.from_config(project_name=wanted.project if wanted else os.environ.get("DSTACK_PROJECT"))
     except ConfigurationError as error:
         raise ConnectionFailed(f"no dstack server is known here: {error}; first: {add}") from None
     url = client.client.base_url
