@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from cluster_tasks import cache
 from infra import machines
 from stacks.load import load
 from stacks.schema import Fleet, Stack
@@ -140,7 +141,7 @@ def kind(stack: Stack, fleet: Fleet) -> Kind:
 
 
 def environment(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
-    """The environment of every node of a fleet, by variable, in order: fabric, GPUs, then flotilla:task.env, which wins. Pure."""
+    """The environment of every node of a fleet, by variable, in order: fabric, GPUs, cache, then flotilla:task.env, which wins."""
     found = kind(stack, fleet)
     origin = f"machine {fleet.machine}, fabric {found}" if fleet.machine else f"fleet {fleet.name}, fabric {found}"
     settings = {name: Setting(*known, origin) for name, known in FABRICS[found].items()}
@@ -151,6 +152,7 @@ def environment(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
     if (least := floor(stack, fleet)) is not None:
         reason = "GB/s; the checks want it of an all-reduce, as less means that NCCL has not found the fabric"
         settings["FLOTILLA_BANDWIDTH_FLOOR"] = Setting(str(least), reason, origin)
+    settings |= {name: Setting(*known, "flotilla:cache") for name, known in cache.environment(stack.cache).items()}
     for name, value in stack.task.env.items():
         instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
         settings[name] = Setting(value, instead, "flotilla:task.env")

@@ -64,7 +64,7 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
         env=_environment(stack, site, fleets),
         groups=groups if several else None,
         **({} if several else _nodes(stack, site, fleets, first, job)),
-        volumes=[*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *task.volumes] or None,
+        volumes=[*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *_cache(stack), *task.volumes] or None,
         # dstack takes silence for on-demand, and then refuses the fleet's spot instances.
         spot_policy="spot" if first.capacity.kind == "spot" and first.provision == "dstack" else None,
         startup_order="any",  # workers wait for the head themselves
@@ -81,7 +81,9 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     own_port = stack.task.dashboard_port == DASHBOARD_PORT
     port = DASHBOARD_PORT if own_port else f"{stack.task.dashboard_port}:{DASHBOARD_PORT}"
     none = {"gpu": 0} if len(fleets) > 1 else {}
-    more = [*_gpus(fleets), *(["--per-host"] if site.leaves_machine and stack.checkpoints.kind == "instance" else []), *(job or [])]
+    more = ["--spot", stack.cloud] if fleet.capacity.kind == "spot" else []
+    more += ["--per-host"] if site.leaves_machine and stack.checkpoints.kind == "instance" else []
+    more += [*_gpus(fleets), *(job or [])]
     return _present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleet, more)],
         ports=[port] if fleet is fleets[0] else None,
@@ -153,6 +155,11 @@ def _environment(stack: Stack, site: Site, fleets: list[Fleet]) -> list[str]:
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
     env |= site.env | {name: one.value for fleet in fleets for name, one in fabric.environment(stack, fleet).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
+
+
+def _cache(stack: Stack) -> list[str]:
+    path = stack.cache.path
+    return [f"{path}:{path}"] if path and not path.is_relative_to(CHECKPOINTS) else []
 
 
 def _mount(checkpoints: Checkpoints) -> str:

@@ -97,4 +97,5 @@ AMD_LINES = (
 
 def _mounts(stack: Stack) -> list[str]:
     """host:container, in bash words inside of double quotes."""
-    return ["$PWD:$PWD", f"{stack.checkpoints.path}:{stack.checkpoints.path}", *stack.task.volumes]
+    shared = [str(path) for path in (stack.checkpoints.path, stack.cache.path) if path]
+    return ["$PWD:$PWD", *(f"{path}:{path}" for path in shared), *stack.task.volumes]

@@ -45,6 +45,20 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
     else:
         yield from _no_cloud(stack)
     yield from _slurm(stack)
+    yield from _cache(stack)
+
+
+def _cache(stack: Stack) -> Iterator[PydanticCustomError]:
+    """On clouds /checkpoints is the only folder that nodes may share, and a bucket has neither the locks nor the renames of a cache."""
+    path, kind = stack.cache.path, stack.checkpoints.kind
+    if path is None or stack.cloud not in CLOUDS:
+        return
+    if not path.is_relative_to("/checkpoints"):
+        yield problem(f"{str(path)!r} is not below /checkpoints, which is what nodes of {stack.cloud} share", "cache", "path")
+    if kind in ("bucket", "hyperdisk-ml"):
+        shared = {"aws": "lustre", "gcp": "filestore"}[stack.cloud]
+        text = f"a cache needs locks and renames, which checkpoints.kind {kind} has not; take kind {shared}, or leave path out"
+        yield problem(text, "cache", "path")
 
 
 def _slurm(stack: Stack) -> Iterator[PydanticCustomError]:

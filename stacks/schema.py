@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
 
 from stacks import rules
+from stacks.cache import Cache
 from stacks.clouds import Access, Budget, Capacity, Ci, Network
 from stacks.fabric import Fabric
 from stacks.forms import (
@@ -303,6 +304,7 @@ class Stack(Model):
     network: Network = Network()
     fleets: tuple[Fleet, ...] = Field(min_length=1)
     checkpoints: Checkpoints = Checkpoints()
+    cache: Cache = Field(default=Cache(), description="Models and datasets of Hugging Face.")
     access: Access | None = Field(default=None, description="How nodes that Pulumi launches are reached.")
     budget: Budget | None = Field(default=None, description="What a month may cost, and who is told.")
     ci: Ci | None = Field(default=None, description="Who may deploy from continuous integration.")

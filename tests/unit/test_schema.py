@@ -47,8 +47,8 @@ FLEET_KEYS = (
     "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh, fabric, machine, provision, capacity, placement, nics, image, idle_duration"
 )
 KEYS = (
-    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, access, budget, ci, "
-    "slurm, dstack, task"
+    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, budget, "
+    "ci, slurm, dstack, task"
 )
 MISTAKES = [
     # wrong type, out of range

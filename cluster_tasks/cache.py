@@ -1,0 +1,207 @@
+"""Models and datasets of Hugging Face on every node of a cluster, each downloaded once.
+
+    ray job submit --working-dir . -- python -m cluster_tasks.cache Qwen/Qwen3-8B           every node of the cluster has it
+    srun --ntasks-per-node=1 python -m cluster_tasks.cache --dataset openai/gsm8k           without Ray, on a shared cache
+
+Where nodes share the cache (flotilla:cache.path), one process downloads while all others wait, and no process downloads what it
+finds. Where they do not, a Ray job downloads on its own node and hands the files on to the other nodes, which ask the hub for
+nothing. huggingface_hub takes a lock per file by itself, so jobs that just load a model do not download it twice either; what
+they lack is the deadline, and the way to nodes that do not share.
+
+Exit codes: 0 where every node has it; 2 where it is not to be had, or not in time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stacks.cache import Cache
+
+CHUNK = 64 * 2**20  # bytes, on their way between two nodes at a time
+HAND_ON_SECONDS = 120  # for one chunk to reach all nodes
+PART = ".flotilla-part"
+
+
+class CacheError(Exception):
+    """What was asked for is not to be had, or not in time."""
+
+
+def environment(cache: Cache) -> dict[str, tuple[str, str]]:
+    """`{variable: (value, reason)}` for every node."""
+    found: dict[str, tuple[str, str]] = {}
+    if cache.path:
+        found["HF_HOME"] = str(cache.path), "models and datasets are downloaded once, not by every node"
+    if cache.endpoint:
+        found["HF_ENDPOINT"] = cache.endpoint, "the mirror"
+    if cache.offline:
+        found["HF_HUB_OFFLINE"] = "1", "what the cache lacks is an error, not a download; datasets and transformers heed it too"
+    if cache.says("wait"):
+        found["FLOTILLA_CACHE_WAIT"] = str(cache.wait), "seconds that cluster_tasks.cache waits for another node's download"
+    return found
+
+
+# One download
+
+
+def fetch(repository: str, kind: str, revision: str | None, wait: float) -> Path:
+    """The folder of a repository in the cache. Of all processes that share the cache one downloads it, the others wait.
+
+    Raises CacheError where it is not to be had, or not within `wait` seconds.
+    """
+    from filelock import Timeout
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import WeakFileLock
+
+    name = "--".join([f"{kind}s", *repository.split("/")])
+    lock = Path(constants.HF_HUB_CACHE) / ".locks" / f"{name}.flotilla"
+    try:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with WeakFileLock(lock, timeout=wait):
+            snapshot_download(repository, repo_type=kind, revision=revision)
+    except Timeout:
+        text = f"another node has been downloading for {wait:g} s (flotilla:cache.wait); if none is at work, remove {lock}"
+        raise CacheError(f"{repository}: {text}") from None
+    except (HfHubHTTPError, OSError, ValueError) as error:  # huggingface_hub's other errors are among these
+        where = "offline (flotilla:cache.offline)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
+        raise CacheError(f"{repository}, from {where}: {_first(error)}") from None
+    return lock.parents[1] / name
+
+
+# From node to node
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file, or a link, of a repository's folder in the cache."""
+
+    path: str  # below the folder of the cache
+    size: int
+    link: str = ""  # what a link leads to
+
+
+def entries(folder: Path) -> Iterator[Entry]:
+    """Of a repository's folder: files first, as links lead to them."""
+    below = sorted(path for path in folder.rglob("*") if path.is_symlink() or path.is_file())
+    for path in sorted(below, key=Path.is_symlink):
+        name = str(path.relative_to(folder.parent))
+        yield Entry(name, 0, str(path.readlink())) if path.is_symlink() else Entry(name, path.stat().st_size)
+
+
+class Receiver:
+    """A node that is handed files; a Ray actor."""
+
+    def __init__(self, cache: str | None = None):
+        from huggingface_hub import constants
+
+        self.cache = Path(cache or constants.HF_HUB_CACHE)
+
+    def lacks(self, wanted: list[Entry]) -> list[Entry]:
+        return [one for one in wanted if not self._has(one)]
+
+    def _has(self, one: Entry) -> bool:
+        path = self.cache / one.path
+        return path.is_symlink() if one.link else path.is_file() and path.stat().st_size == one.size
+
+    def write(self, one: Entry, offset: int, data: bytes) -> None:
+        """A part of a file, which gets its name with the last part."""
+        path = self.cache / one.path
+        part = path.with_name(path.name + PART)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(data)
+        if offset + len(data) == one.size:
+            part.replace(path)
+
+    def link(self, one: Entry) -> None:
+        path = self.cache / one.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(one.link)
+
+
+def hand_on(folder: Path, receivers: list[Any]) -> int:
+    """Gives what they lack of a repository's folder to Receivers on other nodes. Returns the bytes that went out, each counted once.
+
+    Raises CacheError where a node cannot take it.
+    """
+    import ray
+    from ray.exceptions import RayError
+
+    wanted, sent = list(entries(folder)), 0
+    try:
+        lacking = ray.get([one.lacks.remote(wanted) for one in receivers], timeout=HAND_ON_SECONDS)
+        for entry in wanted:
+            takers = [one for one, lacks in zip(receivers, lacking, strict=True) if entry in lacks]
+            if takers and entry.link:
+                ray.get([one.link.remote(entry) for one in takers], timeout=HAND_ON_SECONDS)
+            elif takers:
+                for offset, data in _chunks(folder.parent / entry.path):
+                    shared = ray.put(data)  # Ray's stores pass it on from node to node
+                    ray.get([one.write.remote(entry, offset, shared) for one in takers], timeout=HAND_ON_SECONDS)
+                sent += entry.size
+    except RayError as error:
+        raise CacheError(f"{folder.name} cannot be handed on: {_first(error)}") from None
+    return sent
+
+
+def _chunks(file: Path) -> Iterator[tuple[int, bytes]]:
+    """`(offset, bytes)`; an empty file is one empty chunk."""
+    with file.open("rb") as opened:
+        yield 0, opened.read(CHUNK)
+        while data := opened.read(CHUNK):
+            yield opened.tell() - len(data), data
+
+
+def _other_nodes() -> list[Any]:
+    """A Receiver on every node of the cluster but this one."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    own = ray.get_runtime_context().get_node_id()
+    others = [one["NodeID"] for one in ray.nodes() if one["Alive"] and one["NodeID"] != own]
+    where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others]
+    return [ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=one).remote() for one in where]
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.cache", description="Fetches models once for all nodes.")
+    add, ray_address = parser.add_argument, os.environ.get("RAY_ADDRESS", "")
+    add("repositories", nargs="+", help="such as Qwen/Qwen3-8B")
+    add("--dataset", action="store_true", help="they are datasets")
+    add("--revision", help="branch, tag or commit; main by default")
+    add("--wait", type=float, default=float(os.environ.get("FLOTILLA_CACHE_WAIT") or 3600), help="seconds for another's download to end")
+    options: Any = parser.parse_args(argv)
+    if ray_address.startswith("http"):
+        parser.error(f"RAY_ADDRESS={ray_address}: submit it there: ray job submit --working-dir . -- python -m cluster_tasks.cache ...")
+    try:
+        receivers: list[Any] = []
+        if ray_address:
+            import ray
+
+            ray.init(log_to_driver=False, logging_level=logging.ERROR)
+            receivers = _other_nodes()
+        for repository in options.repositories:
+            folder = fetch(repository, "dataset" if options.dataset else "model", options.revision, options.wait)
+            sent = hand_on(folder, receivers) if receivers else 0
+            print(f"{repository}: in {folder}, {sent / 1e9:.2f} GB handed on to {len(receivers)} other nodes", flush=True)
+    except (CacheError, ConnectionError) as error:
+        print(f"cache: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

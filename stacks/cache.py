@@ -1,0 +1,32 @@
+"""Where models and datasets of Hugging Face are kept and come from; cluster_tasks/cache.py uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path, PurePosixPath
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from stacks.forms import Count, Model, Url, problem
+
+
+class Cache(Model):
+    """The cache of all nodes."""
+
+    path: Path | None = Field(
+        default=None,
+        description="Folder for HF_HOME: one that all hosts share, or below /checkpoints; mounted at the same path. "
+        "Each container's own when left out.",
+    )
+    endpoint: Url | None = Field(default=None, description="A mirror in place of https://huggingface.co.")
+    offline: bool = Field(default=False, description="Nothing is asked of the hub; what the cache lacks is an error.")
+    wait: Count = Field(default=3600, ge=1, description="Seconds that nodes wait for the one that downloads.")
+
+    @model_validator(mode="after")
+    def _path_is_a_folder(self) -> Self:
+        path = PurePosixPath(self.path or "/cache")
+        if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
+            raise problem(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
+        if self.offline and self.endpoint:
+            raise problem("names a mirror, but with offline: true nothing is asked of it", "endpoint")
+        return self
