@@ -52,6 +52,7 @@ NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
 PROBE_SECONDS = 3  # within which a host answers that is there
 LOST_SAVE_SECONDS = 5  # for jobs after a node was lost: those that need it cannot save, and the next attempt waits
+NOTICE_SECONDS = 5  # between two looks for a spot machine's notice, which comes two minutes ahead on AWS, half a minute on GCP
 FULL = 0.01  # of a disk is left
 RAY_STOP_SECONDS = 8
 SUBMIT_SECONDS = 300  # to upload the working directory and be accepted
@@ -86,6 +87,10 @@ class Failure(Exception):
     def __init__(self, code: int, message: str):
         super().__init__(message)
         self.code = code
+
+
+class Reclaimed(Failure):
+    """A cloud takes one of the machines back, but not yet: jobs can save."""
 
 
 class Stopped(Exception):
@@ -127,6 +132,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")
     add("--stop-timeout", type=int, default=120, help="seconds that a stopped job has to save a checkpoint")
     add("--per-host", action="store_true", help="checkpoints are in a folder of each host: say where those of the run before are")
+    add("--spot", choices=["aws", "gcp"], help="whose metadata service says that a spot machine is taken back")
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
@@ -452,8 +458,11 @@ def run_head(settings: Settings) -> int:
             print(settings.when_ready, flush=True)
         seconds = settings.stop_timeout
         try:
+            Notices.of(settings).clear()
             job = Job.submit(settings) if settings.job else None
             return watch_cluster(settings, ray, job)
+        except Reclaimed:
+            raise
         except Failure:
             seconds = LOST_SAVE_SECONDS
             raise
@@ -512,7 +521,7 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
     """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
     policy, limit = f"--on-node-loss {settings.on_node_loss}", settings.patience
     lost: dict[str, float] = {}  # address: since when
-    others, vitals = settings.addresses[1:], Vitals.of(settings)
+    others, vitals, notices = settings.addresses[1:], Vitals.of(settings), Notices.of(settings)
     # A host that is cut off is DEAD to Ray after 50 s only. What drops packets to this port from the start is left to Ray.
     probed = set(others) - silent(others, settings.port)
     answered = time.monotonic()
@@ -524,6 +533,8 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
             raise Failure(RAY_FAILED, end)
         if job and (code := job.exit_code(settings.dashboard)) is not None:
             return code
+        if address := notices.look():
+            raise Reclaimed(NODE_LOST, f"the cloud takes the machine of {address} back; jobs were asked to save")
         alive = settings.dashboard.alive_nodes()
         if alive is None:
             if now - answered > settings.join_timeout:
@@ -631,6 +642,58 @@ class Vitals:
             self.killed = killed
 
 
+@dataclass
+class Notices:
+    """A cloud's word that it takes a spot machine back. A worker tells the head by a file among the checkpoints, which both see."""
+
+    cloud: str | None
+    file: Path
+    own: str
+    asked: float = 0
+
+    @classmethod
+    def of(cls, settings: Settings) -> Notices:
+        place, run = os.environ.get("FLOTILLA_RUNS"), os.environ.get("DSTACK_RUN_NAME", "ray")
+        return cls(settings.spot if place else None, Path(place or "/") / f".leaving-{run}", settings.addresses[settings.rank])
+
+    def clear(self) -> None:
+        """Forgets those of an earlier attempt."""
+        if self.cloud:
+            self.file.unlink(missing_ok=True)
+
+    def look(self) -> str | None:
+        """Address of the node that is taken back."""
+        if self.cloud is None:
+            return None
+        if self.file.exists():
+            return self.file.read_text()
+        if time.monotonic() - self.asked > NOTICE_SECONDS:
+            self.asked = time.monotonic()
+            if reclaimed(self.cloud):
+                log.warning("the cloud takes this machine back: jobs are to save")
+                self.file.write_text(self.own)
+        return None
+
+
+def reclaimed(cloud: str) -> bool:
+    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html and
+    https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption"""
+    if cloud == "gcp":
+        return metadata("GET", "/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}) == "TRUE"
+    token = metadata("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    return bool(token and metadata("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}))
+
+
+def metadata(method: str, path: str, headers: dict[str, str]) -> str | None:
+    """What the machine's metadata service answers, at the same address on both clouds; None where it has nothing to say."""
+    request = urllib.request.Request(f"http://169.254.169.254{path}", headers=headers, method=method)
+    try:
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=2) as answer:
+            return answer.read().decode().strip()
+    except (OSError, http.client.HTTPException):
+        return None
+
+
 def oom_kills() -> int:
     """Processes of this container that the kernel has killed for want of memory, by cgroup v2 or v1; 0 where neither tells."""
     for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
@@ -670,11 +733,12 @@ def run_worker(settings: Settings) -> int:
         wait_for_head(settings, deadline, joined)
         log.info("joining the cluster of %s", settings.addresses[0])
         start = heard = time.monotonic()
-        vitals = Vitals.of(settings)
+        vitals, notices = Vitals.of(settings), Notices.of(settings)
         with ray_node(settings) as ray, outlasting_jobs(settings):
             while not (end := ray.ended()):
                 pause(1)
                 vitals.tell()
+                notices.look()
                 answers, silence = head_answers(settings), time.monotonic() - heard
                 if answers:
                     heard = time.monotonic()

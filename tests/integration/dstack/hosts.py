@@ -86,6 +86,18 @@ class Machine:
         self.process.kill()
         self.process.wait(20)
 
+    def start(self, *command: str, cwd: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
+        """A process on this machine, in a group of its own. `interrupt` ends it."""
+        with log.open("w") as output:
+            return subprocess.Popen(
+                [*self.enter, "env", f"--chdir={cwd}", *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
     @contextlib.contextmanager
     def network(self) -> Iterator[None]:
         """Sockets that this thread opens inside are this machine's; also those of the processes and threads that it starts."""
@@ -110,21 +122,9 @@ class Laptop(Machine):
         self.boot()
         self.sh(f"ip link set lo up; ip link add br0 type bridge; ip addr add {self.address}/24 dev br0; ip link set br0 up")
 
-    def start(self, *command: str, cwd: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
-        """A process on the laptop, in a group of its own. `interrupt` ends it."""
-        with log.open("w") as output:
-            return subprocess.Popen(
-                [*self.enter, "env", f"--chdir={cwd}", *command],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
 
 def interrupt(process: subprocess.Popen[bytes], number: int = signal.SIGINT) -> int:
-    """Signals a process of `Laptop.start`, as Ctrl-C does its group; its exit code."""
+    """Signals a process of `Machine.start`, as Ctrl-C does its group; its exit code."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
     return process.wait(60)

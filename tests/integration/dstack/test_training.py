@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from integration.dstack.hosts import interrupt, wait_for
+from integration.dstack.hosts import HERE, interrupt, wait_for
 from integration.dstack.lab import Lab
 
 pytestmark = pytest.mark.usefixtures("tidy")
@@ -38,8 +38,8 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     job = lab.start(f"{ENV}; {SUBMIT} {GRPO} run.name=grpo", "job.log")
     wait_for("step 8", lambda: steps(lab, "grpo") >= 8, 300)
     lab.stop("ray")
-    assert interrupt(job) != 0
-    interrupt(cluster)
+    assert job.wait(120) != 0
+    cluster.wait(120)
     done = steps(lab, "grpo")
     assert done < 40, "it was stopped on its way"
     assert f"saved after step {done}" in (lab.folder / "job.log").read_text(), "the workers stay while the job saves"
@@ -53,7 +53,7 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     assert nodes, "a role is on the other node"
     assert steps(lab, "grpo") == done + 4
     lab.stop("ray")
-    assert interrupt(cluster) == 0
+    cluster.wait(120)
 
 
 @pytest.mark.usefixtures("model")
@@ -79,3 +79,21 @@ def test_a_job_that_fails_fails_the_run_with_its_code(lab: Lab):
     assert [job["submission"] for job in lab.jobs("ray-job")] == [1, 1]
     assert "trainer/train_ppo.py" in lab.logs("ray-job"), "the job has its files"
     lab.wait_idle()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("model")
+def test_a_job_saves_when_a_spot_machine_is_taken_back(lab: Lab):
+    job = {"command": f"{GRPO} run.name=spot trainer.checkpoint_every=40", "retry": True}
+    lab.stack(task={"job": job, "env": {"FLOTILLA_NODE_ARGS": "--spot aws"}})
+    lab.must(APPLY_JOB)
+    wait_for("step 4", lambda: steps(lab, "spot") >= 4, 400)
+    worker = lab.host("ray-job", 1)
+    worker.sh("ip addr add 169.254.169.254/32 dev lo")
+    notice = worker.start(str(HERE / "host/metadata"), cwd=lab.folder, environment=lab.environment, log=lab.folder / "metadata.log")
+    wait_for("a second attempt", lambda: lab.jobs("ray-job")[0]["submission"] == 2, 300, 1)
+    done = steps(lab, "spot")
+    interrupt(notice)
+    worker.sh("ip addr del 169.254.169.254/32 dev lo")
+    lab.wait_run("ray-job", "done", timeout=500)
+    assert f"step {done} of 40" in lab.logs("ray-job"), "nothing was lost, though no checkpoint was due"
