@@ -73,7 +73,7 @@ def up(folder: Path, stack: str | None, port: int | None, seconds: float) -> int
                 server.stop()
             raise
     print(f"{'started' if started else 'already up'}  {server.url}, pid {server.pid}, data and log in {folder}/")
-    print("next        python -m fleets.server login     (elsewhere: dstack project add --name main --url URL --token TOKEN)")
+    print("next        python -m fleets.server login")
     return say_refused(api, config, server)
 
 
