@@ -51,6 +51,7 @@ from typing import IO, Any, NoReturn
 NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
 PROBE_SECONDS = 3  # within which a host answers that is there
+BLAME_SECONDS = 5  # after a job failed, within which a node's loss is known that may be the cause
 LOST_SAVE_SECONDS = 5  # for jobs after a node was lost: those that need it cannot save, and the next attempt waits
 NOTICE_SECONDS = 5  # between two looks for a spot machine's notice, which comes two minutes ahead on AWS, half a minute on GCP
 FULL = 0.01  # of a disk is left
@@ -519,38 +520,57 @@ def clock_faults(seen: Mapping[str, float], started: Mapping[str, float]) -> lis
 
 def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
     """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
-    policy, limit = f"--on-node-loss {settings.on_node_loss}", settings.patience
-    lost: dict[str, float] = {}  # address: since when
-    others, vitals, notices = settings.addresses[1:], Vitals.of(settings), Notices.of(settings)
-    # A host that is cut off is DEAD to Ray after 50 s only. What drops packets to this port from the start is left to Ray.
-    probed = set(others) - silent(others, settings.port)
-    answered = time.monotonic()
+    presence, vitals, notices = Presence.of(settings), Vitals.of(settings), Notices.of(settings)
+    code, ended, answered = None, 0.0, time.monotonic()
     while True:
         pause(1)
         vitals.tell()
         now = time.monotonic()
         if end := ray.ended():
             raise Failure(RAY_FAILED, end)
-        if job and (code := job.exit_code(settings.dashboard)) is not None:
+        if job and code is None and (code := job.exit_code(settings.dashboard)) is not None:
+            ended = now
+        # A job may fail before it is known that it lost a node.
+        if code is not None and (code == 0 or len(settings.addresses) == 1 or now - ended > BLAME_SECONDS):
             return code
         if address := notices.look():
             raise Reclaimed(NODE_LOST, f"the cloud takes the machine of {address} back; jobs were asked to save")
         alive = settings.dashboard.alive_nodes()
-        if alive is None:
-            if now - answered > settings.join_timeout:
-                raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
-            continue
-        answered = now
-        here = alive.keys() - silent(probed, settings.port)
-        for rank, address in enumerate(settings.addresses):
+        if alive is not None:
+            answered = now
+            presence.look(alive)
+        elif now - answered > settings.join_timeout:
+            raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
+        if code is not None and presence.lost:
+            raise Failure(NODE_LOST, f"the job failed with {code} when {' and '.join(presence.lost)} was lost")
+
+
+@dataclass
+class Presence:
+    """Which nodes are there: those that Ray calls ALIVE and whose hosts answer. Ray alone takes 50 s to miss a host that is cut off."""
+
+    settings: Settings
+    probed: set[str]  # of the hosts; what drops packets to this port from the start is left to Ray
+    lost: dict[str, float] = field(default_factory=dict)  # address: since when
+
+    @classmethod
+    def of(cls, settings: Settings) -> Presence:
+        others = settings.addresses[1:]
+        return cls(settings, set(others) - silent(others, settings.port))
+
+    def look(self, alive: Mapping[str, Mapping[str, float]]) -> None:
+        """Says who is gone and who is back. Raises Failure when one is gone for too long."""
+        policy, limit = f"--on-node-loss {self.settings.on_node_loss}", self.settings.patience
+        here, now = alive.keys() - silent(self.probed, self.settings.port), time.monotonic()
+        for rank, address in enumerate(self.settings.addresses):
             node = f"node {rank} ({address})"
-            if address not in here and address not in lost:
-                lost[address] = now
+            if address not in here and address not in self.lost:
+                self.lost[address] = now
                 how = "its host does not answer" if address in alive else "Ray has ended there"
                 log.error("lost %s, %s; it has %d s to return (%s)", node, how, limit, policy)
-            elif address in here and address in lost:
-                log.info("%s is back after %.0f s", node, now - lost.pop(address))
-            elif address in lost and now - lost[address] > limit:
+            elif address in here and address in self.lost:
+                log.info("%s is back after %.0f s", node, now - self.lost.pop(address))
+            elif address in self.lost and now - self.lost[address] > limit:
                 raise Failure(NODE_LOST, f"{node} is lost: not back within {limit} s ({policy})")
 
 
