@@ -64,7 +64,7 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
         env=_environment(stack, site, fleets),
         groups=groups if several else None,
         **({} if several else _nodes(stack, site, fleets, first, job)),
-        volumes=[*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *_cache(stack), *task.volumes] or None,
+        volumes=_volumes(stack, site) or None,
         # dstack takes silence for on-demand, and then refuses the fleet's spot instances.
         spot_policy="spot" if first.capacity.kind == "spot" and first.provision == "dstack" else None,
         startup_order="any",  # workers wait for the head themselves
@@ -155,6 +155,13 @@ def _environment(stack: Stack, site: Site, fleets: list[Fleet]) -> list[str]:
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
     env |= site.env | {name: one.value for fleet in fleets for name, one in fabric.environment(stack, fleet).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
+
+
+def _volumes(stack: Stack, site: Site) -> list[str]:
+    """What dstack mounts; under Slurm it cannot mount anything."""
+    if stack.cloud == "slurm":
+        return []
+    return [*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *_cache(stack), *stack.task.volumes]
 
 
 def _cache(stack: Stack) -> list[str]:

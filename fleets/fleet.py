@@ -27,8 +27,9 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
 def _offers(backend: dict[str, Any], fleet: Fleet, zones: tuple[str, ...]) -> dict[str, Any]:
     """Which of a cloud's machines dstack may launch. A fleet that names its machine type shrinks to nothing when idle."""
     named = fleet.machine is not None
+    borrowed = backend["type"] == "slurm"  # nodes come with runs and go with them; dstack cannot hold one
     return _present(
-        nodes=f"0..{fleet.nodes}" if named else fleet.nodes,
+        nodes=f"0..{fleet.nodes}" if named or borrowed else fleet.nodes,
         backends=[backend["type"]],
         availability_zones=list(zones) or None,
         instance_types=[fleet.machine] if named else None,

@@ -51,15 +51,21 @@ def leaves_machine(stack: Stack) -> bool:
     return stack.cloud != "local"
 
 
+def uses_dstack(stack: Stack) -> bool:
+    """Whether dstack's definitions are rendered. On Slurm only where a server is named: sbatch needs none."""
+    return stack.cloud != "slurm" or stack.dstack is not None
+
+
 def file_names(stack: Stack) -> list[str]:
     """Names of the files that are rendered for a stack, in the order of their use."""
-    if stack.cloud == "slurm":
-        return [*(f"{script.name}.sbatch" for script in slurm.SCRIPTS), "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
+    scripts = [f"{script.name}.sbatch" for script in slurm.SCRIPTS] if stack.cloud == "slurm" else []
+    if not uses_dstack(stack):
+        return [*scripts, "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
     machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.dstack_fleets()]
     disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
     beyond = ["server-config.yml", *machines, *disk] if leaves_machine(stack) else []
     job = ["ray-job.dstack.yml"] if stack.task.job else []
-    return [*beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
+    return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
 
 
 def rendered(stack: Stack, site: Site) -> dict[str, str]:
@@ -76,7 +82,7 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
 def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
     """`{file name: (what it is for, content)}`. No machine is asked of dstack where every node is a process of this one."""
     here, files, disk = f"build/{stack.name}", {}, volume.volume(stack, site)
-    if site.leaves_machine and stack.cloud != "slurm":
+    if site.leaves_machine and uses_dstack(stack):
         files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", server.server_config(stack, site))
         for one in stack.dstack_fleets():
             name = f"{one.name}.fleet.dstack.yml"
@@ -88,9 +94,9 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
             name = f"{disk['name']}.volume.dstack.yml"
             files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
     start = "dstack apply -f" if site.leaves_machine else "python -m cluster_tasks.local up"
-    if stack.cloud != "slurm":
+    if uses_dstack(stack):
         files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
-    if stack.task.job:
+    if stack.task.job and uses_dstack(stack):
         name = "ray-job.dstack.yml"
         files[name] = (f"One job on a cluster of its own: dstack apply -f {here}/{name}", ray.ray_job(stack, site, stack.task.job))
     files["runtime-env.yaml"] = (

@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import Any
 
 import pulumi
 
@@ -45,7 +46,25 @@ def build(stack: Stack) -> Site:
                 raise StackError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:{fault}")
         else:
             pulumi.warn(f"the allocation is not compared with the cluster: sinfo: {done.stderr.strip()}")
-    return Site()
+    return Site(backend=backend(stack) if stack.dstack else None)
+
+
+def backend(stack: Stack) -> dict[str, Any]:
+    """dstack's backend for this cluster, as its server reads it; the stack's name is the cluster's, which dstack calls a region."""
+    slurm, gpu = stack.slurm, stack.fleets[0].gpu
+    user, _, address = (slurm.login or "").partition("@")
+    host, _, port = address.partition(":")
+    partitions = (slurm.partition or "").split(",")
+    gpus = bool(gpu and gpu.count)
+    cluster = {
+        "name": stack.name,
+        "hostname": host,
+        **({"port": int(port)} if port else {}),
+        "user": user,
+        "private_key": {"path": str(slurm.identity_file)},
+        **({"gpu_partitions": [{"gpu": gpu.name, "partitions": partitions}]} if gpus and gpu else {"cpu_partitions": partitions}),
+    }
+    return {"type": "slurm", "clusters": [cluster]}
 
 
 def groups(sinfo: str) -> list[Group]:

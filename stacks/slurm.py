@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
@@ -43,8 +43,11 @@ TASK_OF_DSTACK = {
     "user": "jobs run as whoever submits them",
     "retry": "slurm.requeue says how often a job goes on",
     "max_duration": "slurm.time is the limit",
+    "stop_duration": "slurm.time is the limit",
+    "utilization": "the cluster's own tools watch GPUs",
+    "fleets": "an allocation is of like nodes",
+    "job": "sbatch takes the command: sbatch build/.../ray-ppo.sbatch python ...",
 }
-TIME = re.compile(r"(\d+-)?\d+(:\d+){0,2}")
 SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so say how much of one you want"
 
 
@@ -80,6 +83,7 @@ class Slurm(Model):
     qos: Word | None = Field(default=None, description="Quality of service.")
     time: Time | None = Field(default=None, description="Time limit, in quotes, such as '24:00:00'; the partition's when left out.")
     login: Login | None = Field(default=None, description="[user@]host[:port] from which compute nodes are reached by SSH.")
+    identity_file: Path | None = Field(default=None, description="Private key for the login node; for dstack alone.")
     container: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
         default="none", description="What runs task.image on the nodes; none takes the software of the project's .venv."
     )
@@ -100,9 +104,26 @@ def faults(stack: Stack) -> Iterator[PydanticCustomError]:
         yield problem("is missing; it is a folder on the file system that all nodes share, such as /shared/me", "checkpoints", "path")
     yield from _container(stack)
     yield from _allocation(stack)
-    for key, instead in TASK_OF_DSTACK.items():
-        if stack.task.says(key):
-            yield problem(f"belongs to dstack; with flotilla:cloud slurm {instead}", "task", key)
+    yield from _dstack(stack)
+
+
+def _dstack(stack: Stack) -> Iterator[PydanticCustomError]:
+    """Its settings without it, and what it needs beyond the scripts' own."""
+    slurm, gpu = stack.slurm, stack.fleets[0].gpu
+    if stack.dstack is None:
+        for key, instead in TASK_OF_DSTACK.items():
+            if stack.task.says(key):
+                yield problem(f"belongs to flotilla:dstack, which is not set; for sbatch {instead}", "task", key)
+        if slurm.identity_file:
+            yield problem("belongs to flotilla:dstack, which is not set", "slurm", "identity_file")
+        return
+    if "@" not in (slurm.login or ""):
+        yield problem("is missing or without its user; dstack logs in there: me@login.example.com", "slurm", "login")
+    for key, why in (("identity_file", "dstack logs in with it"), ("partition", "dstack places runs by it")):
+        if getattr(slurm, key) is None:
+            yield problem(f"is missing; {why}", "slurm", key)
+    if gpu and gpu.count and not gpu.name:
+        yield problem("is missing; dstack finds partitions by the GPU's name", "fleets", 0, "gpu", "name")
 
 
 def _container(stack: Stack) -> Iterator[PydanticCustomError]:

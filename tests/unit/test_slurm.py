@@ -10,9 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from dstack._internal.core.backends.slurm.models import SlurmBackendFileConfigWithCreds
+from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
+from dstack._internal.core.models.fleets import FleetConfiguration
 from edits import put
 
 from cluster_tasks import node, slurm
+from infra import publish
 from infra import slurm as site
 from infra.site import Site
 from stacks.load import StackError, parse
@@ -38,6 +43,7 @@ SHARED_NODES = BARE | {
     "fleets": [BARE["fleets"][0] | {"cpus": 4, "memory": "64GB"}],
     "slurm": {"exclusive": False, "requeue": 0, "mail": "me@example.com", "modules": ["cuda/12.8"], "sbatch": ["--constraint=ib"]},
 }
+DSTACK = BARE | {"slurm": BARE["slurm"] | {"identity_file": "~/.ssh/id"}, "dstack": {"server": "http://127.0.0.1:3000"}}
 STACKS = {"bare": BARE, "docker": DOCKER, "podman": PODMAN, "pyxis": PYXIS, "apptainer": APPTAINER, "shared nodes": SHARED_NODES}
 
 MISTAKES = [
@@ -88,8 +94,13 @@ MISTAKES = [
     (BARE, "checkpoints.path", "runs", "checkpoints.path: 'runs' is not the absolute path of a folder"),
     # what belongs elsewhere
     (BARE, "slurm.gpu_type", "h100 80", "slurm.gpu_type: 'h100 80' is not a name as Slurm knows it"),
-    (BARE, "task", {"max_duration": "72h"}, "task.max_duration: belongs to dstack; with flotilla:cloud slurm slurm.time is the limit"),
-    (BARE, "task", {"retry": False}, "task.retry: belongs to dstack; with flotilla:cloud slurm slurm.requeue says how often"),
+    (BARE, "task", {"max_duration": "72h"}, "task.max_duration: belongs to flotilla:dstack, which is not set; for sbatch slurm.time is"),
+    (BARE, "task", {"retry": False}, "task.retry: belongs to flotilla:dstack, which is not set; for sbatch slurm.requeue says"),
+    (BARE, "slurm.identity_file", "~/.ssh/id", "slurm.identity_file: belongs to flotilla:dstack, which is not set"),
+    (DSTACK, "slurm.login", "login.example.com", "slurm.login: is missing or without its user; dstack logs in there"),
+    (DSTACK, "slurm.identity_file", ..., "slurm.identity_file: is missing; dstack logs in with it"),
+    (DSTACK, "slurm.partition", ..., "slurm.partition: is missing; dstack places runs by it"),
+    (DSTACK, "fleets.0.gpu.name", ..., "fleets[0].gpu.name: is missing; dstack finds partitions by the GPU's name"),
     (BARE, "cloud", "local", "slurm: belongs to flotilla:cloud slurm, but that is local"),
     (
         {"cloud": "local", "fleets": [{"name": "laptop", "nodes": 1}]},
@@ -295,3 +306,27 @@ def test_amds_gpus_are_named_once_and_nvidias_are_left_alone(tmp_path):
     node.one_list_of_gpus(nvidia, kfd=tmp_path / "absent")
     assert amd == {"HIP_VISIBLE_DEVICES": "4,5"}
     assert nvidia == AMD_ENV
+
+
+# dstack's backend
+
+
+def test_dstack_reads_its_definitions_of_a_slurm_cluster_as_they_are_meant():
+    wanted = stack(DSTACK)
+    texts = publish.rendered(wanted, Site(backend=site.backend(wanted)))
+    assert sorted(texts) == sorted(publish.file_names(wanted))
+    [project] = yaml.safe_load(texts["server-config.yml"])["projects"]
+    [cluster] = SlurmBackendFileConfigWithCreds.model_validate(without_keys(project["backends"][0])).clusters
+    assert (cluster.name, cluster.user, cluster.hostname) == ("test", "me", "login.example.com")
+    assert cluster.gpu_partitions and (cluster.gpu_partitions[0].gpu, cluster.gpu_partitions[0].partitions) == ("H100", ["gpu"])
+    fleet = parse_apply_configuration(yaml.safe_load(texts["gpus.fleet.dstack.yml"]))
+    assert isinstance(fleet, FleetConfiguration) and fleet.nodes and (fleet.nodes.min, fleet.nodes.max) == (0, 2)
+    task = parse_apply_configuration(yaml.safe_load(texts["ray-cluster.dstack.yml"]))
+    assert isinstance(task, TaskConfiguration) and task.nodes_num == 2
+    assert not task.volumes  # dstack mounts none under Slurm
+
+
+def without_keys(backend: dict[str, Any]) -> dict[str, Any]:
+    """dstack reads the private key from its file, which is nobody's here."""
+    assert [cluster["private_key"] for cluster in backend["clusters"]] == [{"path": "~/.ssh/id"}]
+    return backend | {"clusters": [cluster | {"private_key": {"content": "key"}} for cluster in backend["clusters"]]}

@@ -1,0 +1,160 @@
+"""What Slurm and its nodes do to long jobs: preemption, time limits, nodes and heads that die. A minute or more each."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from integration.slurm.cluster import until
+
+pytestmark = pytest.mark.slow
+
+# Counts on all nodes, keeps each count, and ends when asked, after it has said where it was.
+COUNT = """
+import os, signal, sys, time, ray
+from pathlib import Path
+kept = Path(os.environ["FLOTILLA_RUNS"], "count")
+step = int(kept.read_text()) if kept.exists() else 0
+asked = []
+ray.init()
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))  # Ray has set its own
+print("FROM", step, flush=True)
+@ray.remote(num_cpus=1)
+def more(value):
+    return value + 1
+while step < int(sys.argv[1]) and not asked:
+    step = ray.get(more.remote(step))
+    kept.with_suffix(".part").write_text(str(step))
+    kept.with_suffix(".part").replace(kept)
+    time.sleep(0.5)
+if asked:
+    print("ASKED at", step, flush=True)
+    raise SystemExit(143)
+"""
+COUNTS = 60
+SETUP = [f". {sys.prefix}/bin/activate"]
+LONG = 300  # seconds; Slurm waits before it starts a job again
+
+
+def count(project) -> int:
+    kept = project.folder / "runs/count"
+    return int(kept.read_text()) if kept.exists() else 0
+
+
+def begun(project, job: str) -> None:
+    until(lambda: count(project) > 2, LONG, f"the first counts of {project.log('ray-ppo', job)}")
+
+
+def start(project, options: str = "") -> str:
+    (project.folder / "count.py").write_text(COUNT)
+    job = project.submit("ray-ppo", "python", "count.py", str(COUNTS), options=options)
+    begun(project, job)
+    return job
+
+
+def assert_went_on(project, slurm, job: str, *, asked: bool) -> str:
+    """Completed after one return to the queue, from where it was. Returns the log."""
+    state, log = slurm.ended(job, LONG), project.log("ray-ppo", job)
+    assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "1"), log
+    first, again = map(int, re.findall(r"^FROM (\d+)", log, re.MULTILINE))
+    assert first == 0 and 2 < again < COUNTS, log
+    assert count(project) == COUNTS
+    stopped = re.findall(r"^ASKED at (\d+)", log, re.MULTILINE)
+    assert stopped == ([str(again)] if asked else []), log
+    return log
+
+
+def test_a_preempted_job_saves_makes_way_and_goes_on(projects, slurm):
+    project = projects("preempted")
+    job = start(project)
+    urgent = slurm.run("sbatch --parsable --partition=urgent --nodes=3 --exclusive --output=/dev/null --wrap hostname").stdout.strip()
+    assert slurm.ended(urgent, LONG)["JobState"] == "COMPLETED"
+    assert_went_on(project, slurm, job, asked=True)
+
+
+def test_a_job_that_needs_longer_than_its_time_limit_goes_on(projects, slurm):
+    project = projects("time-limit")
+    job = start(project, options="--time=2 --signal=B:USR1@75")
+    slurm.run(f"scontrol update JobId={job} TimeLimit=2")
+    log = assert_went_on(project, slurm, job, asked=True)
+    assert "back into the queue, time 1 of 10" in log
+
+
+@pytest.mark.parametrize("victim", ["n1", "n2"], ids=["head", "worker"])
+def test_a_node_that_dies_costs_what_was_not_saved(projects, slurm, victim):
+    project = projects(f"lost-{victim}")
+    job = start(project)
+    slurm.power_off(victim)
+    try:
+        assert_went_on(project, slurm, job, asked=False)
+    finally:
+        slurm.power_on(victim)
+        until(lambda: slurm.idle() == 3, LONG, f"{victim} to return")
+
+
+def test_a_head_whose_ray_dies_is_started_anew(projects, slurm):
+    project = projects("dead-head")
+    job = start(project)
+    slurm.run(f"srun --jobid={job} --overlap --relative=0 --nodes=1 --ntasks=1 pkill -9 gcs_server")
+    log = assert_went_on(project, slurm, job, asked=False)
+    assert "Ray ended on this node" in log
+
+
+def test_a_job_that_is_cancelled_is_not_put_back(projects, slurm):
+    project = projects("cancelled")
+    job = start(project)
+    slurm.run(f"scancel {job}")
+    state = slurm.ended(job, LONG)
+    assert (state["JobState"], state["Restarts"]) == ("CANCELLED", "0"), project.log("ray-ppo", job)
+
+
+def test_ppo_learns_on_three_nodes(projects, slurm):
+    """The demo's own recipes, both of them, as the script runs them when it is given nothing else; fewer steps."""
+    project = projects("ppo", fleets=[{"name": "gpus", "nodes": 3, "cpus": 2}])
+    sft = "python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml"
+    ppo = "python -m trainer.train_ppo --config trainer/recipes/demo.yaml run.name=ppo trainer.steps=3 trainer.eval_prompts=0"
+    more = "rollout.engine=hf log.tensorboard=false"
+    job = project.submit("ray-ppo", "sh", "-c", f"{sft} trainer.steps=20 && {ppo} {more}")
+    state, log = slurm.ended(job, LONG), project.log("ray-ppo", job)
+    assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), log
+    assert "ready: 3 of 3 nodes, 6 CPUs" in log
+    assert (project.folder / "runs/ppo/model/config.json").is_file()
+    assert len((project.folder / "runs/ppo/metrics.jsonl").read_text().splitlines()) >= 3
+
+
+def test_a_held_cluster_takes_jobs_through_the_tunnel_that_it_prints(projects, slurm):
+    """Real sshd on login node and compute node; the printed lines are typed as they are."""
+    project = projects("held", slurm={"partition": "gpu", "time": "15:00", "login": "root@ctl", "setup": SETUP})
+    config = ssh(slurm, project.folder / "ssh")
+    job = project.submit("ray-cluster")
+    until(lambda: "submit     " in project.log("ray-cluster", job), LONG, "the cluster")
+    said = dict(line.split(maxsplit=1) for line in project.log("ray-cluster", job).splitlines() if line.startswith(("tunnel ", "submit ")))
+    submit = said["submit"].partition(" -- ")[0] + " -- python -c 'print(6 * 7)'"
+    tunnel = said["tunnel"].replace("ssh ", f"ssh -F {config} -o ExitOnForwardFailure=yes -f ", 1)
+    slurm.run(f"{tunnel} >{project.folder}/ssh/log 2>&1")  # -f: goes into the background when the forward stands
+    done = slurm.run(f"{SETUP[0]} && {submit}", folder=project.folder, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "\n42\n" in done.stdout
+    refused = slurm.run("curl -s -o /dev/null -w '%{http_code}' http://localhost:8265/api/jobs/", check=False)
+    assert refused.stdout in ("401", "403")  # without the token
+    slurm.run(f"scancel --batch --signal=USR1 {job}")
+    state = slurm.ended(job, LONG)
+    assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "0"), project.log("ray-cluster", job)
+
+
+def ssh(slurm, folder: Path) -> Path:
+    """Keys, an sshd on the login node and on n1, and the client's configuration."""
+    folder.mkdir()
+    slurm.run(f"ssh-keygen -q -t ed25519 -N '' -f {folder}/id && ssh-keygen -q -t ed25519 -N '' -f {folder}/host")
+    (folder / "config").write_text(
+        f"Host *\n  IdentityFile {folder}/id\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
+    )
+    options = (
+        f"-h {folder}/host -o AuthorizedKeysFile={folder}/id.pub -o StrictModes=no -o PermitRootLogin=yes -o UsePAM=no -o PidFile=none"
+    )
+    sshd = f"mkdir -p /run/sshd && /usr/sbin/sshd {options}"
+    slurm.run(sshd)
+    slurm.run(f"nsenter -t $(cat /proc/$(cat /run/n1.pid)/task/*/children) -m -n -u -p sh -c '{sshd}'")
+    return folder / "config"
