@@ -123,6 +123,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--node-gpus", type=lambda text: [int(n) for n in text.split(",")], help="GPUs of each node in order of rank, with commas")
     add("--num-gpus", type=int, help="GPUs that Ray offers; default: all")
     add("--resources", default="", help='custom Ray resources of this node, such as {"v100": 8}')
+    add("--host-resources", default="", help='the same of single nodes, by address, such as {"10.0.0.5": {"v100": 8}}')
     add("--object-store-mb", type=int, help="size of the object store; default: 30 %% of memory")
     add("--port", type=int, default=6379, help="of the head, for the other nodes")
     add("--dashboard-port", type=int, default=8265)
@@ -140,10 +141,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     add("--torchrun", help="arguments of torchrun, which then runs in place of Ray; --port is where its ranks meet")
     add("--when-ready", help="text to print when the cluster is ready, such as how to reach its dashboard")
     settings = parser.parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
-    try:
-        json.loads(settings.resources or "{}")
-    except json.JSONDecodeError as error:
-        raise ValueError(f"--resources {settings.resources!r} is not JSON: {error}") from None
+    resources, of_hosts = json_flag("--resources", settings.resources), json_flag("--host-resources", settings.host_resources)
     settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))
     rank, addresses, gpus = who_am_i(settings, env)
     if not 0 <= rank < len(addresses):
@@ -151,11 +149,24 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     if settings.network and ipaddress.ip_address(addresses[rank]) not in settings.network:
         raise ValueError(f"address {addresses[rank]} of rank {rank} is not in --network {settings.network}")
     settings.rank, settings.addresses = rank, addresses
+    if addresses[rank] in of_hosts:
+        settings.resources = json.dumps(resources | of_hosts[addresses[rank]])
     settings.gpus = gpus if settings.num_gpus is None else settings.num_gpus
     if settings.node_gpus and len(settings.node_gpus) != len(addresses):
         raise ValueError(f"--node-gpus lists {len(settings.node_gpus)} nodes, but there are {len(addresses)}")
     settings.patience = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
     return settings
+
+
+def json_flag(flag: str, text: str) -> dict[str, Any]:
+    """Raises ValueError where the text is not a map in JSON."""
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{flag} {text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{flag} {text!r} is not JSON of a map")
+    return found
 
 
 def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
