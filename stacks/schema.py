@@ -63,6 +63,20 @@ class Host(Model):
     user: User | None = Field(default=None, description="Overrides the fleet's user.")
     port: Port | None = Field(default=None, description="Overrides port 22.")
     identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
+    resources: dict[str, Quantity] = Field(default_factory=dict, description="Custom Ray resources beside the fleet's.")
+
+    @model_validator(mode="after")
+    def _resources_are_custom(self) -> Self:
+        _refuse_rays_own(self.resources)
+        if self.resources and self.internal_ip is None:
+            raise problem("is missing; it is how the node knows that the resources of this host are its own", "internal_ip")
+        return self
+
+
+def _refuse_rays_own(resources: dict[str, float]) -> None:
+    for name in resources:
+        if name in RAY_RESOURCES:
+            raise problem("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
 
 
 class JumpHost(Model):
@@ -149,9 +163,7 @@ class Fleet(Model):
             raise problem(f"{self.nodes} nodes, but ssh.hosts lists {len(self.ssh.hosts)}; leave nodes out, or let them agree", "nodes")
         if self.gpu is not None and self.gpu.name is not None:
             self._dstack_knows(self.gpu.name, self.gpu.vendor)
-        for name in self.resources:
-            if name in RAY_RESOURCES:
-                raise problem("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
+        _refuse_rays_own(self.resources)
         return self
 
     @staticmethod
