@@ -141,6 +141,9 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
         flags += ["--num-cpus", str(fleet.cpus)]
     if fleet.resources:
         flags += ["--resources", json.dumps(fleet.resources)]
+    of_hosts = {str(host.internal_ip): host.resources for host in (fleet.ssh.hosts if fleet.ssh else ()) if host.resources}
+    if of_hosts:
+        flags += ["--host-resources", json.dumps(of_hosts)]
     if stack.task.join_timeout != type(stack.task).model_fields["join_timeout"].default:
         flags += ["--join-timeout", str(stack.task.join_timeout)]
     if stack.task.on_node_loss != "fail":
