@@ -1,60 +1,13 @@
-"""One Slurm cluster for all tests of a session, and a project on its shared file system."""
+"""One Slurm cluster for all tests of a session, and projects on its shared file system."""
 
 from __future__ import annotations
 
-import shlex
-import shutil
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from integration.slurm.cluster import Cluster, lacking
-
-from infra.files import TokenProvider
-from infra.publish import TOKEN, rendered
-from infra.site import Site
-from stacks.schema import Stack
-
-ROOT = Path(__file__).parents[3]
-SETTINGS: dict[str, Any] = {
-    "name": "slurm",
-    "cloud": "slurm",
-    "fleets": [{"name": "gpus", "nodes": 2, "cpus": 1}],
-    "slurm": {"partition": "gpu", "time": "15:00", "login": "me@login.example.com", "setup": [f". {sys.prefix}/bin/activate"]},
-}  # cpus: what a node of Ray's offers, not what it has
-
-
-class Project:
-    """A folder on the shared file system from which a person submits."""
-
-    def __init__(self, cluster: Cluster, folder: Path):
-        self.cluster, self.folder = cluster, folder
-        folder.mkdir()
-        shutil.copytree(ROOT / "trainer", folder / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
-
-    def render(self, **settings: Any) -> None:
-        """build/slurm of the stack, as `pulumi up` writes it."""
-        stack = SETTINGS | {"checkpoints": {"kind": "shared", "path": str(self.folder / "runs")}} | settings
-        files = rendered(Stack.model_validate(stack), Site())
-        build = self.folder / "build/slurm"
-        build.mkdir(parents=True, exist_ok=True)
-        for name, text in files.items():
-            (build / name).write_text(text)
-        (self.folder / "Pulumi.yaml").touch()
-        TokenProvider().create({"path": str(build / TOKEN)})
-
-    def submit(self, script: str, *arguments: str, options: str = "", **env: str) -> str:
-        """The id of the job."""
-        # Nodes have 1 GB of /dev/shm here.
-        env = {"FLOTILLA_NODE_ARGS": "--object-store-mb 80", **env}
-        command = f"sbatch --parsable {options} build/slurm/{script}.sbatch {shlex.join(arguments)}"
-        return self.cluster.run(command, folder=self.folder, env=env).stdout.strip()
-
-    def log(self, script: str, job: str) -> str:
-        file = self.folder / f"build/slurm/{script}-{job}.log"
-        return file.read_text() if file.exists() else ""
+from integration.slurm.project import Project
 
 
 @pytest.fixture(scope="session")
