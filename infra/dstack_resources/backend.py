@@ -85,11 +85,8 @@ class Backend(dynamic.Resource, module="flotilla:dstack", name="Backend"):
 def _create(client: Client, project: str, name: str, wanted: Any) -> None:
     try:
         when_free(f"backend {name}", lambda: client.backends.create(project, wanted), IAM_SECONDS, passing=("IAM instance profile",))
-    except BackendInvalidCredentialsError as error:
-        places = ", ".join(".".join(one) for one in error.fields) or "creds"
-        raise DstackRefused(
-            f"the server finds no valid credentials ({places}); they come from the environment that it was started in"
-        ) from None
+    except BackendInvalidCredentialsError:
+        raise DstackRefused("the server finds no valid credentials; they come from the environment that it was started in") from None
     except ResourceExistsError:  # of a backend that it has just said not to have
         raise DstackRefused(FORGETS) from None
 

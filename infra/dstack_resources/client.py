@@ -55,9 +55,9 @@ def connect(server: str, project: str, token: str | None) -> Client:
     except ClientError as error:
         if "denied" in str(error):
             raise DstackRefused(f"{server} does not know the token; a new one comes from {LOGINS}") from None
-        raise DstackRefused(
-            f"{server} (flotilla:dstack.server) does not answer; start it, or one here: python -m fleets.server up"
-        ) from None
+        if "Failed to connect" in str(error):
+            raise DstackRefused(f"{at} does not answer; start it, or one here: python -m fleets.server up") from None
+        raise DstackRefused(f"{at} does not answer as a dstack server: {_flat(error)}") from None
     except (requests.RequestException, ValueError) as error:
         raise DstackRefused(f"{at} does not answer as a dstack server: {_flat(error)}") from None
     known = sorted(one.project_name for one in client.projects.list())

@@ -134,7 +134,7 @@ def test_a_backend_that_aws_or_dstack_refuses(dstack, bare, change, message, mon
 def test_a_backend_without_credentials_on_the_server(dstack, bare):
     config = {"type": "gcp", "creds": {"type": "service_account", "filename": "/none", "data": "{}"}, "project_id": "any"}
     told = refused(BackendProvider(), {"server": dstack.url, "project": bare, "config": config}, dstack.token)
-    assert told.startswith("backend gcp: the server finds no valid credentials (creds")
+    assert told.startswith("backend gcp: the server finds no valid credentials; they come from")
 
 
 # Fleets
