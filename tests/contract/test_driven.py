@@ -1,0 +1,61 @@
+"""What Pulumi makes on the dstack server, as the plan shows it: nothing unless the stack says so, and all of it after the site."""
+
+from __future__ import annotations
+
+import pytest
+
+from infra.preview import Resource
+
+
+def ours(plan) -> dict[tuple[str, str], Resource]:
+    return {
+        (one.kind, one.name): one
+        for one in plan.resources
+        if ":dstack:" in one.type or ":dstack/" in one.type or "flotilla:dstack" in one.type
+    }
+
+
+@pytest.mark.parametrize("stack", ["onprem", "aws-dev", "aws-prod", "gcp-dev", "gcp-prod"])
+def test_a_stack_asks_nothing_of_its_server_unless_it_says_so(stack, planned):
+    assert not ours(planned(stack))
+
+
+@pytest.mark.parametrize(
+    ("stack", "expected"),
+    [
+        ("onprem", {("Driven", "onprem"), ("Fleet", "gpus"), ("Machines", "gpus")}),
+        ("aws-dev", {("Driven", "aws-dev"), ("Backend", "aws"), ("Fleet", "gpus"), ("Machines", "gpus")}),
+        ("aws-prod", {("Driven", "aws-prod"), ("Fleet", "h100"), ("Machines", "h100")}),  # its machines are Pulumi's: no backend
+        ("gcp-dev", {("Driven", "gcp-dev"), ("Backend", "gcp"), ("Fleet", "gpus"), ("Machines", "gpus")}),
+    ],
+)
+def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
+    plan = changed(stack, {"dstack": {"drive": True}})
+    made = ours(plan)
+    assert set(made) == expected
+    texts = {one.name: one.inputs["text"] for one in plan.resources if one.kind == "File"}
+    import yaml
+
+    for (kind, name), one in made.items():
+        if kind in ("Fleet", "Machines"):
+            assert one.inputs["definition"] == yaml.safe_load(texts[f"{name}.fleet.dstack.yml"])
+        if kind == "Backend":
+            assert one.inputs["config"] == yaml.safe_load(texts["server-config.yml"])["projects"][0]["backends"][0]
+        if kind != "Driven":
+            assert (one.inputs["server"], one.inputs["project"]) == ("http://127.0.0.1:3000", "main")
+
+
+def test_destroy_ends_machines_before_anything_of_the_network_goes(changed):
+    plan = changed("aws-dev", {"dstack": {"drive": True}})
+    made = ours(plan)
+    site = {one.urn for one in plan.resources if one.type.startswith("aws:")}
+    assert len(site) > 20
+    assert site <= set(made["Backend", "aws"].options["dependencies"])
+    assert made["Backend", "aws"].urn in made["Fleet", "gpus"].options["dependencies"]
+    assert made["Fleet", "gpus"].urn in made["Machines", "gpus"].options["dependencies"]
+
+
+def test_the_volume_of_a_protected_stack_is_protected(changed):
+    volume = {"kind": "network", "volume": "kept", "size": "100GB"}
+    settings = {"fleets.0.nodes": "1", "checkpoints": volume, "protect": "true", "dstack": {"drive": True}}
+    assert ours(changed("aws-dev", settings))["Volume", "kept"].options["protect"]
