@@ -1,4 +1,4 @@
-"""python -m benchmarks [weights packing preview step demo dstack]: ratios against peers, bare loops and plain ways, each within one run.
+"""python -m benchmarks [weights packing preview step demo dstack slurm]: ratios against peers, bare loops and plain ways, each within one run.
 
 Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
 """
@@ -11,7 +11,7 @@ import sys
 
 from rich.console import Console
 
-NAMES = ("weights", "packing", "preview", "step", "demo", "dstack")
+NAMES = ("weights", "packing", "preview", "step", "demo", "dstack", "slurm")
 
 
 def main(argv: list[str]) -> int:

@@ -1,0 +1,168 @@
+"""From the start of a Slurm job to a whole Ray cluster on three nodes, against `srun hostname` and `ray start` typed by hand.
+
+Both are batch scripts on the cluster of tests/integration/slurm, and count from the first line of their log. Then the seconds of a GRPO
+step of the demo's recipe: as a Slurm job on two nodes, and on two nodes that are processes of this machine. Needs root.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.report import Ratio, Report
+from cluster_tasks import node
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "tests"))  # where the cluster is
+
+if TYPE_CHECKING:
+    from integration.slurm.project import Project
+
+ROUNDS, STEPS = 3, 15
+DEADLINE = 600  # seconds
+READY = "ready: "
+NODES, OBJECT_STORE_MB = 3, 80  # nodes of the tests' cluster have 1 GB of shared memory
+# What a person would type: the names of the nodes, the head, the others at once.
+BARE = """#!/bin/bash
+#SBATCH --nodes=3 --ntasks-per-node=1 --exclusive --output=bare-%j.log
+echo begin
+. {activate}
+export RAY_AUTH_MODE=disabled RAY_USAGE_STATS_ENABLED=0
+flags=(--num-cpus 1 --object-store-memory {bytes} --disable-usage-stats --block)
+srun --overlap hostname
+head=$(scontrol show hostnames | head -n 1)
+address=$(getent ahostsv4 "$head" | awk 'NR == 1 {{print $1}}')
+srun --overlap --nodes=1 --ntasks=1 --relative=0 ray start --head --node-ip-address "$address" "${{flags[@]}}" >head-$SLURM_JOB_ID &
+until grep -q 'Ray runtime started' head-$SLURM_JOB_ID 2>/dev/null; do sleep 0.1; done
+srun --overlap --nodes=2 --ntasks=2 --relative=1 ray start --address "$address:6379" "${{flags[@]}}" >others-$SLURM_JOB_ID &
+until [ "$(grep -c 'Ray runtime started' others-$SLURM_JOB_ID 2>/dev/null)" = 2 ]; do sleep 0.1; done
+echo "ready: "
+wait
+"""
+PPO = ["--config", "trainer/recipes/demo.yaml", "run.name=ppo", f"trainer.steps={STEPS}", "trainer.eval_prompts=0", "rollout.engine=hf"]
+PPO += ["placement.threads=1", "trainer.checkpoint_every=1000", "log.tensorboard=false", "log.plot=false"]
+SFT = ["--config", "trainer/recipes/demo-sft.yaml", "trainer.steps=20", "log.tensorboard=false", "log.plot=false"]
+
+
+def run() -> Report:
+    from integration.slurm.cluster import Cluster, lacking
+    from integration.slurm.project import Project
+
+    if reason := lacking():
+        raise SystemExit(f"python -m benchmarks slurm: {reason}")
+    bare, ray = [], []
+    with tempfile.TemporaryDirectory(prefix="slurm-") as folder:
+        cluster = Cluster(Path(folder) / "shared").start()
+        try:
+            project = Project(cluster, cluster.folder / "project")
+            project.render(fleets=[{"name": "gpus", "nodes": NODES, "cpus": 1}])
+            (project.folder / "bare.sbatch").write_text(
+                BARE.format(activate=Path(sys.prefix) / "bin/activate", bytes=OBJECT_STORE_MB * 2**20)
+            )
+            for _ in range(ROUNDS):  # in turns: a busy minute meets both
+                bare.append(ready_seconds(project, "bare.sbatch", "bare-{}.log"))
+                ray.append(ready_seconds(project, "build/slurm/ray-cluster.sbatch", "build/slurm/ray-cluster-{}.log"))
+            slurm_steps, local_steps = steps(project)
+        finally:
+            cluster.stop()
+    return Report(
+        "slurm",
+        [
+            Ratio(
+                "start of a job to a whole Ray cluster of 3 / srun hostname and ray start",
+                statistics.median(ray) / statistics.median(bare),
+                1.3,
+            ),
+            Ratio("GRPO step under Slurm / on this machine", statistics.median(slurm_steps) / statistics.median(local_steps), 1.3),
+        ],
+        {
+            "seconds by hand": round(statistics.median(bare), 1),
+            "seconds by the script": round(statistics.median(ray), 1),
+            "seconds of a step": {
+                "Slurm": round(statistics.median(slurm_steps), 3),
+                "this machine": round(statistics.median(local_steps), 3),
+            },
+        },
+        {"bare": bare, "ray": ray, "steps": {"slurm": slurm_steps, "local": local_steps}},
+    )
+
+
+def ready_seconds(project: Project, script: str, log: str) -> float:
+    """From the first byte of the log, which srun or the script writes at once, to its word that the cluster is whole."""
+    cluster = project.cluster
+    env = {"FLOTILLA_NODE_ARGS": f"--object-store-mb {OBJECT_STORE_MB}"}
+    job = cluster.run(f"sbatch --parsable {script}", folder=project.folder, env=env).stdout.strip()
+    file = project.folder / log.format(job)
+    begin = wait_until(file.exists, f"the start of job {job}")
+    taken = wait_until(lambda: READY in file.read_text(), f"job {job}") - begin
+    cluster.run(f"scancel {job}")
+    cluster.ended(job)
+    wait_until(lambda: cluster.idle() == NODES, "idle nodes")
+    return taken
+
+
+def wait_until(condition, what: str) -> float:
+    """When it came true, on the monotonic clock. Raises TimeoutError."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not within {DEADLINE} s")
+        time.sleep(0.02)
+    return time.monotonic()
+
+
+def steps(project: Project) -> tuple[list[float], list[float]]:
+    """Seconds of each step but the first three, on two nodes of Slurm's and on two of this machine's."""
+    runs = project.folder / "runs"
+    train([sys.executable, "-m", "trainer.train_sft", *SFT], project.folder, runs)
+    project.render(fleets=[{"name": "gpus", "nodes": 2, "cpus": 2}])
+    job = project.submit("ray-ppo", "python", "-m", "trainer.train_ppo", *PPO)
+    if (state := project.cluster.ended(job, DEADLINE))["ExitCode"] != "0:0":
+        raise RuntimeError(f"the Slurm job ended with {state['ExitCode']}:\n{project.log('ray-ppo', job)[-3000:]}")
+    slurm = metrics(runs)
+    (runs / "ppo").rename(runs / "ppo-slurm")
+    local(project.folder, runs)
+    return slurm, metrics(runs)
+
+
+def local(folder: Path, runs: Path) -> None:
+    """The node agents that `python -m cluster_tasks.local` would start, two of them."""
+    flags = ["--addresses", "127.0.0.2,127.0.0.3", "--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    flags += ["--num-cpus", "2", "--object-store-mb", str(OBJECT_STORE_MB)]
+    job = ["--job", " ".join(["python -m trainer.train_ppo", *PPO]), "--working-dir", "."]
+    with tempfile.TemporaryDirectory(prefix="ray-") as temp:
+        worker = subprocess.Popen(
+            [sys.executable, node.__file__, *flags, "--rank", "1", "--temp-dir", f"{temp}/1"],
+            cwd=folder,
+            env=environment(runs),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            train([sys.executable, node.__file__, *flags, "--rank", "0", "--temp-dir", f"{temp}/0", *job], folder, runs)
+        finally:
+            worker.terminate()
+            worker.wait(60)
+
+
+def train(command: list[str], folder: Path, runs: Path) -> None:
+    done = subprocess.run(command, cwd=folder, env=environment(runs), capture_output=True, text=True, timeout=DEADLINE, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+
+
+def environment(runs: Path) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "FLOTILLA_"))}
+    return inherited | {"FLOTILLA_RUNS": str(runs), "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}"}
+
+
+def metrics(runs: Path) -> list[float]:
+    lines = [json.loads(line) for line in (runs / "ppo/metrics.jsonl").read_text().splitlines()]
+    return [line["seconds"] for line in lines if line.get("step", 0) > 3 and "seconds" in line]
