@@ -191,7 +191,7 @@ def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str]
 
 
 def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | None) -> str:
-    """Address by which other nodes reach a host: the one in `network` where it has several. Raises ValueError.
+    """Address by which other nodes reach a host: the one in `network` where it has several, IPv4 before IPv6. Raises ValueError.
 
     A host may know itself by a loopback address, 127.0.1.1 on Debian; then its interfaces are asked.
     """
@@ -206,7 +206,7 @@ def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | 
             f"no address in --network {network}" if network else "no address that other nodes reach; give --network, or correct /etc/hosts"
         )
         raise ValueError(f"host {name} has {lacks}: it resolves to {', '.join(map(str, found))}")
-    return str(usable[0])
+    return str(min(usable, key=lambda one: one.version))  # the first of the lower version
 
 
 def own_addresses() -> dict[str, str]:
@@ -328,7 +328,7 @@ def ray_command(settings: Settings) -> list[str]:
         # Ray always starts its client server, which nothing here uses: any free port instead of 10001, which another Ray may have.
         flags |= {"--include-dashboard": "true", "--ray-client-server-port": free_port()}
     else:
-        flags |= {"--address": f"{head}:{settings.port}"}
+        flags |= {"--address": f"[{head}]:{settings.port}" if ":" in head else f"{head}:{settings.port}"}
     flags |= PINNED_PORTS if settings.pin_ports else {}
     flags |= {"--num-gpus": 0 if settings.gpus == 0 else settings.num_gpus, "--resources": settings.resources or None}
     flags |= {"--object-store-memory": settings.object_store_mb and settings.object_store_mb * 2**20, "--temp-dir": settings.temp_dir}
