@@ -10,7 +10,7 @@ dashboard, which is also the job API, listens on loopback, so that only who can 
 FLOTILLA_NODE_ARGS.
 
 Exit codes, of which 75 to 77 are worth another try:
-    0    a signal ended a held cluster; or the job succeeded
+    0    a signal ended a held cluster; or the job succeeded, on all nodes
     2    a setting is wrong
     75   a node was lost and did not return; on a worker: the head is gone, or this node is cut off from it
     76   the nodes did not come together in time
@@ -52,6 +52,7 @@ NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
 HEAD_GONE_SECONDS = 5  # the head's port refuses for so long: its process has ended, this is no slow network
 PROBE_SECONDS = 3  # within which a host answers that is there
 BLAME_SECONDS = 5  # after a job failed, within which a node's loss is known that may be the cause
+FAREWELL, FAREWELL_SECONDS = b"flotilla: the job is done", 5  # what workers hear on Ray's port, to tell an end from a death
 LOST_SAVE_SECONDS = 5  # for jobs after a node was lost: those that need it cannot save, and the next attempt waits
 NOTICE_SECONDS = 5  # between two looks for a spot machine's notice, which comes two minutes ahead on AWS, half a minute on GCP
 FULL = 0.01  # of a disk is left
@@ -92,6 +93,10 @@ class Failure(Exception):
 
 class Reclaimed(Failure):
     """A cloud takes one of the machines back, but not yet: jobs can save."""
+
+
+class HeadEnded(Exception):
+    """The head has said farewell."""
 
 
 class Stopped(Exception):
@@ -365,7 +370,9 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
         try:
             yield Ray(process, output)
         finally:
-            if head_answers(settings):  # else there is nobody whom Ray could say goodbye to, and it would only hang
+            if port_answers(
+                settings.addresses[0], settings.port
+            ):  # else there is nobody whom Ray could say goodbye to, and it would only hang
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(RAY_STOP_SECONDS)
@@ -465,21 +472,42 @@ def run_head(settings: Settings) -> int:
         if not port_is_free(port):
             raise Failure(2, f"port {port} is in use on this node; choose another with {flag}")
     with ray_node(settings) as ray:
-        wait_until_whole(settings, ray)
-        if settings.when_ready:
-            print(settings.when_ready, flush=True)
-        seconds = settings.stop_timeout
-        try:
-            Notices.of(settings).clear()
-            job = Job.submit(settings) if settings.job else None
-            return watch_cluster(settings, ray, job)
-        except Reclaimed:
-            raise
-        except Failure:
-            seconds = LOST_SAVE_SECONDS
-            raise
-        finally:
-            stop_jobs(settings, seconds)
+        code = lead(settings, ray)
+    if code == 0:
+        say_farewell(settings)
+    return code
+
+
+def lead(settings: Settings, ray: Ray) -> int:
+    """Until the job has ended; returns its code. Raises Failure."""
+    wait_until_whole(settings, ray)
+    if settings.when_ready:
+        print(settings.when_ready, flush=True)
+    seconds = settings.stop_timeout
+    try:
+        Notices.of(settings).clear()
+        job = Job.submit(settings) if settings.job else None
+        return watch_cluster(settings, ray, job)
+    except Reclaimed:
+        raise
+    except Failure:
+        seconds = LOST_SAVE_SECONDS
+        raise
+    finally:
+        stop_jobs(settings, seconds)
+
+
+def say_farewell(settings: Settings) -> None:
+    """dstack submits a run again when a worker ends with an error, even where the head's job is done."""
+    head, family = settings.addresses[0], socket.AF_INET6 if ":" in settings.addresses[0] else socket.AF_INET
+    waiting, deadline = set(settings.addresses[1:]), time.monotonic() + FAREWELL_SECONDS
+    with contextlib.suppress(TimeoutError), socket.create_server((head, settings.port), family=family) as server:
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            server.settimeout(left)
+            connection, (address, *_) = server.accept()
+            with connection, contextlib.suppress(OSError):  # it went at once
+                connection.sendall(FAREWELL)
+            waiting.discard(address)
 
 
 def free_port() -> int:
@@ -824,9 +852,18 @@ def under_dstack() -> bool:
 
 
 def head_answers(settings: Settings) -> bool | None:
-    """True: its port is open. False: it refuses, nothing listens. None: no answer, which may be the network."""
+    """As `port_answers`. Raises HeadEnded when it has said farewell; Ray speaks first too, so this does not wait."""
+    return port_answers(settings.addresses[0], settings.port, listen=True)
+
+
+def port_answers(address: str, port: int, listen: bool = False) -> bool | None:
+    """True: it is open. False: it refuses, nothing listens. None: no answer, which may be the network."""
     try:
-        socket.create_connection((settings.addresses[0], settings.port), timeout=3).close()
+        with socket.create_connection((address, port), timeout=3) as probe:
+            probe.settimeout(1)
+            with contextlib.suppress(TimeoutError):
+                if listen and probe.recv(len(FAREWELL)) == FAREWELL:
+                    raise HeadEnded
     except ConnectionRefusedError:
         return False
     except OSError:
@@ -906,6 +943,9 @@ def main(argv: list[str] | None = None) -> int:
     except Failure as failure:
         say(str(failure))
         return failure.code
+    except HeadEnded:
+        log.info("the head has ended: the job is done")
+        return 0
     except Stopped:
         log.info("%s: stopped", signal.Signals(signals[0]).name)
         return 128 + signals[0] if settings.job else 0

@@ -232,7 +232,7 @@ class Lab:
             assert process.poll() is None, (self.folder / "attach.log").read_text()[-3000:]
             return self.get("/", f"http://127.0.0.1:{port}").status in (200, 401)
 
-        wait_for(f"http://127.0.0.1:{port}", answers, 120, 0.5)
+        wait_for(f"http://127.0.0.1:{port}", answers, 300, 0.5)
 
     def get(self, path: str, url: str = SERVER) -> Any:
         with self.laptop.network():
@@ -244,10 +244,18 @@ class Lab:
     # What the server knows
 
     def api(self, path: str, **body: Any) -> Any:
+        return self.ask(f"project/main/{path}", **body)
+
+    def ask(self, path: str, **body: Any) -> Any:
         headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
-        request = urllib.request.Request(f"{SERVER}/api/project/main/{path}", json.dumps(body).encode(), headers)
+        request = urllib.request.Request(f"{SERVER}/api/{path}", json.dumps(body).encode(), headers)
         with self.laptop.network(), urllib.request.urlopen(request, timeout=30) as answer:
             return json.load(answer)
+
+    def runs(self) -> list[str]:
+        """Those that have not ended."""
+        listed = self.ask("runs/list", project_name="main", only_active=True)
+        return [run["run_spec"]["run_name"] for run in listed if run["status"] not in ENDED]
 
     def instances(self, fleet: str = "lab") -> list[str]:
         """States of a fleet's instances."""
@@ -304,9 +312,8 @@ class Lab:
             if host.process.poll() is not None:
                 self.power_on(index)
             host.link(up=True)
-        for run in self.api("runs/list"):
-            if run["status"] not in ENDED:
-                self.must(f"dstack stop -y {run['run_spec']['run_name']}")
+        for run in self.runs():
+            self.must(f"dstack stop -y {run}")
         self.wait_idle(timeout=300)
         self.stack()
 

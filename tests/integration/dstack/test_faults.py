@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from integration.dstack.hosts import Host, interrupt, sh, wait_for
-from integration.dstack.lab import ENDED, Lab
+from integration.dstack.lab import Lab
 
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml"
@@ -41,8 +41,7 @@ def hosts(lab: Lab) -> Iterator[Lab]:
 @pytest.fixture
 def cluster(hosts: Lab) -> Lab:
     """A held cluster that is whole: the one that is there, its next attempt, or a new one."""
-    runs = [run for run in hosts.api("runs/list") if run["run_spec"]["run_name"] == "ray" and run["status"] not in ENDED]
-    if not runs:
+    if "ray" not in hosts.runs():
         hosts.must(APPLY)
     hosts.wait_ready("ray")
     return hosts
