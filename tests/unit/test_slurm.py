@@ -295,6 +295,29 @@ def changed_stack(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]
     return settings
 
 
+# The agent
+
+
+@pytest.mark.parametrize(
+    ("found", "network", "address"),
+    [
+        (["fd00::1", "10.0.0.1"], None, "10.0.0.1"),
+        (["fd00::1"], None, "fd00::1"),
+        (["10.0.0.1", "fd00::1"], "fd00::/8", "fd00::1"),
+        (["10.0.0.1", "192.168.0.1"], "192.168.0.0/16", "192.168.0.1"),
+    ],
+)
+def test_a_node_is_known_by_its_ipv4_address_unless_it_has_none_or_a_network_is_named(found, network, address, monkeypatch):
+    entries = [(None, None, None, "", (one, 0)) for one in found]
+    monkeypatch.setattr(node.socket, "getaddrinfo", lambda *_, **__: entries)
+    assert node.resolve("n1", node.ipaddress.ip_network(network) if network else None) == address
+
+
+def test_an_ipv6_head_stands_in_brackets_before_its_port():
+    worker = node.read_settings(["--rank", "1", "--addresses", "fd00::1,fd00::2"], {})
+    assert "--address=[fd00::1]:6379" in node.ray_command(worker)
+
+
 # The agent on AMD's nodes
 
 AMD_ENV = {"ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "4,5", "GPU_DEVICE_ORDINAL": "4,5"}
