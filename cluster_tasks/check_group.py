@@ -90,8 +90,8 @@ class RayNodes:
 
     rank = 0
 
-    def __init__(self) -> None:
-        """Raises GroupError where there is no cluster."""
+    def __init__(self, order: list[str]) -> None:
+        """`order`: addresses by rank, as far as they are known. Raises GroupError where there is no cluster."""
         import ray
 
         try:
@@ -99,7 +99,9 @@ class RayNodes:
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise GroupError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {_first(error)}") from None
         alive = [one for one in ray.nodes() if one["Alive"]]
-        self.nodes = sorted(alive, key=lambda one: "node:__internal_head__" not in one["Resources"])  # the head is rank 0
+        rank = {address: index for index, address in enumerate(order)}
+        head = "node:__internal_head__"
+        self.nodes = sorted(alive, key=lambda one: (head not in one["Resources"], rank.get(one["NodeManagerAddress"], len(rank))))
         self.addresses = [one["NodeManagerAddress"] for one in self.nodes]
         self.probes = [self._probe(rank, 0) for rank in range(len(self.nodes))]
 
@@ -118,7 +120,8 @@ class RayNodes:
 
         gpus = [int(one["Resources"].get("GPU", 0)) for one in self.nodes]
         # Only an actor that Ray gave the GPUs may use them.
-        probes = [self._probe(rank, count) for rank, count in enumerate(gpus)] if method == "speed" and all(gpus) else self.probes
+        asked = [rank for rank, count in enumerate(gpus) if count and method == "speed"]
+        probes = [self._probe(rank, gpus[rank]) if rank in asked else probe for rank, probe in enumerate(self.probes)]
         refs = [getattr(probe, method).remote(*arguments) for probe in probes]
         found = []
         for rank, ref in enumerate(refs):

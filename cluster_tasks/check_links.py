@@ -132,19 +132,18 @@ class Probe:
             return probe.getsockname()[1]
 
     def speed(self, head: str, port: int, counts: list[int], seconds: float, limit: float) -> Speed:
-        """Runs a process per GPU, or one on the CPU where some node has no GPU; `counts` are the GPUs of each node.
+        """Runs a process for each GPU of all nodes, which `counts` has, or one on each node's CPU where there is no GPU at all.
 
         They have `limit` seconds, then they are killed: NCCL waits for ever for a peer that does not come.
         """
-        device = "cuda" if all(counts) else "cpu"
-        mine = counts[self.rank] if device == "cuda" else 1
-        first = sum(counts[: self.rank]) if device == "cuda" else self.rank
-        world = sum(counts) if device == "cuda" else len(counts)
-        if world == 1:
+        device = "cuda" if any(counts) else "cpu"
+        ranks = counts if any(counts) else [1] * len(counts)
+        mine, first, world = ranks[self.rank], sum(ranks[: self.rank]), sum(ranks)
+        if world == 1 or not mine:
             return Speed(None, None, device, "")
         meet = f"tcp://[{head}]:{port}" if ":" in head else f"tcp://{head}:{port}"
         command = [sys.executable, "-m", "cluster_tasks.check_speed", "--meet", meet, "--device", device, "--world", str(world)]
-        command += ["--stride", str(mine if world > mine else 1), "--seconds", str(seconds)]
+        command += ["--stride", str(max(ranks) if world > max(ranks) else 1), "--seconds", str(seconds)]
         root = str(Path(__file__).parents[1])
         env = node.interfaces(self.address) | self.env | {"PYTHONPATH": os.pathsep.join(filter(None, (root, self.env.get("PYTHONPATH"))))}
         processes = [

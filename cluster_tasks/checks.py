@@ -42,8 +42,9 @@ def measure(group: Group, addresses: list[str], seconds: float) -> Measured:
     speed: list[Speed] = []
     if seconds and not any(one.error for row in reach for one in row):
         counts = [len(one.gpus) if one.offered is None else one.offered for one in facts]
-        port = group.call("free_port")[0]
-        speed = group.call("speed", addresses[0], port, counts, seconds, SPEED_LIMIT)
+        lead = next((rank for rank, count in enumerate(counts) if count), 0)  # the first that takes part
+        port = group.call("free_port")[lead]
+        speed = group.call("speed", addresses[lead], port, counts, seconds, SPEED_LIMIT)
     return Measured(facts, reach, notes, speed)
 
 
@@ -112,7 +113,7 @@ def group_of(options: Any, known: tuple[int, list[str], int | None] | None) -> t
             raise ValueError(
                 f"RAY_ADDRESS={ray_address}: submit it there: ray job submit --working-dir . -- python -m cluster_tasks.checks"
             )
-        nodes = RayNodes()
+        nodes = RayNodes(known[1] if known else [])
         return nodes, nodes.addresses
     if known is None:
         return OneNode(), [node.ALONE]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -39,6 +39,7 @@ class Setting:
     origin: str  # what asks for it, in the words of the stack file
 
 
+FLOOR = "FLOTILLA_BANDWIDTH_FLOOR"  # cluster_tasks/checks.py reads it
 CHUNK = str(512 * 1024)  # bytes
 CARD_CORES = "each card is served by processors of its own NUMA node"
 TUNED = "tuned for this plugin, which moves data in chunks of this kind"
@@ -151,12 +152,33 @@ def environment(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
         settings |= {name: Setting(*known, f"fleet {fleet.name}, gpu.vendor amd") for name, known in AMD.items()}
     if (least := floor(stack, fleet)) is not None:
         reason = "GB/s; the checks want it of an all-reduce, as less means that NCCL has not found the fabric"
-        settings["FLOTILLA_BANDWIDTH_FLOOR"] = Setting(str(least), reason, origin)
+        settings[FLOOR] = Setting(str(least), reason, origin)
     settings |= {name: Setting(*known, "flotilla:cache") for name, known in cache.environment(stack.cache).items()}
     for name, value in stack.task.env.items():
         instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
         settings[name] = Setting(value, instead, "flotilla:task.env")
     return settings
+
+
+def of_cluster(stack: Stack, fleets: Iterable[Fleet]) -> dict[str, Setting]:
+    """The one environment of a cluster of several fleets; of floors the lowest.
+
+    Raises ValueError where two fleets need different values of a variable, and flotilla:task.env does not say which.
+    """
+    found: dict[str, Setting] = {}
+    for fleet in fleets:
+        for name, one in environment(stack, fleet).items():
+            before = found.get(name, one)
+            if name == FLOOR:
+                found[name] = min(before, one, key=lambda setting: float(setting.value or 0))
+            elif before.value != one.value:
+                wants = f"{name}={before.value} ({before.origin}) and {name}={one.value} ({one.origin})"
+                raise ValueError(
+                    f"flotilla:task.fleets: {wants} cannot both be in one cluster's environment; say in flotilla:task.env which"
+                )
+            else:
+                found[name] = before
+    return found
 
 
 def floor(stack: Stack, fleet: Fleet) -> float | None:

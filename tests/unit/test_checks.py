@@ -109,6 +109,13 @@ def test_processes_that_cannot_meet_say_why() -> None:
     assert "not done in time" in speed.error or "rror" in speed.error
 
 
+def test_bandwidth_is_measured_among_the_nodes_that_have_gpus() -> None:
+    head = Probe(0, "127.0.0.1").speed("127.0.0.2", 1, [0, 8, 8], 0.1, limit=4)  # nothing is started for it
+    assert head == Speed(None, None, "cuda", "")
+    alone = Probe(0, "127.0.0.1").speed("127.0.0.1", 1, [0], 0.1, limit=4)
+    assert alone == Speed(None, None, "cpu", "")
+
+
 # What is made of it
 
 GOOD = Facts(

@@ -129,6 +129,30 @@ def test_the_stack_file_wins_and_what_it_replaces_is_shown():
     assert "HF_TOKEN from your shell" in text
 
 
+def mixed(first: Any, second: Any, **task: Any) -> Stack:
+    """A cluster of two fleets."""
+    hosts = [SSH | {"hosts": [{"hostname": f"{name}1"}, {"hostname": f"{name}2"}]} for name in "ab"]
+    fleets = [
+        {"name": f"fleet-{index}", "ssh": ssh, "fabric": kind} for index, (ssh, kind) in enumerate(zip(hosts, (first, second), strict=True))
+    ]
+    return Stack.model_validate({"name": "onprem", "cloud": "ssh", "fleets": fleets, "task": {"fleets": ["fleet-0", "fleet-1"], **task}})
+
+
+def test_a_cluster_of_two_fleets_has_one_environment_and_the_lower_floor():
+    stack = mixed({"kind": "roce", "bandwidth": 800}, {"kind": "roce", "bandwidth": 400, "gid_index": 3})
+    found = {name: one.value for name, one in fabric.of_cluster(stack, stack.cluster_fleets()).items()}
+    assert found == {"FLOTILLA_BANDWIDTH_FLOOR": "10.0", "NCCL_IB_GID_INDEX": "3"}
+
+
+def test_fleets_that_want_different_values_are_refused_unless_the_stack_file_decides():
+    kinds = {"kind": "roce", "gid_index": 3}, {"kind": "roce", "gid_index": 5}
+    stack = mixed(*kinds)
+    with pytest.raises(ValueError, match=r"NCCL_IB_GID_INDEX=3 .* and NCCL_IB_GID_INDEX=5 .*say in flotilla:task\.env which"):
+        fabric.of_cluster(stack, stack.cluster_fleets())
+    decided = mixed(*kinds, env={"NCCL_IB_GID_INDEX": "3"})
+    assert fabric.of_cluster(decided, decided.cluster_fleets())["NCCL_IB_GID_INDEX"].value == "3"
+
+
 def test_the_rendered_task_carries_it():
     task = ray.ray_cluster(own({"kind": "infiniband", "hcas": ["mlx5_0"]}), Site())
     assert "NCCL_IB_HCA==mlx5_0" in task["env"]
