@@ -156,7 +156,7 @@ def _environment(stack: Stack, site: Site, fleets: list[Fleet]) -> list[str]:
     env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS}
     if site.leaves_machine:
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
-    env |= site.env | {name: one.value for fleet in fleets for name, one in fabric.environment(stack, fleet).items()}
+    env |= {name: one.value for name, one in fabric.of_cluster(stack, fleets).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
 
 
