@@ -43,7 +43,7 @@ def scripts(stack: Stack, site: Site) -> dict[str, str]:
 
 
 def render(stack: Stack, site: Site, script: Script) -> str:
-    fleet, env = site.equipped(stack.fleets[0]), variables(stack, site)
+    fleet, env = site.equipped(stack.fleets[0]), variables(stack)
     inside = container(stack, fleet, (*env, "RAY_AUTH_TOKEN_PATH", "FLOTILLA_NODES", "FLOTILLA_NODE_ARGS"))
     start = f"sbatch build/{stack.name}/{script.name}.sbatch {script.arguments}".strip()
     return "\n\n".join(
@@ -97,10 +97,10 @@ def _start(stack: Stack) -> list[str]:
     ]
 
 
-def variables(stack: Stack, site: Site) -> dict[str, str | None]:
+def variables(stack: Stack) -> dict[str, str | None]:
     """The environment of every node; None is taken from the shell of the person who submits."""
     ours: dict[str, str | None] = {"FLOTILLA_RUNS": str(stack.checkpoints.path), "RAY_AUTH_MODE": "token"}
-    return ours | site.env | {name: one.value for name, one in fabric.environment(stack, stack.fleets[0]).items()}
+    return ours | {name: one.value for name, one in fabric.environment(stack, stack.fleets[0]).items()}
 
 
 def _environment(stack: Stack, fleet: Fleet, env: dict[str, str | None]) -> list[str]:
