@@ -109,8 +109,8 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
 def next_commands(stack: Stack, site: Site) -> list[str]:
     """What a person types to come from the rendered files to a running job, in order, in the project's folder."""
     here = f"build/{stack.name}"
-    gpu = site.equipped(stack.fleets[0]).gpu
-    job = ray.demo_job(on_gpus=bool(gpu and gpu.count))
+    gpus = [site.equipped(fleet).gpu for fleet in stack.cluster_fleets()]
+    job = ray.demo_job(on_gpus=any(gpu and gpu.count for gpu in gpus))
     env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {job}"
     if stack.cloud == "slurm":
         return [f"sbatch {here}/ray-ppo.sbatch"]
