@@ -13,6 +13,7 @@ from typing import Any
 import pulumi
 from dstack._internal.core.models.fleets import Fleet as DstackFleet
 from dstack._internal.core.models.fleets import Instance
+from dstack._internal.core.models.runs import Run
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
@@ -206,9 +207,17 @@ def _left(fleet: DstackFleet | None) -> str | None:
 
 
 def _runs(client: Client, project: str, fleet: str) -> list[str]:
-    """Names of the runs that are on a fleet."""
+    """Names of the runs that are on a fleet, or wait for it by name."""
     active = client.runs.list(project, None, only_active=True, include_jobs=False)
-    return sorted(run.run_spec.run_name or str(run.id) for run in active if run.fleet is not None and run.fleet.name == fleet)
+    return sorted(run.run_spec.run_name or str(run.id) for run in active if fleet in _fleets(run))
+
+
+def _fleets(run: Run) -> list[str]:
+    """The fleet of a run; before the server has chosen it, those that its definition allows."""
+    if run.fleet is not None:
+        return [run.fleet.name]
+    allowed = getattr(run.run_spec.configuration, "fleets", None) or []
+    return [one if isinstance(one, str) else one.name for one in allowed]
 
 
 def _configuration(fleet: DstackFleet) -> dict[str, Any]:
