@@ -44,7 +44,8 @@ def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
 FLEET_KEYS = (
-    "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh, fabric, machine, provision, capacity, placement, nics, image, idle_duration"
+    "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh, fabric, machine, provision, capacity, placement, nics, image, "
+    "idle_duration"
 )
 KEYS = (
     "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, budget, "
