@@ -10,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from integration.dstack.hosts import Host, interrupt, sh, wait_for
@@ -62,16 +63,18 @@ def next_attempt(lab: Lab) -> Iterator[Callable[[str], None]]:
     took("whole again")
 
 
-def exit_code(lab: Lab, attempt: int) -> int | None:
-    """Of the head in this attempt."""
-    submissions = lab.api("runs/get", run_name="ray")["jobs"][0]["job_submissions"]
-    return submissions[attempt - 1]["exit_status"]
-
-
-def ended(lab: Lab, attempt: int) -> int:
+def ended(lab: Lab, attempt: int, took: Callable[[str], None]) -> int:
     """The head's exit code, once it has ended by itself."""
-    wait_for("the head to end", lambda: exit_code(lab, attempt) is not None, 200, 0.5)
-    return exit_code(lab, attempt) or 0
+    head = lab.host("ray", 0)
+    wait_for("the agent of the head to end", lambda: not agents(head), 200)
+    took("agent ended")
+
+    def submission() -> dict[str, Any]:
+        return lab.api("runs/get", run_name="ray")["jobs"][0]["job_submissions"][attempt - 1]
+
+    wait_for("dstack to notice", lambda: submission()["exit_status"] is not None, 200, 0.5)
+    took("noticed by dstack")
+    return submission()["exit_status"]
 
 
 def agents(host: Host) -> list[str]:
@@ -83,8 +86,7 @@ def test_a_cut_link_ends_the_run_with_a_reason_on_both_sides(cluster: Lab):
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
         host.link(up=False)
-        assert ended(cluster, attempt) == 75
-        took("head ended")
+        assert ended(cluster, attempt, took) == 75
         wait_for("the agent on the cut host to end itself", lambda: not agents(host), 100)
         took("worker ended")
         host.link(up=True)
@@ -94,8 +96,7 @@ def test_the_heads_gcs_killed_ends_the_run_at_once(cluster: Lab):
     attempt = cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
         cluster.host("ray", 0).sh("pkill -KILL -x gcs_server")
-        assert ended(cluster, attempt) == 77
-        took("head ended")
+        assert ended(cluster, attempt, took) == 77
 
 
 def test_a_killed_raylet_comes_back_and_the_run_goes_on(cluster: Lab):
@@ -135,8 +136,7 @@ def test_a_host_without_power_is_waited_for(cluster: Lab):
     index, attempt = cluster.hosts.index(cluster.host("ray", 1)), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
         cluster.hosts[index].power_off()
-        assert ended(cluster, attempt) == 75
-        took("head ended")
+        assert ended(cluster, attempt, took) == 75
         wait_for("the place that is missing", lambda: "Fleet is at capacity" in cluster.why("ray"), 300, 0.5)
         cluster.power_on(index)
 
@@ -192,8 +192,7 @@ def test_a_machine_that_shuts_down_with_notice_ends_the_run(cluster: Lab):
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
         sh(["docker", "-H", host.docker_socket, "stop", "--time", "30", *host.containers()])
-        assert ended(cluster, attempt) == 75
-        took("head ended")
+        assert ended(cluster, attempt, took) == 75
 
 
 @pytest.mark.slow

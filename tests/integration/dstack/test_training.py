@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 import pytest
 from integration.dstack.hosts import HERE, interrupt, wait_for
@@ -28,10 +29,17 @@ def steps(lab: Lab, run: str) -> int:
     return json.loads(file.read_text().splitlines()[-1])["step"] if file.exists() and file.stat().st_size else 0
 
 
-@pytest.mark.usefixtures("model")
-def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
+def apply(lab: Lab) -> subprocess.Popen[bytes]:
+    """As a person does it who waits for the agent's word before submitting."""
     cluster = lab.start(APPLY, "apply.log")
     lab.wait_forwarded(8265, cluster)
+    wait_for("the agent's word", lambda: "ready: 2 of 2 nodes" in (lab.folder / "apply.log").read_text(), 300)
+    return cluster
+
+
+@pytest.mark.usefixtures("model")
+def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
+    cluster = apply(lab)
     refused = lab.user("RAY_ADDRESS=http://localhost:8265 ray job list")
     assert refused.returncode != 0, "the job API wants the token"
     assert "Authentication" in refused.stdout
@@ -45,8 +53,7 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     assert f"saved after step {done}" in (lab.folder / "job.log").read_text(), "the workers stay while the job saves"
     lab.wait_idle()
 
-    cluster = lab.start(APPLY, "apply.log")
-    lab.wait_forwarded(8265, cluster)
+    cluster = apply(lab)
     output = lab.must(f"{ENV}; {SUBMIT} {GRPO} run.name=grpo trainer.steps={done + 4}")
     assert f"step {done} of {done + 4}" in output, "no step is done twice"
     nodes = {line.partition("ip=")[2].partition(")")[0] for line in output.splitlines() if "ip=" in line}
