@@ -45,7 +45,7 @@ def build(stack: Stack) -> Site:
             for fault in faults(stack, groups(done.stdout)):
                 raise StackError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:{fault}")
         else:
-            pulumi.warn(f"the allocation is not compared with the cluster: sinfo: {done.stderr.strip()}")
+            pulumi.warn(f"the allocation is not compared with the cluster: {(done.stderr.splitlines() or ['sinfo fails'])[-1]}")
     return Site(backend=backend(stack) if stack.dstack else None)
 
 
