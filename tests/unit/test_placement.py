@@ -62,7 +62,7 @@ def test_a_reference_model_may_have_other_gpus_than_the_ranks():
     settings = config(placement=place, algorithm={"kl": {"coef": 0.1}})
     assert placement.plan(settings).references == ({"CPU": 1, "GPU": 0.5, "v100": 1},)
     assert [placement.gpus_per_rank(settings, role) for role in ("policy", "reference")] == [1, 0.5]
-    with pytest.raises(ConfigError, match=r"\(1 reference ranks, 1 ranks, 1 samplers\), the cluster has 0; lower placement\.reference_resources"):
+    with pytest.raises(ConfigError, match=r"\(1 reference ranks, 1 ranks, 1 samplers\), .* has 0; lower placement\.reference_resources"):
         placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 8}], settings.placement)
 
 

@@ -48,8 +48,8 @@ FLEET_KEYS = (
     "idle_duration"
 )
 KEYS = (
-    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, budget, "
-    "ci, slurm, dstack, task"
+    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, "
+    "budget, ci, slurm, dstack, task"
 )
 MISTAKES = [
     # wrong type, out of range
