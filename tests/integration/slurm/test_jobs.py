@@ -6,6 +6,7 @@ import json
 import re
 
 from integration.slurm.cluster import until
+from integration.slurm.project import SETTINGS
 
 WHO = """
 import ray, sys
@@ -34,13 +35,16 @@ def steps(project, run: str) -> list[int]:
 
 
 def test_a_ray_job_on_two_nodes_gets_its_arguments_and_the_script_ends_with_its_code(projects, slurm):
-    project = projects("two-nodes")
+    project = projects("two-nodes", slurm=SETTINGS["slurm"] | {"mail": "me@example.com"})
     job = project.submit("ray-ppo", "python", "-c", WHO, "it's", "two words")
     state, log = slurm.ended(job), project.log("ray-ppo", job)
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", "3:0"), log
     assert "NODES ['10.77.0.1', '10.77.0.2'] [\"it's\", 'two words']" in log
     assert "ssh -N -L 8265:127.0.0.1:8265 -J me@login.example.com me@n1" in log
     assert (project.folder / "build/slurm/ray.token").read_text() not in log
+    mails = slurm.folder / "log/mail"
+    until(lambda: mails.exists() and "me@example.com" in mails.read_text(), 60, "the mail")
+    assert f"Job_id={job} Name=ray-ppo Failed" in mails.read_text()
 
 
 def test_torchrun_on_two_nodes_saves_at_slurms_notice_and_goes_on_after_the_queue(projects, slurm):

@@ -47,20 +47,20 @@ def begun(project, job: str) -> None:
     until(lambda: count(project) > 2, LONG, f"the first counts of job {job}")
 
 
-def start(project, options: str = "") -> str:
+def start(project, options: str = "", counts: int = COUNTS) -> str:
     (project.folder / "count.py").write_text(COUNT)
-    job = project.submit("ray-ppo", "python", "count.py", str(COUNTS), options=options)
+    job = project.submit("ray-ppo", "python", "count.py", str(counts), options=options)
     begun(project, job)
     return job
 
 
-def assert_went_on(project, slurm, job: str, *, asked: bool) -> str:
+def assert_went_on(project, slurm, job: str, *, asked: bool, counts: int = COUNTS) -> str:
     """Completed after one return to the queue, from where it was. Returns the log."""
     state, log = slurm.ended(job, LONG), project.log("ray-ppo", job)
     assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "1"), log
     first, again = map(int, re.findall(r"^FROM (\d+)", log, re.MULTILINE))
-    assert first == 0 and 2 < again < COUNTS, log
-    assert count(project) == COUNTS
+    assert first == 0 and 2 < again < counts, log
+    assert count(project) == counts
     kept = project.folder / "runs/asked"
     assert (int(kept.read_text()) if kept.exists() else None) == (again if asked else None), log
     return log
@@ -76,11 +76,11 @@ def test_a_preempted_job_saves_makes_way_and_goes_on(projects, slurm):
 
 def test_a_job_that_needs_longer_than_its_time_limit_goes_on(projects, slurm):
     project = projects("time-limit")
-    job = start(project, options="--signal=B:USR1@75")
+    job = start(project, options="--signal=B:USR1@75", counts=3 * COUNTS)  # Slurm looks at limits every half minute
     slurm.run(f"scontrol update JobId={job} EndTime=now+100")
     until(lambda: slurm.state(job)["Restarts"] == "1", LONG, "the requeue")
     slurm.run(f"scontrol update JobId={job} TimeLimit=15")  # else it would be asked again before it has begun
-    log = assert_went_on(project, slurm, job, asked=True)
+    log = assert_went_on(project, slurm, job, asked=True, counts=3 * COUNTS)
     assert "back into the queue, time 1 of 10" in log
 
 
@@ -160,3 +160,32 @@ def ssh(slurm, folder: Path) -> Path:
     slurm.run(sshd)
     slurm.run(f"nsenter -t $(cat /proc/$(cat /run/n1.pid)/task/*/children) -m -n -u -p sh -c '{sshd}'")
     return folder / "config"
+
+
+def test_two_jobs_share_their_nodes_and_find_ports_of_their_own(projects, slurm):
+    fleet = {"name": "gpus", "nodes": 2, "cpus": 2, "memory": "2GB"}
+    shared = {"exclusive": False, "time": "15:00", "sbatch": ["--nodelist=n1,n2"], "setup": SETUP}
+    project = projects("sharing", fleets=[fleet], slurm=shared)
+    jobs = [project.submit("ray-ppo", "python", "-c", "import ray; ray.init(); print('NODES', len(ray.nodes()))") for _ in range(2)]
+    until(lambda: all(slurm.state(job)["JobState"] == "RUNNING" for job in jobs), LONG, "both jobs to run at once")
+    for job in jobs:
+        state, log = slurm.ended(job, LONG), project.log("ray-ppo", job)
+        assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), log
+        assert "NODES 2" in log
+        assert re.search(r"ssh -N -L 8265:127\.0\.0\.1:2\d{4} n1\n", log), log
+
+
+def test_nodes_that_know_one_another_by_ipv6_alone_are_a_cluster(projects, slurm):
+    project, hosts = projects("ipv6"), slurm.folder / "etc/hosts"
+    before = hosts.read_text()
+    for index in (1, 2, 3):
+        slurm.run(f"nsenter --net=/run/netns/n{index} ip -6 addr replace fd00::{index}/64 dev eth0 nodad")
+    hosts.write_text(re.sub(r"10\.77\.0\.(\d) n", r"fd00::\1 n", before))  # Slurm itself goes by NodeAddr
+    try:
+        nodes = "sorted(one['NodeManagerAddress'] for one in ray.nodes())"
+        job = project.submit("ray-ppo", "python", "-c", f"import ray; ray.init(); print('NODES', {nodes})")
+        state, log = slurm.ended(job, LONG), project.log("ray-ppo", job)
+    finally:
+        hosts.write_text(before)
+    assert state["ExitCode"] == "0:0", log
+    assert "NODES ['fd00::1', 'fd00::2']" in log
