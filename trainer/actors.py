@@ -38,8 +38,8 @@ def options(group: Any, bundle: int, share: dict[str, float], threads: int, name
     """Options of an actor that takes `share` of a bundle. Actors are not restarted: a run resumes from its checkpoint instead."""
     share = dict(share)
     variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "LOCAL_RANK": "0"}
-    if not share.get("GPU"):
-        variables["CUDA_VISIBLE_DEVICES"] = ""  # Ray leaves all GPUs of the node visible to actors that asked for none
+    if not share.get("GPU"):  # Ray leaves all GPUs of the node visible to actors that asked for none; ROCm reads HIP_ before CUDA_
+        variables |= {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     return {
         "name": name,
         "num_cpus": share.pop("CPU", 0),

@@ -8,8 +8,9 @@ def environment(share: dict[str, float]) -> dict[str, str]:
 
 
 def test_an_actor_without_gpus_sees_none_and_one_with_gpus_sees_what_ray_gives_it():
-    assert environment({"CPU": 1})["CUDA_VISIBLE_DEVICES"] == ""
-    assert "CUDA_VISIBLE_DEVICES" not in environment({"CPU": 1, "GPU": 0.5})
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        assert environment({"CPU": 1})[name] == ""
+        assert name not in environment({"CPU": 1, "GPU": 0.5})
 
 
 def test_an_actors_gpu_is_the_first_that_it_sees():
