@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -259,6 +261,14 @@ def settings(**given: object) -> node.Settings:
 def test_the_agent_does_not_start_with_faulty_devices(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=0,1,0,1 names 0 twice; list each GPU of this node once"):
         node.quick_checks(settings(), {name: "0,1,0,1"})
+
+
+def test_the_agent_ends_with_one_line_and_exit_code_2_before_anything_is_started() -> None:
+    env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "0,1,0,1"}
+    command = [sys.executable, node.__file__, "--rank", "0", "--addresses", "127.0.0.2"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "node.py: CUDA_VISIBLE_DEVICES=0,1,0,1 names 0 twice; list each GPU of this node once, or unset it\n"
 
 
 def test_the_agent_does_not_start_with_fewer_devices_than_it_is_to_have() -> None:
