@@ -10,6 +10,7 @@ from typing import Any
 
 from integration.slurm.cluster import Cluster
 
+from infra import slurm
 from infra.files import TokenProvider
 from infra.publish import TOKEN, rendered
 from infra.site import Site
@@ -35,7 +36,8 @@ class Project:
     def render(self, **settings: Any) -> None:
         """build/slurm of the stack, as `pulumi up` writes it."""
         stack = SETTINGS | {"checkpoints": {"kind": "shared", "path": str(self.folder / "runs")}} | settings
-        files = rendered(Stack.model_validate(stack), Site())
+        parsed = Stack.model_validate(stack)
+        files = rendered(parsed, Site(backend=slurm.backend(parsed) if parsed.dstack else None))
         build = self.folder / "build/slurm"
         build.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from integration.slurm.cluster import until
@@ -14,7 +13,6 @@ pytestmark = pytest.mark.slow
 # Counts on all nodes, keeps each count, and ends when asked, after it has kept where it was.
 COUNT = """
 import os, signal, sys, time, ray
-from pathlib import Path
 kept = Path(os.environ["FLOTILLA_RUNS"], "count")
 step = int(kept.read_text()) if kept.exists() else 0
 asked = []
@@ -129,7 +127,7 @@ def test_ppo_learns_on_three_nodes(projects, slurm):
 def test_a_held_cluster_takes_jobs_through_the_tunnel_that_it_prints(projects, slurm):
     """Real sshd on login node and compute node; the printed lines are typed as they are."""
     project = projects("held", slurm={"partition": "gpu", "time": "15:00", "login": "root@ctl", "setup": SETUP})
-    config = ssh(slurm, project.folder / "ssh")
+    config = slurm.ssh(project.folder / "ssh")
     job = project.submit("ray-cluster")
     until(lambda: "submit     " in project.log("ray-cluster", job), LONG, "the cluster")
     said = dict(line.split(maxsplit=1) for line in project.log("ray-cluster", job).splitlines() if line.startswith(("tunnel ", "submit ")))
@@ -144,22 +142,6 @@ def test_a_held_cluster_takes_jobs_through_the_tunnel_that_it_prints(projects, s
     slurm.run(f"scancel --batch --signal=USR1 {job}")
     state = slurm.ended(job, LONG)
     assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "0"), project.log("ray-cluster", job)
-
-
-def ssh(slurm, folder: Path) -> Path:
-    """Keys, an sshd on the login node and on n1, and the client's configuration."""
-    folder.mkdir()
-    slurm.run(f"ssh-keygen -q -t ed25519 -N '' -f {folder}/id && ssh-keygen -q -t ed25519 -N '' -f {folder}/host")
-    (folder / "config").write_text(
-        f"Host *\n  IdentityFile {folder}/id\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR\n"
-    )
-    options = (
-        f"-h {folder}/host -o AuthorizedKeysFile={folder}/id.pub -o StrictModes=no -o PermitRootLogin=yes -o UsePAM=no -o PidFile=none"
-    )
-    sshd = f"mkdir -p /run/sshd && /usr/sbin/sshd {options}"
-    slurm.run(sshd)
-    slurm.run(f"nsenter -t $(cat /proc/$(cat /run/n1.pid)/task/*/children) -m -n -u -p sh -c '{sshd}'")
-    return folder / "config"
 
 
 def test_two_jobs_share_their_nodes_and_find_ports_of_their_own(projects, slurm):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -137,3 +138,26 @@ def test_outside_of_the_projects_folder_a_script_says_where_to_submit(projects, 
     assert slurm.ended(job)["ExitCode"] == "2:0"
     log = (project.folder / f"sub/build/slurm/ray-ppo-{job}.log").read_text()
     assert log.startswith(f"error: no {project.folder}/sub/build/slurm/node.py on n1; submit in the project's folder")
+
+
+OFFERS = """
+import sys, yaml
+from pathlib import Path
+from dstack._internal.core.backends.slurm.compute import SlurmCompute
+from dstack._internal.core.backends.slurm.models import SlurmBackendFileConfigWithCreds, SlurmConfig
+[project] = yaml.safe_load(Path("build/slurm/server-config.yml").read_text())["projects"]
+config = SlurmBackendFileConfigWithCreds.model_validate(project["backends"][0])  # reads the key's file
+for offer in SlurmCompute(SlurmConfig.model_validate(config.model_dump())).get_all_offers_with_availability(True):
+    gpus = offer.instance.resources.gpus
+    print(offer.region, offer.instance.name, sorted(offer.availability_zones), len(gpus), gpus[0].name)
+"""
+
+
+def test_dstacks_own_backend_finds_the_nodes_by_what_is_rendered_for_it(projects, slurm):
+    """By SSH to the login node. Its jobs need Pyxis, which Debian does not have, so none is run."""
+    allocation = {"partition": "gpu", "login": "root@10.77.0.254", "identity_file": str(slurm.folder / "dstack-ssh/id")}
+    slurm.ssh(slurm.folder / "dstack-ssh")
+    project = projects("dstack", fleets=WHOLE["fleets"], slurm=allocation, dstack={"server": "http://127.0.0.1:3000"})
+    done = slurm.run(f"{sys.executable} -c {shlex.quote(OFFERS)}", folder=project.folder, check=False)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"slurm n{index} ['gpu', 'urgent'] 8 H100" for index in (1, 2, 3)], done.stderr
