@@ -76,6 +76,7 @@ class Facts:
     processes: int
     disks: tuple[Disk, ...]
     cards: tuple[Card, ...]
+    verbs: int  # devices by which a process reaches the cards; a container may see the cards without having these
 
 
 def facts(rank: int, address: str, env: Mapping[str, str], offered: int | None = None) -> Facts:
@@ -103,6 +104,7 @@ def facts(rank: int, address: str, env: Mapping[str, str], offered: int | None =
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
         disks=tuple(disk(one.use, Path(one.path)) for one in folders(env)),
         cards=tuple(cards(Path("/sys/class/infiniband"))),
+        verbs=len(list(Path("/dev/infiniband").glob("uverbs*"))),
     )
 
 

@@ -119,6 +119,9 @@ def _cards(one: Facts) -> Iterator[Finding]:
     if one.cards and one.locked_memory >= 0:
         text = f"{one.locked_memory >> 10} KiB may be locked in memory, but RDMA locks all its buffers"
         yield Finding(True, one.rank, text, "ulimit -l unlimited, LimitMEMLOCK=infinity, docker run --ulimit memlock=-1")
+    if one.cards and not one.verbs and one.environment.get("NCCL_IB_DISABLE") != "1":
+        text = "there are RDMA cards but no /dev/infiniband/uverbs*, so NCCL falls back to TCP"
+        yield Finding(True, one.rank, text, "docker run --device /dev/infiniband; dstack does it by itself where the host has it")
     wanted = one.environment.get("NCCL_IB_HCA", "")
     if wanted.startswith("="):
         lost = [name for name in wanted[1:].split(",") if name.partition(":")[0] not in names]

@@ -139,6 +139,7 @@ GOOD = Facts(
     processes=-1,
     disks=(Disk("checkpoints", "/checkpoints", 500.0), Disk("cache", "/cache", 500.0)),
     cards=tuple(Card(f"mlx5_{index}", "InfiniBand", "ACTIVE", 400.0) for index in range(8)),
+    verbs=8,
 )
 OTHER = replace(GOOD, rank=1, address="10.0.0.2", host="gpu2", boot="b")
 NOTES = {"checkpoints": [0, 1], "cache": [0, 1]}
@@ -190,6 +191,7 @@ FAULTS = {
     "locked memory": (changed(locked_memory=8 << 20), 1, "8192 KiB may be locked"),
     "an unknown device": (changed(environment={"NCCL_IB_HCA": "=mlx5_0,mlx5_9"}), 1, "there is no mlx5_9"),
     "an unknown interface": (changed(environment={"NCCL_SOCKET_IFNAME": "=eth7"}), 1, "=eth7 is no interface here (lo, eth0)"),
+    "cards out of reach": (changed(verbs=0), 1, "there are RDMA cards but no /dev/infiniband/uverbs*"),
     "no EFA": (changed(environment={"FI_PROVIDER": "efa"}, cards=()), 1, "there is no EFA device"),
     "a full disk": (changed(disks=(Disk("checkpoints", "/checkpoints", 0, "No space left on device"),)), 1, "No space left on device"),
     "a nearly full disk": (changed(disks=(Disk("cache", "/cache", 2.5),)), 1, "cache in /cache: 2.5 GB free, 10 wanted"),
