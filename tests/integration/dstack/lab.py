@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tarfile
@@ -87,8 +88,8 @@ class Lab:
         self.project, self.home, self.shared = self.folder / "project", self.folder / "home", self.folder / "shared"
         # HOME as dstack and ssh expect it; nothing of the environment of these tests.
         self.environment = {"HOME": str(self.home), "PATH": PATH, "LANG": "C.UTF-8", "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
-        self.shim = Path(os.environ.get("FLOTILLA_DSTACK_SHIM") or HERE / "host/dstack-shim")
-        self.runner = Path(os.environ.get("FLOTILLA_DSTACK_RUNNER") or HERE / "host/dstack-runner")
+        self.shim = Path(os.environ.get("FLOTILLA_DSTACK_SHIM") or HERE / "host/shim.py")
+        self.runner = Path(os.environ.get("FLOTILLA_DSTACK_RUNNER") or HERE / "host/runner.py")
         self.hosts: list[Host] = []
 
     def __enter__(self) -> Self:
@@ -218,12 +219,23 @@ class Lab:
     @contextlib.contextmanager
     def attached(self, run: str, port: int = 8265) -> Iterator[subprocess.Popen[bytes]]:
         """`dstack attach` in the background, from when the port answers; Ctrl-C in the end."""
+        self.wait_free(port)
         process = self.start(f"exec dstack attach {run}", "attach.log")
         try:
             self.wait_forwarded(port, process)
             yield process
         finally:
             interrupt(process)
+
+    def wait_free(self, port: int) -> None:
+        """dstack takes a port for taken until a minute after the last connection to it was closed."""
+
+        def free() -> bool:
+            with self.laptop.network(), socket.socket() as probe:
+                probe.bind(("", port))
+            return True
+
+        wait_for(f"port {port} to be free", free, 120, 0.5)
 
     def wait_forwarded(self, port: int, process: subprocess.Popen[bytes]) -> None:
         """Until something answers HTTP on this port of the laptop's loopback."""

@@ -123,11 +123,11 @@ def test_a_port_that_is_taken_is_said_and_another_can_be_given(cluster: Lab):
 
 
 def test_a_missing_image_is_named(hosts: Lab):
-    hosts.stack(task={"name": "typo", "image": "flotilla-node:typo"})
+    hosts.stack(task={"name": "typo", "image": "flotilla-node:typo", "retry": False})
     hosts.must(f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
-    wait_for("the reason", lambda: "creating_container_error" in hosts.why("typo"), 200, 0.5)
+    wait_for("the run to fail", lambda: hosts.status("typo") == "failed", 200, 0.5)
+    assert "creating_container_error" in hosts.why("typo")
     assert "flotilla-node" in hosts.why("typo")
-    hosts.stop("typo")
     hosts.stack()
 
 
@@ -159,6 +159,8 @@ def test_a_run_survives_a_restart_of_the_server(cluster: Lab):
 def test_attached_again_after_the_client_was_killed(cluster: Lab):
     with cluster.attached("ray") as attached:
         interrupt(attached, signal.SIGKILL)
+        cluster.laptop.sh("pkill -f '[s]sh.*localhost:8265' || true")
+        cluster.wait_free(8265)
         again = cluster.start("exec dstack attach ray", "attach.log")
         cluster.wait_forwarded(8265, again)
         cluster.must(f"{SUBMIT} python hog.py 1 1")

@@ -31,6 +31,7 @@ def steps(lab: Lab, run: str) -> int:
 
 def apply(lab: Lab) -> subprocess.Popen[bytes]:
     """As a person does it who waits for the agent's word before submitting."""
+    lab.wait_free(8265)
     cluster = lab.start(APPLY, "apply.log")
     lab.wait_forwarded(8265, cluster)
     wait_for("the agent's word", lambda: "ready: 2 of 2 nodes" in (lab.folder / "apply.log").read_text(), 300)
