@@ -63,6 +63,7 @@ lock: .venv/dev
 
 clean:
 	@if [ -x $(BIN)/python ] && [ -f build/local/cluster.json ]; then $(BIN)/python -m cluster_tasks.local down; fi
+	if [ -x $(BIN)/python ] && [ -f build/server/server.json ]; then $(BIN)/python -m fleets.server down; fi # refuses while it has machines
 	rm -rf build .venv infra/policy/.venv .pytest_cache .ruff_cache
 
 .PHONY: help install install-base install-dev install-policy demo test test-all check bench lock clean

@@ -121,8 +121,9 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     driven = stack.dstack is not None and stack.dstack.drive  # then `pulumi up` has made these, and knows the server
     definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
     machines = [] if driven else [f"dstack apply -y -f {here}/{name}" for name in definitions]
-    project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."] if stack.dstack else []
-    project = [] if driven else project
+    project = []
+    if stack.dstack and not driven:
+        project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."]
     return [*site.before, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
 
 
