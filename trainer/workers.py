@@ -56,7 +56,9 @@ class Worker:
     def join(self, address: str, port: int) -> None:
         """Returns once all ranks are there, or raises."""
         config = self.config
-        self.device = placement.device_of(placement.gpus_per_rank(config, self.role), "placement.gpus_per_rank")
+        own = self.role == "reference" and config.placement.gpus_per_reference is not None
+        setting = "placement.gpus_per_reference" if own else "placement.gpus_per_rank"
+        self.device = placement.device_of(placement.gpus_per_rank(config, self.role), setting)
         init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
         seed(config.run.seed + self.rank)
 
