@@ -164,6 +164,10 @@ class Host(Machine):
         """Of all that there are, running or not."""
         return self.docker("ps", "--all", "--quiet").split()
 
+    def agents(self) -> list[str]:
+        """Node agents that run in its containers."""
+        return self.sh("pgrep -f 'python3 node[.]py' || true").split()
+
     def limit_memory(self, spare_mb: int | None) -> None:
         """Its containers together may take this much more than they have now; None: all that there is."""
         group, version_1 = f"flotilla/{self.name}-{os.getpid()}", Path("/sys/fs/cgroup/memory")

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from integration.dstack.hosts import Host, interrupt, sh, wait_for
+from integration.dstack.hosts import interrupt, sh, wait_for
 from integration.dstack.lab import Lab
+
+pytestmark = pytest.mark.slow
 
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml"
@@ -66,7 +68,7 @@ def next_attempt(lab: Lab) -> Iterator[Callable[[str], None]]:
 def ended(lab: Lab, attempt: int, took: Callable[[str], None]) -> int:
     """The head's exit code, once it has ended by itself."""
     head = lab.host("ray", 0)
-    wait_for("the agent of the head to end", lambda: not agents(head), 200)
+    wait_for("the agent of the head to end", lambda: not head.agents(), 200)
     took("agent ended")
 
     def submission() -> dict[str, Any]:
@@ -77,19 +79,21 @@ def ended(lab: Lab, attempt: int, took: Callable[[str], None]) -> int:
     return submission()["exit_status"]
 
 
-def agents(host: Host) -> list[str]:
-    """Node agents on a host."""
-    return host.sh("pgrep -f 'python3 node[.]py' || true").split()
-
-
 def test_a_cut_link_ends_the_run_with_a_reason_on_both_sides(cluster: Lab):
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
         host.link(up=False)
         assert ended(cluster, attempt, took) == 75
-        wait_for("the agent on the cut host to end itself", lambda: not agents(host), 100)
+        wait_for("the agent on the cut host to end itself", lambda: not host.agents(), 100)
         took("worker ended")
         host.link(up=True)
+
+
+def test_a_killed_container_ends_the_run(cluster: Lab):
+    host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
+    with next_attempt(cluster) as took:
+        host.docker("kill", *host.containers())
+        assert ended(cluster, attempt, took) == 75
 
 
 def test_the_heads_gcs_killed_ends_the_run_at_once(cluster: Lab):
@@ -131,7 +135,6 @@ def test_a_missing_image_is_named(hosts: Lab):
     hosts.stack()
 
 
-@pytest.mark.slow
 def test_a_host_without_power_is_waited_for(cluster: Lab):
     index, attempt = cluster.hosts.index(cluster.host("ray", 1)), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
@@ -141,7 +144,6 @@ def test_a_host_without_power_is_waited_for(cluster: Lab):
         cluster.power_on(index)
 
 
-@pytest.mark.slow
 def test_a_run_survives_a_restart_of_the_server(cluster: Lab):
     attempt = cluster.jobs("ray")[0]["submission"]
     cluster.laptop.sh("pkill -KILL -f '[d]stack server'")
@@ -155,7 +157,6 @@ def test_a_run_survives_a_restart_of_the_server(cluster: Lab):
     assert cluster.jobs("ray")[0]["submission"] == attempt
 
 
-@pytest.mark.slow
 def test_attached_again_after_the_client_was_killed(cluster: Lab):
     with cluster.attached("ray") as attached:
         interrupt(attached, signal.SIGKILL)
@@ -167,7 +168,6 @@ def test_attached_again_after_the_client_was_killed(cluster: Lab):
         interrupt(again)
 
 
-@pytest.mark.slow
 def test_a_full_disk_is_said_in_one_line(cluster: Lab):
     host = cluster.host("ray", 1)
     host.sh("fallocate -l $(($(df --output=avail -B1 /var/lib/docker | tail -1) - 1000000)) /var/lib/docker/full")
@@ -177,7 +177,6 @@ def test_a_full_disk_is_said_in_one_line(cluster: Lab):
         host.sh("rm /var/lib/docker/full")
 
 
-@pytest.mark.slow
 def test_a_kill_for_memory_is_said_and_fails_the_job(cluster: Lab):
     host = cluster.host("ray", 1)
     host.limit_memory(spare_mb=500)
@@ -188,7 +187,6 @@ def test_a_kill_for_memory_is_said_and_fails_the_job(cluster: Lab):
     host.limit_memory(spare_mb=None)
 
 
-@pytest.mark.slow
 def test_a_machine_that_shuts_down_with_notice_ends_the_run(cluster: Lab):
     """As a spot machine does: its containers get SIGTERM, and some seconds."""
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
@@ -197,7 +195,6 @@ def test_a_machine_that_shuts_down_with_notice_ends_the_run(cluster: Lab):
         assert ended(cluster, attempt, took) == 75
 
 
-@pytest.mark.slow
 def test_a_killed_docker_daemon_leaves_the_run_alone(cluster: Lab):
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
     host.sh("pkill -KILL -x dockerd")

@@ -65,17 +65,20 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
 
 
 @pytest.mark.usefixtures("model")
-def test_a_job_goes_on_from_its_checkpoint_after_its_worker_died(lab: Lab):
+def test_a_job_goes_on_from_its_checkpoint_after_a_host_was_cut_off(lab: Lab):
     lab.stack(task={"job": {"command": f"{GRPO} run.name=lost", "retry": True}})
     lab.must(APPLY_JOB)
     wait_for("step 7", lambda: steps(lab, "lost") >= 7, 400)
-    worker = lab.host("ray-job", 1)
-    worker.docker("kill", *worker.containers())
+    head, worker = lab.host("ray-job", 0), lab.host("ray-job", 1)
+    worker.link(up=False)
+    wait_for("the agents on both sides to end the run", lambda: not head.agents() and not worker.agents(), 120)
+    worker.link(up=True)
     wait_for("a second attempt", lambda: lab.jobs("ray-job")[0]["submission"] == 2, 300, 1)
     lab.wait_run("ray-job", "done", timeout=500)
+    first = lab.api("runs/get", run_name="ray-job")["jobs"][0]["job_submissions"][0]
+    assert first["exit_status"] == 75, "sooner than dstack would have ended it, and with a reason"
     assert steps(lab, "lost") == 40
     assert re.search(r"step [1-9]\d* of 40", lab.logs("ray-job")), "the second attempt found the checkpoint"
-    assert lab.jobs("ray-job")[0]["exit_status"] == 0
     lab.wait_idle()
 
 
