@@ -136,14 +136,14 @@ class MachinesProvider(Provider):
             if props["definition"]:
                 client = self.client(props)
                 self._try_again(client, props)
-                wait(f"fleet {name}", lambda: _missing(client.fleets.get(project, name)), self.settings.timeout)
+                wait(f"fleet {name}", lambda: _awaited(client.fleets.get(project, name)), self.settings.timeout)
         return _outputs(props) | {"come": True}
 
     def _try_again(self, client: Client, props: dict[str, Any]) -> None:
         """dstack gives up on a host that it could not reach. Those that failed in an earlier `up` are taken out and put in again."""
         name, project, definition = props["name"], props["project"], props["definition"]
         there = client.fleets.get(project, name)
-        failed = [one.hostname for one in there.instances if one.status.value == "terminated"]
+        failed = [one.hostname for one in _given_up(there)]
         ssh = definition.get("ssh_config")
         if not failed or ssh is None:
             return
@@ -177,16 +177,25 @@ class Machines(dynamic.Resource, module="flotilla:dstack", name="Machines"):
         super().__init__(MachinesProvider(), name, props, opts)
 
 
-def _missing(fleet: DstackFleet) -> str | None:
+def _awaited(fleet: DstackFleet) -> str | None:
     """What has not come yet, in words; None when all have. Raises DstackRefused where dstack has given up on a host."""
+    if lost := _given_up(fleet):
+        raise DstackRefused(f"{'; '.join(map(_said, lost))}; mend that, then `pulumi up` tries again")
+    return _missing(fleet)
+
+
+def _given_up(fleet: DstackFleet) -> list[Instance]:
+    """Hosts that dstack could not reach. Machines of a cloud it replaces itself."""
+    if fleet.spec.configuration.ssh_config is None:
+        return []
+    return [one for one in fleet.instances if one.status.value == "terminated"]
+
+
+def _missing(fleet: DstackFleet) -> str | None:
     configuration = fleet.spec.configuration
-    lost = [one for one in fleet.instances if one.status.value == "terminated"]
+    wanted = configuration.nodes.target if configuration.nodes else 0
     if configuration.ssh_config is not None:
         wanted = len(configuration.ssh_config.hosts)
-        if lost:
-            raise DstackRefused(f"{'; '.join(map(_said, lost))}; mend that, then `pulumi up` tries again")
-    else:
-        wanted = configuration.nodes.target if configuration.nodes else 0
     come = [one for one in fleet.instances if one.status.value in COME]
     if len(come) >= wanted:
         return None

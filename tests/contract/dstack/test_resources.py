@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from typing import Any
 
 import boto3
@@ -207,6 +208,34 @@ def test_machines_that_do_not_come_are_told_at_the_deadline_and_the_fleet_can_be
     place.says()
     place.fleet.delete(made.id, props)
     assert place.dstack.api.fleets.list(place.name) == []
+
+
+@pytest.mark.slow
+def test_a_host_that_dstack_gave_up_on_is_put_in_again_by_the_next_up(place, capsys):
+    props = place.props(onprem("hosts", "127.0.0.81", "127.0.0.82"))
+    place.fleet.create(props)
+    give_up(place, "127.0.0.82")
+    first = place.dstack.api.fleets.get(place.name, "hosts")
+    assert sorted(one.status.value for one in first.instances) == ["pending", "terminated"]
+    assert place.machines.read("", props).outs == props | {"come": False}
+    again = MachinesProvider()
+    again.token, again.settings = place.dstack.token, Dstack(drive=True, timeout=15)
+    with pytest.raises(DstackRefused, match="not within 15 s"):
+        again.create(props)
+    assert "fleet hosts: trying again 127.0.0.82" in capsys.readouterr().out
+    there = place.dstack.api.fleets.get(place.name, "hosts")
+    assert sorted((one.hostname, one.status.value) for one in there.instances if one.status.value != "terminated") == [
+        ("127.0.0.81", "pending"),
+        ("127.0.0.82", "pending"),
+    ]
+
+
+def give_up(place: Place, host: str) -> None:
+    """What the server writes after it could not reach a host for a while."""
+    [number] = [one.instance_num for one in place.dstack.api.fleets.get(place.name, "hosts").instances if one.hostname == host]
+    with sqlite3.connect(place.dstack.folder / "data/sqlite.db", timeout=30) as database:
+        change = "UPDATE instances SET status = 'TERMINATED', termination_reason = 'PROVISIONING_TIMEOUT' WHERE name = ? AND deleted = 0"
+        assert database.execute(change, (f"hosts-{number}",)).rowcount == 1
 
 
 def test_hosts_come_and_go_in_place_and_another_user_is_another_fleet(place):
