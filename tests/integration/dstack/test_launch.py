@@ -1,0 +1,75 @@
+"""One command from the stack to the job's exit code, and one screen about it, on a real dstack server and two hosts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from integration.dstack.hosts import wait_for
+from integration.dstack.lab import Lab
+
+LAUNCH = "python -m cluster_tasks.launch lab"
+STATUS = "python -m cluster_tasks.status lab"
+COUNT = "for i in $(seq 300); do echo tick $i; sleep 1; done"
+
+
+@pytest.fixture(scope="module")
+def cluster(lab: Lab) -> Iterator[Lab]:
+    """The cluster is started by the first launch and used by the next ones."""
+    done = lab.user(f"{LAUNCH} -- sh -c 'echo hello from the job; exit 7'", timeout=600)
+    assert done.returncode == 7, done.stdout
+    assert "hello from the job" in done.stdout
+    for command in ("dstack apply -y -d -f build/lab/ray-cluster.dstack.yml", "dstack attach ray", "ray job submit"):
+        assert f"$ {command}" in done.stdout, "each command that is run is shown"
+    assert done.stdout.rstrip().endswith("the cluster is still up; to end it: dstack stop ray")
+    yield lab
+    lab.stop("ray")
+    lab.wait_idle()
+
+
+def text(lab: Lab, log: str) -> str:
+    return (lab.folder / log).read_text()
+
+
+def test_a_lost_connection_is_made_again_and_no_line_is_lost_or_printed_twice(cluster: Lab):
+    cluster.start(f"{LAUNCH} --name counted -- sh -c '{COUNT}'; echo exit code $?", "launch.log")
+    wait_for("the job's output", lambda: "tick 3\n" in text(cluster, "launch.log"), 120)
+    assert cluster.user("pkill -f 'ssh.*localhost:8265'").returncode == 0
+    wait_for("the connection made again", lambda: "connecting again" in text(cluster, "launch.log"), 120)
+    seen = text(cluster, "launch.log").count("tick ")
+    wait_for("more output", lambda: text(cluster, "launch.log").count("tick ") > seen + 3, 120)
+    cluster.must("pkill -INT -f '^python.*launch lab --name counted'")
+    wait_for("the end of the watching", lambda: "exit code 130\n" in text(cluster, "launch.log"), 60)
+    ticks = [int(line.split()[1]) for line in text(cluster, "launch.log").splitlines() if line.startswith("tick ")]
+    assert ticks == list(range(1, len(ticks) + 1))
+    assert "counted goes on; to watch it again: python -m cluster_tasks.launch lab --attach counted" in text(cluster, "launch.log")
+
+    status = json.loads(cluster.must(f"{STATUS} --json"))
+    assert (status["healthy"], status["run"], status["nodes"], status["ray_nodes"]) == (True, "running", ["running", "running"], None)
+    assert [machine["status"] for machine in status["machines"]] == ["busy", "busy"]
+
+    again = cluster.start(f"exec {LAUNCH} --attach counted", "again.log")
+    wait_for("its output from the start", lambda: "tick 3\n" in text(cluster, "again.log"), 120)
+    status = json.loads(cluster.must(f"{STATUS} --json"))
+    assert status["ray_nodes"] == 2
+    assert {job["name"]: job["status"] for job in status["jobs"]}["counted"] == "RUNNING"
+    cluster.must(". build/lab/env.sh; ray job stop counted")
+    assert again.wait(120) != 0, "a stopped job has not succeeded"
+
+
+def test_what_is_wrong_is_one_line_before_anything_is_started(lab: Lab):
+    cases = {
+        "python -m cluster_tasks.launch nowhere -- true": "there is no stack 'nowhere'",
+        "python -m cluster_tasks.launch local -- true": "needs no dstack; there it is python -m cluster_tasks.local up",
+        f"{LAUNCH} --working-dir gone -- true": "--working-dir gone: no such folder",
+        f"{LAUNCH}": "either --attach JOB, or a command behind --",
+        f"DSTACK_PROJECT=other {LAUNCH} -- true": "no dstack server is known here",
+        "python -m cluster_tasks.status nowhere": "there is no stack 'nowhere'",
+    }
+    for line, why in cases.items():
+        done: subprocess.CompletedProcess[str] = lab.user(line)
+        assert done.returncode == 2, f"{line}: {done.stdout}"
+        assert why in done.stdout, line
+        assert "Traceback" not in done.stdout
