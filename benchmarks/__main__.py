@@ -1,6 +1,6 @@
-"""python -m benchmarks [weights packing preview step demo dstack slurm]: ratios against peers, bare loops and plain ways, each within one run.
+"""python -m benchmarks [weights packing preview step demo dstack slurm]: ratios against peers, bare loops and plain ways.
 
-Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
+Each is taken within one run. Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
 """
 
 from __future__ import annotations
