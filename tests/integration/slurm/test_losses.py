@@ -13,6 +13,7 @@ pytestmark = pytest.mark.slow
 # Counts on all nodes, keeps each count, and ends when asked, after it has kept where it was.
 COUNT = """
 import os, signal, sys, time, ray
+from pathlib import Path
 kept = Path(os.environ["FLOTILLA_RUNS"], "count")
 step = int(kept.read_text()) if kept.exists() else 0
 asked = []
