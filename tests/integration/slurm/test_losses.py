@@ -6,7 +6,7 @@ import re
 import sys
 
 import pytest
-from integration.slurm.cluster import until
+from integration.slurm.cluster import ENDED, until
 
 pytestmark = pytest.mark.slow
 
@@ -43,7 +43,8 @@ def count(project) -> int:
 
 
 def begun(project, job: str) -> None:
-    until(lambda: count(project) > 2, LONG, f"the first counts of job {job}")
+    until(lambda: count(project) > 2 or project.cluster.state(job)["JobState"] in ENDED, LONG, f"the first counts of job {job}")
+    assert count(project) > 2, project.log("ray-ppo", job)
 
 
 def start(project, options: str = "", counts: int = COUNTS) -> str:
