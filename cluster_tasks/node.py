@@ -49,7 +49,7 @@ from pathlib import Path
 from typing import IO, Any, NoReturn
 
 NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
-HEAD_GONE_SECONDS = 12  # its port refuses for so long: its process has ended. Longer than its Ray takes to stop, after which it says farewell
+HEAD_GONE_SECONDS = 12  # its port refuses for so long: it has ended. Longer than its Ray takes to stop, after which it says farewell
 PROBE_SECONDS = 3  # within which a host answers that is there
 BLAME_SECONDS = 5  # after a job failed, within which a node's loss is known that may be the cause
 FAREWELL, FAREWELL_SECONDS = b"flotilla: the job is done", 5  # what workers hear on Ray's port, to tell an end from a death
