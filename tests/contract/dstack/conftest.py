@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -21,3 +22,10 @@ def its_home(dstack: Running, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     for name in ("DSTACK_TOKEN", "DSTACK_PROJECT", "DSTACK_SERVER_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def tracebacks() -> Iterator[None]:
+    """A resource that fails leaves tracebacks off, for the engine that prints the error; Pulumi's previews need them."""
+    yield
+    vars(sys).pop("tracebacklimit", None)
