@@ -20,12 +20,6 @@ def its_home(dstack: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     """The keys that the example stacks name, and no settings of whoever runs the tests."""
     for name, value in dstack.environment.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)  # a resource that fails turns it off for the engine; given back
     for name in ("DSTACK_TOKEN", "DSTACK_PROJECT", "DSTACK_SERVER_URL"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture(autouse=True)
-def tracebacks() -> Iterator[None]:
-    """A resource that fails leaves tracebacks off, for the engine that prints the error; Pulumi's previews need them."""
-    yield
-    vars(sys).pop("tracebacklimit", None)
