@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from infra import equipment, prices
+from infra import prices
 from infra.files import project_root
 from infra.findings import Finding, failed, ok, unknown
 from stacks.load import StackError, load
@@ -30,12 +30,12 @@ COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
 
 
 def preflight(stack: Stack) -> list[Finding]:
-    """What the stack's cloud answers. Raises StackError where the stack has no cloud, or names what its cloud does not have."""
+    """What the stack's cloud answers. Raises StackError where the stack has no cloud, or is one that its cloud would refuse."""
     if stack.cloud not in CLOUDS:
         text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {' and '.join(CLOUDS)}"
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {text}")
-    found = equipment.machines(stack, stack.cloud)
-    asked = import_module(f"infra.{stack.cloud}.preflight").findings(stack, found)
+    machines = import_module(f"infra.{stack.cloud}.checks").machines(stack)  # what `pulumi up` would refuse
+    asked = import_module(f"infra.{stack.cloud}.preflight").findings(stack, machines)
     return [*asked, budget(stack)]
 
 

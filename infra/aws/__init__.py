@@ -8,7 +8,6 @@ import pulumi
 import pulumi_aws as aws
 
 from cluster_tasks.ray import CHECKPOINTS
-from infra import equipment
 from infra.aws import checks, mount, network, policies, security
 from infra.aws.budget import Budget
 from infra.aws.deploy import Deploy, DeployArgs
@@ -36,8 +35,7 @@ class Base:
 
 def build(stack: Stack) -> pulumi.Output[Site]:
     """Declares what the stack asks for. Raises StackError, before anything is created, where AWS could not give it."""
-    machines = equipment.machines(stack, "aws")
-    checks.check(stack, machines)
+    machines = checks.machines(stack)
     base = _base(stack)
     zones = _zones(base, machines)
     deploy = _deploy(base)

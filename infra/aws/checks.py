@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from infra import equipment
 from infra.aws.addresses import cut
 from infra.machines import Machine
 from stacks.load import StackError
 from stacks.schema import Stack
 
 
-def check(stack: Stack, machines: dict[str, Machine]) -> None:
-    """Raises StackError with a line for each thing that is wrong."""
-    _tell(stack, [*_addresses(stack), *_blocks(stack, machines)])
+def machines(stack: Stack) -> dict[str, Machine]:
+    """The machine type of each fleet, by its name. Raises StackError with a line for each setting that does not fit."""
+    found = equipment.machines(stack, "aws")
+    _tell(stack, [*_addresses(stack), *_blocks(stack, found)])
+    return found
 
 
 def zones(stack: Stack, offered: dict[str, list[str]]) -> list[str]:

@@ -364,6 +364,13 @@ def test_all_checks_are_asked_in_one_session(ec2, monkeypatch):
     assert [one.check for one in found] == ["credentials", "zones", "efa", "quota", "budget"]
 
 
+def test_a_stack_that_up_would_refuse_is_refused_before_anything_is_asked():
+    small = load.parse("aws-dev", load.settings("aws-dev", ROOT) | {"flotilla:network": {"cidr": "10.64.0.0/24", "zones": ["us-east-1a"]}})
+    many = small.model_copy(update={"fleets": (small.fleets[0].model_copy(update={"nodes": 200}),)})
+    with pytest.raises(StackError, match=r"flotilla:network\.cidr: 10\.64\.0\.0/24 leaves \d+ addresses in a zone"):
+        preflight.preflight(many)
+
+
 def test_a_stack_without_a_cloud_has_nothing_to_ask():
     with pytest.raises(StackError, match=r"stacks/Pulumi\.local\.yaml: flotilla:cloud: local has nothing to ask"):
         preflight.preflight(load.load("local", ROOT))
