@@ -75,8 +75,9 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_host_was_cut_off(lab: Lab):
     worker.link(up=True)
     wait_for("a second attempt", lambda: lab.jobs("ray-job")[0]["submission"] == 2, 300, 1)
     lab.wait_run("ray-job", "done", timeout=500)
-    first = lab.api("runs/get", run_name="ray-job")["jobs"][0]["job_submissions"][0]
-    assert first["exit_status"] == 75, "sooner than dstack would have ended it, and with a reason"
+    # dstack ends the other node when it has seen one end: which of them it sees first is chance.
+    first = [job["job_submissions"][0]["exit_status"] for job in lab.api("runs/get", run_name="ray-job")["jobs"]]
+    assert 75 in first, "sooner than dstack would have ended it, and with a reason"
     assert steps(lab, "lost") == 40
     assert re.search(r"step [1-9]\d* of 40", lab.logs("ray-job")), "the second attempt found the checkpoint"
     lab.wait_idle()
