@@ -64,6 +64,7 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     again.wait(120)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("model")
 def test_a_job_goes_on_from_its_checkpoint_after_a_host_was_cut_off(lab: Lab):
     lab.stack(task={"job": {"command": f"{GRPO} run.name=lost", "retry": True}})
