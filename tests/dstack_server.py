@@ -6,6 +6,8 @@ import csv
 import io
 import socket
 import subprocess
+import sys
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +19,6 @@ import pytest
 from dstack.api.server import APIClient
 from gpuhunt._internal.catalog import OFFLINE_PROVIDERS
 from gpuhunt._internal.storage import CATALOG_V2_FIELDS
-from moto.server import ThreadedMotoServer
 
 from fleets import server
 from fleets.server_process import Server, token
@@ -61,31 +62,52 @@ class Running:
 @contextmanager
 def running(folder: Path) -> Iterator[Running]:
     """A server with its data below `folder`, and an AWS with one network in each region."""
-    home, aws = folder / "home", ThreadedMotoServer(port=0, verbose=False)
+    home = folder / "home"
     home.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / "key")], check=True)
     (home / ".ssh").mkdir()
     (home / "key").rename(home / ".ssh/flotilla")
     (home / "key.pub").rename(home / ".ssh/flotilla.pub")
-    aws.start()
-    with pytest.MonkeyPatch.context() as patch:  # for the server and what is made for it, not for the tests
-        _, port = aws.get_host_and_port()
-        settings = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(home)}
-        settings |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing")
-        settings |= {"GPUHUNT_CATALOG_URL": catalogue(folder)}
-        for name, value in settings.items():
-            patch.setenv(name, value)
-        for name in ("GPUHUNT_CATALOG_DIR", "AWS_PROFILE", "AWS_SESSION_TOKEN", "DSTACK_SERVER_ADMIN_TOKEN"):
-            patch.delenv(name, raising=False)
-        vpcs = {region: network(region) for region in REGIONS}
-        assert server.up(folder / "server", None, free_port(), ANSWER_SECONDS) == 0
-    started = Server.running(folder / "server")
-    assert started
+    with played_aws(folder / "aws.log") as url:
+        with pytest.MonkeyPatch.context() as patch:  # for the server and what is made for it, not for the tests
+            settings = {"AWS_ENDPOINT_URL": url, "AWS_EC2_METADATA_DISABLED": "true", "HOME": str(home)}
+            settings |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "testing")
+            settings |= {"GPUHUNT_CATALOG_URL": catalogue(folder)}
+            for name, value in settings.items():
+                patch.setenv(name, value)
+            for name in ("GPUHUNT_CATALOG_DIR", "AWS_PROFILE", "AWS_SESSION_TOKEN", "DSTACK_SERVER_ADMIN_TOKEN"):
+                patch.delenv(name, raising=False)
+            vpcs = {region: network(region) for region in REGIONS}
+            assert server.up(folder / "server", None, free_port(), ANSWER_SECONDS) == 0
+        started = Server.running(folder / "server")
+        assert started
+        try:
+            yield Running(folder / "server", settings, home, started.url, vpcs, APIClient(started.url, token(folder / "server")))
+        finally:
+            server.down(folder / "server", force=True)
+
+
+@contextmanager
+def played_aws(log: Path) -> Iterator[str]:
+    """URL of a moto in a process of its own: vLLM looks into every module of its process, and cannot bear those of Flask."""
+    port = free_port()
+    with log.open("wb") as output:
+        process = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=output, stderr=output)
     try:
-        yield Running(folder / "server", settings, home, started.url, vpcs, APIClient(started.url, token(folder / "server")))
+        deadline = time.monotonic() + ANSWER_SECONDS
+        while not answers(port):
+            assert process.poll() is None, log.read_text()[-3000:]
+            assert time.monotonic() < deadline, f"moto did not answer on port {port} within {ANSWER_SECONDS} s, see {log}"
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
     finally:
-        server.down(folder / "server", force=True)
-        aws.stop()
+        process.terminate()
+        process.wait(30)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def network(region: str) -> str:
