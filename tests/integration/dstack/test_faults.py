@@ -16,7 +16,7 @@ import pytest
 from integration.dstack.hosts import interrupt, sh, wait_for
 from integration.dstack.lab import Lab
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml"

@@ -10,6 +10,8 @@ import pytest
 from integration.dstack.hosts import wait_for
 from integration.dstack.lab import Lab
 
+pytestmark = pytest.mark.hosts
+
 LAUNCH = "python -m cluster_tasks.launch lab"
 STATUS = "python -m cluster_tasks.status lab"
 COUNT = "for i in $(seq 300); do echo tick $i; sleep 1; done"

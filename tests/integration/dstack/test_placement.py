@@ -8,7 +8,7 @@ import pytest
 from integration.dstack.hosts import Host, wait_for
 from integration.dstack.lab import Lab
 
-pytestmark = [pytest.mark.usefixtures("tidy"), pytest.mark.slow]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.usefixtures("tidy")]
 
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml"

@@ -12,7 +12,7 @@ import pytest
 from integration.dstack.hosts import PATH, wait_for
 from integration.dstack.lab import SERVER, Lab
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH")]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH")]
 
 
 def test_a_fleet_of_hosts_is_taken_over_drained_ended_and_made_again(lab: Lab):

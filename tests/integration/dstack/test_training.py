@@ -10,7 +10,7 @@ import pytest
 from integration.dstack.hosts import HERE, interrupt, wait_for
 from integration.dstack.lab import Lab
 
-pytestmark = pytest.mark.usefixtures("tidy")
+pytestmark = [pytest.mark.hosts, pytest.mark.usefixtures("tidy")]
 
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; exec dstack apply -y -f build/lab/ray-cluster.dstack.yml"

@@ -6,6 +6,10 @@ import json
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.hosts
+
 ROOT = Path(__file__).parents[3]
 
 

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from integration.slurm.cluster import until
 from integration.slurm.project import SETTINGS
+
+pytestmark = pytest.mark.hosts
 
 WHO = """
 import ray, sys

@@ -8,7 +8,7 @@ import sys
 import pytest
 from integration.slurm.cluster import ENDED, until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
 # Counts on all nodes, keeps each count, and ends when asked, after it has kept where it was.
 COUNT = """

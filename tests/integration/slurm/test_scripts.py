@@ -13,6 +13,8 @@ import yaml
 
 from infra import slurm as site
 
+pytestmark = pytest.mark.hosts
+
 ROOT = Path(__file__).parents[3]
 
 # Records its arguments, and becomes the command behind the image, with the variables that were handed on.
