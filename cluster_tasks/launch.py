@@ -64,6 +64,7 @@ class Launch:
 
     def __init__(self, run: DstackRun, job: str, command: list[str], working_dir: str, seconds: float):
         self.run, self.job, self.command, self.working_dir, self.seconds = run, job, command, working_dir, seconds
+        self.submitted = False
         self.printed = 0  # lines of the job's output, so that a new connection does not print them again
 
     def watch(self) -> int:
@@ -92,6 +93,7 @@ class Launch:
         except OSError:
             return  # lost already; the next round connects again
         else:
+            self.submitted = True
             return
         if not self.command:
             raise ClusterError(f"the cluster {self.run.name} has no job {self.job}; `ray job list` shows those that it has")
@@ -99,7 +101,7 @@ class Launch:
         flags = ["--address", self.run.dashboard.url, "--no-wait", "--submission-id", self.job, "--working-dir", self.working_dir]
         runtime_env = os.path.relpath(self.run.folder / "runtime-env.yaml", ROOT)
         run_command(["ray", "job", "submit", *flags, "--runtime-env", runtime_env, "--", *self.command], self.run.env)
-        self.printed = 0
+        self.submitted, self.printed = True, 0
 
     def _follow(self) -> int | None:
         """Prints the job's output until it ends; None where the connection broke."""
@@ -145,8 +147,11 @@ class Launch:
 
     def interrupted(self) -> int:
         """Ctrl-C: leaves the job or stops it, as the person says; without a terminal it is left."""
+        if not self.submitted:
+            console.print(f"{self.job} is not submitted; the cluster goes on, to end it: dstack stop {self.run.name}")
+            return INTERRUPTED
         again = f"python -m cluster_tasks.launch {self.run.folder.name} --attach {self.job}"
-        if sys.stdin.isatty() and input(f"\n{self.job}: [d]etach and leave it running, or [s]top it? ").strip().lower().startswith("s"):
+        if sys.stdin.isatty() and answer(f"\n{self.job}: [d]etach and leave it running, or [s]top it? ").startswith("s"):
             with self.run.connected(self.seconds):
                 self.run.dashboard.stop(self.job)
                 console.print(f"asked {self.job} to save and stop")
@@ -154,6 +159,13 @@ class Launch:
                 return self.run.dashboard.exit_code(self.job) or 0
         console.print(f"{self.job} goes on; to watch it again: {again}")
         return INTERRUPTED
+
+
+def answer(question: str) -> str:
+    """What a person types; nothing where the terminal is closed, or at another Ctrl-C."""
+    with contextlib.suppress(EOFError, KeyboardInterrupt):
+        return input(question).strip().lower()
+    return ""
 
 
 def main(argv: list[str] | None = None) -> int:

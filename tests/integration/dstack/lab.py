@@ -8,6 +8,7 @@ downloads as binaries; in their place stand Python scripts, or what FLOTILLA_DST
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -216,6 +217,16 @@ class Lab:
         environment = self.environment | {"PYTHONPATH": str(self.project)}
         return self.laptop.start("bash", "-c", f"{line}", cwd=self.project, environment=environment, log=self.folder / log)
 
+    def typed(self, line: str, log: str) -> subprocess.Popen[bytes]:
+        """The same on a terminal: what is written to its stdin is what the person types."""
+        return subprocess.Popen(
+            [*self.laptop.enter, "env", f"--chdir={self.project}", "script", "-qefc", line, str(self.folder / log)],
+            env=self.environment | {"PYTHONPATH": str(self.project)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
     @contextlib.contextmanager
     def attached(self, run: str, port: int = 8265) -> Iterator[subprocess.Popen[bytes]]:
         """`dstack attach` in the background, from when the port answers; Ctrl-C in the end."""
@@ -312,7 +323,14 @@ class Lab:
         return next(host for host in self.hosts if host.address == address)
 
     def logs(self, run: str, node: int = 0) -> str:
-        return self.user(f"dstack logs {run} --job {node}").stdout
+        """As `dstack logs` prints them, which takes a CPU second to start."""
+        asked = {"run_name": run, "job_submission_id": self.jobs(run)[node]["id"], "limit": 1000}
+        output, answer = b"", {"next_token": None}
+        while True:
+            answer = self.api("logs/poll", **asked, next_token=answer["next_token"])
+            output += b"".join(base64.b64decode(line["message"]) for line in answer["logs"])
+            if not answer["next_token"]:
+                return output.decode(errors="replace")
 
     def stop(self, run: str) -> None:
         self.must(f"dstack stop -y {run}")

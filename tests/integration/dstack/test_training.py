@@ -90,7 +90,7 @@ def test_a_job_that_fails_fails_the_run_with_its_code(lab: Lab):
     lab.wait_run("ray-job", "failed", timeout=400)
     assert lab.jobs("ray-job")[0]["exit_status"] == 7
     assert [job["submission"] for job in lab.jobs("ray-job")] == [1, 1]
-    assert "trainer/train_ppo.py" in lab.logs("ray-job"), "the job has its files"
+    assert "trainer/train_ppo.py" in lab.must("dstack logs ray-job"), "the job has its files"
     lab.wait_idle()
 
 
