@@ -21,18 +21,8 @@ class BackendProvider(Provider):
     """`server`, `project`, `config`: what stands below `backends` in a server's configuration. A project has one of each type."""
 
     def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
-        name = props["config"]["type"]
-        with one_line(f"backend {name}"):
-            client, project, wanted = self.client(props), props["project"], _config(props["config"])
-            there = found(lambda: client.backends.config_info(project, BackendType(name)))
-            if there is None:
-                _create(client, project, name, wanted)
-            elif there != wanted:
-                if not self.settings.adopt:
-                    take = "to let this stack change it: pulumi config set --path flotilla:dstack.adopt true"
-                    raise DstackRefused(f"project {project} has one already, with other {_differing(there, wanted)}; {take}")
-                client.backends.update(project, wanted)
-        return dynamic.CreateResult(f"{project}/{name}", _outputs(props))
+        self._put(props, take_over=self.settings.adopt)
+        return dynamic.CreateResult(f"{props['project']}/{props['config']['type']}", _outputs(props))
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.DiffResult:
         if _news["config"] == rpc.UNKNOWN or not isinstance(_olds["config"], dict):
@@ -42,14 +32,7 @@ class BackendProvider(Provider):
         return dynamic.DiffResult(changes=bool(moved) or _olds["config"] != _news["config"], replaces=moved, delete_before_replace=True)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.UpdateResult:
-        name = _news["config"]["type"]
-        with one_line(f"backend {name}"):
-            client, project, wanted = self.client(_news), _news["project"], _config(_news["config"])
-            there = found(lambda: client.backends.config_info(project, BackendType(name)))
-            if there is None:
-                _create(client, project, name, wanted)
-            else:
-                client.backends.update(project, wanted)
+        self._put(_news, take_over=True)
         return dynamic.UpdateResult(_outputs(_news))
 
     def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
@@ -71,6 +54,19 @@ class BackendProvider(Provider):
             if found(lambda: client.backends.config_info(project, BackendType(name))):
                 delete = lambda: client.backends.delete(project, [BackendType(name)])  # noqa: E731
                 when_free(f"backend {name}", delete, self.settings.timeout)
+
+    def _put(self, props: dict[str, Any], take_over: bool) -> None:
+        name, project = props["config"]["type"], props["project"]
+        with one_line(f"backend {name}"):
+            client, wanted = self.client(props), _config(props["config"])
+            there = found(lambda: client.backends.config_info(project, BackendType(name)))
+            if there is None:
+                _create(client, project, name, wanted)
+            elif there != wanted:
+                if not take_over:
+                    take = "to let this stack change it: pulumi config set --path flotilla:dstack.adopt true"
+                    raise DstackRefused(f"project {project} has one already, with other {_differing(there, wanted)}; {take}")
+                client.backends.update(project, wanted)
 
 
 class Backend(dynamic.Resource, module="flotilla:dstack", name="Backend"):
