@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Ratio, Report
-from cluster_tasks import node
+from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.ports import free_port
+from cluster_tasks.ray import NODE_AGENT
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))  # where the hosts are
@@ -90,7 +92,7 @@ def ray_seconds(lab: Lab) -> float:
 
     start = time.monotonic()
     lab.must(". build/lab/env.sh; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
-    dashboard = node.Dashboard("http://127.0.0.1:8265", (lab.project / "build/lab/ray.token").read_text().strip())
+    dashboard = Dashboard("http://127.0.0.1:8265", (lab.project / "build/lab/ray.token").read_text().strip())
 
     def whole() -> bool:
         for host in lab.hosts:
@@ -108,12 +110,12 @@ def ray_seconds(lab: Lab) -> float:
 
 def join_seconds(count: int) -> float:
     """Of as many agents started at once, until the head says that the cluster is whole."""
-    port, dashboard = node.free_port(), node.free_port()
+    port, dashboard = free_port(), free_port()
     addresses = ",".join(f"127.0.0.{index + 2}" for index in range(count))
     env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_"))}
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         log = Path(folder) / "head.log"
-        common = [sys.executable, node.__file__, "--addresses", addresses, "--port", str(port), "--dashboard-port", str(dashboard)]
+        common = [sys.executable, str(NODE_AGENT), "--addresses", addresses, "--port", str(port), "--dashboard-port", str(dashboard)]
         common += ["--num-cpus", "1", "--object-store-mb", "80", "--join-timeout", str(DEADLINE)]
         start = time.monotonic()
         with log.open("w") as head:

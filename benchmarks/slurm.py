@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Ratio, Report
-from cluster_tasks import node
+from cluster_tasks.node.ports import free_port
+from cluster_tasks.ray import NODE_AGENT
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))  # where the cluster is
@@ -134,19 +135,19 @@ def steps(project: Project) -> tuple[list[float], list[float]]:
 
 def local(folder: Path, runs: Path) -> None:
     """The node agents that `python -m cluster_tasks.local` would start, two of them."""
-    flags = ["--addresses", "127.0.0.2,127.0.0.3", "--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    flags = ["--addresses", "127.0.0.2,127.0.0.3", "--port", str(free_port()), "--dashboard-port", str(free_port())]
     flags += ["--num-cpus", "2", "--object-store-mb", str(OBJECT_STORE_MB)]
     job = ["--job", " ".join(["python -m trainer.train_ppo", *PPO]), "--working-dir", "."]
     with tempfile.TemporaryDirectory(prefix="ray-") as temp:
         worker = subprocess.Popen(
-            [sys.executable, node.__file__, *flags, "--rank", "1", "--temp-dir", f"{temp}/1"],
+            [sys.executable, str(NODE_AGENT), *flags, "--rank", "1", "--temp-dir", f"{temp}/1"],
             cwd=folder,
             env=environment(runs),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.STDOUT,
         )
         try:
-            train([sys.executable, node.__file__, *flags, "--rank", "0", "--temp-dir", f"{temp}/0", *job], folder, runs)
+            train([sys.executable, str(NODE_AGENT), *flags, "--rank", "0", "--temp-dir", f"{temp}/0", *job], folder, runs)
         finally:
             worker.terminate()
             worker.wait(60)

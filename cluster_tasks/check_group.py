@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 
 from cluster_tasks import check_node
 from cluster_tasks.check_links import Probe
-from cluster_tasks.node import ALONE
+from cluster_tasks.node.network import ALONE
 
 CALL_SECONDS = 180  # for one step on all nodes; the bandwidth test has the shortest limit of its own
 

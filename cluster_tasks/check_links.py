@@ -19,7 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_tasks import check_node, node
+from cluster_tasks import check_node
+from cluster_tasks.node.network import interfaces
 
 REACH_SECONDS = 5  # to connect; a firewall that drops packets takes all of it
 SHARED = ("checkpoints", "cache")  # folders that all nodes should see alike
@@ -145,7 +146,7 @@ class Probe:
         command = [sys.executable, "-m", "cluster_tasks.check_speed", "--meet", meet, "--device", device, "--world", str(world)]
         command += ["--stride", str(max(ranks) if world > max(ranks) else 1), "--seconds", str(seconds)]
         root = str(Path(__file__).parents[1])
-        env = node.interfaces(self.address) | self.env | {"PYTHONPATH": os.pathsep.join(filter(None, (root, self.env.get("PYTHONPATH"))))}
+        env = interfaces(self.address) | self.env | {"PYTHONPATH": os.pathsep.join(filter(None, (root, self.env.get("PYTHONPATH"))))}
         processes = [
             subprocess.Popen(
                 [*command, "--rank", str(first + local), "--local-rank", str(local)],

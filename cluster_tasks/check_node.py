@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 
-from cluster_tasks import node
+from cluster_tasks.node.network import own_addresses
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 PACKAGES = {  # distribution: what it is called here
@@ -81,7 +81,7 @@ class Facts:
 
 def facts(rank: int, address: str, env: Mapping[str, str], offered: int | None = None) -> Facts:
     """Looks at this node; `env` is what its processes start with."""
-    own = node.own_addresses()
+    own = own_addresses()
     loopback = address.startswith("127.")
     gpus, links, versions = _gpus()
     shared = shutil.disk_usage("/dev/shm").total if Path("/dev/shm").exists() else 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cluster_tasks import check_node, node
+from cluster_tasks import check_node
 from cluster_tasks.check_links import SHARED, Reach, Speed
 from cluster_tasks.check_node import Facts
+from cluster_tasks.node.checks import device_fault
 
 SHM_GIB, OPEN_FILES, PROCESSES = 1.0, 4096, 4096
 SKEW_SECONDS, SKEW_TOLD = 5.0, 0.5  # a failure; worth a word
@@ -94,7 +95,7 @@ def _node(expected: Expected, one: Facts) -> Iterator[Finding]:
 def _gpus(expected: Expected, one: Facts) -> Iterator[Finding]:
     for name in check_node.VISIBLE:
         devices = one.environment.get(name, "")
-        if fault := node.device_fault(devices):
+        if fault := device_fault(devices):
             yield Finding(True, one.rank, f"{name}={devices} {fault}", "list each GPU of the node once, or unset it")
     outer, inner = one.environment.get("ROCR_VISIBLE_DEVICES"), one.environment.get("HIP_VISIBLE_DEVICES")
     if outer and inner:  # the inner ones count what the outer one lets through

@@ -17,15 +17,17 @@ import os
 import subprocess
 import sys
 import time
+from ipaddress import ip_network
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks import node
 from cluster_tasks.check_group import Group, GroupError, OneNode, RayNodes, StoreNodes
 from cluster_tasks.check_links import Speed
 from cluster_tasks.check_rules import Expected, Finding, Measured, findings
+from cluster_tasks.node.network import ALONE
+from cluster_tasks.node.settings import Settings, who_am_i
 
 SPEED_LIMIT = 120  # seconds for the bandwidth test, the start of torch included
 
@@ -99,15 +101,15 @@ def scheduled(options: Any) -> tuple[int, list[str], int | None] | None:
     """Rank, addresses and GPUs per node as flags, dstack or Slurm say; None where nobody does. Raises ValueError, OSError."""
     if options.rank is None and not any(name in os.environ for name in ("DSTACK_NODE_RANK", "SLURM_JOB_NODELIST")):
         return None
-    settings = node.Settings(rank=options.rank, addresses=options.addresses, network=options.network)
-    return node.who_am_i(settings, os.environ)
+    settings = Settings(rank=options.rank, addresses=options.addresses, network=options.network)
+    return who_am_i(settings, os.environ)
 
 
 def group_of(options: Any, known: tuple[int, list[str], int | None] | None) -> tuple[Group, list[str]]:
     """The nodes to look at, and their addresses in order of rank."""
     ray_address = os.environ.get("RAY_ADDRESS", "")
     if options.here:
-        return OneNode(), [node.ALONE]
+        return OneNode(), [ALONE]
     if options.rank is None and ray_address:
         if ray_address.startswith("http"):
             raise ValueError(
@@ -116,7 +118,7 @@ def group_of(options: Any, known: tuple[int, list[str], int | None] | None) -> t
         nodes = RayNodes(known[1] if known else [])
         return nodes, nodes.addresses
     if known is None:
-        return OneNode(), [node.ALONE]
+        return OneNode(), [ALONE]
     rank, addresses, _ = known
     return (StoreNodes(rank, addresses, options.port, options.wait) if len(addresses) > 1 else OneNode(addresses[0])), addresses
 
@@ -155,7 +157,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--here", action="store_true", help="this machine alone")
     add("--rank", type=int, help="of this node; with --addresses")
     add("--addresses", type=lambda text: text.split(","), help="of all nodes in order of rank, with commas")
-    add("--network", type=node.ipaddress.ip_network, help="CIDR of the nodes' addresses, under Slurm")
+    add("--network", type=ip_network, help="CIDR of the nodes' addresses, under Slurm")
     add("--port", type=int, default=29431, help="on which nodes meet without Ray")
     add("--wait", type=float, default=120, help="seconds for nodes to meet without Ray")
     add("--nodes", type=int, help="that there should be; as the scheduler says by default")

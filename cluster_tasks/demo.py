@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster_tasks.local_state import Cluster
-from cluster_tasks.node import Dashboard
+from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import demo_job
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,7 +20,9 @@ from dstack._internal.core.models.runs import JobStatus, Run
 from dstack.api import Client
 from rich.console import Console
 
-from cluster_tasks import node
+from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.endings import NODE_LOST, NOT_READY
+from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.ray import DASHBOARD_PORT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -59,7 +61,7 @@ def wait(lacking: Callable[[], str | None], seconds: float) -> None:
             said = line
             console.print(line, markup=False)
         if time.monotonic() > deadline:
-            raise ClusterError(f"{line}: not within {seconds:.0f} s (--timeout)", node.NOT_READY)
+            raise ClusterError(f"{line}: not within {seconds:.0f} s (--timeout)", NOT_READY)
         time.sleep(1)
 
 
@@ -71,7 +73,7 @@ class DstackRun:
     name: str
     folder: Path  # build/<stack>
     env: dict[str, str]  # of the commands: address, token, dstack project
-    dashboard: node.Dashboard
+    dashboard: Dashboard
     port: int
 
     def get(self) -> Run | None:
@@ -85,7 +87,7 @@ class DstackRun:
                 raise ClusterError(f"the dstack server refuses to tell of {self.name}: {error}") from None
             except ClientError as error:
                 if time.monotonic() > deadline:
-                    raise ClusterError(f"the dstack server does not answer within {SERVER_SECONDS} s: {error}", node.NOT_READY) from None
+                    raise ClusterError(f"the dstack server does not answer within {SERVER_SECONDS} s: {error}", NOT_READY) from None
                 if not said:
                     console.print(f"waiting for the dstack server: {error}", markup=False)
                 said = True
@@ -123,7 +125,7 @@ class DstackRun:
     def must_live(self) -> Run:
         found = self.get()
         if found is None or found.status.is_finished():
-            raise ClusterError(f"the cluster {self.name} {_why_it_ended(found)}", node.NODE_LOST)
+            raise ClusterError(f"the cluster {self.name} {_why_it_ended(found)}", NODE_LOST)
         return found
 
     def nodes(self) -> int:
@@ -137,7 +139,7 @@ class DstackRun:
             console.print(f"{self.dashboard.url} is forwarded already")
             yield
             return
-        if not node.port_is_free(self.port):
+        if not port_is_free(self.port):
             raise ClusterError(f"port {self.port} of this machine is in use; take another with --port, or set flotilla:task.dashboard_port")
         attached: subprocess.Popen[bytes] | None = None
 
@@ -195,7 +197,7 @@ def bindable(port: int) -> bool:
     return True
 
 
-def answers(dashboard: node.Dashboard) -> bool:
+def answers(dashboard: Dashboard) -> bool:
     try:
         dashboard.ask("/api/version")
     except OSError:

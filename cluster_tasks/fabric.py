@@ -3,7 +3,7 @@
     python -m cluster_tasks.fabric STACK      each variable, its value, the reason, and what asks for it
 
 Rules: what a library finds by itself is left to it (`LEFT_ALONE` says why), and flotilla:task.env wins over everything here. The
-interface that has a node's address is chosen on the node, by the node agent (`interfaces` in node.py).
+interface that has a node's address is chosen on the node, by the node agent (`cluster_tasks/node/network.py`).
 
 Sources:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (defaults, and since which version)

@@ -26,8 +26,8 @@ import urllib.error
 from pathlib import Path
 from typing import IO, Any
 
-from cluster_tasks import node
 from cluster_tasks.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
+from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.submit import SubmitError, check
 from fleets.client import ConnectionFailed, connect
 from stacks.load import StackError, load
@@ -56,7 +56,7 @@ def cluster(stack: Stack, port: int | None) -> DstackRun:
     port = port or stack.task.dashboard_port
     url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
     env = environment(stack, folder, url)
-    return DstackRun(connect(stack), stack.task.name, folder, env, node.Dashboard(url, env["RAY_AUTH_TOKEN"]), port)
+    return DstackRun(connect(stack), stack.task.name, folder, env, Dashboard(url, env["RAY_AUTH_TOKEN"]), port)
 
 
 class Launch:

@@ -37,7 +37,6 @@ from dstack._internal.core.models.configurations import TaskConfiguration
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks import node
 from cluster_tasks.local_plan import (
     MARKER,
     STOP_SECONDS,
@@ -54,6 +53,8 @@ from cluster_tasks.local_plan import (
     task_environment,
 )
 from cluster_tasks.local_state import Cluster, clean_up, end, kill_marked, tail
+from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
+from cluster_tasks.node.ports import free_port
 from cluster_tasks.supervisor import STOP_GRACE_SECONDS
 
 DEFAULT_FILE = Path("build/local/ray-cluster.dstack.yml")
@@ -81,7 +82,7 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
         found, note = dashboard_port(task, port)
         if note:
             console.print(note, markup=False)
-        ports = Ports(dashboard=found, gcs=node.free_port())
+        ports = Ports(dashboard=found, gcs=free_port())
         place_files(task, root)
         make_ray_folder(root)
         plan = make_plan(task, root, ports, os.environ)
@@ -138,7 +139,7 @@ def status(file: Path, as_json: bool) -> int:
     cluster = Cluster.running(root)
     found = alive_nodes(task, cluster) if cluster else {}
     alive = found or {}
-    lacking = node.missing(node_addresses(task), node_gpus(task), alive) if found is not None else ["the dashboard"]
+    lacking = missing(node_addresses(task), node_gpus(task), alive) if found is not None else ["the dashboard"]
     absent = "MISSING" if found is not None else "UNKNOWN"
     nodes = [
         {"rank": rank, "address": address, "state": "ALIVE" if address in alive else absent}
@@ -204,7 +205,7 @@ def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, 
     start, said = time.monotonic(), []
     while True:
         alive = alive_nodes(task, cluster)
-        lacking = ["the dashboard"] if alive is None else node.missing(node_addresses(task), node_gpus(task), alive)
+        lacking = ["the dashboard"] if alive is None else missing(node_addresses(task), node_gpus(task), alive)
         if not lacking:
             return
         if not lives():
@@ -219,10 +220,10 @@ def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, 
 
 def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str, float]] | None:
     try:
-        token = node.ray_token(task_environment(task, Path(cluster.root), os.environ))
+        token = ray_token(task_environment(task, Path(cluster.root), os.environ))
     except ValueError as error:
         raise LocalError(str(error)) from None
-    return node.Dashboard(cluster.dashboard, token).alive_nodes()
+    return Dashboard(cluster.dashboard, token).alive_nodes()
 
 
 def say_next(file: Path, task: TaskConfiguration, cluster: Cluster) -> None:

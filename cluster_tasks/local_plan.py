@@ -19,7 +19,7 @@ from dstack._internal.core.errors import ConfigurationError
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from dstack._internal.core.models.envs import EnvSentinel
 
-from cluster_tasks import node
+from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.supervisor import NodeProcess, Plan
 
 STOP_SECONDS = 120  # the node agent's own default of --stop-timeout
@@ -66,10 +66,10 @@ def dashboard_port(task: TaskConfiguration, wanted: str | None) -> tuple[int, st
     if wanted not in (None, "auto") and not (wanted.isdecimal() and 0 < int(wanted) < 65536):
         raise LocalError(f"--port {wanted} is not a port; give a number from 1 to 65535, or auto")
     first = int(wanted) if wanted and wanted != "auto" else named_port(task)
-    if node.port_is_free(first):
+    if port_is_free(first):
         return first, ""
     owner = port_owner(first)
-    following = next((port for port in range(first + 1, min(first + 100, 65536)) if node.port_is_free(port)), None)
+    following = next((port for port in range(first + 1, min(first + 100, 65536)) if port_is_free(port)), None)
     if wanted == "auto" and following is not None:
         return following, f"port {first} is in use by {owner}: the dashboard is on {following}"
     raise LocalError(

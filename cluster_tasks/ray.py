@@ -1,6 +1,6 @@
 """Stack and Site -> the dstack tasks that start a Ray cluster, to hold it or for one job, and the runtime environment of jobs.
 
-Every node runs the node agent, node.py, which learns from dstack's environment which node it is.
+Every node runs the node agent, which learns from dstack's environment which node it is.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
 
 CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there
 DASHBOARD_PORT = 8265  # inside the node; flotilla:task.dashboard_port is where a person finds it
-NODE_AGENT = Path(__file__).with_name("node.py")  # published beside the task file, which names it under `files`
+NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
 STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
 RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minutes between attempts
@@ -108,6 +108,11 @@ def runtime_env(stack: Stack, site: Site) -> dict[str, Any]:
         # Ray uploads the working directory; none of these belongs on a cluster.
         "excludes": ["/.git/", "/.venv/", "/build/", "/tests/", "__pycache__/"],
     }
+
+
+def node_agent() -> dict[str, str]:
+    """The texts of the node agent's modules by the names of their files."""
+    return {file.name: file.read_text() for file in sorted(NODE_AGENT.glob("*.py"))}
 
 
 def demo_job(on_gpus: bool) -> str:

@@ -1,6 +1,6 @@
 """Stack and Site -> the sbatch scripts: a Ray cluster to hold, a Ray job, a torchrun job. One body; what differs is the last command.
 
-Every node runs the node agent, node.py, under srun: bare, or inside of a container. Ray's head has a step of its own, so that its exit
+Every node runs the node agent under srun: bare, or inside of a container. Ray's head has a step of its own, so that its exit
 code is the job's, and Slurm's notice (SIGUSR1) reaches it alone.
 """
 
@@ -92,7 +92,7 @@ def _start(stack: Stack) -> list[str]:
         "set -uo pipefail",
         'fail() { echo "error: $*" >&2; exit 2; }',
         f"build=$PWD/build/{stack.name}",
-        '[ -r "$build/node.py" ] || fail "no $build/node.py on $HOSTNAME; submit in the project\'s folder, on a file system of all nodes"',
+        '[ -r "$build/node" ] || fail "no $build/node on $HOSTNAME; submit in the project\'s folder, on a file system of all nodes"',
         f'mkdir -p {shlex.quote(str(stack.checkpoints.path))} || fail "flotilla:checkpoints.path cannot be made on $HOSTNAME"',
     ]
 
@@ -121,7 +121,8 @@ def _launch(stack: Stack, fleet: Fleet, script: Script, inside: Container) -> li
     """The steps, in the background; the exit code of `$step` is the job's."""
     ranks = script.runs == "torchrun"
     srun = ["srun", "--overlap", "--cpu-bind=none", "--ntasks-per-node=1", *inside.options]
-    agent = [*inside.prefix, "python3", '"$build/node.py"', '"--port=$port"']
+    # -B: no __pycache__ in the project, which a container's root would own.
+    agent = [*inside.prefix, "python3", "-B", '"$build/node"', '"--port=$port"']
     if not ranks:
         agent += ['"--dashboard-port=$dashboard"', *(["--pin-ports"] if stack.slurm.exclusive else [])]
         agent += map(shlex.quote, ray.flags(stack, fleet))

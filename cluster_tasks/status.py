@@ -22,9 +22,9 @@ from dstack._internal.core.models.runs import JobStatus, Run
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks import node
 from cluster_tasks.dstack_run import ROOT, ClusterError, DstackRun
 from cluster_tasks.launch import cluster
+from cluster_tasks.node.dashboard import Dashboard
 from fleets.client import ConnectionFailed
 from stacks.load import StackError, load
 from stacks.schema import Stack
@@ -118,7 +118,7 @@ def run_trouble(name: str, run: Run | None, ray_nodes: int | None) -> list[str]:
     return waiting
 
 
-def find_jobs(dashboard: node.Dashboard, now: datetime) -> list[Job]:
+def find_jobs(dashboard: Dashboard, now: datetime) -> list[Job]:
     """The newest jobs; what the trainer says is looked for in the output of those that run."""
     try:
         listed = sorted(dashboard.ask("/api/jobs/"), key=lambda job: job.get("start_time") or 0)[-JOBS:]

@@ -21,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster_tasks import node
+from cluster_tasks.node.dashboard import Dashboard, ray_token
 
 CLUSTER = "`dstack ps`, or for the local cluster `python -m cluster_tasks.local status`, says whether it is up"
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
@@ -43,7 +43,7 @@ def address_from(flag: str | None, env: Mapping[str, str]) -> tuple[str, str]:
     return address.rstrip("/"), source
 
 
-def check(dashboard: node.Dashboard, source: str) -> None:
+def check(dashboard: Dashboard, source: str) -> None:
     """Compares the cluster's Ray with this environment's; a difference of Python is only said, as jobs run on the cluster's.
 
     Raises SubmitError.
@@ -71,7 +71,7 @@ def check(dashboard: node.Dashboard, source: str) -> None:
         print(f"the cluster runs Python {python}, this environment {here}; the job will run on {python}", file=sys.stderr, flush=True)
 
 
-def submit(dashboard: node.Dashboard, name: str, flags: list[str], job: list[str]) -> int:
+def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str]) -> int:
     """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own."""
     command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", dashboard.url, "--submission-id", name]
     code = subprocess.call([*command, *flags, "--", *job])
@@ -103,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `ray job submit` ends with this process
     try:
         address, source = address_from(options.address, os.environ)
-        dashboard = node.Dashboard(address, node.ray_token(os.environ))
+        dashboard = Dashboard(address, ray_token(os.environ))
         if options.runtime_env and not Path(options.runtime_env).is_file():
             raise SubmitError(
                 f"--runtime-env {options.runtime_env}: no such file; `pulumi up` or `python -m infra.preview <stack>` renders it"

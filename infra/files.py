@@ -10,8 +10,10 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import tempfile
-from pathlib import Path
+from collections.abc import Mapping
+from pathlib import Path, PurePath
 from typing import Any
 
 import pulumi
@@ -51,7 +53,38 @@ class FileProvider(dynamic.ResourceProvider):
         return dynamic.ReadResult(id_, {"path": id_, "text": text}) if text is not None else dynamic.ReadResult("", {})
 
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        _remove(project_root() / _props["path"])
+        _remove(_props["path"])
+
+
+class FolderProvider(dynamic.ResourceProvider):
+    """A folder that holds these text files and nothing else: `path`, and `texts` by the files' paths.
+
+    Bare names would not do: the engine keeps keys that begin with two underscores, as __init__.py does, for itself.
+    """
+
+    serialize_as_secret_always = False
+
+    def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
+        return dynamic.CreateResult(props["path"], self.update(props["path"], {}, props).outs)
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.DiffResult:
+        moved = _olds["path"] != _news["path"]
+        changed = moved or _olds["texts"] != _news["texts"] or _texts(_news["path"]) != _news["texts"]
+        return dynamic.DiffResult(changes=changed, replaces=["path"] if moved else [], delete_before_replace=True)
+
+    def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.UpdateResult:
+        for path, text in _news["texts"].items():
+            _write(project_root() / path, text)
+        for path in _texts(_news["path"]).keys() - _news["texts"].keys():
+            (project_root() / path).unlink()
+        return dynamic.UpdateResult({"path": _news["path"], "texts": _news["texts"]})
+
+    def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
+        texts = _texts(id_)
+        return dynamic.ReadResult(id_, {"path": id_, "texts": texts}) if texts else dynamic.ReadResult("", {})
+
+    def delete(self, _id: str, _props: dict[str, Any]) -> None:
+        _remove(_props["path"])  # with a __pycache__ of who ran it there
 
 
 class TokenProvider(dynamic.ResourceProvider):
@@ -77,7 +110,7 @@ class TokenProvider(dynamic.ResourceProvider):
         return dynamic.ReadResult(id_ if exists else "", {"path": id_} if exists else {})
 
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        _remove(project_root() / _props["path"])
+        _remove(_props["path"])
 
 
 class File(dynamic.Resource, module="flotilla", name="File"):
@@ -90,6 +123,16 @@ class File(dynamic.Resource, module="flotilla", name="File"):
         super().__init__(FileProvider(), name, {"path": path, "text": text}, opts)
 
 
+class Folder(dynamic.Resource, module="flotilla", name="Folder"):
+    """A folder at `path` with text files: `texts` by their paths, all relative to the project."""
+
+    path: pulumi.Output[str]
+    texts: pulumi.Output[dict[str, str]]
+
+    def __init__(self, name: str, path: str, texts: Mapping[str, str], opts: pulumi.ResourceOptions | None = None):
+        super().__init__(FolderProvider(), name, {"path": path, "texts": texts}, opts)
+
+
 class Token(dynamic.Resource, module="flotilla", name="Token"):
     """A file at `path`, readable by its owner alone, that holds 256 random bits in hexadecimal."""
 
@@ -99,7 +142,8 @@ class Token(dynamic.Resource, module="flotilla", name="Token"):
         super().__init__(TokenProvider(), name, {"path": path}, opts)
 
 
-PROVIDERS = {"File": FileProvider, "Token": TokenProvider}  # by the last word of the resource's type; the preview writes through them
+# By the last word of the resource's type; the preview writes through them.
+PROVIDERS = {"File": FileProvider, "Folder": FolderProvider, "Token": TokenProvider}
 
 
 def _outputs(props: dict[str, Any]) -> dict[str, Any]:
@@ -111,6 +155,13 @@ def _text(file: Path) -> str | None:
         return file.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return None
+
+
+def _texts(folder: str) -> dict[str, str]:
+    """Of the files in a folder of the project, by their paths in the project."""
+    root = project_root()
+    files = (file for file in (root / folder).glob("*") if file.is_file())
+    return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8", errors="replace") for file in files}
 
 
 def _write(file: Path, text: str) -> None:
@@ -137,7 +188,13 @@ def _private(token: Path) -> bool:
     return token.is_file() and token.stat().st_size > 0 and token.stat().st_mode & 0o077 == 0
 
 
-def _remove(file: Path) -> None:
-    file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # the folder stays while something else is in it: volumes, logs, runs
-        file.parent.rmdir()
+def _remove(path: str) -> None:
+    """The file or the whole folder, and what it leaves empty of the folders below build/."""
+    root = project_root()
+    if (root / path).is_dir():
+        shutil.rmtree(root / path)
+    else:
+        (root / path).unlink(missing_ok=True)
+    for folder in PurePath(path).parents[:-2]:
+        with contextlib.suppress(OSError):  # it stays while something else is in it: volumes, logs, runs
+            (root / folder).rmdir()

@@ -1,6 +1,7 @@
 """Site + Stack -> the files of build/<stack>/ and the stack's outputs.
 
-`rendered` is pure; `Publication` hands its files to Pulumi, one resource each, so that a plan shows which file changes.
+`rendered` is pure; `Publication` hands its files to Pulumi, one resource each, so that a plan shows which file changes, and beside
+them the node agent.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import yaml
 
 from cluster_tasks import ray, slurm
 from fleets import fleet, server, volume
-from infra.files import File, Token
+from infra.files import File, Folder, Token
 from infra.site import Site
 from stacks.load import StackError
 from stacks.rules import CLOUDS, warnings
@@ -33,6 +34,8 @@ class Publication(pulumi.ComponentResource):
         texts = pulumi.Output.from_input(rendered(stack, site) if isinstance(site, Site) else site.apply(partial(rendered, stack)))
         for name in file_names(stack):
             File(name, f"{folder}/{name}", texts[name], opts=child)
+        agent = f"{folder}/{ray.NODE_AGENT.name}"
+        Folder(ray.NODE_AGENT.name, agent, {f"{agent}/{name}": text for name, text in ray.node_agent().items()}, opts=child)
         if leaves_machine(stack):
             Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
         following = pulumi.Output.from_input(site).apply(partial(next_commands, stack))
@@ -60,12 +63,12 @@ def file_names(stack: Stack) -> list[str]:
     """Names of the files that are rendered for a stack, in the order of their use."""
     scripts = [f"{script.name}.sbatch" for script in slurm.SCRIPTS] if stack.cloud == "slurm" else []
     if not uses_dstack(stack):
-        return [*scripts, "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
+        return [*scripts, "runtime-env.yaml", "env.sh"]
     machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.dstack_fleets()]
     disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
     beyond = ["server-config.yml", *machines, *disk] if leaves_machine(stack) else []
     job = ["ray-job.dstack.yml"] if stack.task.job else []
-    return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", ray.NODE_AGENT.name, "env.sh"]
+    return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", "env.sh"]
 
 
 def rendered(stack: Stack, site: Site) -> dict[str, str]:
@@ -76,7 +79,7 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {error}") from None
     texts = slurm.scripts(stack, site) if stack.cloud == "slurm" else {}
     texts |= {name: _header(stack, about) + to_yaml(content) for name, (about, content) in definitions.items()}
-    return texts | {ray.NODE_AGENT.name: ray.NODE_AGENT.read_text(), "env.sh": environment(stack, site)}
+    return texts | {"env.sh": environment(stack, site)}
 
 
 def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:

@@ -54,11 +54,10 @@ def gcp_plan(changed: Callable[..., Plan]) -> Callable[[str], Plan]:
 
 @pytest.fixture(scope="session")
 def files(planned: Callable[[str], Plan]) -> Callable[[str], dict[str, str]]:
-    """The rendered files of a stack, less the node agent, which is a copy of a file in git."""
+    """The rendered files of a stack; the node agent, beside them, is a copy of a folder in git."""
 
     def texts(name: str) -> dict[str, str]:
-        found = {one.name: one.inputs["text"] for one in planned(name).resources if one.kind == "File"}
-        return {file: text for file, text in found.items() if file != "node.py"}
+        return {one.name: one.inputs["text"] for one in planned(name).resources if one.kind == "File"}
 
     return texts
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
+import shutil
 import subprocess
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +15,9 @@ import pytest
 import yaml
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from dstack._internal.core.models.fleets import FleetConfiguration
+from dstack._internal.utils.files import create_file_archive
 
+from cluster_tasks.ray import NODE_AGENT
 from infra.machines import MACHINES
 from stacks.load import load, names
 
@@ -78,9 +83,20 @@ def test_every_file_that_the_task_carries_exists_beside_it_or_in_the_repository(
     [task] = of_kind(files(stack_name), "ray-cluster.dstack.yml")
     for mapping in parse_apply_configuration(task).files:  # type: ignore[union-attr]
         local = mapping.local_path
-        assert local == "node.py" or (ROOT / "build" / stack_name / local).resolve().is_relative_to(ROOT / "requirements"), local
-        if local != "node.py":
+        assert local == "node" or (ROOT / "build" / stack_name / local).resolve().is_relative_to(ROOT / "requirements"), local
+        if local != "node":
             assert (ROOT / "requirements" / Path(local).name).is_file()
+
+
+def test_dstack_uploads_all_of_the_node_agent_although_git_ignores_where_it_is_published(tmp_path: Path) -> None:
+    shutil.copy(ROOT / ".gitignore", tmp_path)
+    folder = tmp_path / "build/any/node"
+    shutil.copytree(NODE_AGENT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    with io.BytesIO() as archive:
+        create_file_archive(folder, archive)
+        archive.seek(0)
+        with tarfile.open(fileobj=archive) as tar:
+            assert set(tar.getnames()) == {"node", *(f"node/{file.name}" for file in NODE_AGENT.glob("*.py"))}
 
 
 @pytest.mark.parametrize("stack_name", LEAVE_THIS_MACHINE)

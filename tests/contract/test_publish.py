@@ -13,6 +13,7 @@ import pytest
 import yaml
 from dstack._internal.core.models.configurations import parse_apply_configuration
 
+from cluster_tasks.ray import NODE_AGENT
 from infra import files, publish
 from infra.site import Site
 from stacks import load
@@ -45,7 +46,6 @@ def test_on_premises_there_is_a_file_for_each_step():
         "gpus.fleet.dstack.yml",
         "ray-cluster.dstack.yml",
         "runtime-env.yaml",
-        "node.py",
         "env.sh",
     ]
 
@@ -61,9 +61,17 @@ def test_a_plan_has_the_files_by_their_names(name, planned):
     assert sorted(registered) == sorted(publish.file_names(load.load(name, ROOT)))
 
 
+def test_every_plan_has_the_whole_node_agent_as_one_resource(planned):
+    modules = {file.name: file.read_text() for file in NODE_AGENT.glob("*.py")}
+    for name in load.names(ROOT):
+        [folder] = [one for one in planned(name).resources if one.kind == "Folder"]
+        assert (folder.name, folder.inputs["path"]) == ("node", f"build/{name}/node")
+        assert folder.inputs["texts"] == {f"build/{name}/node/{file}": text for file, text in modules.items()}
+
+
 def test_this_machine_needs_no_fleet_and_no_token():
     texts = publish.rendered(*built("local"))
-    assert list(texts) == ["ray-cluster.dstack.yml", "runtime-env.yaml", "node.py", "env.sh"]
+    assert list(texts) == ["ray-cluster.dstack.yml", "runtime-env.yaml", "env.sh"]
     assert [line for line in texts["env.sh"].splitlines() if not line.startswith("#")] == ["export RAY_ADDRESS=http://localhost:8265"]
 
 
@@ -162,6 +170,7 @@ def project(tmp_path, monkeypatch):
 
 
 FILE: dict[str, Any] = {"path": "build/test/a.yml", "text": "a: 1\n"}
+FOLDER: dict[str, Any] = {"path": "build/test/node", "texts": {"build/test/node/__init__.py": "", "build/test/node/a.py": "a = 1\n"}}
 TOKEN: dict[str, Any] = {"path": "build/test/ray.token"}
 
 
@@ -205,6 +214,50 @@ def test_a_destroyed_file_takes_its_folder_with_it_when_that_is_empty(project):
     files.FileProvider().delete(FILE["path"], FILE)
     files.FileProvider().delete(FILE["path"], FILE)  # gone already
     assert not (project / "build/test").exists()
+
+
+def test_a_folder_holds_its_files_and_nothing_of_before(project):
+    made = files.FolderProvider().create(FOLDER)
+    assert made.outs == FOLDER
+    assert {file.name: file.read_text() for file in (project / FOLDER["path"]).iterdir()} == {"__init__.py": "", "a.py": "a = 1\n"}
+    assert files.FolderProvider().diff(made.id, FOLDER, FOLDER).changes is False
+    later = FOLDER | {"texts": {"build/test/node/__init__.py": "", "build/test/node/b.py": "b = 1\n"}}
+    assert files.FolderProvider().diff(made.id, FOLDER, later).changes is True
+    files.FolderProvider().update(made.id, FOLDER, later)
+    assert {file.name for file in (project / FOLDER["path"]).iterdir()} == {"__init__.py", "b.py"}
+    files.FolderProvider().create(FOLDER)  # as the preview does, which knows of no before
+    assert files.FolderProvider().read(made.id, FOLDER).outs == FOLDER
+
+
+HARM = [
+    lambda folder: (folder / "a.py").unlink(),
+    lambda folder: (folder / "a.py").write_text("a = 2\n"),
+    lambda folder: (folder / "stray.py").touch(),
+    shutil.rmtree,
+]
+
+
+@pytest.mark.parametrize("harm", HARM, ids=["file deleted", "file edited", "file added", "folder deleted"])
+def test_a_folder_that_was_harmed_is_repaired(project, harm):
+    made = files.FolderProvider().create(FOLDER)
+    harm(project / FOLDER["path"])
+    assert files.FolderProvider().diff(made.id, FOLDER, FOLDER).changes is True
+    files.FolderProvider().update(made.id, FOLDER, FOLDER)
+    assert files.FolderProvider().read(made.id, FOLDER).outs == FOLDER
+
+
+def test_a_destroyed_folder_is_gone_and_takes_the_one_around_it_when_that_is_empty(project):
+    made = files.FolderProvider().create(FOLDER)
+    files.FileProvider().create(FILE)
+    (project / FOLDER["path"] / "__pycache__").mkdir()  # of who ran it there
+    assert files.FolderProvider().diff(made.id, FOLDER, FOLDER).changes is False
+    files.FolderProvider().delete(made.id, FOLDER)
+    assert files.FolderProvider().read(made.id, FOLDER).id == ""
+    assert [file.name for file in (project / "build/test").iterdir()] == ["a.yml"]
+    files.FileProvider().delete(FILE["path"], FILE)
+    made = files.FolderProvider().create(FOLDER)
+    files.FolderProvider().delete(made.id, FOLDER)
+    assert not list((project / "build").iterdir())
 
 
 def test_a_token_is_made_once_and_is_its_owners_alone(project):

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_tasks import node
+from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT, ray_cluster
 from infra.site import Site
 from stacks.schema import Stack
@@ -72,7 +72,7 @@ def test_two_nodes_find_every_fault_of_one_of_them(tmp_path: Path, full_disk: Pa
         PYTHONPATH=str(other.parent),
     )
     few = lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1024, 1024))  # noqa: E731 - between fork and exec
-    port, flags = node.free_port(), ("--seconds", "0.2", "--floor", "1000", "--free", "0.01", "--json")
+    port, flags = free_port(), ("--seconds", "0.2", "--floor", "1000", "--free", "0.01", "--json")
     first = start(0, "127.0.0.2,127.0.0.3", port, *flags, env=healthy)
     second = start(1, "127.0.0.2,127.0.0.3", port, *flags, env=faulty, preexec_fn=few)
     code, output, errors = ended(first)
@@ -132,7 +132,7 @@ def test_ports_that_are_blocked_between_two_nodes_are_told_from_both_sides() -> 
 
 
 def test_a_node_that_does_not_come_is_named_at_the_deadline() -> None:
-    code, output, errors = ended(start(0, "127.0.0.2,127.0.0.3", node.free_port(), "--wait", "2", env=environment()))
+    code, output, errors = ended(start(0, "127.0.0.2,127.0.0.3", free_port(), "--wait", "2", env=environment()))
     assert (code, output) == (2, "")
     assert errors.splitlines()[-1] == "checks: node 1 (127.0.0.3) did not answer 'facts' within 2 s"  # after torch's own word
     assert "Traceback" not in errors
@@ -159,14 +159,14 @@ def test_a_dashboards_address_is_answered_with_the_line_to_type() -> None:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
     """A local cluster of two nodes; runs a command as a job on it."""
-    folder, port = tmp_path_factory.mktemp("checks"), node.free_port()
+    folder, port = tmp_path_factory.mktemp("checks"), free_port()
     fleet = {"name": "laptop", "nodes": 2, "cpus": 1}
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [fleet], "task": {"dashboard_port": port}})
     root = folder / "build/local"
     root.mkdir(parents=True)
     (folder / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
-    shutil.copy(NODE_AGENT, root)
+    shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
     file = root / "ray-cluster.dstack.yml"
     file.write_text(yaml.safe_dump(ray_cluster(stack, Site(leaves_machine=False)), sort_keys=False))
     local = [sys.executable, "-m", "cluster_tasks.local"]

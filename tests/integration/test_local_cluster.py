@@ -18,8 +18,10 @@ import psutil
 import pytest
 import yaml
 
-from cluster_tasks import node
 from cluster_tasks.local_plan import MARKER, ray_folder
+from cluster_tasks.node.endings import NODE_LOST
+from cluster_tasks.node.network import own_addresses
+from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT, ray_cluster
 from infra.site import Site
 from stacks.schema import Stack
@@ -61,7 +63,7 @@ class Cluster:
 
 def render(folder: Path) -> Cluster:
     """The files that the stack `local` publishes, with a port of their own and short deadlines for lost nodes."""
-    port = node.free_port()
+    port = free_port()
     fleet = {"name": "laptop", "nodes": 2, "cpus": 1, "resources": {"box": 2}}
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [fleet], "task": {"dashboard_port": port}})
     task = ray_cluster(stack, Site(leaves_machine=False))
@@ -70,7 +72,7 @@ def render(folder: Path) -> Cluster:
     root.mkdir(parents=True)
     (folder / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
-    shutil.copy(NODE_AGENT, root)
+    shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
     (root / "ray-cluster.dstack.yml").write_text(yaml.safe_dump(task, sort_keys=False, width=1000))
     return Cluster(root / "ray-cluster.dstack.yml", port)
 
@@ -164,9 +166,9 @@ print("ON", sorted(addresses), "GET", ray.get([r.sum.remote(i, f"tcp://{addresse
 
 
 def test_processes_on_both_nodes_find_one_another_by_the_interface_that_the_agent_chose(shared: Cluster) -> None:
-    done = shared.job(ALL_REDUCE.replace("PORT", str(node.free_port())))
+    done = shared.job(ALL_REDUCE.replace("PORT", str(free_port())))
     assert done.returncode == 0, done.stdout + done.stderr
-    lo = node.own_addresses()["127.0.0.1"]
+    lo = own_addresses()["127.0.0.1"]
     assert f"ON ['127.0.0.2', '127.0.0.3'] GET {[(3.0, lo, f'={lo}')] * 2}" in done.stdout
 
 
@@ -225,7 +227,7 @@ def test_a_lost_node_ends_the_cluster_with_75_when_the_policy_says_so(shared: Cl
     until(lambda: shared.log("node-0").count("lost node 1") == 2, 20, "the head says which node is lost")
     assert_nothing_left(shared, everything, seconds=60)
     assert "node 1 (127.0.0.3) is lost: not back within 15 s (--on-node-loss fail)" in shared.log("node-0")
-    assert f"node 0 ended with exit code {node.NODE_LOST}" in shared.log("supervisor")
+    assert f"node 0 ended with exit code {NODE_LOST}" in shared.log("supervisor")
     assert shared.local("status").returncode == 1
     assert shared.local("down").returncode == 0
 
@@ -288,13 +290,13 @@ def test_down_lets_a_job_save_and_leaves_nothing(fresh: Cluster) -> None:
 
 @pytest.mark.slow
 def test_an_agent_with_a_job_ends_with_its_code_and_the_workers_follow_the_head(tmp_path: Path) -> None:
-    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    ports = ["--port", str(free_port()), "--dashboard-port", str(free_port())]
     flags = ["--addresses", "127.0.0.2,127.0.0.3", *ports, "--num-cpus", "1", "--object-store-mb", "100"]
     job = f"{sys.executable} -c 'import ray; ray.init(); print(len(ray.nodes()), \"nodes in a job\"); raise SystemExit(7)'"
     env = {"PATH": f"{Path(RAY).parent}:/usr/bin:/bin", "HOME": str(tmp_path), MARKER: str(tmp_path)}
 
     def start(rank: int, *more: str) -> subprocess.Popen[str]:
-        command = [sys.executable, node.__file__, "--rank", str(rank), "--temp-dir", f"{ray_folder(tmp_path)}/{rank}", *flags, *more]
+        command = [sys.executable, str(NODE_AGENT), "--rank", str(rank), "--temp-dir", f"{ray_folder(tmp_path)}/{rank}", *flags, *more]
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
     head, worker = start(0, "--job", job), start(1)
@@ -307,7 +309,7 @@ def test_an_agent_with_a_job_ends_with_its_code_and_the_workers_follow_the_head(
         shutil.rmtree(ray_folder(tmp_path), ignore_errors=True)
     assert head.returncode == 7, output
     assert "2 nodes in a job" in output
-    assert worker.returncode == node.NODE_LOST
+    assert worker.returncode == NODE_LOST
     assert "the head at 127.0.0.2" in followed
     assert "is gone" in followed
     assert_nothing_left(Cluster(tmp_path / "none", 0), [])

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_tasks import node
+from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT, ray_cluster
 from infra.site import Site
 from stacks.schema import Stack
@@ -29,15 +30,15 @@ FLEETS = [
 
 
 @pytest.fixture
-def dashboard(tmp_path: Path) -> Iterator[node.Dashboard]:
-    port = node.free_port()
+def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
+    port = free_port()
     task = {"fleets": ["large", "small"], "dashboard_port": port}
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": FLEETS, "task": task})
     root = tmp_path / "build/local"
     root.mkdir(parents=True)
     (tmp_path / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/cpu.txt", tmp_path / "requirements")
-    shutil.copy(NODE_AGENT, root)
+    shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
     file = root / "ray-cluster.dstack.yml"
     file.write_text(yaml.safe_dump(ray_cluster(stack, Site(leaves_machine=False)), sort_keys=False, width=1000))
     local = [sys.executable, "-m", "cluster_tasks.local"]
@@ -46,12 +47,12 @@ def dashboard(tmp_path: Path) -> Iterator[node.Dashboard]:
             [*local, "up", str(file), "--timeout", "240"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        yield node.Dashboard(f"http://127.0.0.1:{port}", None)
+        yield Dashboard(f"http://127.0.0.1:{port}", None)
     finally:
         subprocess.run([*local, "down", str(file), "--timeout", "20"], cwd=ROOT, capture_output=True, timeout=120, check=False)
 
 
-def homes(dashboard: node.Dashboard) -> dict[str, str]:
+def homes(dashboard: Dashboard) -> dict[str, str]:
     """Address of the node of every actor that a run named, ended ones too."""
     listed: dict[str, list[dict[str, Any]]] = {
         kind: dashboard.ask(f"/api/v0/{kind}?detail=1&limit=1000")["data"]["result"]["result"] for kind in ("nodes", "actors")
@@ -61,7 +62,7 @@ def homes(dashboard: node.Dashboard) -> dict[str, str]:
     return {one["name"]: address[one["node_id"]] for one in named}
 
 
-def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_large(dashboard: node.Dashboard, tiny_model: Path) -> None:
+def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_large(dashboard: Dashboard, tiny_model: Path) -> None:
     settings = [
         f"model.path={tiny_model}",
         "model.dtype=float32",

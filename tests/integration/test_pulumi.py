@@ -14,39 +14,42 @@ pytestmark = pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulum
 
 
 def contents(folder: Path) -> dict[str, str]:
-    return {file.name: file.read_text() for file in folder.iterdir()}
+    return {str(file.relative_to(folder)): file.read_text() for file in folder.rglob("*") if file.is_file()}
 
 
 def test_the_life_of_a_stack(project):
     folder = project.stack("onprem")
     created = project.up("onprem")
-    made = contents(folder)
-    assert created == {"create": len(made) + 2}  # the files, their component, the stack itself
+    made, count = contents(folder), len(list(folder.iterdir())) + 2
+    assert created == {"create": count}  # the files, the folder of the node agent, their component, the stack itself
+    assert {"node/__init__.py", "node/__main__.py", "node/agent.py"} <= made.keys()
 
     outputs = json.loads(project.must("stack", "output", "--stack", "onprem", "--json"))
     assert outputs["folder"] == "build/onprem"
     assert outputs["next"][-1].startswith("ray job submit ")
     assert made["ray.token"] not in project.must("stack", "export", "--stack", "onprem", "--show-secrets")
 
-    assert project.up("onprem") == {"same": len(made) + 2}
+    assert project.up("onprem") == {"same": count}
     assert contents(folder) == made
 
-    # Edited by hand, and deleted: both are made good by `up` alone, without a refresh.
+    # Edited by hand, deleted, added: all is made good by `up` alone, without a refresh.
     (folder / "ray-cluster.dstack.yml").write_text("type: task\n")
     (folder / "env.sh").unlink()
-    assert project.up("onprem") == {"same": len(made), "update": 2}
+    (folder / "node/agent.py").rename(folder / "node/old.py")
+    assert project.up("onprem") == {"same": count - 3, "update": 3}
     assert contents(folder) == made
 
     # The same after a refresh, which takes the edit into the state first.
     (folder / "ray-cluster.dstack.yml").write_text("type: task\n")
     (folder / "env.sh").unlink()
+    (folder / "node/agent.py").rename(folder / "node/old.py")
     project.must("refresh", "--stack", "onprem", "--yes", "--skip-preview")
     project.up("onprem")
     assert contents(folder) == made
 
     # A setting that reaches one file changes that file; a renamed fleet moves its file.
     project.must("config", "set", "--stack", "onprem", "--path", "flotilla:task.join_timeout", "700")
-    assert project.up("onprem") == {"same": len(made) + 1, "update": 1}
+    assert project.up("onprem") == {"same": count - 1, "update": 1}
     assert "--join-timeout 700" in (folder / "ray-cluster.dstack.yml").read_text()
     project.must("config", "set", "--stack", "onprem", "--path", "flotilla:fleets[0].name", "hosts")
     project.up("onprem")

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster_tasks import node
 from cluster_tasks.local_plan import MARKER
+from cluster_tasks.node.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 
@@ -60,7 +60,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         else:
             shutil.copy(source, folder / part)
     stack = folder / "stacks/Pulumi.local.yaml"
-    stack.write_text(stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {node.free_port()}\n")
+    stack.write_text(stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {free_port()}\n")
     return folder
 
 

@@ -10,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cluster_tasks import check_node, node
+from cluster_tasks import check_node
 from cluster_tasks.check_links import Door, Probe, Reach, Speed, reach
 from cluster_tasks.check_node import Card, Disk, Facts
 from cluster_tasks.check_rules import Expected, Finding, Measured, findings
+from cluster_tasks.node.checks import device_fault, quick_checks
+from cluster_tasks.node.head import clock_faults
+from cluster_tasks.node.ports import free_port
+from cluster_tasks.node.settings import Settings
+from cluster_tasks.ray import NODE_AGENT
 
 # What is looked at
 
@@ -36,7 +41,7 @@ from cluster_tasks.check_rules import Expected, Finding, Measured, findings
     ],
 )
 def test_visible_devices_are_a_list_without_duplicates_and_holes(devices: str, fault: str | None) -> None:
-    found = node.device_fault(devices)
+    found = device_fault(devices)
     assert found is None if fault is None else fault in (found or "")
 
 
@@ -102,11 +107,11 @@ def test_a_peers_clock_is_compared_with_ours() -> None:
 
 
 def test_a_port_at_which_nobody_listens_is_an_error_and_no_exception() -> None:
-    assert "refused" in reach("127.0.0.1", node.free_port()).error
+    assert "refused" in reach("127.0.0.1", free_port()).error
 
 
 def test_processes_that_cannot_meet_say_why() -> None:
-    speed = Probe(0, "127.0.0.1").speed("127.0.0.1", node.free_port(), [0, 0], 0.1, limit=4)
+    speed = Probe(0, "127.0.0.1").speed("127.0.0.1", free_port(), [0, 0], 0.1, limit=4)
     assert speed.all_reduce is None
     assert "not done in time" in speed.error or "rror" in speed.error
 
@@ -255,32 +260,32 @@ def test_a_slow_fabric_is_an_error_with_both_figures() -> None:
 # What the node agent looks at before Ray starts
 
 
-def settings(**given: object) -> node.Settings:
-    return node.Settings(gpus=None, **given)
+def settings(**given: object) -> Settings:
+    return Settings(gpus=None, **given)
 
 
 @pytest.mark.parametrize("name", check_node.VISIBLE)
 def test_the_agent_does_not_start_with_faulty_devices(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=0,1,0,1 names 0 twice; list each GPU of this node once"):
-        node.quick_checks(settings(), {name: "0,1,0,1"})
+        quick_checks(settings(), {name: "0,1,0,1"})
 
 
 def test_the_agent_ends_with_one_line_and_exit_code_2_before_anything_is_started() -> None:
     env = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "CUDA_VISIBLE_DEVICES": "0,1,0,1"}
-    command = [sys.executable, node.__file__, "--rank", "0", "--addresses", "127.0.0.2"]
+    command = [sys.executable, str(NODE_AGENT), "--rank", "0", "--addresses", "127.0.0.2"]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "node.py: CUDA_VISIBLE_DEVICES=0,1,0,1 names 0 twice; list each GPU of this node once, or unset it\n"
+    assert done.stderr == "node: CUDA_VISIBLE_DEVICES=0,1,0,1 names 0 twice; list each GPU of this node once, or unset it\n"
 
 
 def test_the_agent_does_not_start_with_fewer_devices_than_it_is_to_have() -> None:
     with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES=0,1 shows 2 GPUs, but this node is to have 8"):
-        node.quick_checks(node.Settings(gpus=8), {"CUDA_VISIBLE_DEVICES": "0,1"})
+        quick_checks(Settings(gpus=8), {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
 def test_the_agent_tells_whose_clock_is_far_from_the_heads() -> None:
     seen = {"10.0.0.1": 1000.0, "10.0.0.2": 1002.0, "10.0.0.3": 1003.0}
-    told = node.clock_faults(seen, {"10.0.0.1": 995.0, "10.0.0.2": 1302.0, "10.0.0.3": 903.0})
+    told = clock_faults(seen, {"10.0.0.1": 995.0, "10.0.0.2": 1302.0, "10.0.0.3": 903.0})
     assert [line.split(";")[0] for line in told] == [
         "the clock of 10.0.0.2 is about 300 s ahead of the head's",
         "the clock of 10.0.0.3 is about 100 s behind the head's",

@@ -16,7 +16,7 @@ import pytest
 from cluster_tasks import demo
 from cluster_tasks.local_plan import MARKER, Ports
 from cluster_tasks.local_state import Cluster
-from cluster_tasks.node import Dashboard
+from cluster_tasks.node.dashboard import Dashboard
 
 NOWHERE = Dashboard("http://127.0.0.1:9", None)
 GUARD = (

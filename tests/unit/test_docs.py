@@ -25,7 +25,7 @@ SECTIONS = tuple(TrainConfig.model_fields)
 FOREIGN = "## From verl or OpenRLHF"  # below it, keys of other systems stand beside ours
 RENDERED = {
     *(file.name for file in (ROOT / "tests/contract/golden").rglob("*")),
-    *("ray.token", "node.py"),  # made, and copied, where the others are rendered
+    "ray.token",  # made where the others are rendered
 }
 REPOSITORY_PATH = re.compile(r"^(?:\.ci|docs|requirements|tests|(?:" + "|".join(PACKAGES) + r"))/[\w./-]+$")
 

@@ -100,8 +100,8 @@ def test_an_image_brings_its_own_software_and_none_gets_the_locked_requirements(
     own, stock = ray_cluster(stack(task={"image": "me/ray:1"}), AWS), ray_cluster(stack(), AWS)
     assert own["image"] == "me/ray:1"
     assert "python" not in own
-    assert own["files"] == ["node.py"]
-    assert stock["files"] == ["node.py", "../../requirements/gpu.txt:requirements.txt"]
+    assert own["files"] == ["node"]
+    assert stock["files"] == ["node", "../../requirements/gpu.txt:requirements.txt"]
     assert any("uv pip install" in command for command in stock["commands"])
     assert not any("install" in command for command in own["commands"])
     parse_apply_configuration(own)
@@ -116,10 +116,10 @@ def test_amd_gpus_without_an_image_are_refused() -> None:
 
 def test_the_agent_is_told_only_what_differs_from_its_defaults() -> None:
     plain = ray_cluster(stack(fleets=[{"name": "gpus", "nodes": 2}]), AWS)
-    assert plain["commands"][-1] == "exec python3 node.py --per-host", "checkpoints of kind instance"
+    assert plain["commands"][-1] == "exec python3 node --per-host", "checkpoints of kind instance"
     special = stack(fleets=[GPUS | {"resources": {"v100": 8}}], task={"on_node_loss": "wait", "join_timeout": 1200})
     assert ray_cluster(special, AWS)["commands"][-1] == (
-        """exec python3 node.py --num-cpus 192 --resources '{"v100": 8.0}' --join-timeout 1200 --on-node-loss wait --per-host"""
+        """exec python3 node --num-cpus 192 --resources '{"v100": 8.0}' --join-timeout 1200 --on-node-loss wait --per-host"""
     )
 
 

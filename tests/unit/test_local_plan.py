@@ -30,7 +30,7 @@ TASK = {
     "nodes": 2,
     "shell": "bash",
     "commands": ["a || b", "exec c"],
-    "files": ["node.py", "../shared.txt:given/copy.txt"],
+    "files": ["node", "../shared.txt:given/copy.txt"],
     "env": ["FLOTILLA_RUNS=/checkpoints", "CACHE=/checkpoints/cache", "OTHER=/checkpoints-of-others", "TOKEN"],
     "volumes": ["/var/lib/x:/checkpoints"],
     "ports": [8265],
@@ -113,10 +113,11 @@ def test_files_and_the_folder_of_runs_are_where_the_task_and_a_person_look(tmp_p
     monkeypatch.setenv("TOKEN", "secret")
     root = tmp_path / "local"
     root.mkdir()
-    (root / "node.py").write_text("agent")
+    (root / "node").mkdir()
+    (root / "node/__main__.py").write_text("agent")
     (tmp_path / "shared.txt").write_text("shared")
     place_files(task(), root)
-    assert (root / "nodes/1/node.py").read_text() == "agent"
+    assert (root / "nodes/1/node/__main__.py").read_text() == "agent"
     assert (root / "nodes/1/given/copy.txt").read_text() == "shared"
     (root / "volumes/checkpoints/demo").mkdir()
     assert (root / "runs/demo").is_dir()
@@ -144,7 +145,7 @@ def test_a_file_that_is_no_task_is_refused(tmp_path: Path, text: str | None, mes
 
 def test_a_file_that_the_task_names_must_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "secret")
-    with pytest.raises(LocalError, match=r"node\.py does not exist"):
+    with pytest.raises(LocalError, match=r"file node does not exist"):
         place_files(task(), tmp_path)
 
 

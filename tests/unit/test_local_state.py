@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster_tasks import local, node
+from cluster_tasks import local
 from cluster_tasks.local_plan import MARKER, Ports
 from cluster_tasks.local_state import Cluster, end
+from cluster_tasks.node.ports import free_port
 
 TASK = "type: task\nname: ray\nnodes: 2\ncommands: [exec x]\nports: [{port}:8265]\nresources: {{cpu: 1}}\n"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
@@ -23,7 +24,7 @@ STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); 
 def silent(tmp_path: Path) -> Iterator[Path]:
     """The task file of a cluster that lives, but whose dashboard does not answer, on another port than the task names."""
     root = tmp_path.resolve()
-    port = node.free_port()
+    port = free_port()
     (root / "task.yml").write_text(TASK.format(port=port + 1 if port < 65535 else 1024))
     guard = subprocess.Popen(["sleep", "60"], env=os.environ | {MARKER: str(root)})
     Cluster(str(root), guard.pid, "today", f"http://127.0.0.1:{port}", Ports(dashboard=port, gcs=1), "digest").write()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,11 +12,19 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_network
 from pathlib import Path
 
 import pytest
 
-from cluster_tasks import node
+from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
+from cluster_tasks.node.endings import NOT_READY, RAY_FAILED, Failure
+from cluster_tasks.node.job import Job
+from cluster_tasks.node.network import interfaces, own_addresses, resolve
+from cluster_tasks.node.ports import free_port
+from cluster_tasks.node.ray import ray_command
+from cluster_tasks.node.settings import read_settings
+from cluster_tasks.ray import NODE_AGENT
 
 DSTACK = {"DSTACK_NODE_RANK": "1", "DSTACK_NODES_IPS": "10.0.0.5\n10.0.0.6\n10.0.0.7", "DSTACK_GPUS_PER_NODE": "8"}
 BIN = str(Path(sys.executable).parent)
@@ -24,27 +32,33 @@ BIN = str(Path(sys.executable).parent)
 
 def agent(*flags: str, **env: str) -> subprocess.Popen[str]:
     """The agent as a process of its own, knowing of no scheduler but `env`."""
-    command = [sys.executable, node.__file__, *flags]
+    command = [sys.executable, str(NODE_AGENT), *flags]
     return subprocess.Popen(
         command, env={"PATH": f"{BIN}:/usr/bin:/bin", **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
 
 
-def test_it_needs_nothing_but_the_standard_library() -> None:
-    tree = ast.parse(Path(node.__file__).read_text())
-    imported = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
-    imported |= {n.module or "" for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in imported} <= set(sys.stdlib_module_names)
+def test_its_folder_runs_by_itself_wherever_it_lies(tmp_path: Path) -> None:
+    folder = tmp_path / "build/any/node"
+    shutil.copytree(NODE_AGENT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, cwd in (("node", folder.parent), (str(folder), tmp_path)):
+        done = subprocess.run([sys.executable, path], cwd=cwd, env={}, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        assert done.stderr == "node: which node is this? Give --rank and --addresses, or run under dstack or Slurm\n"
+
+
+def test_none_of_its_modules_hides_one_of_the_standard_library() -> None:
+    assert not {file.stem for file in NODE_AGENT.glob("*.py")} & sys.stdlib_module_names
 
 
 def test_dstack_says_which_node_this_is() -> None:
-    settings = node.read_settings([], DSTACK)
+    settings = read_settings([], DSTACK)
     assert (settings.rank, settings.addresses, settings.gpus) == (1, ["10.0.0.5", "10.0.0.6", "10.0.0.7"], 8)
 
 
 def test_flags_come_before_the_scheduler_and_those_on_the_line_before_those_in_the_environment() -> None:
     env = DSTACK | {"FLOTILLA_NODE_ARGS": "--port 7000 --dashboard-port 9000"}
-    settings = node.read_settings(["--rank", "0", "--addresses", "127.0.0.2", "--port", "7001"], env)
+    settings = read_settings(["--rank", "0", "--addresses", "127.0.0.2", "--port", "7001"], env)
     assert (settings.rank, settings.addresses, settings.port, settings.dashboard_port) == (0, ["127.0.0.2"], 7001, 9000)
 
 
@@ -53,7 +67,7 @@ def test_slurm_says_which_node_this_is(tmp_path: Path, monkeypatch: pytest.Monke
     scontrol.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-2]" ] && echo localhost && echo 127.0.0.9\n')
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    settings = node.read_settings(
+    settings = read_settings(
         ["--network", "127.0.0.0/8"],
         {"SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "127.0.0.9", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "h100:4"},
     )
@@ -62,36 +76,37 @@ def test_slurm_says_which_node_this_is(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_host_outside_of_the_network_is_named() -> None:
     with pytest.raises(ValueError, match=r"127\.0\.0\.9 has no address in --network 10\.0\.0\.0/8"):
-        node.resolve("127.0.0.9", node.ipaddress.ip_network("10.0.0.0/8"))
+        resolve("127.0.0.9", ip_network("10.0.0.0/8"))
     with pytest.raises(ValueError, match=r"10\.0\.0\.6 of rank 1 is not in --network 192\.168\.0\.0/16"):
-        node.read_settings(["--network", "192.168.0.0/16"], DSTACK)
+        read_settings(["--network", "192.168.0.0/16"], DSTACK)
 
 
 def test_a_host_that_knows_itself_by_a_loopback_address_is_known_by_its_own_in_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "own_addresses", lambda: {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.1.0.7": "eth0"})
-    assert node.resolve("127.0.1.1", node.ipaddress.ip_network("10.1.0.0/16")) == "10.1.0.7"
+    own = {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.1.0.7": "eth0"}
+    monkeypatch.setattr("cluster_tasks.node.network.own_addresses", lambda: own)
+    assert resolve("127.0.1.1", ip_network("10.1.0.0/16")) == "10.1.0.7"
     with pytest.raises(ValueError, match=r"host 127\.0\.1\.1 has no address that other nodes reach; give --network"):
-        node.resolve("127.0.1.1", None)
+        resolve("127.0.1.1", None)
 
 
 def test_gloo_and_nccl_are_told_the_interface_that_has_the_nodes_address() -> None:
-    own = node.own_addresses()
+    own = own_addresses()
     assert own["127.0.0.1"] in [name for _, name in socket.if_nameindex()]
     lo = own["127.0.0.1"]
-    assert node.interfaces("127.0.0.3") == {"GLOO_SOCKET_IFNAME": lo, "NCCL_SOCKET_IFNAME": f"={lo}"}
+    assert interfaces("127.0.0.3") == {"GLOO_SOCKET_IFNAME": lo, "NCCL_SOCKET_IFNAME": f"={lo}"}
     for address, name in own.items():
-        assert node.interfaces(address)["GLOO_SOCKET_IFNAME"] == name
-    assert node.interfaces("198.51.100.77") == {}  # of another machine
+        assert interfaces(address)["GLOO_SOCKET_IFNAME"] == name
+    assert interfaces("198.51.100.77") == {}  # of another machine
 
 
 def test_ray_gets_the_interface_and_a_persons_own_choice_comes_first(tmp_path: Path) -> None:
     ray = tmp_path / "ray"
     ray.write_text('#!/bin/sh\necho "gloo $GLOO_SOCKET_IFNAME nccl $NCCL_SOCKET_IFNAME"; exit 3\n')
     ray.chmod(0o755)
-    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    ports = ["--port", str(free_port()), "--dashboard-port", str(free_port())]
     head = agent("--rank", "0", "--addresses", "127.0.0.2", *ports, PATH=f"{tmp_path}:/usr/bin:/bin", NCCL_SOCKET_IFNAME="ib0")
     output, _ = head.communicate(timeout=20)
-    assert f"gloo {node.own_addresses()['127.0.0.1']} nccl ib0" in output
+    assert f"gloo {own_addresses()['127.0.0.1']} nccl ib0" in output
 
 
 @pytest.mark.parametrize(
@@ -112,10 +127,10 @@ def test_a_wrong_setting_is_one_line_and_exit_code_2(flags: list[str], env: dict
 
 
 def test_head_and_worker_get_their_own_ray_command() -> None:
-    settings = node.read_settings(["--num-cpus", "4", "--resources", '{"v100": 8}'], DSTACK | {"DSTACK_NODE_RANK": "0"})
-    head = node.ray_command(settings)
+    settings = read_settings(["--num-cpus", "4", "--resources", '{"v100": 8}'], DSTACK | {"DSTACK_NODE_RANK": "0"})
+    head = ray_command(settings)
     assert {"--head", "--node-ip-address=10.0.0.5", "--dashboard-host=127.0.0.1", "--port=6379", "--num-cpus=4"} <= set(head)
-    worker = node.ray_command(node.read_settings([], DSTACK))
+    worker = ray_command(read_settings([], DSTACK))
     assert {"--address=10.0.0.5:6379", "--node-ip-address=10.0.0.6"} <= set(worker)
     assert not {"--head", "--dashboard-host=127.0.0.1"} & set(worker)
     assert '--resources={"v100": 8}' in head
@@ -125,27 +140,27 @@ def test_head_and_worker_get_their_own_ray_command() -> None:
 
 
 def test_a_scheduler_that_gives_no_gpus_is_believed() -> None:
-    assert "--num-gpus=0" in node.ray_command(node.read_settings([], DSTACK | {"DSTACK_GPUS_PER_NODE": "0"}))
+    assert "--num-gpus=0" in ray_command(read_settings([], DSTACK | {"DSTACK_GPUS_PER_NODE": "0"}))
 
 
 def test_what_is_missing_is_said_by_node_and_by_gpu() -> None:
     addresses = ["10.0.0.5", "10.0.0.6"]
-    assert node.missing(addresses, 8, {"10.0.0.5": {"GPU": 8}}) == ["10.0.0.6"]
-    assert node.missing(addresses, 8, {"10.0.0.5": {"GPU": 8}, "10.0.0.6": {"GPU": 7}}) == ["10.0.0.6 with 7 of 8 GPUs"]
-    assert node.missing(addresses, None, {"10.0.0.5": {}, "10.0.0.6": {}}) == []
+    assert missing(addresses, 8, {"10.0.0.5": {"GPU": 8}}) == ["10.0.0.6"]
+    assert missing(addresses, 8, {"10.0.0.5": {"GPU": 8}, "10.0.0.6": {"GPU": 7}}) == ["10.0.0.6 with 7 of 8 GPUs"]
+    assert missing(addresses, None, {"10.0.0.5": {}, "10.0.0.6": {}}) == []
 
 
 def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("from-file\n")
     on = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
-    assert node.ray_token(on | {"RAY_AUTH_TOKEN": "direct"}) == "direct"
-    assert node.ray_token(on) == "from-file"
-    assert node.ray_token(on | {"RAY_AUTH_MODE": "disabled"}) is None
+    assert ray_token(on | {"RAY_AUTH_TOKEN": "direct"}) == "direct"
+    assert ray_token(on) == "from-file"
+    assert ray_token(on | {"RAY_AUTH_MODE": "disabled"}) is None
     with pytest.raises(ValueError, match="RAY_AUTH_MODE is token"):
-        node.ray_token(on | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
+        ray_token(on | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})
 
 
-class Dashboard(BaseHTTPRequestHandler):
+class TwoNodes(BaseHTTPRequestHandler):
     """Answers as Ray's does for two nodes, one of them dead, to who shows the token."""
 
     def do_GET(self) -> None:
@@ -162,7 +177,7 @@ class Dashboard(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def dashboard() -> Iterator[int]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Dashboard)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), TwoNodes)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_port
     server.shutdown()
@@ -171,15 +186,15 @@ def dashboard() -> Iterator[int]:
 def test_the_dashboard_is_asked_with_the_token_and_never_through_a_proxy(dashboard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     env = DSTACK | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "secret"}
-    assert node.read_settings(["--dashboard-port", str(dashboard)], env).dashboard.alive_nodes() == {"10.0.0.5": {"CPU": 2}}
-    assert node.read_settings(["--dashboard-port", str(dashboard)], DSTACK).dashboard.alive_nodes() is None
+    assert read_settings(["--dashboard-port", str(dashboard)], env).dashboard.alive_nodes() == {"10.0.0.5": {"CPU": 2}}
+    assert read_settings(["--dashboard-port", str(dashboard)], DSTACK).dashboard.alive_nodes() is None
 
 
 def test_a_worker_says_what_it_waits_for_and_ends_with_76_when_the_head_does_not_come() -> None:
-    port = node.free_port()
+    port = free_port()
     worker = agent("--rank", "1", "--addresses", "127.0.0.1,127.0.0.3", "--port", str(port), "--join-timeout", "1")
     output, _ = worker.communicate(timeout=20)
-    assert worker.returncode == node.NOT_READY
+    assert worker.returncode == NOT_READY
     assert f"waiting for the head at 127.0.0.1:{port}" in output
     assert "not within 1 s (--join-timeout)" in output
     assert all(line.startswith("[node 1 ") for line in output.splitlines())
@@ -189,17 +204,17 @@ def test_every_line_says_which_node_wrote_it(tmp_path: Path) -> None:
     ray = tmp_path / "ray"
     ray.write_text("#!/bin/sh\necho one; echo two; exit 3\n")
     ray.chmod(0o755)
-    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    ports = ["--port", str(free_port()), "--dashboard-port", str(free_port())]
     head = agent("--rank", "0", "--addresses", "127.0.0.2", *ports, PATH=f"{tmp_path}:/usr/bin:/bin")
     output, _ = head.communicate(timeout=20)
-    assert head.returncode == node.RAY_FAILED
+    assert head.returncode == RAY_FAILED
     assert [line.split("] ")[1] for line in output.splitlines()][-3:] == ["Ray ended on this node with code 3:", "one", "two"]
     assert all(line.startswith("[node 0 ") for line in output.splitlines())
 
 
 @pytest.mark.parametrize(("flags", "code"), [([], 0), (["--job", "true"], 128 + signal.SIGTERM)])
 def test_a_signal_ends_a_wait_at_once(flags: list[str], code: int) -> None:
-    worker = agent("--rank", "1", "--addresses", "127.0.0.1,127.0.0.3", "--port", str(node.free_port()), *flags)
+    worker = agent("--rank", "1", "--addresses", "127.0.0.1,127.0.0.3", "--port", str(free_port()), *flags)
     assert worker.stdout is not None
     assert "waiting" in worker.stdout.readline()  # its signal handlers stand
     worker.send_signal(signal.SIGTERM)
@@ -215,7 +230,7 @@ def test_a_port_in_use_on_the_head_is_named_with_its_setting() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        head = agent("--rank", "0", "--addresses", "127.0.0.2", "--port", str(node.free_port()), "--dashboard-port", str(port))
+        head = agent("--rank", "0", "--addresses", "127.0.0.2", "--port", str(free_port()), "--dashboard-port", str(port))
         output, _ = head.communicate(timeout=20)
     assert head.returncode == 2
     assert f"port {port} is in use on this node; choose another with --dashboard-port" in output
@@ -243,7 +258,7 @@ def test_a_signal_is_heard_while_a_job_is_being_submitted(tmp_path: Path) -> Non
     ray, mark = tmp_path / "ray", tmp_path / "submitting"
     ray.write_text(RAY_WITH_A_SLOW_SUBMIT.format(python=sys.executable, mark=str(mark)))
     ray.chmod(0o755)
-    ports = ["--port", str(node.free_port()), "--dashboard-port", str(node.free_port())]
+    ports = ["--port", str(free_port()), "--dashboard-port", str(free_port())]
     head = agent("--rank", "0", "--addresses", "127.0.0.2", *ports, "--job", "true", PATH=f"{tmp_path}:/usr/bin:/bin")
     deadline = time.monotonic() + 30
     while not mark.exists():
@@ -264,15 +279,15 @@ def test_a_job_that_is_never_accepted_is_told_with_its_deadline() -> None:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Unknown) as server, subprocess.Popen(["sleep", "60"]) as client:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        dashboard = node.Dashboard(f"http://127.0.0.1:{server.server_port}", None)
-        assert node.Job("job", client, time.monotonic() + 60).exit_code(dashboard) is None
-        with pytest.raises(node.Failure, match=r"not accepted within 300 s") as late:
-            node.Job("job", client, time.monotonic() - 1).exit_code(dashboard)
-        assert late.value.code == node.NOT_READY
+        dashboard = Dashboard(f"http://127.0.0.1:{server.server_port}", None)
+        assert Job("job", client, time.monotonic() + 60).exit_code(dashboard) is None
+        with pytest.raises(Failure, match=r"not accepted within 300 s") as late:
+            Job("job", client, time.monotonic() - 1).exit_code(dashboard)
+        assert late.value.code == NOT_READY
         client.kill()
         client.wait(10)
-        with pytest.raises(node.Failure, match=r"not accepted; the lines above say why") as refused:
-            node.Job("job", client, time.monotonic() + 60).exit_code(dashboard)
+        with pytest.raises(Failure, match=r"not accepted; the lines above say why") as refused:
+            Job("job", client, time.monotonic() + 60).exit_code(dashboard)
         assert refused.value.code == 2
         server.shutdown()
 
@@ -282,6 +297,6 @@ def test_a_scontrol_that_hangs_is_named_with_its_deadline(tmp_path: Path, monkey
     scontrol.write_text("#!/bin/sh\nexec sleep 60\n")
     scontrol.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    monkeypatch.setattr(node, "SCONTROL_SECONDS", 0.2)
+    monkeypatch.setattr("cluster_tasks.node.settings.SCONTROL_SECONDS", 0.2)
     with pytest.raises(subprocess.TimeoutExpired, match=r"scontrol.*timed out after 0\.2 s"):
-        node.read_settings([], {"SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"})
+        read_settings([], {"SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"})

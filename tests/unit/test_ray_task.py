@@ -9,7 +9,9 @@ import pytest
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from dstack._internal.core.models.fleets import FleetConfiguration
 
-from cluster_tasks import node
+from cluster_tasks.node.checks import where_checkpoints_are
+from cluster_tasks.node.dashboard import missing
+from cluster_tasks.node.settings import Settings, read_settings
 from cluster_tasks.ray import ray_cluster, ray_job
 from fleets.fleet import fleet
 from infra import ssh
@@ -40,11 +42,11 @@ def read(task: dict[str, Any]) -> TaskConfiguration:
     return parsed
 
 
-def agent(command: str) -> node.Settings:
+def agent(command: str) -> Settings:
     """The command's flags as the agent reads them, in sh's words."""
     words = shlex.split(command)
-    assert words[:3] == ["exec", "python3", "node.py"]
-    return node.read_settings(words[3:], {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3\n10.0.0.4"})
+    assert words[:3] == ["exec", "python3", "node"]
+    return read_settings(words[3:], {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2\n10.0.0.3\n10.0.0.4"})
 
 
 def test_the_first_fleet_alone_is_the_cluster_unless_others_are_named() -> None:
@@ -84,8 +86,8 @@ def test_the_fleets_of_a_cluster_are_one_to_dstack() -> None:
 
 def test_the_head_waits_for_each_nodes_own_gpus() -> None:
     alive = {"a": {}, "b": {"GPU": 2.0}, "c": {"GPU": 6.0}}
-    assert node.missing(["a", "b", "c"], [0, 2, 8], alive) == ["c with 6 of 8 GPUs"]
-    assert node.missing(["a", "b"], [0, 2], alive) == []
+    assert missing(["a", "b", "c"], [0, 2, 8], alive) == ["c with 6 of 8 GPUs"]
+    assert missing(["a", "b"], [0, 2], alive) == []
 
 
 def test_a_job_brings_its_files_and_ends_the_run_with_its_code() -> None:
@@ -153,8 +155,8 @@ def test_a_cloud_launches_the_machines_of_one_fleet_for_a_cluster() -> None:
 
 def test_earlier_checkpoints_are_said_to_be_elsewhere() -> None:
     a, b = "10.0.0.1", "10.0.0.2"
-    assert "does not find them" in node.where_checkpoints_are(a, a, None)[0], "a first run is told what the volume cannot promise"
-    assert node.where_checkpoints_are(a, a, a) == []
-    assert f"are on {b}, but now the head is {a}" in node.where_checkpoints_are(a, a, b)[0], "the head knows from its note as a worker"
-    assert f"are on {b}, but now the head is {a}" in node.where_checkpoints_are(b, a, b)[0], "the old head says it too"
-    assert node.where_checkpoints_are("10.0.0.3", a, b) == []
+    assert "does not find them" in where_checkpoints_are(a, a, None)[0], "a first run is told what the volume cannot promise"
+    assert where_checkpoints_are(a, a, a) == []
+    assert f"are on {b}, but now the head is {a}" in where_checkpoints_are(a, a, b)[0], "the head knows from its note as a worker"
+    assert f"are on {b}, but now the head is {a}" in where_checkpoints_are(b, a, b)[0], "the old head says it too"
+    assert where_checkpoints_are("10.0.0.3", a, b) == []

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from cluster_tasks import node, ray
+from cluster_tasks import ray
+from cluster_tasks.node.ray import ray_command
+from cluster_tasks.node.settings import read_settings
 from fleets.fleet import fleet as dstack_fleet
 from infra.site import Site
 from stacks import load
@@ -29,9 +31,9 @@ def stack(fleet: dict[str, Any]) -> Stack:
 @pytest.mark.parametrize(("rank", "expected"), [(0, {"v100": 8}), (1, {"v100": 2, "nvme": 4})])
 def test_each_node_offers_the_fleets_resources_and_its_own(rank: int, expected: dict[str, float]) -> None:
     command = ray.ray_cluster(stack(FLEET), Site())["commands"][-1]
-    flags = shlex.split(command)[3:]  # exec python3 node.py
+    flags = shlex.split(command)[3:]  # exec python3 node
     env = {"DSTACK_NODE_RANK": str(rank), "DSTACK_NODES_IPS": "10.0.0.1\n10.0.0.2"}
-    [given] = [flag for flag in node.ray_command(node.read_settings(flags, env)) if flag.startswith("--resources=")]
+    [given] = [flag for flag in ray_command(read_settings(flags, env)) if flag.startswith("--resources=")]
     assert json.loads(given.partition("=")[2]) == expected
 
 
@@ -62,4 +64,4 @@ def test_a_mistake_names_the_setting_and_what_is_allowed(host: dict[str, Any], m
 @pytest.mark.parametrize(("flag", "text"), [("--resources", "v100=8"), ("--host-resources", "{"), ("--host-resources", "[1]")])
 def test_the_agent_refuses_what_is_no_map(flag: str, text: str) -> None:
     with pytest.raises(ValueError, match=f"{flag} .* is not JSON"):
-        node.read_settings([flag, text, "--rank", "0", "--addresses", "127.0.0.2"], {})
+        read_settings([flag, text, "--rank", "0", "--addresses", "127.0.0.2"], {})

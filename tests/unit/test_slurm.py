@@ -6,6 +6,7 @@ import copy
 import shutil
 import socket
 import subprocess
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,11 @@ from dstack._internal.core.models.configurations import TaskConfiguration, parse
 from dstack._internal.core.models.fleets import FleetConfiguration
 from edits import put
 
-from cluster_tasks import node, slurm
+from cluster_tasks import slurm
+from cluster_tasks.node.checks import one_list_of_gpus
+from cluster_tasks.node.network import resolve
+from cluster_tasks.node.ray import ray_command
+from cluster_tasks.node.settings import read_settings
 from infra import publish
 from infra import slurm as site
 from infra.site import Site
@@ -251,7 +256,7 @@ def test_the_agent_takes_the_command_that_bash_makes_of_the_script(name):
     array = "agent=(" + text(STACKS[name]).partition("\nagent=(")[2].partition("\n(($#))")[0]
     bash = f'port=1 dashboard=2 build=build devices=()\n{array}\nprintf "%s\\n" "${{agent[@]}}"'
     words = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
-    settings = node.read_settings([*words[words.index("build/node.py") + 1 :], "--rank=0", "--addresses=127.0.0.1"], {})
+    settings = read_settings([*words[words.index("build/node") + 1 :], "--rank=0", "--addresses=127.0.0.1"], {})
     assert (settings.port, settings.dashboard_port, settings.num_cpus) == (1, 2, STACKS[name]["fleets"][0].get("cpus"))
 
 
@@ -309,13 +314,13 @@ def changed_stack(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]
 )
 def test_a_node_is_known_by_its_ipv4_address_unless_it_has_none_or_a_network_is_named(found, network, address, monkeypatch):
     entries = [(None, None, None, "", (one, 0)) for one in found]
-    monkeypatch.setattr(node.socket, "getaddrinfo", lambda *_, **__: entries)
-    assert node.resolve("n1", node.ipaddress.ip_network(network) if network else None) == address
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
+    assert resolve("n1", ip_network(network) if network else None) == address
 
 
 def test_an_ipv6_head_stands_in_brackets_before_its_port():
-    worker = node.read_settings(["--rank", "1", "--addresses", "fd00::1,fd00::2"], {})
-    assert "--address=[fd00::1]:6379" in node.ray_command(worker)
+    worker = read_settings(["--rank", "1", "--addresses", "fd00::1,fd00::2"], {})
+    assert "--address=[fd00::1]:6379" in ray_command(worker)
 
 
 # The agent on AMD's nodes
@@ -325,8 +330,8 @@ AMD_ENV = {"ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "4,5", "GPU_DE
 
 def test_amds_gpus_are_named_once_and_nvidias_are_left_alone(tmp_path):
     amd, nvidia = dict(AMD_ENV), dict(AMD_ENV)
-    node.one_list_of_gpus(amd, kfd=tmp_path)
-    node.one_list_of_gpus(nvidia, kfd=tmp_path / "absent")
+    one_list_of_gpus(amd, kfd=tmp_path)
+    one_list_of_gpus(nvidia, kfd=tmp_path / "absent")
     assert amd == {"HIP_VISIBLE_DEVICES": "4,5"}
     assert nvidia == AMD_ENV
 

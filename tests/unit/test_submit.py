@@ -15,7 +15,9 @@ from typing import cast
 
 import pytest
 
-from cluster_tasks import node, submit
+from cluster_tasks import submit
+from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 SAME_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}.0"
@@ -66,12 +68,12 @@ def submitted(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def refused(cluster: Cluster, token: str | None = None) -> str:
     with pytest.raises(submit.SubmitError) as refusal:
-        submit.check(node.Dashboard(url(cluster), token), "RAY_ADDRESS")
+        submit.check(Dashboard(url(cluster), token), "RAY_ADDRESS")
     return str(refusal.value)
 
 
 def test_a_dashboard_that_does_not_answer_is_one_line_and_exit_code_2() -> None:
-    address = f"http://127.0.0.1:{node.free_port()}"
+    address = f"http://127.0.0.1:{free_port()}"
     done = submitted(RAY_ADDRESS=address)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: the dashboard at {address} (from RAY_ADDRESS) does not answer: ")
@@ -92,7 +94,7 @@ def test_a_token_that_is_missing_or_wrong_leads_to_env_sh(cluster: Cluster, toke
     cluster.token = "secret"
     assert said in refused(cluster, token)
     assert ". build/<stack>/env.sh" in refused(cluster, token)
-    submit.check(node.Dashboard(url(cluster), "secret"), "RAY_ADDRESS")
+    submit.check(Dashboard(url(cluster), "secret"), "RAY_ADDRESS")
 
 
 def test_another_service_on_the_port_is_not_taken_for_ray(cluster: Cluster) -> None:
@@ -103,10 +105,10 @@ def test_another_service_on_the_port_is_not_taken_for_ray(cluster: Cluster) -> N
 
 
 def test_another_python_is_said_and_no_obstacle(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
-    submit.check(node.Dashboard(url(cluster), None), "RAY_ADDRESS")
+    submit.check(Dashboard(url(cluster), None), "RAY_ADDRESS")
     assert capsys.readouterr().err == ""
     cluster.python = "3.9.2"
-    submit.check(node.Dashboard(url(cluster), None), "RAY_ADDRESS")
+    submit.check(Dashboard(url(cluster), None), "RAY_ADDRESS")
     assert "the cluster runs Python 3.9.2" in capsys.readouterr().err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,7 @@ def definitions(texts: dict[str, str], ending: str) -> list[dict[str, Any]]:
 @pytest.fixture
 def run_plan(dstack: Running, tmp_path: Path) -> Callable[[str, dict[str, Any]], Any]:
     """The plan of a task as `dstack apply` asks for it, in a copy of the project and with every variable set in the shell."""
-    (tmp_path / "build/any").mkdir(parents=True)
-    (tmp_path / "build/any/node.py").symlink_to(NODE_AGENT)
+    shutil.copytree(NODE_AGENT, tmp_path / "build/any" / NODE_AGENT.name)
     (tmp_path / "requirements").symlink_to(ROOT / "requirements")
 
     def planned(project: str, task: dict[str, Any]) -> Any:

@@ -139,7 +139,7 @@ def test_outside_of_the_projects_folder_a_script_says_where_to_submit(projects, 
     job = slurm.run("sbatch --parsable ../build/slurm/ray-ppo.sbatch", folder=project.folder / "sub").stdout.strip()
     assert slurm.ended(job)["ExitCode"] == "2:0"
     log = (project.folder / f"sub/build/slurm/ray-ppo-{job}.log").read_text()
-    assert log.startswith(f"error: no {project.folder}/sub/build/slurm/node.py on n1; submit in the project's folder")
+    assert log.startswith(f"error: no {project.folder}/sub/build/slurm/node on n1; submit in the project's folder")
 
 
 OFFERS = """

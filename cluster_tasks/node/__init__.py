@@ -1,0 +1,33 @@
+"""The node agent: what every node of a Ray cluster runs, whoever scheduled it. Standard library alone; needs `ray` on PATH.
+
+    python3 node                            hold the cluster until a signal comes or a node is lost
+    python3 node --job 'python train.py'    run one Ray job on it and end with the job's exit code
+    python3 node --torchrun train.py        no Ray: become this node's torchrun
+
+Which node this is comes from --rank and --addresses, else from dstack (DSTACK_NODE_RANK, DSTACK_NODES_IPS), else from Slurm
+(SLURMD_NODENAME, and SLURM_JOB_NODELIST or, in containers, which have no scontrol, FLOTILLA_NODES). Rank 0 is the head: its
+dashboard, which is also the job API, listens on loopback, so that only who can log in reaches it. Flags may also stand in
+FLOTILLA_NODE_ARGS.
+
+Exit codes, of which 75 to 77 are worth another try:
+    0    a signal ended a held cluster; or the job succeeded, on all nodes
+    2    a setting is wrong
+    75   a node was lost and did not return; on a worker: the head is gone, or this node is cut off from it
+    76   the nodes did not come together in time
+    77   Ray could not be started here, or ended on the head
+    else the job's own code; 128 + N where signal N ended the job or this agent while its job ran
+
+In the order in which they are best read:
+    agent                      the way from a command line to an exit code
+    settings, checks           flags and what the scheduler says; what is refused before Ray starts
+    head, worker, torchrun     what a node becomes
+    watch, job                 what the head looks after: its nodes, its job
+    vitals, notices            full disks and short memory; a spot machine's notice
+    ray, dashboard             Ray on this node; what Ray says of the cluster
+    network, ports             addresses and interfaces; what listens where
+    waiting, endings           waits with a deadline; exit codes and what is raised on the way to one
+
+The folder is copied to every node by itself, which is why its modules import one another by relative names, and nothing else of
+this project. None of them may be named as a module of the standard library: Python looks for those in the folder first, until
+__main__.py runs.
+"""

@@ -1,0 +1,56 @@
+"""The agent from its command line to its exit code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+
+from .checks import claim_checkpoints, one_list_of_gpus, quick_checks
+from .endings import Failure, HeadEnded, Stopped, say
+from .head import run_head
+from .settings import read_settings
+from .torchrun import run_torchrun
+from .waiting import signals
+from .worker import run_worker
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: list[str] | None = None) -> int:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: signals.append(number))
+    if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know
+        os.environ["HOME"] = tempfile.gettempdir()
+    try:
+        one_list_of_gpus(os.environ)
+        settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        if settings.torchrun and shutil.which("torchrun") is None:
+            raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
+        if not settings.torchrun and shutil.which("ray") is None:
+            raise ValueError("`ray` is not on PATH; the image must contain Ray")
+        warnings = quick_checks(settings, os.environ) + claim_checkpoints(settings, os.environ)
+    except (ValueError, OSError, subprocess.SubprocessError) as error:
+        print(f"node: {error}", file=sys.stderr, flush=True)
+        return 2
+    prefix = f"[node {settings.rank} %(asctime)s]"
+    logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=f"{prefix} %(message)s", datefmt="%H:%M:%S")
+    for line in warnings:
+        log.warning("%s", line)
+    try:
+        if settings.torchrun:
+            run_torchrun(settings)
+        return run_head(settings) if settings.rank == 0 else run_worker(settings)
+    except Failure as failure:
+        say(str(failure))
+        return failure.code
+    except HeadEnded:
+        log.info("the head has ended: the job is done")
+        return 0
+    except Stopped:
+        log.info("%s: stopped", signal.Signals(signals[0]).name)
+        return 128 + signals[0] if settings.job else 0

@@ -1,0 +1,76 @@
+"""The head's dashboard, as a client of it: nodes, jobs, and the token that it wants to see."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """What the head's dashboard, which is also the job API, tells to who shows the token. It is never asked through a proxy."""
+
+    url: str
+    token: str | None
+
+    def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        """JSON; POST where there is a body. Raises OSError where nothing answers, or not with JSON."""
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
+        request = urllib.request.Request(f"{self.url}{path}", None if body is None else json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+                return json.load(answer)
+        except (http.client.HTTPException, ValueError) as error:  # cut off, or another service
+            raise OSError(f"{path}: {error}") from error
+
+    def alive_nodes(self) -> dict[str, dict[str, float]] | None:
+        """Resources of the nodes that are ALIVE, by address; None where it does not answer (yet)."""
+        try:
+            nodes = self.ask("/api/v0/nodes?limit=10000")["data"]["result"]["result"]
+        except (OSError, KeyError, TypeError):  # while it starts it answers with errors
+            return None
+        return {node["node_ip"]: node["resources_total"] for node in nodes if node["state"] == "ALIVE"}
+
+    def started(self) -> dict[str, float]:
+        """When each ALIVE node started, by its own clock, in seconds since the epoch. Raises OSError."""
+        nodes = self.ask("/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]
+        return {node["node_ip"]: node["start_time_ms"] / 1000 for node in nodes if node["state"] == "ALIVE" and node.get("start_time_ms")}
+
+    def exit_code(self, job: str) -> int | None:
+        """Of a job that has ended, 128 + N where signal N ended it; None while it runs. Raises OSError."""
+        info = self.ask(f"/api/jobs/{job}")
+        if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
+            return None
+        code = info.get("driver_exit_code")
+        if code is None:
+            return 0 if info["status"] == "SUCCEEDED" else 1
+        return code if code >= 0 else 128 - code
+
+    def stop(self, job: str) -> None:
+        """Sends SIGTERM to a job. Raises OSError."""
+        self.ask(f"/api/jobs/{job}/stop", {})
+
+
+def ray_token(env: Mapping[str, str]) -> str | None:
+    """The token, where Ray itself looks for it and in its order; None where authentication is off. Raises ValueError."""
+    if env.get("RAY_AUTH_MODE") != "token":
+        return None
+    path = Path(env.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
+    token = env.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.is_file() else "")
+    if not token:
+        raise ValueError("RAY_AUTH_MODE is token, but neither RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token holds one")
+    return token
+
+
+def missing(addresses: list[str], gpus: int | list[int] | None, alive: Mapping[str, Mapping[str, float]]) -> list[str]:
+    """What the cluster still lacks, in words; empty when it is whole. `gpus` of every node, or of each in order."""
+    if gone := [address for address in addresses if address not in alive]:
+        return gone
+    wanted = gpus if isinstance(gpus, list) else [gpus or 0] * len(addresses)
+    have = [alive[address].get("GPU", 0) for address in addresses]
+    return [f"{a} with {h:.0f} of {w} GPUs" for a, h, w in zip(addresses, have, wanted, strict=True) if h < w]

@@ -1,0 +1,64 @@
+"""Ports of this node that are free, and what answers on those of others."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import select
+import socket
+import time
+from collections.abc import Iterable
+
+from .endings import HeadEnded
+
+PROBE_SECONDS = 3  # within which a host answers that is there
+FAREWELL = b"flotilla: the job is done"  # what workers hear on Ray's port, to tell an end from a death
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def port_is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def port_answers(address: str, port: int, listen: bool = False) -> bool | None:
+    """True: it is open. False: it refuses, nothing listens. None: no answer, which may be the network."""
+    try:
+        with socket.create_connection((address, port), timeout=3) as probe:
+            probe.settimeout(1)
+            with contextlib.suppress(TimeoutError):
+                if listen and probe.recv(len(FAREWELL)) == FAREWELL:
+                    raise HeadEnded
+    except ConnectionRefusedError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def silent(addresses: Iterable[str], port: int) -> set[str]:
+    """Hosts that do not answer; all are asked at once. A port that refuses is an answer: the host is there."""
+    with contextlib.ExitStack() as stack:
+        waiting: dict[socket.socket, str] = {}
+        for address in addresses:
+            probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
+            probe.setblocking(False)
+            probe.connect_ex((address, port))
+            waiting[probe] = address
+        found, deadline = set(), time.monotonic() + PROBE_SECONDS
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for probe in select.select([], list(waiting), [], left)[1]:
+                address = waiting.pop(probe)
+                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in (0, errno.ECONNREFUSED):
+                    found.add(address)
+        return found | set(waiting.values())

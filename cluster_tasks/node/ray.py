@@ -1,0 +1,121 @@
+"""Ray on this node: its command, its process, its last words."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO, Any
+
+from .network import interfaces
+from .ports import free_port, port_answers
+from .settings import Settings
+
+RAY_STOP_SECONDS = 8
+# Beside those of the head, and 10002 to 19999, which Ray gives to workers.
+PINNED_PORTS = {"--node-manager-port": 6380, "--object-manager-port": 6381, "--runtime-env-agent-port": 6382}
+PINNED_PORTS |= {"--dashboard-agent-grpc-port": 6383, "--metrics-export-port": 6384}
+
+RAY_DEFAULTS = {  # where the environment does not say otherwise
+    "RAY_AUTH_MODE": "disabled",  # left out, Ray decides by whether ~/.ray/auth_token happens to exist, and not alike on all nodes
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A raylet that was killed refuses its health checks and is DEAD after 5 of them: 2.5 s, by default 15 s. A slow network still
+    # has 5 x 10 s, since checks that are not answered run into their own timeout.
+    "RAY_health_check_period_ms": "500",
+    "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
+}
+RAY_PART = re.compile(r"END (\w+)\.\w+ tail \(exit code\(s\)=(.*)\) -----")  # how Ray says which of its processes died
+RAY_NOISE = re.compile(r"state-dump|(Queueing|Execution) time|(Event|Global) stats|grpc_(client|server)|^\s*$|will be killed")
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+
+log = logging.getLogger(__name__)
+
+
+def ray_command(settings: Settings) -> list[str]:
+    """`ray start` for this node. Ports that only this node's own processes use are left to the kernel: nodes may share a machine."""
+    head, own = settings.addresses[0], settings.addresses[settings.rank]
+    flags: dict[str, Any] = {"--node-ip-address": own, "--num-cpus": settings.num_cpus, "--dashboard-agent-listen-port": 0}
+    if settings.rank == 0:
+        flags |= {"--port": settings.port, "--dashboard-host": "127.0.0.1", "--dashboard-port": settings.dashboard_port}
+        # Ray always starts its client server, which nothing here uses: any free port instead of 10001, which another Ray may have.
+        flags |= {"--include-dashboard": "true", "--ray-client-server-port": free_port()}
+    else:
+        flags |= {"--address": f"[{head}]:{settings.port}" if ":" in head else f"{head}:{settings.port}"}
+    flags |= PINNED_PORTS if settings.pin_ports else {}
+    flags |= {"--num-gpus": 0 if settings.gpus == 0 else settings.num_gpus, "--resources": settings.resources or None}
+    flags |= {"--object-store-memory": settings.object_store_mb and settings.object_store_mb * 2**20, "--temp-dir": settings.temp_dir}
+    given = [f"{name}={value}" for name, value in flags.items() if value is not None]
+    return ["ray", "start", "--block", "--log-color=false", *(["--head"] if settings.rank == 0 else []), *given]
+
+
+@dataclass(frozen=True)
+class Ray:
+    """`ray start --block` on this node, and what it prints."""
+
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+
+    def ended(self) -> str | None:
+        """None while it runs; else its exit code and last words."""
+        if self.process.poll() is None:
+            return None
+        self.output.seek(0)
+        text = self.output.read().decode(errors="replace")
+        died = dict(RAY_PART.findall(text))
+        who = ": " + ", ".join(f"{part} {code}" for part, code in died.items()) if died else f" with code {self.process.returncode}:"
+        lines = [line for line in text.splitlines() if not RAY_NOISE.search(line)][-12:]
+        return "\n".join([f"Ray ended on this node{who}", *lines])
+
+
+@contextlib.contextmanager
+def ray_node(settings: Settings) -> Iterator[Ray]:
+    """Runs Ray on this node inside the `with`. Ends it and nothing else on the way out."""
+    stop_wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout)}
+    env = RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | os.environ
+    with tempfile.TemporaryFile() as output:
+        process = spawn(ray_command(settings), env, output)
+        try:
+            yield Ray(process, output)
+        finally:
+            # Else there is nobody whom Ray could say goodbye to, and it would only hang.
+            if port_answers(settings.addresses[0], settings.port):
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(RAY_STOP_SECONDS)
+            with contextlib.suppress(ProcessLookupError):  # nothing is left of the group, which is how it should be
+                os.killpg(process.pid, signal.SIGKILL)
+            try:
+                process.wait(RAY_STOP_SECONDS)
+            except subprocess.TimeoutExpired:  # the kernel holds it, as on a file system that hangs
+                log.error("Ray, pid %d, was killed but has not ended within %d s", process.pid, RAY_STOP_SECONDS)
+
+
+def spawn(command: list[str], env: dict[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:
+    """Starts a process that ends with the agent, however that ends; Ray does the same to its own children.
+
+    With `output` they get neither our terminal nor any other open file: dstack waits for whoever holds those. They ignore SIGUSR1,
+    which Slurm may send to all processes of a node; it means the agent, and jobs that handle it.
+    """
+
+    def die_with_parent() -> None:  # between fork and exec
+        if LIBC is not None:
+            LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    return subprocess.Popen(
+        command,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no threads
+    )

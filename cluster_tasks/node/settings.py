@@ -1,0 +1,109 @@
+"""Which node this is and how it shall run: from flags, dstack, or Slurm."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import shlex
+import subprocess
+from collections.abc import Mapping
+from typing import Any
+
+from .dashboard import Dashboard, ray_token
+from .network import ALONE, resolve
+
+SCONTROL_SECONDS = 30  # slurmctld may be busy
+
+
+class Settings(argparse.Namespace):
+    """The flags of `read_settings`, and what was found out about this node."""
+
+    rank: int
+    addresses: list[str]  # of all nodes, in order of rank
+    gpus: int | None  # expected on each node; None: as many as there are
+    node_gpus: list[int] | None  # expected on each node where they are not alike, in order of rank
+    patience: int  # seconds that a lost node has to return
+    dashboard: Dashboard  # the head's, as the head itself reaches it
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="node", description="Starts this node of a Ray cluster.")
+    add = parser.add_argument
+    add("--rank", type=int, help="0 is the head")
+    add("--addresses", type=lambda text: text.split(","), help="addresses of all nodes in order of rank, with commas")
+    add("--network", type=ipaddress.ip_network, help="CIDR; nodes talk to one another on their address in it")
+    add("--num-cpus", type=int, help="CPUs that Ray offers; default: all")
+    add("--node-gpus", type=lambda text: [int(n) for n in text.split(",")], help="GPUs of each node in order of rank, with commas")
+    add("--num-gpus", type=int, help="GPUs that Ray offers; default: all")
+    add("--resources", default="", help='custom Ray resources of this node, such as {"v100": 8}')
+    add("--host-resources", default="", help='the same of single nodes, by address, such as {"10.0.0.5": {"v100": 8}}')
+    add("--object-store-mb", type=int, help="size of the object store; default: 30 %% of memory")
+    add("--port", type=int, default=6379, help="of the head, for the other nodes")
+    add("--dashboard-port", type=int, default=8265)
+    add("--pin-ports", action="store_true", help="give Ray's other ports fixed numbers too, for firewalls; needs a node of its own")
+    add("--temp-dir", help="Ray's folder for sockets and logs; keep it short")
+    add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
+    add("--rejoin-timeout", type=int, default=20, help="seconds within which a lost node must be back, with --on-node-loss fail")
+    add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")
+    add("--stop-timeout", type=int, default=120, help="seconds that a stopped job has to save a checkpoint")
+    add("--per-host", action="store_true", help="checkpoints are in a folder of each host: say where those of the run before are")
+    add("--spot", choices=["aws", "gcp"], help="whose metadata service says that a spot machine is taken back")
+    add("--job", help="command of a Ray job")
+    add("--working-dir", help="of the job; uploaded to all nodes")
+    add("--runtime-env", help="file with the Ray runtime environment of the job")
+    add("--torchrun", help="arguments of torchrun, which then runs in place of Ray; --port is where its ranks meet")
+    add("--when-ready", help="text to print when the cluster is ready, such as how to reach its dashboard")
+    return parser
+
+
+def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
+    """Raises ValueError where it does not know which node this is, or a setting is wrong."""
+    settings = _parser().parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
+    resources, of_hosts = json_flag("--resources", settings.resources), json_flag("--host-resources", settings.host_resources)
+    settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))
+    rank, addresses, gpus = who_am_i(settings, env)
+    if not 0 <= rank < len(addresses):
+        raise ValueError(f"rank {rank} is out of range for {len(addresses)} addresses: {', '.join(addresses)}")
+    if settings.network and ipaddress.ip_address(addresses[rank]) not in settings.network:
+        raise ValueError(f"address {addresses[rank]} of rank {rank} is not in --network {settings.network}")
+    settings.rank, settings.addresses = rank, addresses
+    if addresses[rank] in of_hosts:
+        settings.resources = json.dumps(resources | of_hosts[addresses[rank]])
+    settings.gpus = gpus if settings.num_gpus is None else settings.num_gpus
+    if settings.node_gpus and len(settings.node_gpus) != len(addresses):
+        raise ValueError(f"--node-gpus lists {len(settings.node_gpus)} nodes, but there are {len(addresses)}")
+    settings.patience = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
+    return settings
+
+
+def json_flag(flag: str, text: str) -> dict[str, Any]:
+    """Raises ValueError where the text is not a map in JSON."""
+    try:
+        found = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{flag} {text!r} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{flag} {text!r} is not JSON of a map")
+    return found
+
+
+def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
+    """Rank of this node, addresses of all, GPUs per node where the scheduler says it."""
+    if settings.rank is not None and settings.addresses:
+        return settings.rank, settings.addresses, None
+    if "DSTACK_NODE_RANK" in env:
+        addresses = env.get("DSTACK_NODES_IPS", "").split()
+        gpus = env.get("DSTACK_GPUS_PER_NODE")
+        alone = addresses in ([], ["127.0.0.1"])
+        return int(env["DSTACK_NODE_RANK"]), [ALONE] if alone else addresses, int(gpus) if gpus else None
+    if "SLURM_JOB_NODELIST" in env:
+        command = ["scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]]
+        known = env.get("FLOTILLA_NODES") or subprocess.check_output(command, text=True, timeout=SCONTROL_SECONDS)
+        names = known.replace(",", " ").split()
+        addresses = [ALONE] if len(names) == 1 else [resolve(name, settings.network) for name in names]
+        gpus = env.get("SLURM_GPUS_ON_NODE")  # a number; SLURM_GPUS_PER_NODE may be h100:8
+        if (own := env.get("SLURMD_NODENAME", "")) not in names:
+            raise ValueError(f"SLURMD_NODENAME {own!r} is none of the job's nodes: {', '.join(names)}; run the agent under srun")
+        return names.index(own), addresses, int(gpus) if gpus else None
+    raise ValueError("which node is this? Give --rank and --addresses, or run under dstack or Slurm")

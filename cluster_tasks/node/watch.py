@@ -1,0 +1,77 @@
+"""The head's watch over a cluster that is whole: its nodes, its Ray, its job."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .endings import NODE_LOST, RAY_FAILED, Failure, Reclaimed
+from .job import Job
+from .notices import Notices
+from .ports import silent
+from .ray import Ray
+from .settings import Settings
+from .vitals import Vitals
+from .waiting import pause
+
+BLAME_SECONDS = 5  # after a job failed, within which a node's loss is known that may be the cause
+
+log = logging.getLogger(__name__)
+
+
+def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
+    """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
+    presence, vitals, notices = Presence.of(settings), Vitals.of(settings), Notices.of(settings)
+    code, ended, answered = None, 0.0, time.monotonic()
+    while True:
+        pause(1)
+        vitals.tell()
+        now = time.monotonic()
+        if end := ray.ended():
+            raise Failure(RAY_FAILED, end)
+        if job and code is None and (code := job.exit_code(settings.dashboard)) is not None:
+            ended = now
+        # A job may fail before it is known that it lost a node.
+        if code is not None and (code == 0 or len(settings.addresses) == 1 or now - ended > BLAME_SECONDS):
+            return code
+        if address := notices.look():
+            raise Reclaimed(NODE_LOST, f"the cloud takes the machine of {address} back; jobs were asked to save")
+        alive = settings.dashboard.alive_nodes()
+        if alive is not None:
+            answered = now
+            presence.look(alive)
+        elif now - answered > settings.join_timeout:
+            raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
+        if code is not None and presence.lost:
+            raise Failure(NODE_LOST, f"the job failed with {code} when {' and '.join(presence.lost)} was lost")
+
+
+@dataclass
+class Presence:
+    """Which nodes are there: those that Ray calls ALIVE and whose hosts answer. Ray alone takes 50 s to miss a host that is cut off."""
+
+    settings: Settings
+    probed: set[str]  # of the hosts; what drops packets to this port from the start is left to Ray
+    lost: dict[str, float] = field(default_factory=dict)  # address: since when
+
+    @classmethod
+    def of(cls, settings: Settings) -> Presence:
+        others = settings.addresses[1:]
+        return cls(settings, set(others) - silent(others, settings.port))
+
+    def look(self, alive: Mapping[str, Mapping[str, float]]) -> None:
+        """Says who is gone and who is back. Raises Failure when one is gone for too long."""
+        policy, limit = f"--on-node-loss {self.settings.on_node_loss}", self.settings.patience
+        here, now = alive.keys() - silent(self.probed, self.settings.port), time.monotonic()
+        for rank, address in enumerate(self.settings.addresses):
+            node = f"node {rank} ({address})"
+            if address not in here and address not in self.lost:
+                self.lost[address] = now
+                how = "its host does not answer" if address in alive else "Ray has ended there"
+                log.error("lost %s, %s; it has %d s to return (%s)", node, how, limit, policy)
+            elif address in here and address in self.lost:
+                log.info("%s is back after %.0f s", node, now - self.lost.pop(address))
+            elif address in self.lost and now - self.lost[address] > limit:
+                raise Failure(NODE_LOST, f"{node} is lost: not back within {limit} s ({policy})")

@@ -1,0 +1,93 @@
+"""A worker: joins the head, joins again, and ends when the head has."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+
+from .endings import NODE_LOST, RAY_FAILED, Failure, Stopped, say
+from .notices import Notices
+from .ports import port_answers
+from .ray import RAY_STOP_SECONDS, ray_node
+from .settings import Settings
+from .vitals import Vitals
+from .waiting import pause, wait
+
+HEAD_GONE_SECONDS = 12  # its port refuses for so long: it has ended. Longer than its Ray takes to stop, after which it says farewell
+STEADY_SECONDS = 40  # Ray gives up joining earlier than that, so what has run for longer had joined
+
+log = logging.getLogger(__name__)
+
+
+def run_worker(settings: Settings) -> int:
+    """Joins, and joins again when Ray ends here. Raises Failure when the head is gone, or does not come in time."""
+    deadline, joined = time.monotonic() + settings.join_timeout, False
+    while True:
+        wait_for_head(settings, deadline, joined)
+        log.info("joining the cluster of %s", settings.addresses[0])
+        start = heard = time.monotonic()
+        vitals, notices = Vitals.of(settings), Notices.of(settings)
+        with ray_node(settings) as ray, outlasting_jobs(settings):
+            while not (end := ray.ended()):
+                pause(1)
+                vitals.tell()
+                notices.look()
+                answers, silence = head_answers(settings), time.monotonic() - heard
+                if answers:
+                    heard = time.monotonic()
+                elif answers is False and silence > HEAD_GONE_SECONDS:
+                    raise head_is_gone(settings)
+                elif silence > settings.patience:
+                    raise Failure(NODE_LOST, f"nothing was heard from the head for {silence:.0f} s: this node is cut off")
+        say(end)
+        now = time.monotonic()
+        if now > deadline:
+            raise Failure(RAY_FAILED, f"Ray could not join within {settings.join_timeout} s (--join-timeout)")
+        if now - start > STEADY_SECONDS:  # it had joined: a new incident, with a deadline of its own
+            joined, deadline = True, now + settings.join_timeout
+        pause(1)
+
+
+def wait_for_head(settings: Settings, deadline: float, joined: bool) -> None:
+    start = time.monotonic()
+
+    def lacking() -> str | None:
+        answers = head_answers(settings)
+        if joined and answers is False and time.monotonic() - start > HEAD_GONE_SECONDS:
+            raise head_is_gone(settings)
+        return None if answers else f"waiting for the head at {settings.addresses[0]}:{settings.port}"
+
+    wait(lacking, settings, deadline)
+
+
+def head_answers(settings: Settings) -> bool | None:
+    """As `port_answers`. Raises HeadEnded when it has said farewell; Ray speaks first too, so this does not wait."""
+    return port_answers(settings.addresses[0], settings.port, listen=True)
+
+
+def head_is_gone(settings: Settings) -> Failure:
+    """Under Slurm the job ends with the head's code, and srun would report a worker's own as an error."""
+    return Failure(0 if under_slurm() else NODE_LOST, f"the head at {settings.addresses[0]}:{settings.port} is gone")
+
+
+@contextlib.contextmanager
+def outlasting_jobs(settings: Settings) -> Iterator[None]:
+    """Schedulers ask all nodes to stop at once; this one stays while jobs save, which is until the head is gone."""
+    try:
+        yield
+    except Stopped:
+        deadline = time.monotonic() + settings.stop_timeout + RAY_STOP_SECONDS
+        while (under_slurm() or under_dstack()) and head_answers(settings) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        raise
+
+
+def under_slurm() -> bool:
+    return "SLURM_JOB_ID" in os.environ
+
+
+def under_dstack() -> bool:
+    return "DSTACK_NODE_RANK" in os.environ
