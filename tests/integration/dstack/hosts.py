@@ -90,7 +90,8 @@ class Machine:
         """A process on this machine, in a group of its own. `interrupt` ends it."""
         with log.open("w") as output:
             return subprocess.Popen(
-                [*self.enter, "env", f"--chdir={cwd}", *command],
+                # A shell has its background jobs ignore Ctrl-C, and these tests may be one.
+                [*self.enter, "env", "--default-signal=INT", f"--chdir={cwd}", *command],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
