@@ -220,7 +220,7 @@ class Lab:
     def typed(self, line: str, log: str) -> subprocess.Popen[bytes]:
         """The same on a terminal: what is written to its stdin is what the person types."""
         return subprocess.Popen(
-            [*self.laptop.enter, "env", f"--chdir={self.project}", "script", "-qefc", line, str(self.folder / log)],
+            [*self.laptop.enter, "env", "--default-signal=INT", f"--chdir={self.project}", "script", "-qefc", line, str(self.folder / log)],
             env=self.environment | {"PYTHONPATH": str(self.project)},
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
