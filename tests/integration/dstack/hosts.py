@@ -167,7 +167,7 @@ class Host(Machine):
 
     def agents(self) -> list[str]:
         """Node agents that run in its containers."""
-        return self.sh("pgrep -f 'python3 node[.]py' || true").split()
+        return self.sh("pgrep -f 'python3 nod[e]' || true").split()
 
     def limit_memory(self, spare_mb: int | None) -> None:
         """Its containers together may take this much more than they have now; None: all that there is."""
