@@ -10,6 +10,7 @@ from typing import Any
 
 from integration.slurm.cluster import Cluster
 
+from cluster_tasks.ray import NODE_AGENT
 from infra import slurm
 from infra.files import TokenProvider
 from infra.publish import TOKEN, rendered
@@ -39,7 +40,7 @@ class Project:
         parsed = Stack.model_validate(stack)
         files = rendered(parsed, Site(backend=slurm.backend(parsed) if parsed.dstack else None))
         build = self.folder / "build/slurm"
-        build.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(NODE_AGENT, build / NODE_AGENT.name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
         for name, text in files.items():
             (build / name).write_text(text)
         (self.folder / "Pulumi.yaml").touch()

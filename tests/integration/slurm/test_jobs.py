@@ -45,6 +45,7 @@ def test_a_ray_job_on_two_nodes_gets_its_arguments_and_the_script_ends_with_its_
     assert "NODES ['10.77.0.1', '10.77.0.2'] [\"it's\", 'two words']" in log
     assert "ssh -N -L 8265:127.0.0.1:8265 -J me@login.example.com me@n1" in log
     assert (project.folder / "build/slurm/ray.token").read_text() not in log
+    assert not (project.folder / "build/slurm/node/__pycache__").exists()  # which a container's root would own
     mails = slurm.folder / "log/mail"
     until(lambda: mails.exists() and "me@example.com" in mails.read_text(), 60, "the mail")
     assert f"Job_id={job} Name=ray-ppo Failed" in mails.read_text()
