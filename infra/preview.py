@@ -231,7 +231,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         root = project_root()
         planned = plan(options.stack, root)
-        paths = write(planned, root)
+        write(planned, root)
     except (StackError, pulumi.RunError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -251,7 +251,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"  cost: {line}", markup=False)
     for warning in planned.outputs.get("warnings", []):
         console.print(f"  warning: {warning}", style="yellow", markup=False)
-    console.print(f"\nwrote {len(paths)} files to {planned.outputs['folder']}/   next:\n")
+    console.print(f"\nwrote {planned.outputs['folder']}/   next:\n")
     for command in planned.outputs["next"]:
         console.print(f"  {command}", markup=False)
     return 0

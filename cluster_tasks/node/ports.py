@@ -32,7 +32,10 @@ def port_is_free(port: int) -> bool:
 
 
 def port_answers(address: str, port: int, listen: bool = False) -> bool | None:
-    """True: it is open. False: it refuses, nothing listens. None: no answer, which may be the network."""
+    """True: it is open. False: it refuses, nothing listens. None: no answer, which may be the network.
+
+    With `listen`, raises HeadEnded where it says farewell.
+    """
     try:
         with socket.create_connection((address, port), timeout=3) as probe:
             probe.settimeout(1)

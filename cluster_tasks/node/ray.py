@@ -23,7 +23,6 @@ RAY_STOP_SECONDS = 8
 # Beside those of the head, and 10002 to 19999, which Ray gives to workers.
 PINNED_PORTS = {"--node-manager-port": 6380, "--object-manager-port": 6381, "--runtime-env-agent-port": 6382}
 PINNED_PORTS |= {"--dashboard-agent-grpc-port": 6383, "--metrics-export-port": 6384}
-
 RAY_DEFAULTS = {  # where the environment does not say otherwise
     "RAY_AUTH_MODE": "disabled",  # left out, Ray decides by whether ~/.ray/auth_token happens to exist, and not alike on all nodes
     "RAY_USAGE_STATS_ENABLED": "0",
