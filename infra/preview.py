@@ -160,14 +160,13 @@ async def _settled(values: dict[str, Any]) -> dict[str, Any]:
     return {name: "[secret]" if await output.is_secret() else await output.future() for name, output in outputs.items()}
 
 
-def write(plan: Plan, root: Path) -> list[Path]:
+def write(plan: Plan, root: Path) -> None:
     """Writes the plan's files through the providers that `pulumi up` uses, and removes definitions that are no longer in it."""
     with contextlib.chdir(root):
         ours = [one for one in plan.resources if one.kind in PROVIDERS and not one.component]
-        paths = [root / PROVIDERS[one.kind]().create(one.inputs).id for one in ours]
-    for old in set((root / "build" / plan.stack).glob("*.dstack.yml")) - set(paths):
+        paths = {root / PROVIDERS[one.kind]().create(one.inputs).id for one in ours}
+    for old in set((root / "build" / plan.stack).glob("*.dstack.yml")) - paths:
         old.unlink()
-    return paths
 
 
 def tree(plan: Plan) -> Tree:
