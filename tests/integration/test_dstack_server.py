@@ -35,8 +35,10 @@ def server(tmp_path: Path, folder: Path) -> Iterator[Command]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DSTACK_")} | home
 
     def run(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-P", "-m", "fleets.server", *arguments]
-        return subprocess.run(command, cwd=tmp_path, env=environment | more, capture_output=True, text=True, timeout=SECONDS, check=False)
+        patience = ["--timeout", str(SECONDS)] if arguments[0] == "up" and "--timeout" not in arguments else []
+        command = [sys.executable, "-P", "-m", "fleets.server", *arguments, *patience]
+        limit = SECONDS + 60
+        return subprocess.run(command, cwd=tmp_path, env=environment | more, capture_output=True, text=True, timeout=limit, check=False)
 
     yield run
     if left := Server.running(folder):

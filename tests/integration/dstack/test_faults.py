@@ -79,6 +79,17 @@ def ended(lab: Lab, attempt: int, took: Callable[[str], None]) -> int:
     return submission()["exit_status"]
 
 
+def test_a_missing_image_is_named(hosts: Lab):
+    for run in hosts.runs():  # it wants both hosts
+        hosts.stop(run)
+    hosts.stack(task={"name": "typo", "image": "flotilla-node:typo", "retry": False})
+    hosts.must(f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
+    wait_for("the run to fail", lambda: hosts.status("typo") == "failed", 200, 0.5)
+    assert "creating_container_error" in hosts.why("typo")
+    assert "flotilla-node" in hosts.why("typo")
+    hosts.stack()
+
+
 def test_a_cut_link_ends_the_run_with_a_reason_on_both_sides(cluster: Lab):
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
@@ -124,15 +135,6 @@ def test_a_port_that_is_taken_is_said_and_another_can_be_given(cluster: Lab):
         interrupt(attached)
     finally:
         interrupt(blocker, signal.SIGTERM)
-
-
-def test_a_missing_image_is_named(hosts: Lab):
-    hosts.stack(task={"name": "typo", "image": "flotilla-node:typo", "retry": False})
-    hosts.must(f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
-    wait_for("the run to fail", lambda: hosts.status("typo") == "failed", 200, 0.5)
-    assert "creating_container_error" in hosts.why("typo")
-    assert "flotilla-node" in hosts.why("typo")
-    hosts.stack()
 
 
 def test_a_host_without_power_is_waited_for(cluster: Lab):
