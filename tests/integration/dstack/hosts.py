@@ -149,7 +149,7 @@ class Host(Machine):
         wait_for(f"Docker on {self.name}, see {self.folder}/init.log", self.docker_answers, 60)
         self.docker("import", "--change", f"ENV PATH={path}", str(image), tag)
         with self.laptop.network():
-            wait_for(f"SSH on {self.name}", lambda: socket.create_connection((self.address, 22), 1), 20).close()
+            wait_for(f"SSH on {self.name}", lambda: socket.create_connection((self.address, 22), 1), 60).close()
 
     def docker_answers(self) -> bool:
         return subprocess.run(["docker", "-H", self.docker_socket, "info"], capture_output=True, check=False).returncode == 0

@@ -16,7 +16,7 @@ import pytest
 from integration.dstack.hosts import interrupt, sh, wait_for
 from integration.dstack.lab import Lab
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+pytestmark = pytest.mark.hosts
 
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml"
@@ -100,6 +100,7 @@ def test_a_cut_link_ends_the_run_with_a_reason_on_both_sides(cluster: Lab):
         host.link(up=True)
 
 
+@pytest.mark.slow
 def test_a_killed_container_ends_the_run(cluster: Lab):
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
@@ -137,6 +138,7 @@ def test_a_port_that_is_taken_is_said_and_another_can_be_given(cluster: Lab):
         interrupt(blocker, signal.SIGTERM)
 
 
+@pytest.mark.slow
 def test_a_host_without_power_is_waited_for(cluster: Lab):
     index, attempt = cluster.hosts.index(cluster.host("ray", 1)), cluster.jobs("ray")[0]["submission"]
     with next_attempt(cluster) as took:
@@ -189,6 +191,7 @@ def test_a_kill_for_memory_is_said_and_fails_the_job(cluster: Lab):
     host.limit_memory(spare_mb=None)
 
 
+@pytest.mark.slow
 def test_a_machine_that_shuts_down_with_notice_ends_the_run(cluster: Lab):
     """As a spot machine does: its containers get SIGTERM, and some seconds."""
     host, attempt = cluster.host("ray", 1), cluster.jobs("ray")[0]["submission"]
