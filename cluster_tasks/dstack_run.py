@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dstack._internal.core.errors import ClientError, ServerClientError
 from dstack._internal.core.models.fleets import Fleet
-from dstack._internal.core.models.runs import JobStatus, Run
+from dstack._internal.core.models.runs import JobStatus, JobTerminationReason, Run
 from dstack.api import Client
 from rich.console import Console
 
@@ -220,7 +220,8 @@ def _why_it_ended(run: Run | None) -> str:
         return "is not there"
     reasons = [
         f"node {job.job_spec.job_num}: {last.termination_reason or last.status.value}"
-        + (f" ({last.termination_reason_message})" if last.termination_reason_message else "")
+        + (f" of {job.job_spec.image_name}" if last.termination_reason == JobTerminationReason.CREATING_CONTAINER_ERROR else "")
+        + (f" ({last.termination_reason_message.strip()})" if last.termination_reason_message else "")
         for job in run.jobs
         for last in job.job_submissions[-1:]
         if last.status in (JobStatus.FAILED, JobStatus.ABORTED) or last.exit_status

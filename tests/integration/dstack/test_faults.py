@@ -83,10 +83,10 @@ def test_a_missing_image_is_named(hosts: Lab):
     for run in hosts.runs():  # it wants both hosts
         hosts.stop(run)
     hosts.stack(task={"name": "typo", "image": "flotilla-node:typo", "retry": False})
-    hosts.must(f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
-    wait_for("the run to fail", lambda: hosts.status("typo") == "failed", 200, 0.5)
+    refused = hosts.user("python -m cluster_tasks.launch lab -- true")
+    assert refused.returncode == 75, refused.stdout
+    assert "creating_container_error of flotilla-node:typo (pullImage error: " in refused.stdout
     assert "creating_container_error" in hosts.why("typo")
-    assert "flotilla-node" in hosts.why("typo")
     hosts.stack()
 
 
