@@ -84,10 +84,10 @@ def test_a_missing_image_is_named(hosts: Lab):
         hosts.stop(run)
     hosts.stack(task={"name": "typo", "image": "flotilla-node:typo", "retry": False})
     refused = hosts.user("python -m cluster_tasks.launch lab -- true")
+    hosts.stack()
     assert refused.returncode == 75, refused.stdout
     assert "creating_container_error of flotilla-node:typo (pullImage error: " in refused.stdout
     assert "creating_container_error" in hosts.why("typo")
-    hosts.stack()
 
 
 def test_a_cut_link_ends_the_run_with_a_reason_on_both_sides(cluster: Lab):
