@@ -157,7 +157,8 @@ def status(file: Path, as_json: bool) -> int:
         return 1
     table = Table("rank", "address", "state", "CPUs", "GPUs", "log")
     for row in nodes:
-        table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value) for value in row.values()))
+        shown = row | {"log": os.path.relpath(str(row["log"]))}  # whole also where there are 80 columns
+        table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value) for value in shown.values()))
     console.print(table)
     if found is None:
         console.print(f"the dashboard at {cluster.dashboard} does not answer; the head's log: {root / 'logs/node-0.log'}")
