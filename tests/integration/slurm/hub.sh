@@ -1,7 +1,6 @@
 # The login node, which is also the controller: network, munge, slurmctld, and the compute nodes.  hub.sh FOLDER NODES HERE
 set -eu
 export FOLDER=$1 HERE=$3 PATH=/usr/sbin:/sbin:$PATH SLURM_CONF=$1/etc/slurm.conf
-PROJECT=$(cd "$HERE/../../.." && pwd) && export PROJECT
 hostname ctl
 mount -t tmpfs -o mode=755 tmpfs /run
 mount --bind "$FOLDER/etc/hosts" /etc/hosts
