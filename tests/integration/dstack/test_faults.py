@@ -115,6 +115,7 @@ def test_the_heads_gcs_killed_ends_the_run_at_once(cluster: Lab):
         assert ended(cluster, attempt, took) == 77
 
 
+@pytest.mark.slow  # the local cluster's tests see the same; on a busy machine it takes longer than the 20 s that a node has
 def test_a_killed_raylet_comes_back_and_the_run_goes_on(cluster: Lab):
     attempt = cluster.jobs("ray")[0]["submission"]
     cluster.host("ray", 1).sh("pkill -KILL -x raylet")
