@@ -1,4 +1,4 @@
-# make demo    a model learns on this machine, start to end     make test    all tests but the slow ones and those that make hosts
+# make demo    a model learns on this machine, start to end     make test    all tests but slow ones and those of make test-hosts
 # make bench   ratios against peers                             make check   formatting, lint, types
 # make install-base   what a laptop needs to drive a cluster elsewhere
 # make install-policy   what Pulumi runs the policy pack with
@@ -39,7 +39,7 @@ demo: .venv/cpu
 test: .venv/dev
 	@$(BIN)/pytest -m "not slow and not hosts"
 
-# On the real dstack server and a real Slurm, with hosts in namespaces: root alone can make them.
+# A real dstack server and a real Slurm, with hosts in namespaces: root alone can make those.
 test-hosts: .venv/dev
 	@$(BIN)/pytest -m "hosts and not slow"
 

@@ -18,6 +18,8 @@ from dstack_server import free_port
 
 from fleets.server_process import Server
 
+pytestmark = pytest.mark.hosts
+
 SECONDS = 300  # on a busy machine
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -21,6 +21,8 @@ from infra.dstack_resources.spec import plan
 from infra.dstack_resources.volume import VolumeProvider
 from stacks.schema import Dstack
 
+pytestmark = pytest.mark.hosts
+
 SECONDS = 300  # for what the server does when it comes to it
 SPOT = {"type": "fleet", "name": "gpus", "placement": "cluster", "nodes": "0..2", "backends": ["aws"], "instance_types": ["g6.8xlarge"]}
 SPOT |= {"spot_policy": "spot", "idle_duration": "30m", "resources": {"disk": "200GB.."}}
