@@ -56,14 +56,16 @@ def run() -> Report:
             bare.append(bare_seconds(lab))
             ray.append(ray_seconds(lab))
     joined = {count: join_seconds(count) for count in NODES}
-    few, more = ((count, seconds) for count, seconds in list(joined.items())[:2] if seconds)
+    few, more = joined[NODES[0]], joined[NODES[1]]
+    if few is None or more is None:
+        raise SystemExit(f"python -m benchmarks dstack: not even {NODES[1]} nodes joined within {JOIN_SECONDS} s")
     return Report(
         "dstack",
         [
             Ratio(
                 "dstack apply to a whole Ray cluster / to two sleeping containers", statistics.median(ray) / statistics.median(bare), 1.2
             ),
-            Ratio("seconds per node of 8 / of 2, the node agent alone", (more[1] / more[0]) / (few[1] / few[0]), 1.0),
+            Ratio("seconds per node of 8 / of 2, the node agent alone", (more / NODES[1]) / (few / NODES[0]), 1.0),
         ],
         {
             "seconds to two sleeping containers": round(statistics.median(bare), 1),
