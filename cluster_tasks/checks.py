@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> int:
         if options.json:
             print(as_json(found, wrong, seconds))
         else:
-            show(Console(width=None if sys.stdout.isatty() else 180), found, wrong, seconds)
+            show(Console(emoji=False, width=None if sys.stdout.isatty() else 180), found, wrong, seconds)
     return 1 if any(one.hard for one in wrong) else 0
 
 

@@ -38,7 +38,7 @@ JOB_SECONDS = 1800
 WARM_START_SECONDS = 600
 COMMAND_SECONDS = 300  # all others; starting and stopping a cluster have shorter limits of their own
 
-console = Console(soft_wrap=True, highlight=False)
+console = Console(emoji=False, soft_wrap=True, highlight=False)
 
 
 class DemoError(RuntimeError):

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 DETACH_SECONDS = 10
 SERVER_SECONDS = 120  # for a dstack server that is being restarted
 
-console = Console(highlight=False, soft_wrap=True, stderr=True)
+console = Console(emoji=False, highlight=False, soft_wrap=True, stderr=True)
 
 
 class ClusterError(Exception):

@@ -60,7 +60,7 @@ from cluster_tasks.supervisor import STOP_GRACE_SECONDS
 DEFAULT_FILE = Path("build/local/ray-cluster.dstack.yml")
 STOP_LIMIT = STOP_SECONDS + 2 * STOP_GRACE_SECONDS  # jobs save, the head ends, the workers end
 
-console = Console(highlight=False, soft_wrap=True)
+console = Console(emoji=False, highlight=False, soft_wrap=True)
 
 
 # Commands

@@ -138,7 +138,7 @@ def hours(since: datetime, now: datetime) -> float:
 
 
 def show(status: Status, run: DstackRun) -> None:
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(emoji=False, highlight=False, soft_wrap=True)
     table = Table("machine", "state", "type", "region", "$ an hour", "hours", "$ so far", box=None)
     for one in status.machines:
         table.add_row(one.name, one.status, one.kind or "", one.region or "", f"{one.price:.2f}", f"{one.hours:.1f}", f"{one.cost:.2f}")

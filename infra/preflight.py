@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps([asdict(one) for one in found], indent=2))
     else:
-        console = Console(soft_wrap=True, highlight=False)
+        console = Console(emoji=False, soft_wrap=True, highlight=False)
         if not console.is_terminal:
             console.width = 160
         console.print(table(found))

@@ -238,7 +238,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(asdict(planned) | {"cost": known}, indent=2, sort_keys=True, default=str))
         return 0
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(emoji=False, soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = PIPE
     console.print(tree(planned))

@@ -72,7 +72,7 @@ def print_settings(usage: str, model: type[BaseModel]) -> None:
     from rich.table import Table
 
     # Into a pipe or a log there is no terminal to fit: wide enough that no row breaks into many.
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = Console(emoji=False, width=None if sys.stdout.isatty() else 160, highlight=False)
     console.print(f"usage: {usage}\n", markup=False)
     console.print(
         "key=value sets what the file left out or overrides it; values are YAML: trainer.steps=5 optim.betas=[0.9,0.95] model.path=null\n",

@@ -41,7 +41,7 @@ class Metrics:
         _keep_until(self.folder / FILE, done)
         self._file = (self.folder / FILE).open("a", encoding="utf-8")
         self._board = _board(self.folder / "tensorboard", done) if tensorboard else None
-        self._display = _Display(total, done, console or Console(soft_wrap=True, highlight=False))
+        self._display = _Display(total, done, console or Console(emoji=False, soft_wrap=True, highlight=False))
 
     def __enter__(self) -> Self:
         return self
