@@ -77,7 +77,7 @@ def test_ctrl_c_at_a_terminal_asks_and_stops_the_job(cluster: Lab):
 def test_what_is_wrong_is_one_line_before_anything_is_started(lab: Lab):
     cases = {
         "python -m cluster_tasks.launch nowhere -- true": "there is no stack 'nowhere'",
-        "python -m cluster_tasks.launch local -- true": "flotilla:cloud: local needs no dstack; there it is python -m cluster_tasks.local up",
+        "python -m cluster_tasks.launch local -- true": "flotilla:cloud: local needs no dstack; there it is python -m",
         f"{LAUNCH} --working-dir gone -- true": "--working-dir gone: no such folder",
         f"{LAUNCH}": "either --attach JOB, or a command behind --",
         f"DSTACK_PROJECT=other {LAUNCH} -- true": "no dstack server is known here",
