@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -68,6 +69,7 @@ class Machine:
         )
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         self.pid = int(wait_for(f"{name} to start", lambda: children.read_text().split(), 20)[0])  # its pid 1, seen from here
+        self.end = os.pidfd_open(self.pid)  # can be read once it and all of its processes have ended
         own = Path("/proc/thread-self/ns/net").readlink()
         wait_for(f"{name} to start", lambda: Path(f"/proc/{self.pid}/ns/net").readlink() != own, 20)
         self.enter = ["nsenter", "-t", str(self.pid), "-m", "-p", "-u", "-i", "-n", "--"]
@@ -85,6 +87,7 @@ class Machine:
         """The power cord: everything on it ends at once."""
         self.process.kill()
         self.process.wait(20)
+        assert select.select([self.end], [], [], 60)[0], f"{self.name} did not end"
 
     def start(self, *command: str, cwd: Path, environment: dict[str, str], log: Path) -> subprocess.Popen[bytes]:
         """A process on this machine, in a group of its own. `interrupt` ends it."""
@@ -143,6 +146,11 @@ class Host(Machine):
         sh(f"nsenter -t {laptop.pid} -n sh -ec '{plug}'")
         sh(f"nsenter -t {self.pid} -n sh -ec 'ip link set lo up; ip addr add {self.address}/24 dev eth0; ip link set eth0 up'")
         self.boot()
+
+    def power_off(self) -> None:
+        super().power_off()
+        # The kernel pulls the cable out when it gets round to it, and a boot before that would find it in the switch.
+        sh(f"nsenter -t {self.laptop.pid} -n sh -c 'ip link delete {self.cable} 2>/dev/null || true'")
 
     def ready(self, image: Path, tag: str, path: str) -> None:
         """Docker and SSH answer, and the image is there."""
