@@ -1,16 +1,11 @@
 """From the start of a Slurm job to a whole Ray cluster on three nodes, against `srun hostname` and `ray start` typed by hand.
 
-Both are batch scripts on the cluster of tests/integration/slurm, and count from the first line of their log. Then the seconds of a GRPO
-step of the demo's recipe: as a Slurm job on two nodes, and on two nodes that are processes of this machine; not in turns, so that a busy
-machine may tell them apart where nothing else does. Needs root.
+Both are batch scripts on the cluster of tests/integration/slurm, and count from the first line of their log. Needs root.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,8 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Ratio, Report
-from cluster_tasks.node.ports import free_port
-from cluster_tasks.ray import NODE_AGENT
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))  # where the cluster is
@@ -27,7 +20,7 @@ sys.path.append(str(ROOT / "tests"))  # where the cluster is
 if TYPE_CHECKING:
     from integration.slurm.project import Project
 
-ROUNDS, STEPS = 3, 15
+ROUNDS = 3
 DEADLINE = 600  # seconds
 READY = "ready: "
 NODES, OBJECT_STORE_MB = 3, 80  # nodes of the tests' cluster have 1 GB of shared memory
@@ -48,9 +41,6 @@ until [ "$(grep -c 'Ray runtime started' others-$SLURM_JOB_ID 2>/dev/null)" = 2 
 echo "ready: "
 wait
 """
-PPO = ["--config", "trainer/recipes/demo.yaml", "run.name=ppo", f"trainer.steps={STEPS}", "trainer.eval_prompts=0", "rollout.engine=hf"]
-PPO += ["placement.threads=1", "trainer.checkpoint_every=1000", "log.tensorboard=false", "log.plot=false"]
-SFT = ["--config", "trainer/recipes/demo-sft.yaml", "trainer.steps=20", "log.tensorboard=false", "log.plot=false"]
 
 
 def run() -> Report:
@@ -71,7 +61,6 @@ def run() -> Report:
             for _ in range(ROUNDS):  # in turns: a busy minute meets both
                 bare.append(ready_seconds(project, "bare.sbatch", "bare-{}.log"))
                 ray.append(ready_seconds(project, "build/slurm/ray-cluster.sbatch", "build/slurm/ray-cluster-{}.log"))
-            slurm_steps, local_steps = steps(project)
         finally:
             cluster.stop()
     return Report(
@@ -86,12 +75,8 @@ def run() -> Report:
         {
             "seconds by hand": round(statistics.median(bare), 1),
             "seconds by the script": round(statistics.median(ray), 1),
-            "seconds of a step, one after the other": {
-                "Slurm": round(statistics.median(slurm_steps), 3),
-                "this machine": round(statistics.median(local_steps), 3),
-            },
         },
-        {"bare": bare, "ray": ray, "steps": {"slurm": slurm_steps, "local": local_steps}},
+        {"bare": bare, "ray": ray},
     )
 
 
@@ -117,53 +102,3 @@ def wait_until(condition, what: str) -> float:
             raise TimeoutError(f"{what}: not within {DEADLINE} s")
         time.sleep(0.02)
     return time.monotonic()
-
-
-def steps(project: Project) -> tuple[list[float], list[float]]:
-    """Seconds of each step but the first three, on two nodes of Slurm's and on two of this machine's."""
-    runs = project.folder / "runs"
-    train([sys.executable, "-m", "trainer.train_sft", *SFT], project.folder, runs)
-    project.render(fleets=[{"name": "gpus", "nodes": 2, "cpus": 2}])
-    job = project.submit("ray-ppo", "python", "-m", "trainer.train_ppo", *PPO)
-    if (state := project.cluster.ended(job, DEADLINE))["ExitCode"] != "0:0":
-        raise RuntimeError(f"the Slurm job ended with {state['ExitCode']}:\n{project.log('ray-ppo', job)[-3000:]}")
-    slurm = metrics(runs)
-    (runs / "ppo").rename(runs / "ppo-slurm")
-    local(project.folder, runs)
-    return slurm, metrics(runs)
-
-
-def local(folder: Path, runs: Path) -> None:
-    """The node agents that `python -m cluster_tasks.local` would start, two of them."""
-    flags = ["--addresses", "127.0.0.2,127.0.0.3", "--port", str(free_port()), "--dashboard-port", str(free_port())]
-    flags += ["--num-cpus", "2", "--object-store-mb", str(OBJECT_STORE_MB)]
-    job = ["--job", " ".join(["python -m trainer.train_ppo", *PPO]), "--working-dir", "."]
-    with tempfile.TemporaryDirectory(prefix="ray-") as temp:
-        worker = subprocess.Popen(
-            [sys.executable, str(NODE_AGENT), *flags, "--rank", "1", "--temp-dir", f"{temp}/1"],
-            cwd=folder,
-            env=environment(runs),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.STDOUT,
-        )
-        try:
-            train([sys.executable, str(NODE_AGENT), *flags, "--rank", "0", "--temp-dir", f"{temp}/0", *job], folder, runs)
-        finally:
-            worker.terminate()
-            worker.wait(60)
-
-
-def train(command: list[str], folder: Path, runs: Path) -> None:
-    done = subprocess.run(command, cwd=folder, env=environment(runs), capture_output=True, text=True, timeout=DEADLINE, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-
-
-def environment(runs: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "FLOTILLA_"))}
-    return inherited | {"FLOTILLA_RUNS": str(runs), "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}"}
-
-
-def metrics(runs: Path) -> list[float]:
-    lines = [json.loads(line) for line in (runs / "ppo/metrics.jsonl").read_text().splitlines()]
-    return [line["seconds"] for line in lines if line.get("step", 0) > 3 and "seconds" in line]
