@@ -44,6 +44,7 @@ class Speed:
     point_to_point: float | None  # GB/s to the next node while that sends to the one after it
     device: str  # cuda or cpu
     error: str  # empty where it was measured
+    library: str = ""  # version of the NCCL or RCCL that was loaded; empty without GPUs
 
 
 class Door:
@@ -177,7 +178,7 @@ class Probe:
         if error:
             return Speed(None, None, device, error)
         all_reduce, point_to_point = (min(one[key] for one in results) for key in ("all_reduce", "point_to_point"))
-        return Speed(all_reduce, point_to_point, device, "")
+        return Speed(all_reduce, point_to_point, device, "", results[0]["library"])
 
 
 def _last(text: str) -> str:

@@ -22,7 +22,7 @@ class Expected:
 
     addresses: tuple[str, ...] | None
     nodes: int | None
-    gpus: int | None  # of each node
+    gpus: list[int] | None  # of each node in order of rank; one number where they are alike
     free: float  # GiB in the folders that runs write to
     floor: float | None  # GB/s of bus bandwidth
 
@@ -51,6 +51,7 @@ def findings(expected: Expected, found: Measured) -> list[Finding]:
     """Everything that is wrong, the hard ones first."""
     all_of = [
         *_present(expected, found.facts),
+        *_counted(expected, found.facts),
         *(one for facts in found.facts for one in _node(expected, facts)),
         *_alike(found.facts),
         *_addresses(found.facts),
@@ -71,9 +72,21 @@ def _present(expected: Expected, facts: Sequence[Facts]) -> Iterator[Finding]:
         yield Finding(True, None, f"{len(facts)} of {expected.nodes} nodes are there", start)
 
 
+def _counted(expected: Expected, facts: Sequence[Facts]) -> Iterator[Finding]:
+    """GPUs, which may be as many as each node's kind has."""
+    counts = expected.gpus or []
+    if len(counts) > 1 and len(counts) != len(facts):
+        yield Finding(True, None, f"GPUs are given for {len(counts)} nodes, {len(facts)} are there", "--gpus: one number, or one per node")
+        return
+    for one, wanted in zip(facts, counts * len(facts) if len(counts) == 1 else counts, strict=False):
+        there = len(one.gpus) if one.offered is None else one.offered
+        if there < wanted:
+            yield Finding(True, one.rank, f"{there} of {wanted} GPUs", "nvidia-smi or amd-smi on the node shows which one is lost")
+
+
 def _node(expected: Expected, one: Facts) -> Iterator[Finding]:
     """What can be said of a node by itself."""
-    yield from _gpus(expected, one)
+    yield from _gpus(one)
     yield from _cards(one)
     if one.shm < SHM_GIB:
         fix = "flotilla:task.shm_size, such as 64GB; docker run --shm-size"
@@ -92,7 +105,7 @@ def _node(expected: Expected, one: Facts) -> Iterator[Finding]:
             yield Finding(True, one.rank, text, "free space, or name another folder")
 
 
-def _gpus(expected: Expected, one: Facts) -> Iterator[Finding]:
+def _gpus(one: Facts) -> Iterator[Finding]:
     for name in check_node.VISIBLE:
         devices = one.environment.get(name, "")
         if fault := device_fault(devices):
@@ -106,9 +119,6 @@ def _gpus(expected: Expected, one: Facts) -> Iterator[Finding]:
     if one.offered and len(one.gpus) < one.offered:
         text = f"Ray offers {one.offered} GPUs, the driver shows {len(one.gpus)}"
         yield Finding(True, one.rank, text, "nvidia-smi or amd-smi on the node; is the container started with GPUs?")
-    there = len(one.gpus) if one.offered is None else one.offered
-    if expected.gpus is not None and there < expected.gpus:
-        yield Finding(True, one.rank, f"{there} of {expected.gpus} GPUs", "nvidia-smi or amd-smi on the node shows which one is lost")
 
 
 def _cards(one: Facts) -> Iterator[Finding]:
@@ -212,6 +222,8 @@ def _speed(expected: Expected, speed: Sequence[Speed]) -> Iterator[Finding]:
     for rank, one in enumerate(speed):
         if one.error:
             yield Finding(True, rank, f"bandwidth could not be measured: {one.error}", "NCCL_DEBUG=INFO says why; so does the node's log")
+    loaded = {rank: one.library for rank, one in enumerate(speed) if one.library}
+    yield from _differs("NCCL or RCCL that torch loads", loaded, "use the same image on all nodes; LD_LIBRARY_PATH and LD_PRELOAD choose")
     known = [one.all_reduce for one in speed if one.all_reduce is not None]
     if expected.floor is not None and known and min(known) < expected.floor:
         text = f"all-reduce reaches {min(known):.3g} GB/s, at least {expected.floor:g} are to be had"

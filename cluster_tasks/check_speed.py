@@ -1,7 +1,8 @@
 """One process of a bandwidth test, of which each GPU has one, or each node where there are no GPUs; check_links.py starts it.
 
 Prints a line of JSON: GB/s (1e9 bytes) of bus bandwidth in an all-reduce, counted as NCCL's tests do it
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), and GB/s to the process `stride` ranks further.
+(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), GB/s to the process `stride` ranks further, and the version of the
+library that did it on GPUs: NCCL's, or RCCL's where torch is one for ROCm.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.cuda import nccl
 
 BYTES = {"cuda": 512 * 2**20, "cpu": 16 * 2**20}
 MOST = 200  # repetitions
@@ -44,7 +46,9 @@ def main() -> None:
 
     all_reduce = size / seconds_of(lambda: dist.all_reduce(received), device, options.seconds) / 1e9
     point_to_point = size / seconds_of(shift, device, options.seconds) / 1e9
-    print(json.dumps({"all_reduce": all_reduce * 2 * (options.world - 1) / options.world, "point_to_point": point_to_point}))
+    library = ".".join(map(str, nccl.version())) if device.type == "cuda" else ""
+    bus = all_reduce * 2 * (options.world - 1) / options.world
+    print(json.dumps({"all_reduce": bus, "point_to_point": point_to_point, "library": library}))
     dist.destroy_process_group()
 
 

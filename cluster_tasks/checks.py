@@ -27,7 +27,8 @@ from cluster_tasks.check_group import Group, GroupError, OneNode, RayNodes, Stor
 from cluster_tasks.check_links import Speed
 from cluster_tasks.check_rules import Expected, Finding, Measured, findings
 from cluster_tasks.node.network import ALONE
-from cluster_tasks.node.settings import Settings, who_am_i
+from cluster_tasks.node.ray import NODE_GPUS
+from cluster_tasks.node.settings import Settings, counts, who_am_i
 
 SPEED_LIMIT = 120  # seconds for the bandwidth test, the start of torch included
 
@@ -43,10 +44,10 @@ def measure(group: Group, addresses: list[str], seconds: float) -> Measured:
     group.call("take_notes_away", note)
     speed: list[Speed] = []
     if seconds and not any(one.error for row in reach for one in row):
-        counts = [len(one.gpus) if one.offered is None else one.offered for one in facts]
-        lead = next((rank for rank, count in enumerate(counts) if count), 0)  # the first that takes part
+        gpus = [len(one.gpus) if one.offered is None else one.offered for one in facts]
+        lead = next((rank for rank, count in enumerate(gpus) if count), 0)  # the first that takes part
         port = group.call("free_port")[lead]
-        speed = group.call("speed", addresses[lead], port, counts, seconds, SPEED_LIMIT)
+        speed = group.call("speed", addresses[lead], port, gpus, seconds, SPEED_LIMIT)
     return Measured(facts, reach, notes, speed)
 
 
@@ -137,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
     expected = Expected(
         addresses=tuple(known[1]) if known and not options.here else None,
         nodes=options.nodes,
-        gpus=options.gpus if options.gpus is not None else known[2] if known else None,
+        gpus=options.gpus or (None if known is None or known[2] is None else [known[2]]),
         free=options.free,
         floor=options.floor,
     )
@@ -161,7 +162,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=29431, help="on which nodes meet without Ray")
     add("--wait", type=float, default=120, help="seconds for nodes to meet without Ray")
     add("--nodes", type=int, help="that there should be; as the scheduler says by default")
-    add("--gpus", type=int, help="that each node should have; as the scheduler says by default")
+    add("--gpus", type=counts, default=os.environ.get(NODE_GPUS), help="that nodes should have: 8, or 0,8,8 by rank; default: as told")
     add("--free", type=float, default=10, help="GB that the folders of checkpoints, cache and temporary files should have")
     add("--floor", type=float, default=float(floor) if floor else None, help="GB/s that an all-reduce should reach; as the stack's fabric")
     add("--seconds", type=float, default=2, help="of each bandwidth measurement")

@@ -20,6 +20,7 @@ from .ports import free_port, port_answers
 from .settings import Settings
 
 RAY_STOP_SECONDS = 8
+NODE_GPUS = "FLOTILLA_NODE_GPUS"  # for jobs that check: GPUs of each node in order of rank, where nodes are not alike
 # Beside those of the head, and 10002 to 19999, which Ray gives to workers.
 PINNED_PORTS = {"--node-manager-port": 6380, "--object-manager-port": 6381, "--runtime-env-agent-port": 6382}
 PINNED_PORTS |= {"--dashboard-agent-grpc-port": 6383, "--metrics-export-port": 6384}
@@ -79,6 +80,8 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
     """Runs Ray on this node inside the `with`. Ends it and nothing else on the way out."""
     stop_wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout)}
     env = RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | os.environ
+    if settings.node_gpus:
+        env[NODE_GPUS] = ",".join(map(str, settings.node_gpus))
     with tempfile.TemporaryFile() as output:
         process = spawn(ray_command(settings), env, output)
         try:

@@ -34,7 +34,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--addresses", type=lambda text: text.split(","), help="addresses of all nodes in order of rank, with commas")
     add("--network", type=ipaddress.ip_network, help="CIDR; nodes talk to one another on their address in it")
     add("--num-cpus", type=int, help="CPUs that Ray offers; default: all")
-    add("--node-gpus", type=lambda text: [int(n) for n in text.split(",")], help="GPUs of each node in order of rank, with commas")
+    add("--node-gpus", type=counts, help="GPUs of each node in order of rank, with commas")
     add("--num-gpus", type=int, help="GPUs that Ray offers; default: all")
     add("--resources", default="", help='custom Ray resources of this node, such as {"v100": 8}')
     add("--host-resources", default="", help='the same of single nodes, by address, such as {"10.0.0.5": {"v100": 8}}')
@@ -75,6 +75,11 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
         raise ValueError(f"--node-gpus lists {len(settings.node_gpus)} nodes, but there are {len(addresses)}")
     settings.patience = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
     return settings
+
+
+def counts(text: str) -> list[int]:
+    """A flag's numbers, with commas."""
+    return [int(number) for number in text.split(",")]
 
 
 def json_flag(flag: str, text: str) -> dict[str, Any]:

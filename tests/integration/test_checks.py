@@ -8,21 +8,17 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from integration.local import PROJECT, ROOT, Cluster, render
 
 from cluster_tasks.node.ports import free_port
-from cluster_tasks.ray import NODE_AGENT, ray_cluster
-from infra.site import Site
-from stacks.schema import Stack
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are namespaces and loopback addresses of Linux")
 
-ROOT = Path(__file__).parents[2]
 CHECKS = [sys.executable, "-m", "cluster_tasks.checks"]
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and network namespaces need root")
 
@@ -157,35 +153,18 @@ def test_a_dashboards_address_is_answered_with_the_line_to_type() -> None:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., subprocess.CompletedProcess[str]]]:
-    """A local cluster of two nodes; runs a command as a job on it."""
-    folder, port = tmp_path_factory.mktemp("checks"), free_port()
-    fleet = {"name": "laptop", "nodes": 2, "cpus": 1}
-    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [fleet], "task": {"dashboard_port": port}})
-    root = folder / "build/local"
-    root.mkdir(parents=True)
-    (folder / "requirements").mkdir()
-    shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
-    shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
-    file = root / "ray-cluster.dstack.yml"
-    file.write_text(yaml.safe_dump(ray_cluster(stack, Site(leaves_machine=False)), sort_keys=False))
-    local = [sys.executable, "-m", "cluster_tasks.local"]
-    done = subprocess.run([*local, "up", str(file)], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=240, check=False)
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = render(tmp_path_factory.mktemp("checks"), {"name": "laptop", "nodes": 2, "cpus": 1})
+    done = cluster.local("up")
     assert done.returncode == 0, done.stdout + done.stderr
-
-    def job(command: str) -> subprocess.CompletedProcess[str]:
-        excludes = json.dumps({"excludes": ["/.git/", "/.venv/", "/build/", "/tests/"]})
-        submit = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", f"http://127.0.0.1:{port}"]
-        line = [*submit, "--working-dir", ".", "--runtime-env-json", excludes, "--", "sh", "-c", command]
-        return subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=300, check=False)
-
-    yield job
-    subprocess.run([*local, "down", str(file), "--timeout", "20"], cwd=ROOT, env=environment(), timeout=120, check=False)
+    yield cluster
+    cluster.local("down", "--timeout", "20")
 
 
-def test_a_job_checks_the_cluster_that_it_runs_on(cluster: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_a_job_checks_the_cluster_that_it_runs_on(cluster: Cluster) -> None:
     checks = "python -m cluster_tasks.checks --free 0"
-    done = cluster(f"{checks} --json --seconds 0.2 && {{ {checks} --quick --nodes 3 --gpus 1; echo ENDED $?; }}")
+    wrong = f"{checks} --quick --nodes 3 --gpus 1; echo ENDED $?; FLOTILLA_NODE_GPUS=0,2 {checks} --quick; echo ENDED $?"
+    done = cluster.job("sh", "-c", f"{checks} --json --seconds 0.2 && {{ {wrong}; }}", flags=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"ok"')))
     assert found["ok"], found["findings"]
@@ -193,6 +172,7 @@ def test_a_job_checks_the_cluster_that_it_runs_on(cluster: Callable[..., subproc
     assert all(not peer["error"] for row in found["reach"] for peer in row)
     assert all(one["all_reduce"] > 0 and one["point_to_point"] > 0 for one in found["speed"])
     assert found["notes"] == [{"checkpoints": [0, 1], "cache": [0, 1]}] * 2
-    assert "ENDED 1" in done.stdout
-    for text in ("2 of 3 nodes are there", "node 0: 0 of 1 GPUs", "node 1: 0 of 1 GPUs"):
+    assert done.stdout.count("ENDED 1") == 2
+    for text in ("2 of 3 nodes are there", "node 0: 0 of 1 GPUs", "node 1: 0 of 1 GPUs", "node 1: 0 of 2 GPUs"):
         assert text in done.stdout
+    assert "node 0: 0 of 2 GPUs" not in done.stdout

@@ -11,70 +11,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
+from integration.local import LOCAL, RAY, ROOT, Cluster, render
 
 from cluster_tasks.local_plan import MARKER, ray_folder
 from cluster_tasks.node.endings import NODE_LOST
 from cluster_tasks.node.network import own_addresses
 from cluster_tasks.node.ports import free_port
-from cluster_tasks.ray import NODE_AGENT, ray_cluster
-from infra.site import Site
-from stacks.schema import Stack
+from cluster_tasks.ray import NODE_AGENT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 
-ROOT = Path(__file__).parents[2]
-LOCAL = [sys.executable, "-m", "cluster_tasks.local"]
-RAY = str(Path(sys.executable).parent / "ray")
 
-
-@dataclass(frozen=True)
-class Cluster:
-    file: Path
-    port: int
-
-    @property
-    def root(self) -> Path:
-        return self.file.parent
-
-    def local(self, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
-        """`python -m cluster_tasks.local ...` as a person types it."""
-        return subprocess.run([*LOCAL, command, str(self.file), *flags], cwd=ROOT, capture_output=True, text=True, timeout=180, check=False)
-
-    def job(self, command: str, *, wait: bool = True) -> subprocess.CompletedProcess[str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        flags = ["--address", f"http://127.0.0.1:{self.port}", *([] if wait else ["--no-wait", "--submission-id", "job"])]
-        line = [RAY, "job", "submit", *flags, "--", "python", "-c", command]
-        return subprocess.run(line, env=env, capture_output=True, text=True, timeout=120, check=False)
-
-    def log(self, name: str) -> str:
-        return (self.root / f"logs/{name}.log").read_text()
-
-    def processes(self) -> list[psutil.Process]:
-        """The guard and all below it. Not by environment alone: Ray's workers overwrite theirs with their title."""
-        guard = psutil.Process(json.loads((self.root / "cluster.json").read_text())["pid"])
-        return [guard, *guard.children(recursive=True)]
-
-
-def render(folder: Path) -> Cluster:
-    """The files that the stack `local` publishes, with a port of their own and short deadlines for lost nodes."""
-    port = free_port()
-    fleet = {"name": "laptop", "nodes": 2, "cpus": 1, "resources": {"box": 2}}
-    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [fleet], "task": {"dashboard_port": port}})
-    task = ray_cluster(stack, Site(leaves_machine=False))
-    task["commands"][-1] += " --rejoin-timeout 15"
-    root = folder / "build/local"
-    root.mkdir(parents=True)
-    (folder / "requirements").mkdir()
-    shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
-    shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
-    (root / "ray-cluster.dstack.yml").write_text(yaml.safe_dump(task, sort_keys=False, width=1000))
-    return Cluster(root / "ray-cluster.dstack.yml", port)
+# Two nodes, and a short time for a lost one to come back.
+FLEET = {"name": "laptop", "nodes": 2, "cpus": 1, "resources": {"box": 2}}
+SHORT = " --rejoin-timeout 15"
+DETACHED = ("--no-wait", "--submission-id", "job")
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
@@ -100,7 +55,7 @@ def assert_nothing_left(cluster: Cluster, processes: list[psutil.Process], secon
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """One cluster for the tests that leave it whole, and for the last of them, which does not."""
-    cluster = render(tmp_path_factory.mktemp("shared"))
+    cluster = render(tmp_path_factory.mktemp("shared"), FLEET, node_flags=SHORT)
     done = cluster.local("up")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"dashboard  http://127.0.0.1:{cluster.port}" in done.stdout
@@ -111,16 +66,18 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture
 def fresh(tmp_path: Path) -> Iterator[Cluster]:
     """A rendered cluster that is not up, and is down afterwards whatever the test found."""
-    cluster = render(tmp_path)
+    cluster = render(tmp_path, FLEET, node_flags=SHORT)
     yield cluster
     cluster.local("down", "--timeout", "10")
 
 
 def test_a_job_sees_both_nodes_their_resources_and_the_folder_for_runs(shared: Cluster) -> None:
     done = shared.job(
+        "python",
+        "-c",
         "import os, ray; ray.init(); r = ray.cluster_resources();"
         "print('SEEN', len(ray.nodes()), r['CPU'], r['box'], os.environ['FLOTILLA_RUNS']);"
-        "open(os.environ['FLOTILLA_RUNS'] + '/note', 'w').write('from a job')"
+        "open(os.environ['FLOTILLA_RUNS'] + '/note', 'w').write('from a job')",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"SEEN 2 2.0 4.0 {shared.root}/volumes/checkpoints" in done.stdout
@@ -128,7 +85,7 @@ def test_a_job_sees_both_nodes_their_resources_and_the_folder_for_runs(shared: C
 
 
 def test_a_failing_job_fails_its_submit(shared: Cluster) -> None:
-    assert shared.job("raise SystemExit(3)").returncode == 1
+    assert shared.job("python", "-c", "raise SystemExit(3)").returncode == 1
 
 
 def test_a_checked_submit_prints_the_jobs_output_and_ends_with_its_code(shared: Cluster) -> None:
@@ -166,7 +123,7 @@ print("ON", sorted(addresses), "GET", ray.get([r.sum.remote(i, f"tcp://{addresse
 
 
 def test_processes_on_both_nodes_find_one_another_by_the_interface_that_the_agent_chose(shared: Cluster) -> None:
-    done = shared.job(ALL_REDUCE.replace("PORT", str(free_port())))
+    done = shared.job("python", "-c", ALL_REDUCE.replace("PORT", str(free_port())))
     assert done.returncode == 0, done.stdout + done.stderr
     lo = own_addresses()["127.0.0.1"]
     assert f"ON ['127.0.0.2', '127.0.0.3'] GET {[(3.0, lo, f'={lo}')] * 2}" in done.stdout
@@ -256,7 +213,7 @@ def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(fresh: Cluster) -> 
     assert f"export RAY_ADDRESS=http://127.0.0.1:{found}" in done.stdout
     cluster = Cluster(cluster.file, found)
     # A job with a child that has left its session, as daemons do.
-    assert cluster.job("import subprocess; subprocess.run(['setsid', 'sleep', '300'])", wait=False).returncode == 0
+    assert cluster.job("python", "-c", "import subprocess; subprocess.run(['setsid', 'sleep', '300'])", flags=DETACHED).returncode == 0
     until(lambda: any(p.name() == "sleep" for p in cluster.processes()), 30, "the job runs")
     guard, *below = cluster.processes()
     [supervisor] = guard.children()
@@ -276,7 +233,7 @@ def test_down_lets_a_job_save_and_leaves_nothing(fresh: Cluster) -> None:
         "def save(*_):\n    time.sleep(5); open(runs + '/saved', 'w').close(); sys.exit(0)\n"
         "signal.signal(signal.SIGTERM, save); open(runs + '/running', 'w').close(); time.sleep(300)"
     )
-    assert cluster.job(job, wait=False).returncode == 0
+    assert cluster.job("python", "-c", job, flags=DETACHED).returncode == 0
     until((cluster.root / "runs/running").exists, 30, "the job runs")
     everything = cluster.processes()
     done = cluster.local("down")

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from integration.local import PROJECT, Cluster, render
 
 from cluster_tasks.node.dashboard import Dashboard
-from cluster_tasks.node.ports import free_port
-from cluster_tasks.ray import NODE_AGENT, ray_cluster
-from infra.site import Site
-from stacks.schema import Stack
+from cluster_tasks.node.ray import NODE_GPUS
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 
-ROOT = Path(__file__).parents[2]
 LARGE, SMALL = "127.0.0.2", "127.0.0.3"
 FLEETS = [
     {"name": "large", "nodes": 1, "cpus": 4, "resources": {"h100": 8}},
@@ -30,26 +23,14 @@ FLEETS = [
 
 
 @pytest.fixture
-def dashboard(tmp_path: Path) -> Iterator[Dashboard]:
-    port = free_port()
-    task = {"fleets": ["large", "small"], "dashboard_port": port}
-    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": FLEETS, "task": task})
-    root = tmp_path / "build/local"
-    root.mkdir(parents=True)
-    (tmp_path / "requirements").mkdir()
-    shutil.copy(ROOT / "requirements/cpu.txt", tmp_path / "requirements")
-    shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
-    file = root / "ray-cluster.dstack.yml"
-    file.write_text(yaml.safe_dump(ray_cluster(stack, Site(leaves_machine=False)), sort_keys=False, width=1000))
-    local = [sys.executable, "-m", "cluster_tasks.local"]
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    cluster = render(tmp_path, *FLEETS)
     try:
-        done = subprocess.run(
-            [*local, "up", str(file), "--timeout", "240"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
-        )
+        done = cluster.local("up", "--timeout", "240")
         assert done.returncode == 0, done.stdout + done.stderr
-        yield Dashboard(f"http://127.0.0.1:{port}", None)
+        yield cluster
     finally:
-        subprocess.run([*local, "down", str(file), "--timeout", "20"], cwd=ROOT, capture_output=True, timeout=120, check=False)
+        cluster.local("down", "--timeout", "20")
 
 
 def homes(dashboard: Dashboard) -> dict[str, str]:
@@ -62,7 +43,7 @@ def homes(dashboard: Dashboard) -> dict[str, str]:
     return {one["name"]: address[one["node_id"]] for one in named}
 
 
-def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_large(dashboard: Dashboard, tiny_model: Path) -> None:
+def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_large(cluster: Cluster, tiny_model: Path) -> None:
     settings = [
         f"model.path={tiny_model}",
         "model.dtype=float32",
@@ -86,11 +67,12 @@ def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_l
         "log.plot=false",
         "log.tensorboard=false",
     ]
-    ray = str(Path(sys.executable).with_name("ray"))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    excludes = '{"excludes": ["/.git/", "/.venv/", "/build/", "/tests/"]}'
-    submit = [ray, "job", "submit", "--address", dashboard.url, "--working-dir", ".", "--runtime-env-json", excludes, "--"]
-    command = [*submit, "python", "-m", "trainer.train_ppo", *settings]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
+    done = cluster.job("python", "-m", "trainer.train_ppo", *settings, flags=PROJECT)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert homes(dashboard) == {"policy-0": LARGE, "critic-0": LARGE, "reference-0": SMALL, "sampler-0": SMALL}
+    assert homes(Dashboard(f"http://127.0.0.1:{cluster.port}", None)) == {
+        "policy-0": LARGE,
+        "critic-0": LARGE,
+        "reference-0": SMALL,
+        "sampler-0": SMALL,
+    }
+    assert "0,0" in cluster.job("printenv", NODE_GPUS).stdout.splitlines(), "checks within a job know what each node should have"

@@ -149,11 +149,11 @@ GOOD = Facts(
 OTHER = replace(GOOD, rank=1, address="10.0.0.2", host="gpu2", boot="b")
 NOTES = {"checkpoints": [0, 1], "cache": [0, 1]}
 FINE = Reach("", 0.001, 0.0)
-EXPECTED = Expected(("10.0.0.1", "10.0.0.2"), None, 8, 10, 160)
+EXPECTED = Expected(("10.0.0.1", "10.0.0.2"), None, [8], 10, 160)
 
 
 def judged(second: Facts = OTHER, first: Facts = GOOD, expected: Expected = EXPECTED, **measured: list) -> list[Finding]:
-    speed = [Speed(180.0, 40.0, "cuda", "")] * 2
+    speed = [Speed(180.0, 40.0, "cuda", "", "2.29.7")] * 2
     found = {"facts": [first, second], "reach": [[FINE, FINE]] * 2, "notes": [NOTES] * 2, "speed": speed}
     return findings(expected, Measured(**found | measured))
 
@@ -230,6 +230,21 @@ def test_a_head_without_gpus_needs_no_nccl() -> None:
     versions = {name: version for name, version in GOOD.versions.items() if name not in ("nccl", "driver")}
     head = replace(GOOD, gpus=(), offered=0, versions=versions, gpu_links={}, cards=())
     assert [one.text for one in judged(first=head)] == ["0 of 8 GPUs"]
+
+
+def test_nodes_of_several_kinds_have_as_many_gpus_as_their_kind() -> None:
+    few = changed(gpus=("V100",) * 4, offered=4, gpu_links={"NV2": 6}, cards=())
+    assert judged(few, expected=replace(EXPECTED, gpus=[8, 4])) == []
+    [one] = judged(few, expected=replace(EXPECTED, gpus=[8, 5]))
+    assert (one.hard, one.node, one.text) == (True, 1, "4 of 5 GPUs")
+    [one] = judged(expected=replace(EXPECTED, gpus=[8, 8, 8]))
+    assert one.text == "GPUs are given for 3 nodes, 2 are there"
+
+
+def test_the_library_that_torch_loads_is_compared() -> None:
+    """RCCL is in no list of packages: it comes with torch or with ROCm."""
+    [one] = judged(speed=[Speed(180.0, 40.0, "cuda", "", "2.22.3"), Speed(180.0, 40.0, "cuda", "", "2.21.5")])
+    assert (one.hard, one.text) == (True, "NCCL or RCCL that torch loads differs: 2.22.3 on node 0; 2.21.5 on node 1")
 
 
 def test_who_is_not_reached_is_named_from_where() -> None:

@@ -1,0 +1,75 @@
+"""A stack of this machine's nodes, rendered into a folder of its own, and the commands by which a person runs and uses it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from cluster_tasks.node.ports import free_port
+from cluster_tasks.ray import NODE_AGENT, ray_cluster
+from infra.site import Site
+from stacks.schema import Stack
+
+ROOT = Path(__file__).parents[2]
+LOCAL = [sys.executable, "-m", "cluster_tasks.local"]
+RAY = str(Path(sys.executable).parent / "ray")
+# A job gets the project, but not what is large in it.
+PROJECT = ("--working-dir", ".", "--runtime-env-json", '{"excludes": ["/.git/", "/.venv/", "/build/", "/tests/"]}')
+
+
+@dataclass(frozen=True)
+class Cluster:
+    file: Path
+    port: int
+
+    @property
+    def root(self) -> Path:
+        return self.file.parent
+
+    def local(self, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
+        """`python -m cluster_tasks.local ...` as a person types it."""
+        return self._run(*LOCAL, command, str(self.file), *flags, timeout=300)
+
+    def job(self, *command: str, flags: tuple[str, ...] = (), timeout: float = 400) -> subprocess.CompletedProcess[str]:
+        """`ray job submit ...`, from the project's folder."""
+        return self._run(RAY, "job", "submit", "--address", f"http://127.0.0.1:{self.port}", *flags, "--", *command, timeout=timeout)
+
+    def log(self, name: str) -> str:
+        return (self.root / f"logs/{name}.log").read_text()
+
+    def processes(self) -> list[psutil.Process]:
+        """The guard and all below it. Not by environment alone: Ray's workers overwrite theirs with their title."""
+        guard = psutil.Process(json.loads((self.root / "cluster.json").read_text())["pid"])
+        return [guard, *guard.children(recursive=True)]
+
+    @staticmethod
+    def _run(*line: str, timeout: float) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "DSTACK_"))}
+        return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "") -> Cluster:
+    """The files that the stack `local` publishes, with a port of their own; `node_flags` are added to the agent's."""
+    port = free_port()
+    task = {"fleets": [fleet["name"] for fleet in fleets], "dashboard_port": port}
+    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": list(fleets), "task": task})
+    rendered = ray_cluster(stack, Site(leaves_machine=False))
+    if node_flags:
+        rendered["commands"][-1] += node_flags
+    root = folder / "build/local"
+    root.mkdir(parents=True)
+    (folder / "requirements").mkdir()
+    shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
+    shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
+    file = root / "ray-cluster.dstack.yml"
+    file.write_text(yaml.safe_dump(rendered, sort_keys=False, width=1000))
+    return Cluster(file, port)
