@@ -166,7 +166,7 @@ def _follow(command: list[str], dashboard: Dashboard, submission: str) -> int:
         assert process.stdout is not None
         for line in process.stdout:
             if (
-                line.startswith(("step ", "prompt ", "error", "model:", "plot:", "resum"))
+                line.startswith(("step ", "prompt ", "error", "model:", "plot:", "resum", "sampler-"))
                 or "Error" in line
                 or "submitted successfully" in line
             ):

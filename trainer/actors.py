@@ -6,7 +6,7 @@ import socket
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.config import ConfigError
@@ -34,8 +34,19 @@ def wait(refs: Any, seconds: float, what: str) -> Any:
         raise RunError(f"{what}: a process died: {str(error).strip().splitlines()[0]}") from error
 
 
+def died(ref: Any) -> bool:
+    """Whether a call that has ended, or has not begun, was made to a process that is gone."""
+    try:
+        ray.get(ref, timeout=0)
+    except RayActorError:
+        return True
+    except (GetTimeoutError, RayTaskError):
+        return False
+    return False
+
+
 def options(group: Any, bundle: int, share: dict[str, float], threads: int, name: str) -> dict[str, Any]:
-    """Options of an actor that takes `share` of a bundle. Actors are not restarted: a run resumes from its checkpoint instead."""
+    """Options of an actor that takes `share` of a bundle. Ray restarts none: `team.py` does it for samplers, or a run resumes."""
     share = dict(share)
     variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "LOCAL_RANK": "0"}
     if not share.get("GPU"):  # Ray leaves all GPUs of the node visible to actors that asked for none; ROCm reads HIP_ before CUDA_

@@ -117,6 +117,7 @@ class RolloutConfig(Section):
     options: dict[str, Any] = Field(default_factory=dict, description="Further keyword arguments of vllm.LLM.")
     bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
+    restarts: int = Field(default=3, ge=0, description="Samplers whose process died are started again this often; then the run ends.")
     max_logprob_gap: float | None = Field(
         default=None, gt=0, description="Fail when samplers and policy differ by more than this in mean log-probability; with staleness 0."
     )

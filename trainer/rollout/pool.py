@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -46,16 +45,24 @@ class SamplerActor:
         return getattr(self.sampler, method)(*args, **kwargs)
 
 
-@dataclass
 class Pending:
     """Episodes on their way."""
 
-    refs: list[Any]
-    timeout: int
+    def __init__(self, pool: SamplerPool, parts: dict[int, tuple[Any, ...]]):
+        """`parts`: what each sampler is asked to generate, by its number."""
+        self.pool, self.parts = pool, parts
+        self.refs: dict[int, Any] = {}
+        self.ask(list(parts))
+
+    def ask(self, samplers: list[int]) -> None:
+        """Have these do their parts, for a second time perhaps: the same weights and seeds give the same episodes."""
+        for i in self.parts.keys() & samplers:
+            self.refs[i] = self.pool.actors[i].call.remote("generate", *self.parts[i])
 
     def result(self) -> list[Episode]:
         """Wait for them. Raises RunError at the deadline or when a sampler died."""
-        parts = actors.wait(self.refs, self.timeout, "sampling (rollout.timeout)")
+        refs = [self.refs[i] for i in self.parts]
+        parts = actors.wait(refs, self.pool.config.rollout.timeout, "sampling (rollout.timeout)")
         return [episode for part in parts for episode in part]
 
 
@@ -63,17 +70,31 @@ class SamplerPool:
     """All samplers of a run."""
 
     def __init__(self, config: TrainConfig, model_path: str, group: Any, plan: placement.Placement):
-        self.config = config
-        place = config.placement
-        share = placement.sampler_share(config)
-        threads = placement.threads(place, place.cpus_per_sampler)
-        self.actors: list[Any] = [
-            SamplerActor.options(  # type: ignore[attr-defined]
-                **actors.options(group, plan.sampler_bundle(i), share, threads, f"sampler-{i}")
-            ).remote(config, model_path, config.run.seed + i, threads)
-            for i in range(config.rollout.engines)
-        ]
+        self.config, self.model_path, self.group, self.plan = config, model_path, group, plan
+        self.actors: list[Any] = [self._actor(i) for i in range(config.rollout.engines)]
         self.receivers = [actor.start.remote() for actor in self.actors]
+
+    def _actor(self, number: int) -> Any:
+        place = self.config.placement
+        threads = placement.threads(place, place.cpus_per_sampler)
+        bundle, share = self.plan.sampler_bundle(number), placement.sampler_share(self.config)
+        options = actors.options(self.group, bundle, share, threads, f"sampler-{number}")
+        return SamplerActor.options(**options).remote(  # type: ignore[attr-defined]
+            self.config, self.model_path, self.config.run.seed + number, threads
+        )
+
+    def lost(self) -> list[int]:
+        """Numbers of the samplers whose process has ended. Those that are at work are waited for, up to rollout.timeout."""
+        refs = self.ready()
+        ray.wait(refs, num_returns=len(refs), timeout=self.config.rollout.timeout, fetch_local=False)
+        return [i for i, ref in enumerate(refs) if actors.died(ref)]
+
+    def start_again(self, numbers: list[int]) -> None:
+        """New processes in place of these; `connect` comes next."""
+        for i in numbers:
+            ray.kill(self.actors[i])  # where only its node does not answer: its name is taken until then
+            self.actors[i] = self._actor(i)
+            self.receivers[i] = self.actors[i].start.remote()
 
     def ready(self) -> list[Any]:
         """One reference per sampler that ends once it has done all that it was asked."""
@@ -96,10 +117,10 @@ class SamplerPool:
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
         """Begin sampling; prompts are dealt to the samplers in turn of equal shares."""
         share = -(-len(prompts) // len(self.actors))
-        refs = []
-        for i, actor in enumerate(self.actors):
+        parts = {}
+        for i in range(len(self.actors)):
             part = slice(i * share, (i + 1) * share)
             groups = list(range(len(prompts)))[part]
             if groups:
-                refs.append(actor.call.remote("generate", prompts[part], groups, samples, seed + i, greedy))
-        return Pending(refs, self.config.rollout.timeout)
+                parts[i] = (prompts[part], groups, samples, seed + i, greedy)
+        return Pending(self, parts)
