@@ -36,8 +36,9 @@ infra/policy/.venv/ready: infra/policy/requirements.txt .ci/setup
 demo: .venv/cpu
 	@$(BIN)/python -m cluster_tasks.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
 
+# Two files at a time, as most tests wait for processes to start; more would want more than 8 GB of memory.
 test: .venv/dev
-	@$(BIN)/pytest -m "not slow and not hosts"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not hosts"
 
 # A real dstack server and a real Slurm, with hosts in namespaces: root alone can make those.
 test-hosts: .venv/dev

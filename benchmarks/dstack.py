@@ -80,7 +80,7 @@ def run() -> Report:
 
 def bare_seconds(lab: Lab) -> float:
     """Until dstack says that both jobs run."""
-    from integration.dstack.lab import VOLUMES
+    from integration.dstack.image import VOLUMES
 
     (lab.project / "bare.dstack.yml").write_text(SLEEP.format(volumes=json.dumps(VOLUMES)))
     start = time.monotonic()

@@ -1,0 +1,107 @@
+"""Runs: what makes a run the same run, what it keeps of its settings, and that it has one writer."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from trainer.cli import parse
+from trainer.config import ConfigError, TrainConfig
+from trainer.runs import differences, held, run_folder, save_resolved
+
+ROOT = Path(__file__).parents[2]
+PROG = "python -m trainer.train_ppo"
+
+
+def ok(*argv: str) -> TrainConfig:
+    return parse(["model.path=gpt2", "data.path=package.module:rows", *argv], prog=PROG)
+
+
+def test_the_same_submit_is_the_same_run_and_another_config_is_another(tmp_path, runs):
+    file = tmp_path / "demo.yaml"
+    file.write_text("model: {path: gpt2}\ndata: {path: a.b:rows}\n")
+
+    def name(*argv: str) -> str | None:
+        return parse(["--config", str(file), *argv], prog=PROG).run.name
+
+    first = name()
+    assert first is not None and re.fullmatch(r"demo-[0-9a-f]{8}", first)
+    assert name() == name("log.plot=false") == name("run.resume=never") == name("optim.lr=0.000001") == first
+    assert len({first, name("optim.lr=2e-6"), name("run.seed=1"), name("rollout.options={a: 1}")}) == 4
+    assert name("trainer.steps=5") == name("trainer.steps=10") == first, "more steps go on"
+    assert name("trainer.steps=5", "optim.schedule=cosine") != name("trainer.steps=10", "optim.schedule=cosine")
+    assert name("run.name=mine") == "mine"
+    assert run_folder(parse(["--config", str(file)], prog=PROG)) == runs / first
+    assert (ok().run.name or "").startswith("train_ppo-")
+
+
+def test_a_run_keeps_its_settings_command_and_versions_beside_it(runs):
+    config = ok("run.name=mine", "optim.lr=5e-4")
+    save_resolved(config, runs / "mine", ["python", "-m", "trainer.train_ppo", "model.init={a: 1}"])
+    save_resolved(config, runs / "mine", ["again"])
+    assert TrainConfig.model_validate(yaml.safe_load((runs / "mine" / "run.yaml").read_text())) == config
+    first, second = (json.loads(line) for line in (runs / "mine" / "starts.jsonl").read_text().splitlines())
+    assert first["command"] == "python -m trainer.train_ppo 'model.init={a: 1}'"
+    assert second["command"] == "again"
+    assert first["packages"]["pydantic"] and first["time"]
+
+
+def test_other_settings_under_the_same_name_are_refused(runs):
+    save_resolved(ok("run.name=mine", "rollout.options={a: 1}"), runs / "mine", [])
+    with pytest.raises(ConfigError) as caught:
+        save_resolved(ok("run.name=mine", "optim.lr=0.1", "rollout.options={b: 1}", "log.plot=false"), runs / "mine", [])
+    lines = str(caught.value).splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["rollout.options.a=null", "optim.lr=0.1", "rollout.options.b=1", "run.name=mine"]
+    assert lines[1] == f"optim.lr=0.1: this run was started with 1e-06 ({runs}/mine/run.yaml)"
+    assert lines[-1] == "run.name=mine: choose another run.name, or run.resume=never to start anew"
+
+
+@pytest.mark.parametrize("text", ["trainer: {steps_of_old: 5}\n", "trainer: [", "5\n"])
+def test_settings_of_another_version_are_refused_with_the_way_out(runs, text):
+    (runs / "mine").mkdir(parents=True)
+    (runs / "mine" / "run.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"run\.yaml: not the settings of this version; choose another run\.name, or run\.resume=never"):
+        save_resolved(ok("run.name=mine"), runs / "mine", [])
+
+
+def test_steps_may_grow_unless_the_schedule_depends_on_them():
+    assert differences(ok("trainer.steps=5"), ok("trainer.steps=9", "run.name=x", "run.resume=must", "placement.wait=9")) == {
+        "run.name": (ok("trainer.steps=5").run.name, "x")
+    }
+    assert differences(ok("run.name=x", "trainer.steps=9"), ok("run.name=x", "trainer.steps=5")) == {"trainer.steps": (9, 5)}
+    cosine = ["run.name=x", "optim.schedule=cosine"]
+    assert differences(ok(*cosine, "trainer.steps=5"), ok(*cosine, "trainer.steps=9")) == {"trainer.steps": (5, 9)}
+
+
+def test_resume_never_moves_the_old_run_aside(runs):
+    save_resolved(ok("run.name=mine"), runs / "mine", [])
+    (runs / "mine" / "metrics.jsonl").write_text("old")
+    save_resolved(ok("run.name=mine", "optim.lr=0.1", "run.resume=never"), runs / "mine", [])
+    assert not (runs / "mine" / "metrics.jsonl").exists()
+    assert (runs / "mine.old1" / "metrics.jsonl").read_text() == "old"
+
+
+def test_a_run_has_one_writer_until_that_process_dies(runs):
+    code = (
+        "import sys; from pathlib import Path; from trainer.runs import held\n"
+        "with held(Path(sys.argv[1])): print('in', flush=True); sys.stdin.read()"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code, str(runs / "mine")], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout and child.stdout.readline() == b"in\n"
+        with pytest.raises(ConfigError, match=rf"run.name=mine: process {child.pid} on .* is writing"), held(runs / "mine"):
+            pass
+    finally:
+        child.kill()
+        child.communicate()
+    with held(runs / "mine"):
+        save_resolved(ok("run.name=mine"), runs / "mine", [])
+        save_resolved(ok("run.name=mine", "run.resume=never"), runs / "mine", [])
+        with pytest.raises(ConfigError, match="is writing"), held(runs / "mine"):
+            pass
