@@ -90,7 +90,8 @@ class Machine:
         """Interfaces of an AWS instance that uses all EFA there is, the primary one first.
 
         One IP address per node: the primary interface has it, the others carry RDMA alone (`efa-only`). Where every card has
-        EFA, card 0 carries one beside the primary interface.
+        EFA, card 0 carries one beside the primary interface. Of cards above 0 AWS's guide has `efa-only` at device index 0, and at 1
+        what carries IP; for p6-b300: https://github.com/aws/aws-parallelcluster/issues/7143.
         """
         if self.efa == 0:
             return (Nic(0, 0, "interface"),)

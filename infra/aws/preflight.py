@@ -1,7 +1,4 @@
-"""What AWS is asked before `pulumi up`; read-only calls alone.
-
-Quota codes: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
-"""
+"""What AWS is asked before `pulumi up`; read-only calls alone."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws import checks
+from infra.aws import checks, quotas
 from infra.aws.nodes import newest_image
 from infra.findings import Finding, failed, ok, unknown
 from infra.machines import Machine
@@ -24,9 +21,6 @@ from stacks.schema import Fleet, Stack
 PATIENCE = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 3, "mode": "standard"})
 LOGIN = "aws sso login, or aws configure; AWS_PROFILE chooses among several"
 FORBIDDEN = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
-ON_DEMAND = {"p": "L-417A185B", "g": "L-DB2E81BA"}
-SPOT = {"p4": "L-7212CCBC", "p5": "L-C4BD4855", "g": "L-3819A6DF"}  # no code was found for P6
-STANDARD = {"on-demand": "L-1216C47A", "spot": "L-34B43A08"}
 Plain = dict[str, Any]
 
 
@@ -110,52 +104,6 @@ def efa(asked: Asked) -> Iterator[Finding]:
             yield failed("efa", text, "take another machine type or region")
         else:
             yield ok("efa", f"interfaces of {name}: {there}")
-
-
-def quota(asked: Asked) -> Iterator[Finding]:
-    """vCPUs that the account may run at once, for each kind that the fleets are bought as; what is reserved was counted then."""
-    wanted: dict[str, int] = {}
-    for fleet in asked.stack.fleets:
-        machine, kind = asked.machines[fleet.name], fleet.capacity.kind
-        if kind in ("reservation", "block"):
-            yield ok("quota", f"{fleet.name}: counted when {fleet.capacity.id} was bought")
-            continue
-        code = quota_code(machine.name, kind)
-        if code is None:
-            yield unknown("quota", f"the quota of {kind} {machine.name} is not known", _quotas(asked.stack))
-        else:
-            wanted[code] = wanted.get(code, 0) + fleet.nodes * machine.cpus
-    for code, vcpus in wanted.items():
-        try:
-            answer = asked.client("service-quotas").get_service_quota(ServiceCode="ec2", QuotaCode=code)["Quota"]
-        except ClientError as error:
-            if error.response["Error"]["Code"] != "NoSuchResourceException":
-                raise
-            yield unknown("quota", f"{asked.stack.region} tells no quota {code}; the stack wants {vcpus} vCPUs of it", _quotas(asked.stack))
-        else:
-            yield enough(answer, vcpus, asked.stack)
-
-
-def quota_code(machine: str, kind: str) -> str | None:
-    """Of the quota that counts machines such as p5.48xlarge, bought on-demand or spot."""
-    if machine[0] not in "pg":
-        return STANDARD[kind]
-    if kind == "on-demand":
-        return ON_DEMAND[machine[0]]
-    return SPOT.get("g" if machine[0] == "g" else machine[:2])
-
-
-def enough(answer: Plain, vcpus: int, stack: Stack) -> Finding:
-    """Pure: a quota against the vCPUs that the stack wants. What else runs is counted in it, too."""
-    says = f"{answer.get('QuotaName', answer['QuotaCode'])}: {answer['Value']:g} vCPUs in {stack.region}, the stack wants {vcpus}"
-    if answer["Value"] >= vcpus:
-        return ok("quota", says)
-    ask = f"--service-code ec2 --quota-code {answer['QuotaCode']} --desired-value {vcpus} --region {stack.region}"
-    return failed("quota", says, f"aws service-quotas request-service-quota-increase {ask}")
-
-
-def _quotas(stack: Stack) -> str:
-    return f"https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas?region={stack.region}"
 
 
 def capacity(asked: Asked) -> Iterator[Finding]:
@@ -276,4 +224,12 @@ def room(stack: Stack, free: dict[str, int]) -> Iterator[Finding]:
         yield ok("subnets", says)
 
 
-CHECKS = {"zones": zones, "efa": efa, "quota": quota, "capacity": capacity, "image": images, "subnets": subnets}
+CHECKS = {
+    "zones": zones,
+    "efa": efa,
+    "quota": quotas.machines,
+    "network": quotas.network,
+    "capacity": capacity,
+    "image": images,
+    "subnets": subnets,
+}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import boto3
 import gcp_plans
 import plans
 import pytest
 import yaml
+from aws_asked import REGION
 from edits import put
+from moto import mock_aws
 
 from infra.preview import Plan, Resource, plan
 
@@ -78,6 +81,22 @@ def backend() -> Callable[[Plan], dict[str, Any]]:
 
 
 # AWS
+
+
+@pytest.fixture
+def aws_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nobody, so that nobody's are used."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.delenv("AWS_PROFILE", raising=False)
+
+
+@pytest.fixture
+def ec2(aws_keys: None) -> Iterator[Any]:
+    """A client of moto's EC2."""
+    with mock_aws():
+        yield boto3.client("ec2", region_name=REGION)
 
 
 @pytest.fixture(scope="session")

@@ -11,60 +11,20 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.stub import Stubber
+from aws_asked import REGION, asked, stack, stubbed
 from moto import mock_aws
 
 from infra import equipment, preflight
 from infra.aws import preflight as aws
-from infra.aws.preflight import Asked
+from infra.aws import quotas
 from infra.findings import Finding
 from stacks import load
 from stacks.load import StackError
-from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[2]
-REGION = "us-east-1"
+pytestmark = pytest.mark.usefixtures("aws_keys")
 IMAGE = "ami-0123456789abcdef0"
 VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
-
-
-def stack(name: str = "aws-dev", fleet: dict[str, Any] | None = None, **settings: Any) -> Stack:
-    """A stack of the repository with settings replaced, those of its fleet among them; `...` removes one."""
-    raw = load.settings(name, ROOT) | {f"flotilla:{key}": value for key, value in settings.items()}
-    raw["flotilla:fleets"] = [{key: value for key, value in (raw["flotilla:fleets"][0] | (fleet or {})).items() if value is not ...}]
-    return load.parse(name, raw)
-
-
-@pytest.fixture(autouse=True)
-def credentials(monkeypatch):
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(name, "testing")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.delenv("AWS_PROFILE", raising=False)
-
-
-@pytest.fixture
-def ec2():
-    with mock_aws():
-        yield boto3.client("ec2", region_name=REGION)
-
-
-def asked(of: Stack, **clients: Any) -> Asked:
-    made = {name.replace("_", "-"): client for name, client in clients.items()}
-    return Asked(of, equipment.machines(of, "aws"), made.__getitem__)
-
-
-def stubbed(service: str, *answers: tuple[str, Any, dict[str, Any]]) -> Any:
-    """A client that expects these calls and gives these answers, or errors; both must be such as AWS's model of the service knows."""
-    client = boto3.client(service, region_name=REGION)
-    stubber = Stubber(client)
-    for call, answer, wanted in answers:
-        if isinstance(answer, str):
-            stubber.add_client_error(call, answer, f"the message of {answer}", expected_params=wanted)
-        else:
-            stubber.add_response(call, answer, wanted)
-    stubber.activate()
-    return client
 
 
 def verdicts(found: list[Finding]) -> dict[str, str]:
@@ -148,60 +108,6 @@ def test_fewer_efa_interfaces_than_the_table_says_fail(ec2):
         [found] = aws.efa(asked(of, ec2=answer(interfaces)))
         assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and infra/machines.py says 32"
     assert not [*aws.efa(asked(stack(fleet={"machine": "g6.xlarge"}), ec2=ec2))]
-
-
-# Quota
-
-
-def quota(code: str, value: float) -> tuple[str, Any, dict[str, str]]:
-    answer = {"Quota": {"QuotaCode": code, "QuotaName": f"name of {code}", "Value": value}}
-    return "get_service_quota", answer, {"ServiceCode": "ec2", "QuotaCode": code}
-
-
-@pytest.mark.parametrize(
-    ("machine", "kind", "code"),
-    [
-        ("p5.48xlarge", "on-demand", "L-417A185B"),
-        ("p6-b200.48xlarge", "on-demand", "L-417A185B"),
-        ("p5en.48xlarge", "spot", "L-C4BD4855"),
-        ("p4d.24xlarge", "spot", "L-7212CCBC"),
-        ("p6-b200.48xlarge", "spot", None),
-        ("g6.8xlarge", "on-demand", "L-DB2E81BA"),
-        ("g6e.xlarge", "spot", "L-3819A6DF"),
-        ("m7i.xlarge", "on-demand", "L-1216C47A"),
-        ("m7i.xlarge", "spot", "L-34B43A08"),
-    ],
-)
-def test_each_way_to_buy_a_family_has_its_quota(machine, kind, code):
-    assert aws.quota_code(machine, kind) == code
-
-
-@pytest.mark.parametrize(("value", "verdict"), [(63, "failed"), (64, "ok")])
-def test_the_quota_must_cover_all_vcpus_of_the_fleet(value, verdict):
-    [found] = aws.quota(asked(stack(), service_quotas=stubbed("service-quotas", quota("L-3819A6DF", value))))
-    assert found.verdict == verdict  # two g6.8xlarge have 64
-    assert found.says == f"name of L-3819A6DF: {value} vCPUs in us-east-1, the stack wants 64"
-    assert ("--quota-code L-3819A6DF --desired-value 64 --region us-east-1" in found.fix) == (verdict == "failed")
-
-
-def test_fleets_of_one_quota_are_added_up():
-    of = stack()
-    both = of.model_copy(update={"fleets": (of.fleets[0], of.fleets[0].model_copy(update={"name": "more"}))})
-    [found] = aws.quota(asked(both, service_quotas=stubbed("service-quotas", quota("L-3819A6DF", 100))))
-    assert (found.verdict, "wants 128" in found.says) == ("failed", True)
-
-
-def test_what_is_reserved_or_has_no_known_quota_is_not_asked():
-    [reserved] = aws.quota(asked(stack("aws-prod"), service_quotas=stubbed("service-quotas")))
-    assert reserved.verdict == "ok"
-    [spot] = aws.quota(asked(stack(fleet={"machine": "p6-b200.48xlarge"}), service_quotas=stubbed("service-quotas")))
-    assert spot.verdict == "unknown" and "servicequotas" in spot.fix
-
-
-def test_a_quota_that_the_region_does_not_tell_is_unknown():
-    wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
-    [found] = aws.quota(asked(stack(), service_quotas=stubbed("service-quotas", ("get_service_quota", "NoSuchResourceException", wanted))))
-    assert found.verdict == "unknown" and "wants 64 vCPUs" in found.says
 
 
 # Capacity
@@ -346,8 +252,8 @@ def test_an_unknown_subnet_is_aws_word(ec2):
 
 def test_a_call_that_is_forbidden_says_what_to_allow_and_fails_nothing():
     wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
-    quotas = stubbed("service-quotas", ("get_service_quota", "AccessDeniedException", wanted))
-    [found] = aws._answers("quota", aws.quota, asked(stack(), service_quotas=quotas))
+    refused = stubbed("service-quotas", ("get_service_quota", "AccessDeniedException", wanted))
+    [found] = aws._answers("quota", quotas.machines, asked(stack(), service_quotas=refused))
     assert (found.verdict, found.fix) == ("unknown", "allow GetServiceQuota to this identity")
 
 
@@ -361,7 +267,7 @@ def test_all_checks_are_asked_in_one_session(ec2, monkeypatch):
     monkeypatch.setattr(preflight.prices, "cost", lambda stack: preflight.prices.Cost(()))
     with mock_aws():
         found = preflight.preflight(stack(fleet={"capacity": {"kind": "on-demand"}}))
-    assert [one.check for one in found] == ["credentials", "zones", "efa", "quota", "budget"]
+    assert [one.check for one in found] == ["credentials", "zones", "efa", "quota", "network", "network", "budget"]
 
 
 def test_a_stack_that_up_would_refuse_is_refused_before_anything_is_asked():
@@ -391,7 +297,7 @@ def test_the_command_ends_with_1_where_a_check_failed_and_with_2_at_a_mistake():
     done = command("aws-dev")
     assert (done.returncode, done.stderr) == (1, "")
     assert "Unable to locate credentials" in done.stdout and "aws sso login" in done.stdout
-    assert done.stdout.splitlines()[-1] == "aws-dev: 0 ok, 1 failed, 7 unknown"
+    assert done.stdout.splitlines()[-1] == "aws-dev: 0 ok, 1 failed, 8 unknown"
     found = json.loads(command("aws-dev", "--json").stdout)
     assert [one["check"] for one in found if one["verdict"] == "failed"] == ["credentials"]
     mistake = command("aws-def")
