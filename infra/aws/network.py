@@ -48,22 +48,21 @@ class Place:
 
 
 def existing(stack: Stack, zones: list[str], ask: pulumi.InvokeOptions) -> Place:
-    """The network that the stack names, with its subnets in zones that offer the machines; AWS says so where one is of another network.
+    """The network that the stack names, with the first of its subnets in each zone; AWS says so where one is of another network.
 
-    Raises StackError where no subnet is in such a zone.
+    Raises StackError where one is in a zone that does not offer the machines, as for flotilla:network.zones.
     """
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
     found = {subnet: ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=ask).availability_zone for subnet in wanted.subnets}
-    private: dict[str, pulumi.Input[str]] = {}
-    for subnet, zone in found.items():
-        if zone in zones:
-            private.setdefault(zone, subnet)
-    if not private:
-        where = ", ".join(f"{subnet} in {zone}" for subnet, zone in found.items())
+    if wrong := {subnet: zone for subnet, zone in found.items() if zone not in zones}:
+        where = ", ".join(f"{subnet} is in {zone}" for subnet, zone in wrong.items())
         raise StackError(
             f"stacks/Pulumi.{stack.name}.yaml: flotilla:network.subnets: {where}, but the machines are offered in {', '.join(zones)}"
         )
+    private: dict[str, pulumi.Input[str]] = {}
+    for subnet, zone in found.items():
+        private.setdefault(zone, subnet)
     return Place(wanted.vpc, ec2.get_vpc(id=wanted.vpc, opts=ask).cidr_block, private, {})
 
 

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import aws_asked
+import pulumi
 import pytest
+
+from infra.aws import network
+from stacks.load import StackError
 
 
 def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned, of):
@@ -80,6 +87,18 @@ def test_nodes_stand_in_the_first_subnet_that_the_stack_lists(changed, template,
 def test_an_existing_network_without_the_machine_is_refused(changed):
     mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
     with pytest.raises(
-        Exception, match=r"network.subnets: subnet-0123456789abcdef0 in us-east-1a, but the machines are offered in us-west-"
+        Exception, match=r"network.subnets: subnet-0123456789abcdef0 is in us-east-1a, but the machines are offered in us-west-"
     ):
         changed("aws-dev", {"network": mine, "region": "us-west-2"})
+
+
+def test_one_subnet_where_the_machine_is_not_offered_is_refused_as_a_zone_would_be(monkeypatch):
+    zones = {"subnet-0123456789abcdef0": "us-east-1a", "subnet-0123456789abcdef1": "us-east-1e"}
+    monkeypatch.setattr(network.ec2, "get_subnet", lambda id, **_: SimpleNamespace(availability_zone=zones[id]))
+    monkeypatch.setattr(network.ec2, "get_vpc", lambda **_: SimpleNamespace(cidr_block="10.0.0.0/16"))
+    stack = aws_asked.stack(network={"vpc": "vpc-0123456789abcdef0", "subnets": [*zones]})
+    says = r"network\.subnets: subnet-0123456789abcdef1 is in us-east-1e, but the machines are offered in us-east-1a$"
+    with pytest.raises(StackError, match=says):
+        network.existing(stack, ["us-east-1a"], pulumi.InvokeOptions())
+    place = network.existing(stack, ["us-east-1a", "us-east-1e"], pulumi.InvokeOptions())
+    assert place.private == {zone: one for one, zone in zones.items()}
