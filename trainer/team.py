@@ -40,7 +40,8 @@ class Team:
         try:
             self._sync()
         except (RunError, RayError) as error:
-            self.revive(error)
+            if not self._revive(error):
+                raise
 
     def _sync(self) -> None:
         refs = [rank.send.remote() for rank in self.policy.ranks] + self.samplers.receive()
@@ -52,23 +53,28 @@ class Team:
             try:
                 return pending.result()
             except RunError as error:
-                pending.ask(self.revive(error))
+                if not (owed := pending.owed()):
+                    raise
+                self._revive(error)  # unless a sync has done it since
+                pending.ask(owed)
 
-    def revive(self, error: Exception) -> list[int]:
+    def _revive(self, error: Exception) -> bool:
         """Start samplers anew whose process died, and give all of them the policy's weights: a sampler has nothing else to lose.
 
-        Returns their numbers. Raises `error` when no sampler died, or more often than rollout.restarts allows.
+        False when none died. Raises `error` when that happened more often than rollout.restarts allows.
         """
         lost, limit = self.samplers.lost(), self.config.rollout.restarts
+        if not lost:
+            return False
         self.restarts += len(lost)
-        if not lost or self.restarts > limit:
+        if self.restarts > limit:
             raise error
         names = ", ".join(f"sampler-{i}" for i in lost)
         print(f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)", flush=True)
         self.samplers.start_again(lost)
         self.samplers.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
         self._sync()
-        return lost
+        return True
 
     def save(self, folder: Path) -> None:
         """Write every trained role below `folder`."""

@@ -21,7 +21,7 @@ from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.config import ConfigError, TrainConfig
 from trainer.metrics import read
-from trainer.rollout.pool import SamplerPool
+from trainer.rollout.pool import Pending, SamplerPool
 from trainer.stopping import STOPPED
 
 
@@ -126,6 +126,22 @@ def test_a_sampler_that_dies_is_started_again_and_computes_the_same_bits(tiny_mo
     assert train_ppo.train(settings(tiny_model), tmp_path) == 0
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
     assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
+
+
+def test_what_a_sampler_owed_when_a_sync_found_it_dead_is_sampled_again(tiny_model, whole, tmp_path, monkeypatch):
+    """The next step's episodes are on their way when an evaluation gives the samplers their weights once more."""
+    begin, calls = SamplerPool.start, []
+
+    def start(*given: Any, **more: Any) -> Pending:
+        pending = begin(*given, **more)
+        calls.append(pending)
+        if len(calls) == 3:  # the evaluation before step 1, step 1, step 2
+            ray.kill(ray.get_actor("sampler-0"))
+        return pending
+
+    monkeypatch.setattr(SamplerPool, "start", start)
+    assert train_ppo.train(settings(tiny_model, trainer={"steps": 3, "eval_every": 1}), tmp_path) == 0
+    assert [row["reward"] for row in read(tmp_path)[1:]] == [row["reward"] for row in read(whole)[1:4]]
 
 
 def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(tiny_model, whole, tmp_path):

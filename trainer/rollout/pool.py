@@ -15,6 +15,7 @@ from trainer.config import ConfigError, TrainConfig
 from trainer.types import Episode, Prompt
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmSampler", "hf": "trainer.rollout.hf:HfSampler"}
+NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
 
 @ray.remote
@@ -59,6 +60,10 @@ class Pending:
         for i in self.parts.keys() & samplers:
             self.refs[i] = self.pool.actors[i].call.remote("generate", *self.parts[i])
 
+    def owed(self) -> list[int]:
+        """Numbers of the samplers that died before they had done their part."""
+        return [i for i, ref in self.refs.items() if actors.died(ref)]
+
     def result(self) -> list[Episode]:
         """Wait for them. Raises RunError at the deadline or when a sampler died."""
         refs = [self.refs[i] for i in self.parts]
@@ -84,9 +89,9 @@ class SamplerPool:
         )
 
     def lost(self) -> list[int]:
-        """Numbers of the samplers whose process has ended. Those that are at work are waited for, up to rollout.timeout."""
+        """Numbers of the samplers whose process has ended."""
         refs = self.ready()
-        ray.wait(refs, num_returns=len(refs), timeout=self.config.rollout.timeout, fetch_local=False)
+        ray.wait(refs, num_returns=len(refs), timeout=NOTICE_SECONDS, fetch_local=False)  # those at work do not answer
         return [i for i, ref in enumerate(refs) if actors.died(ref)]
 
     def start_again(self, numbers: list[int]) -> None:
