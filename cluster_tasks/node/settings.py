@@ -78,7 +78,9 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
 
 
 def counts(text: str) -> list[int]:
-    """A flag's numbers, with commas."""
+    """A flag's numbers, with commas. Raises ArgumentTypeError, whose text argparse shows."""
+    if not all(number.isdecimal() for number in text.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, or several with commas, such as 0,8,8")
     return [int(number) for number in text.split(",")]
 
 

@@ -82,6 +82,14 @@ def test_a_host_outside_of_the_network_is_named() -> None:
         read_settings(["--network", "192.168.0.0/16"], DSTACK)
 
 
+@pytest.mark.parametrize("text", ["8,x", "8,,8", "-1", ""])
+def test_gpus_by_node_that_are_no_numbers_are_refused_with_an_example(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read_settings([f"--node-gpus={text}"], DSTACK)
+    assert ended.value.code == 2
+    assert f"--node-gpus: {text!r} is no number, or several with commas, such as 0,8,8" in capsys.readouterr().err
+
+
 def test_a_host_that_knows_itself_by_a_loopback_address_is_known_by_its_own_in_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {"127.0.0.1": "lo", "172.17.0.1": "docker0", "10.1.0.7": "eth0"}
     monkeypatch.setattr("cluster_tasks.node.network.own_addresses", lambda: own)
