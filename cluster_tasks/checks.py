@@ -128,7 +128,7 @@ def main(argv: list[str] | None = None) -> int:
     options: Any = _parser().parse_args(argv)
     start = time.monotonic()
     try:
-        known = scheduled(options)
+        known = None if options.here else scheduled(options)
         group, addresses = group_of(options, known)
         found = measure(group, addresses, 0 if options.quick else options.seconds)
         group.close()
@@ -136,9 +136,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"checks: {error}", file=sys.stderr)
         return 2
     expected = Expected(
-        addresses=tuple(known[1]) if known and not options.here else None,
+        addresses=tuple(known[1]) if known else None,
         nodes=options.nodes,
-        gpus=options.gpus or (None if known is None or known[2] is None else [known[2]]),
+        gpus=options.gpus or _told(known),
         free=options.free,
         floor=options.floor,
     )
@@ -152,6 +152,15 @@ def main(argv: list[str] | None = None) -> int:
     return 1 if any(one.hard for one in wrong) else 0
 
 
+def _told(known: tuple[int, list[str], int | None] | None) -> list[int] | None:
+    """GPUs that nodes should have: of each, as the agent tells jobs where nodes are not alike, else as the scheduler says of this one."""
+    if known is None:
+        return None
+    if of_each := os.environ.get(NODE_GPUS):
+        return counts(of_each)
+    return None if known[2] is None else [known[2]]
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cluster_tasks.checks", description="Is this cluster fit for a job?")
     add, floor = parser.add_argument, os.environ.get("FLOTILLA_BANDWIDTH_FLOOR")
@@ -162,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=29431, help="on which nodes meet without Ray")
     add("--wait", type=float, default=120, help="seconds for nodes to meet without Ray")
     add("--nodes", type=int, help="that there should be; as the scheduler says by default")
-    add("--gpus", type=counts, default=os.environ.get(NODE_GPUS), help="that nodes should have: 8, or 0,8,8 by rank; default: as told")
+    add("--gpus", type=counts, help="that nodes should have: 8, or 0,8,8 by rank; as the scheduler says by default")
     add("--free", type=float, default=10, help="GB that the folders of checkpoints, cache and temporary files should have")
     add("--floor", type=float, default=float(floor) if floor else None, help="GB/s that an all-reduce should reach; as the stack's fabric")
     add("--seconds", type=float, default=2, help="of each bandwidth measurement")

@@ -136,7 +136,13 @@ def test_a_node_that_does_not_come_is_named_at_the_deadline() -> None:
 
 def test_a_machine_by_itself_is_looked_at_without_ray() -> None:
     done = subprocess.run(
-        [*CHECKS, "--here", "--free", "0"], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120, check=False
+        [*CHECKS, "--here", "--free", "0"],
+        cwd=ROOT,
+        env=environment(FLOTILLA_NODE_GPUS="8,8"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 nodes, 0 errors" in done.stdout
