@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Ratio, Report
-from cluster_tasks.node.ports import free_port
-from cluster_tasks.ray import NODE_AGENT
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT / "tests"))  # where the clusters are
 
 if TYPE_CHECKING:
     from integration.dstack.lab import Lab
+    from integration.local import Cluster
     from integration.slurm.project import Project
 
 ROUNDS, STEPS, FIRST = 2, 18, 4  # steps before FIRST warm up
@@ -40,16 +39,23 @@ Place = Callable[[str], Path]  # trains a run of this name; its folder
 
 def run() -> Report:
     taken: dict[str, list[float]] = {"Slurm": [], "dstack": [], "this machine": []}
-    with tempfile.TemporaryDirectory(prefix="places-") as folder, slurm(Path(folder)) as by_slurm, dstack() as by_dstack:
-        places: dict[str, Place] = {"Slurm": by_slurm, "dstack": by_dstack, "this machine": local(Path(folder))}
+    with (
+        tempfile.TemporaryDirectory(prefix="places-") as folder,
+        slurm(Path(folder)) as on_slurm,
+        dstack() as on_dstack,
+        local(Path(folder)) as here,
+    ):
+        places: dict[str, Place] = {"Slurm": on_slurm, "dstack": on_dstack, "this machine": here}
         for round_ in range(ROUNDS):
             for name, train in places.items():
                 taken[name] += step_seconds(train(f"round-{round_}"))
     seconds = {name: statistics.median(steps) for name, steps in taken.items()}
-    here = seconds["this machine"]
     return Report(
         "places",
-        [Ratio(f"step on nodes of {name} / on nodes of this machine", seconds[name] / here, LIMIT) for name in ("Slurm", "dstack")],
+        [
+            Ratio(f"step on nodes of {name} / on nodes of this machine", seconds[name] / seconds["this machine"], LIMIT)
+            for name in ("Slurm", "dstack")
+        ],
         {"seconds of a step": {name: round(value, 3) for name, value in seconds.items()}},
         taken,
     )
@@ -103,43 +109,34 @@ def by_dstack(lab: Lab, name: str) -> Path:
     return lab.shared / name
 
 
-def local(folder: Path) -> Place:
-    """Two of the node agents that `python -m cluster_tasks.local` would start."""
-    runs = folder / "runs"
+@contextlib.contextmanager
+def local(folder: Path) -> Iterator[Place]:
+    """`python -m cluster_tasks.local up` with two nodes, and `ray job submit`; down again after each run."""
+    from integration.local import render
+
+    cluster = render(folder, {"name": "laptop", "nodes": 2, "cpus": 1})
+    runs = cluster.root / "volumes/checkpoints"
     must([sys.executable, *SFT[1:]], ROOT, runs)
+    yield lambda name: by_local(cluster, runs, name)
 
-    def train(name: str) -> Path:
-        flags = ["--addresses", "127.0.0.2,127.0.0.3", "--port", str(free_port()), "--dashboard-port", str(free_port())]
-        flags += ["--num-cpus", "1", "--object-store-mb", "80"]
-        job = ["--job", " ".join([*PPO, f"run.name={name}"]), "--working-dir", "."]
-        with tempfile.TemporaryDirectory(prefix="ray-") as temp:
-            agent = [sys.executable, str(NODE_AGENT), *flags]
-            worker = subprocess.Popen(
-                [*agent, "--rank", "1", "--temp-dir", f"{temp}/1"],
-                cwd=ROOT,
-                env=environment(runs),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.STDOUT,
-            )
-            try:
-                must([*agent, "--rank", "0", "--temp-dir", f"{temp}/0", *job], ROOT, runs)
-            finally:
-                worker.terminate()
-                worker.wait(60)
-        return runs / name
 
-    return train
+def by_local(cluster: Cluster, runs: Path, name: str) -> Path:
+    from integration.local import PROJECT
+
+    try:
+        for done in (cluster.local("up"), cluster.job(*PPO, f"run.name={name}", flags=PROJECT, timeout=DEADLINE)):
+            if done.returncode:
+                raise RuntimeError(f"on this machine, exit code {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
+    finally:
+        cluster.local("down")
+    return runs / name
 
 
 def must(command: list[str], folder: Path, runs: Path) -> None:
-    done = subprocess.run(command, cwd=folder, env=environment(runs), capture_output=True, text=True, timeout=DEADLINE, check=False)
+    env = os.environ | {"FLOTILLA_RUNS": str(runs)}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=DEADLINE, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command[:4])} ended with {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
-
-
-def environment(runs: Path) -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "FLOTILLA_"))}
-    return inherited | {"FLOTILLA_RUNS": str(runs), "PATH": f"{Path(sys.executable).parent}:{inherited['PATH']}"}
 
 
 def step_seconds(run: Path) -> list[float]:
