@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.turns import Turns
 
 if TYPE_CHECKING:
-    from trainer.team import Team
+    from trainer.worker_groups import WorkerGroups
 
 # What trainer.rollout.vllm sets, so that both sides run the same engine.
 VLLM_ENVIRONMENT = {
@@ -40,17 +40,17 @@ def flotilla(turns: Turns, settings: list[str]) -> None:
             turns.begin(settle=idle)
 
     def loop(run: train_ppo.Run, *rest: Any) -> int:
-        nonlocal team
-        team = run.team
+        nonlocal workers
+        workers = run.workers
         turns.begin()
         return loop_of_trainer(run, *rest)
 
     def idle() -> None:
         """Samples that were begun for the next turn have come."""
-        assert team is not None
-        wait(team.samplers.ready(), config.rollout.timeout, "sampling")
+        assert workers is not None
+        wait(workers.engines.ready(), config.rollout.timeout, "sampling")
 
-    team: Team | None = None
+    workers: WorkerGroups | None = None
     config = parse(settings, prog=PROGRAM)
     episodes = config.trainer.prompts_per_step * config.algorithm.group_size
     loop_of_trainer, train_ppo.loop, train_ppo.Metrics = train_ppo.loop, loop, Metrics

@@ -1,6 +1,6 @@
 """Seconds of the same GRPO run's steps on two nodes that Slurm started, that dstack started, and that are processes of this machine.
 
-All three are the demo's recipe with one trainer rank and one sampler, a node each, and one thread each; in turns, so that a busy minute
+All three are the demo's recipe with one rank and one rollout engine, a node each, and one thread each; in turns, so that a busy minute
 meets all of them. Slurm and the dstack server with its hosts are those of tests/integration, on this machine's cores. Needs root.
 """
 

@@ -33,7 +33,7 @@ SORT = [
     "trainer.steps=1000",
     "trainer.checkpoint_every=1000",
     "trainer.eval_prompts=0",
-    "rollout.max_logprob_gap=null",
+    "rollout.max_logprob_diff=null",
 ]
 # Two processes work at once, so each takes one of two cores.
 PIPELINED = ["trainer.staleness=1", "placement.threads=1"]

@@ -47,8 +47,8 @@ class Member:
     def address(self) -> tuple[str, int]:
         return actors.here()
 
-    def join(self, link: weights.Link) -> None:
-        self.group = weights.join(link, self.rank)
+    def join(self, rendezvous: weights.Rendezvous) -> None:
+        self.group = weights.join(rendezvous, self.rank)
 
     @torch.no_grad()
     def sync(self, plan: weights.Plan) -> None:
@@ -75,8 +75,8 @@ def run() -> Report:
 def measure() -> Report:
     members: list[Any] = [Member.remote(rank) for rank in range(2)]
     parameters = ray.get(members[0].parameters.remote())
-    link = weights.Link(*ray.get(members[0].address.remote()), world=2, timeout=60, backend="gloo")
-    ray.get([member.join.remote(link) for member in members])
+    rendezvous = weights.Rendezvous(*ray.get(members[0].address.remote()), world=2, timeout=60, backend="gloo")
+    ray.get([member.join.remote(rendezvous) for member in members])
     bucketed, single = weights.plan(parameters, BUCKET_BYTES), weights.plan(parameters, 1)
 
     def sync(plan: weights.Plan) -> None:

@@ -166,7 +166,7 @@ def _follow(command: list[str], dashboard: Dashboard, submission: str) -> int:
         assert process.stdout is not None
         for line in process.stdout:
             if (
-                line.startswith(("step ", "prompt ", "error", "model:", "plot:", "resum", "sampler-"))
+                line.startswith(("step ", "prompt ", "error", "model:", "plot:", "resum", "rollout-"))
                 or "Error" in line
                 or "submitted successfully" in line
             ):
@@ -219,7 +219,7 @@ def _is_trainer(process: psutil.Process) -> bool:
     except psutil.Error:  # it has ended
         return False
     # A word of its own: not the shell that Ray starts a job with.
-    return "trainer.train_ppo" in words or " ".join(words).startswith(("ray::Worker", "ray::SamplerActor"))
+    return "trainer.train_ppo" in words or " ".join(words).startswith(("ray::Worker", "ray::RolloutActor"))
 
 
 def cluster_processes() -> list[psutil.Process]:

@@ -13,7 +13,7 @@ from trainer.config import ConfigError
 
 
 class RunError(RuntimeError):
-    """The run cannot go on: a process died or did not answer. The last whole checkpoint is where the same submit goes on."""
+    """The run cannot continue: a process died or did not answer. The same submit resumes from the last complete checkpoint."""
 
 
 def wait(refs: Any, seconds: float, what: str) -> Any:
@@ -46,7 +46,7 @@ def died(ref: Any) -> bool:
 
 
 def options(group: Any, bundle: int, share: dict[str, float], threads: int, name: str) -> dict[str, Any]:
-    """Options of an actor that takes `share` of a bundle. Ray restarts none: `team.py` does it for samplers, or a run resumes."""
+    """Options of an actor with `share` of a bundle. Ray restarts none: `worker_groups.py` restarts rollout engines, or a run resumes."""
     share = dict(share)
     variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "LOCAL_RANK": "0"}
     if not share.get("GPU"):  # Ray leaves all GPUs of the node visible to actors that asked for none; ROCm reads HIP_ before CUDA_

@@ -1,11 +1,11 @@
-"""Checkpoints: plain folders that are whole or not there.
+"""Checkpoints: plain folders that are complete or not there.
 
     checkpoints/step_20/          manifest.json, and whatever the ranks wrote
     checkpoints/tmp_step_30/      being written; what a killed run leaves is removed by the next writer
 
 A checkpoint is written into tmp_step_N, made durable (fsync of every file and folder), renamed to step_N, and only then are older
-ones removed. The manifest is written last and lists every file with size and digest, so that wholeness does not rest on the
-rename alone: where renaming a folder copies object by object (bucket mounts), a copy cut short lacks files and is passed over.
+ones removed. The manifest is written last and lists every file with size and digest, so that completeness does not rest on the
+rename alone: where renaming a folder copies object by object (bucket mounts), a copy cut short has files missing and is passed over.
 A bucket mount that cannot rename at all is refused with the system's reason. No links of any kind are used.
 """
 
@@ -43,7 +43,7 @@ class CheckpointError(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint. `state` is what the driver gave to `writing`, as JSON returns it (tuples are lists)."""
+    """A complete checkpoint. `state` is what the driver gave to `writing`, as JSON returns it (tuples are lists)."""
 
     step: int  # steps that were done when it was written
     folder: Path
@@ -76,7 +76,7 @@ class Checkpoints:
         self.folder, self.keep, self.keep_best = Path(folder), keep, keep_best
 
     def latest(self) -> Checkpoint | None:
-        """The newest whole one, digests checked; broken ones are passed over with a warning that names what is wrong."""
+        """The newest complete one, digests checked; broken ones are passed over with a warning that names what is wrong."""
         for path in self._found():
             try:
                 return _open(path, digests=True)
@@ -85,10 +85,10 @@ class Checkpoints:
         return None
 
     def to_resume(self, mode: Literal["auto", "never", "must"]) -> Checkpoint | None:
-        """What run.resume asks for. Raises CheckpointError for `must` without a whole checkpoint."""
+        """What run.resume asks for. Raises CheckpointError for `must` without a complete checkpoint."""
         found = None if mode == "never" else self.latest()
         if found is None and mode == "must":
-            raise CheckpointError(f"run.resume=must: no whole checkpoint in {self.folder}")
+            raise CheckpointError(f"run.resume=must: no complete checkpoint in {self.folder}")
         return found
 
     def draft(self, step: int) -> Path:
@@ -134,20 +134,20 @@ class Checkpoints:
         fsync(self.folder)
 
     def _rotate(self, written: int) -> None:
-        """Keep the newest `keep` whole ones up to step `written`, and the best if asked; remove the rest, broken ones included.
+        """Keep the newest `keep` complete ones up to step `written`, and the best if asked; remove the rest, broken ones included.
 
-        Later steps are what a resumed run has passed over or left behind: next to a whole step `written` they would mislead `latest`.
+        Later steps are what a resumed run has passed over or left behind: next to a complete step `written` they would mislead `latest`.
         """
-        whole: dict[int, Checkpoint] = {}
+        complete: dict[int, Checkpoint] = {}
         for path in self._found():
             try:
                 found = _open(path, digests=False)
             except CheckpointError:
                 continue  # `latest` has warned of it
             if found.step <= written:
-                whole.setdefault(found.step, found)
-        stay = {c.folder for c in list(whole.values())[: self.keep]}
-        scored = [c for c in whole.values() if c.score is not None]
+                complete.setdefault(found.step, found)
+        stay = {c.folder for c in list(complete.values())[: self.keep]}
+        scored = [c for c in complete.values() if c.score is not None]
         if self.keep_best and scored:
             stay.add(max(scored, key=lambda c: (c.score, c.step)).folder)
         for path in self._found():

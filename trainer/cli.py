@@ -1,6 +1,6 @@
 """The command line of the trainers: a YAML file, `key=value` on top, and errors that say what to change.
 
-Every mistake is found before any process starts, and all of them are told at once.
+Every mistake is found before any process starts, and all of them are reported together.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any, NoReturn
 import yaml
 from pydantic import ValidationError
 
-from trainer import dialect
+from trainer import yaml_io
 from trainer.checkpoint import NO_SPACE, reasons
 from trainer.config import ConfigError, TrainConfig
-from trainer.describe import allowed, find, print_settings, settings, show
+from trainer.config_help import allowed, find, print_settings, settings, show
 from trainer.metrics import NonFiniteError
 from trainer.runs import check_paths, derived_name
 
@@ -49,7 +49,7 @@ def exits_cleanly() -> Iterator[None]:
         if full is None:
             raise
         print(
-            f"error: {full.filename or 'writing'}: {full.strerror}; make room and start again: the last checkpoint is whole",
+            f"error: {full.filename or 'writing'}: {full.strerror}; make room and start again: the last checkpoint is complete",
             file=sys.stderr,
         )
         raise SystemExit(2) from None
@@ -79,7 +79,7 @@ def parse(argv: list[str], *, prog: str, supervised: bool = False) -> TrainConfi
 
 def to_yaml(config: TrainConfig) -> str:
     """Every setting, in the order of the types; --config reads it back to an equal config."""
-    return dialect.dump(config.model_dump(mode="json"))
+    return yaml_io.dump(config.model_dump(mode="json"))
 
 
 def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
@@ -102,8 +102,8 @@ def _read(name: str) -> tuple[Values, Sources, list[str]]:
     """Values of a YAML file, the line of each key, and keys that stand there twice."""
     try:
         text = Path(name).read_text(encoding="utf-8")
-        node = yaml.compose(text, dialect.Loader)
-        values = dialect.load(text)
+        node = yaml.compose(text, yaml_io.Loader)
+        values = yaml_io.load(text)
     except OSError as error:
         raise ConfigError(f"--config {name}: {error.strerror} (command line)") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -146,7 +146,7 @@ def _override(values: Values, sources: Sources, text: str) -> list[str]:
     if key.startswith(("+", "~", "-")):
         return [f"{text}: write {key.lstrip('+~-')}=VALUE; all settings exist already (command line)"]
     try:
-        value = dialect.load(value_text)
+        value = yaml_io.load(value_text)
     except yaml.YAMLError as error:
         return [f"{key}={value_text}: not YAML: {getattr(error, 'problem', error)} (command line)"]
     if _below_a_value(key):
@@ -180,7 +180,7 @@ def _validated(values: Values, sources: Sources, errors: list[str], supervised: 
     try:
         config = TrainConfig.model_validate({"data": {}, **values}, context={"supervised": supervised})
     except ValidationError as error:
-        found = [line for one in error.errors() for line in _explain(dict(one), sources)]
+        found = [line for details in error.errors() for line in _explain(dict(details), sources)]
         raise ConfigError("\n".join(dict.fromkeys(errors + found))) from None
     if errors:
         raise ConfigError("\n".join(errors))

@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One metric of two runs. `first` is the first step that differs, with both values (... where a run lacks it)."""
+    """One metric of two runs. `first` is the first step that differs, with both values (... where a run does not have it)."""
 
     key: str
     equal: int
@@ -73,12 +73,11 @@ def _folder(name: str) -> Path:
 
 def _print(result: list[Comparison], names: tuple[str, str]) -> None:
     table = Table("metric", "equal steps", "different", "first difference", *names, box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for one in result:
-        step, a, b = one.first or ("", "", "")
+    for metric in result:
+        step, a, b = metric.first or ("", "", "")
         shown = ["missing" if value is ... else str(value) for value in (a, b)]
-        table.add_row(
-            one.key, str(one.equal), str(one.different), str(step) and f"step {step}", *shown, style="red" if one.different else None
-        )
+        counts = str(metric.equal), str(metric.different)
+        table.add_row(metric.key, *counts, str(step) and f"step {step}", *shown, style="red" if metric.different else None)
     Console(width=None if sys.stdout.isatty() else 140, highlight=False).print(table)
 
 
@@ -91,7 +90,7 @@ def main(argv: list[str]) -> int:
     rows_a, rows_b = read(_folder(args.run_a)), read(_folder(args.run_b))
     result = compare(rows_a, rows_b, args.keys)
     _print(result, (args.run_a, args.run_b))
-    different = sum(one.different for one in result)
+    different = sum(metric.different for metric in result)
     steps = len(_by_step(rows_a).keys() | _by_step(rows_b).keys())
     print(f"{different} of the numbers differ" if different else f"equal bit for bit: {len(result)} metrics over {steps} steps")
     return 1 if different else 0

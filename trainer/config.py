@@ -1,4 +1,4 @@
-"""TrainConfig: everything that a training run may be told. pydantic only; no torch, no Ray.
+"""TrainConfig: all settings of a training run. pydantic only; no torch, no Ray.
 
 trainer/cli.py reads it from a file and the command line; trainer/runs.py makes a folder of it.
 """
@@ -39,7 +39,7 @@ class RunConfig(Section):
     seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of initial weights, order of data and samples.")
     resume: Literal["auto", "never", "must"] = Field(
         default="auto",
-        description="auto goes on from the last whole checkpoint if there is one; must fails without one; never moves an old run aside.",
+        description="auto resumes from the last complete checkpoint if there is one; must fails without one; never moves an old run aside.",
     )
 
 
@@ -107,19 +107,21 @@ class RewardConfig(Section):
 
 class RolloutConfig(Section):
     engine: Literal["vllm", "hf"] = Field(default="vllm", description="What samples: vLLM, or generate() of transformers.")
-    engines: int = Field(default=1, ge=1, description="Number of samplers.")
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs per sampler.")
+    engines: int = Field(default=1, ge=1, description="Number of rollout engines.")
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs per rollout engine.")
     max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
     temperature: float = Field(default=1.0, gt=0, description="Of training samples; evaluations are greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus that training samples are drawn from.")
     gpu_memory: float = Field(default=0.5, gt=0, le=1, description="Share of GPU memory for vLLM.")
-    max_sequences: int = Field(default=256, ge=1, description="Sequences in flight per sampler.")
+    max_sequences: int = Field(default=256, ge=1, description="Sequences in flight per rollout engine.")
     options: dict[str, Any] = Field(default_factory=dict, description="Further keyword arguments of vllm.LLM.")
     bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
-    restarts: int = Field(default=3, ge=0, description="Samplers whose process died are started again this often; then the run ends.")
-    max_logprob_gap: float | None = Field(
-        default=None, gt=0, description="Fail when samplers and policy differ by more than this in mean log-probability; with staleness 0."
+    restarts: int = Field(default=3, ge=0, description="Rollout engines whose process died are restarted this often; then the run ends.")
+    max_logprob_diff: float | None = Field(
+        default=None,
+        gt=0,
+        description="Fail when rollout engines and policy differ by more than this in mean log-prob; with staleness 0.",
     )
 
 
@@ -141,7 +143,7 @@ class TrainerConfig(Section):
     micro_batch_tokens: int = Field(default=16_384, ge=1, description="Tokens, padding included, per forward pass and rank.")
     zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What DeepSpeed shards: nothing, optimizer, gradients too, weights too.")
     offload_optimizer: bool = Field(default=False, description="Optimizer state in CPU memory; needs zero_stage 1 or more.")
-    staleness: Literal[0, 1] = Field(default=0, description="1 samples the next batch while this one trains (one step off).")
+    staleness: Literal[0, 1] = Field(default=0, description="1 samples the next batch while this one trains (off-policy by one step).")
     checkpoint_every: int = Field(default=10, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
     keep_best: bool = Field(default=False, description="The checkpoint with the best evaluation reward stays too.")
@@ -155,9 +157,9 @@ class PlacementConfig(Section):
     gpus_per_rank: float = Field(default=1, ge=0, le=1, description="0 trains on CPUs.")
     cpus_per_rank: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rank.")
     rank_resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources per rank, such as {"h100": 1}.')
-    cpus_per_sampler: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per sampler.")
-    gpus_per_sampler: float | None = Field(default=None, ge=0, description="Default: rollout.tensor_parallel; 0 samples on CPUs.")
-    sampler_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per sampler.")
+    cpus_per_engine: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rollout engine.")
+    gpus_per_engine: float | None = Field(default=None, ge=0, description="Default: rollout.tensor_parallel; 0 samples on CPUs.")
+    engine_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per rollout engine.")
     reference_resources: dict[str, float] = Field(
         default_factory=dict,
         description='Custom Ray resources per rank of the reference model, such as {"v100": 1}, which then has bundles of its own.',
@@ -165,7 +167,7 @@ class PlacementConfig(Section):
     gpus_per_reference: float | None = Field(
         default=None, ge=0, le=1, description="GPUs per rank of a reference model with bundles of its own. Default: gpus_per_rank."
     )
-    colocate: bool = Field(default=False, description="Samplers live in the ranks' bundles, on the same nodes; on CPUs only as yet.")
+    colocate: bool = Field(default=False, description="Rollout engines live in the ranks' bundles, on the same nodes; on CPUs only as yet.")
     threads: int | None = Field(default=None, ge=1, description="torch threads per process; Ray's default of cpus_per_rank when left out.")
     wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
 
@@ -190,7 +192,7 @@ class TrainConfig(Section):
     data: DataConfig = Field(description="Prompts, or prompts with answers.")
     algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="Advantages and loss.")
     reward: RewardConfig = Field(default=RewardConfig(), description="What an answer is worth.")
-    rollout: RolloutConfig = Field(default=RolloutConfig(), description="Samplers.")
+    rollout: RolloutConfig = Field(default=RolloutConfig(), description="Rollout engines.")
     optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer of the policy.")
     critic: OptimConfig = Field(default=OptimConfig(lr=1e-5), description="Optimizer of the value model, for ppo.")
     trainer: TrainerConfig = Field(default=TrainerConfig(), description="Batches, memory, checkpoints, evaluation.")
@@ -214,7 +216,7 @@ def conflicts(config: TrainConfig, *, supervised: bool = False) -> list[Conflict
     minibatches = 1 if supervised else algorithm.minibatches
     longest = config.data.max_prompt_tokens + rollout.max_new_tokens
     batch = ("trainer.prompts_per_step",) if supervised else ("trainer.prompts_per_step", "algorithm.group_size")
-    gpus = place.gpus_per_sampler
+    gpus = place.gpus_per_engine
     sampling_on_cpus = gpus == 0 or (gpus is None and place.gpus_per_rank == 0)
     updates = step.steps * (1 if supervised else algorithm.epochs * algorithm.minibatches)
     always = [
@@ -266,12 +268,12 @@ def conflicts(config: TrainConfig, *, supervised: bool = False) -> list[Conflict
         (
             rollout.engine == "hf" and rollout.tensor_parallel > 1,
             ("rollout.tensor_parallel", "rollout.engine"),
-            "only vllm spreads a sampler over GPUs",
+            "only vllm spreads a rollout engine over GPUs",
         ),
         (
             rollout.engine == "vllm" and rollout.tensor_parallel > 1 and sampling_on_cpus,
-            ("rollout.tensor_parallel", "placement.gpus_per_sampler", "placement.gpus_per_rank"),
-            "samplers on CPUs are not split; use tensor_parallel 1 and more engines",
+            ("rollout.tensor_parallel", "placement.gpus_per_engine", "placement.gpus_per_rank"),
+            "rollout engines on CPUs are not split; use tensor_parallel 1 and more engines",
         ),
         (
             algorithm.name == "ppo" and config.critic.schedule != "constant" and config.critic.warmup_steps >= updates,
@@ -300,24 +302,24 @@ def conflicts(config: TrainConfig, *, supervised: bool = False) -> list[Conflict
         ),
         (
             place.colocate and (place.gpus_per_rank > 0 or bool(gpus)),
-            ("placement.colocate", "placement.gpus_per_rank", "placement.gpus_per_sampler"),
-            "not available on GPUs yet; use colocate false, and where there is one GPU only, gpus_per_rank 0.5 and gpus_per_sampler 0.5 "
+            ("placement.colocate", "placement.gpus_per_rank", "placement.gpus_per_engine"),
+            "not available on GPUs yet; use colocate false, and where there is one GPU only, gpus_per_rank 0.5 and gpus_per_engine 0.5 "
             "with rollout.gpu_memory below 0.5",
         ),
         (
             bool(gpus) and gpus != rollout.tensor_parallel and (gpus > 1 or rollout.tensor_parallel > 1),
-            ("placement.gpus_per_sampler", "rollout.tensor_parallel"),
-            "a sampler has as many GPUs as rollout.tensor_parallel, or a share of one; leave gpus_per_sampler out",
+            ("placement.gpus_per_engine", "rollout.tensor_parallel"),
+            "a rollout engine has as many GPUs as rollout.tensor_parallel, or a share of one; leave gpus_per_engine out",
         ),
         (
             place.colocate and step.staleness == 1,
             ("placement.colocate", "trainer.staleness"),
-            "samplers that sleep while the ranks train cannot sample ahead; use staleness 0 or GPUs of their own",
+            "rollout engines that sleep while the ranks train cannot sample ahead; use staleness 0 or GPUs of their own",
         ),
         (
             place.colocate and rollout.engines * rollout.tensor_parallel > place.ranks,
             ("placement.colocate", "rollout.engines", "rollout.tensor_parallel", "placement.ranks"),
-            "colocated samplers cannot span more GPUs than there are ranks",
+            "colocated rollout engines cannot span more GPUs than there are ranks",
         ),
         (
             step.eval_every > 0 and step.eval_prompts == 0,

@@ -178,7 +178,7 @@ def _init_config(config: ModelConfig) -> PreTrainedConfig:
 
 
 def export(lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is whole or not there."""
+    """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is complete or not there."""
     draft = folder.with_name(f"tmp_{folder.name}")
     shutil.rmtree(draft, ignore_errors=True)
     lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)

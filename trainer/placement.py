@@ -22,40 +22,40 @@ RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 @dataclass(frozen=True)
 class Placement:
-    """Bundles of resources: one per training rank, then one per sampler (none where samplers share the ranks' bundles), then one per
-    rank of a reference model that has nodes of its own."""
+    """Bundles of resources: one per training rank, then one per rollout engine (none where these share the ranks' bundles), then one
+    per rank of a reference model that has nodes of its own."""
 
     ranks: tuple[Bundle, ...]
-    samplers: tuple[Bundle, ...]
+    engines: tuple[Bundle, ...]
     references: tuple[Bundle, ...] = ()
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        return self.ranks + self.samplers + self.references
+        return self.ranks + self.engines + self.references
 
-    def sampler_bundle(self, index: int) -> int:
-        """Position in `bundles` of a sampler's bundle."""
-        return len(self.ranks) + index if self.samplers else index
+    def engine_bundle(self, index: int) -> int:
+        """Position in `bundles` of a rollout engine's bundle."""
+        return len(self.ranks) + index if self.engines else index
 
     def rank_bundle(self, role: str, index: int) -> int:
         """Position in `bundles` of the bundle of a role's rank."""
-        return len(self.ranks) + len(self.samplers) + index if self.apart(role) else index
+        return len(self.ranks) + len(self.engines) + index if self.apart(role) else index
 
     def apart(self, role: str) -> bool:
         """Whether a role has bundles of its own; the others share the ranks'."""
         return role == "reference" and bool(self.references)
 
 
-def plan(config: TrainConfig, with_samplers: bool = True) -> Placement:
+def plan(config: TrainConfig, with_engines: bool = True) -> Placement:
     """What a run asks for."""
-    rank, sampler, ranks = rank_share(config), sampler_share(config), config.placement.ranks
-    if not with_samplers:
+    rank, engine, ranks = rank_share(config), engine_share(config), config.placement.ranks
+    if not with_engines:
         return Placement((rank,) * ranks, ())
     references = (reference_share(config),) * ranks if config.placement.reference_resources else ()
     if config.placement.colocate:
-        both = {name: rank.get(name, 0) + sampler.get(name, 0) for name in rank | sampler}
+        both = {name: rank.get(name, 0) + engine.get(name, 0) for name in rank | engine}
         return Placement((both,) * ranks, (), references)
-    return Placement((rank,) * ranks, (sampler,) * config.rollout.engines, references)
+    return Placement((rank,) * ranks, (engine,) * config.rollout.engines, references)
 
 
 def rank_share(config: TrainConfig, roles: int = 1) -> Bundle:
@@ -76,16 +76,16 @@ def gpus_per_rank(config: TrainConfig, role: str) -> float:
     return own if role == "reference" and own is not None else config.placement.gpus_per_rank
 
 
-def sampler_share(config: TrainConfig) -> Bundle:
-    """What one sampler takes of its bundle."""
+def engine_share(config: TrainConfig) -> Bundle:
+    """What one rollout engine takes of its bundle."""
     place = config.placement
-    return _share({"CPU": place.cpus_per_sampler, "GPU": gpus_per_sampler(config), **place.sampler_resources}, 1)
+    return _share({"CPU": place.cpus_per_engine, "GPU": gpus_per_engine(config), **place.engine_resources}, 1)
 
 
-def gpus_per_sampler(config: TrainConfig) -> float:
-    """GPUs of one sampler: as set, or one per tensor-parallel rank; none where the ranks train on CPUs."""
-    if config.placement.gpus_per_sampler is not None:
-        return config.placement.gpus_per_sampler
+def gpus_per_engine(config: TrainConfig) -> float:
+    """GPUs of one rollout engine: as set, or one per tensor-parallel rank; none where the ranks train on CPUs."""
+    if config.placement.gpus_per_engine is not None:
+        return config.placement.gpus_per_engine
     return config.rollout.tensor_parallel if config.placement.gpus_per_rank else 0
 
 
@@ -104,11 +104,11 @@ def device_of(gpus: float, setting: str) -> torch.device:
 
 
 def sync_backend(config: TrainConfig) -> Literal["nccl", "gloo"]:
-    """What carries weights from the ranks to the samplers: NCCL where each process has whole GPUs of its own, which NCCL needs.
+    """What carries weights from the ranks to the rollout engines: NCCL where each process has whole GPUs of its own, which NCCL needs.
 
     Otherwise gloo, over buffers in CPU memory: some are on CPUs, or may share a GPU.
     """
-    whole = config.placement.gpus_per_rank >= 1 and gpus_per_sampler(config) >= 1
+    whole = config.placement.gpus_per_rank >= 1 and gpus_per_engine(config) >= 1
     return "nccl" if whole else "gloo"
 
 
@@ -121,10 +121,10 @@ def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: 
         wanted = sum(bundle.get(name, 0) for bundle in placement.bundles)
         have = sum(node.get(name, 0) for node in nodes)
         if wanted > have + 1e-6:
-            ranks, samplers = len(placement.ranks), len(placement.samplers)
+            ranks, engines = len(placement.ranks), len(placement.engines)
             apart = f"{len(placement.references)} reference ranks, " if placement.references else ""
             raise ConfigError(
-                f"placement asks for {wanted:g} {name} ({apart}{ranks} ranks, {samplers} samplers), the cluster has "
+                f"placement asks for {wanted:g} {name} ({apart}{ranks} ranks, {engines} rollout engines), the cluster has "
                 f"{have:g}; lower {_setting(name, settings)} or add nodes (flotilla:fleets[].nodes)"
             )
     for bundle in placement.bundles:  # a process cannot span nodes
@@ -172,9 +172,9 @@ def _share(amounts: Bundle, parts: int) -> Bundle:
 def _setting(name: str, settings: PlacementConfig) -> str:
     if name in settings.rank_resources:
         return "placement.rank_resources"
-    if name in settings.sampler_resources:
-        return "placement.sampler_resources"
+    if name in settings.engine_resources:
+        return "placement.engine_resources"
     if name in settings.reference_resources:
         return "placement.reference_resources"
     kind = name.lower()
-    return f"placement.ranks, placement.{kind}s_per_rank, rollout.engines or placement.{kind}s_per_sampler"
+    return f"placement.ranks, placement.{kind}s_per_rank, rollout.engines or placement.{kind}s_per_engine"

@@ -18,7 +18,7 @@ from trainer.types import Episode
 from trainer.workers import Role, Tokens, Worker, packing
 
 # Sums over tokens that a rank returns, shown as means over the global batch.
-PER_TOKEN = ("kl", "kl_old", "gap", "dropped", "clipped", "ratio", "entropy")
+PER_TOKEN = ("kl", "kl_old", "logprob_diff", "dropped", "clipped", "ratio", "entropy")
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Runs and their folders: what a run is called, where it lies, and what tells one from another."""
+"""Runs and their folders: what a run is called, where it lies, and what distinguishes them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from typing import Any
 
 import yaml
 
-from trainer import dialect
+from trainer import yaml_io
 from trainer.config import ConfigError, TrainConfig
-from trainer.describe import show
+from trainer.config_help import show
 
 # A run may be resumed with other values of these: they change no number that it computes.
 HARMLESS = (
@@ -52,7 +52,7 @@ def run_folder(config: TrainConfig, recipe: Path | None = None) -> Path:
 def derived_name(config: TrainConfig, stem: str) -> str:
     """The same settings give the same name, so that the same submit resumes; other settings are another run.
 
-    More steps are the same run, which goes on, unless the learning rate of every step depends on their number.
+    More steps are the same run, which resumes, unless the learning rate of every step depends on their number.
     """
     harmless = (*HARMLESS, "run.name", *(["trainer.steps"] if config.optim.schedule == "constant" else []))
     flat = {key: value for key, value in flatten(config).items() if not key.startswith(harmless)}
@@ -149,7 +149,7 @@ def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
             raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
     folder.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".yaml.tmp")
-    draft.write_text(dialect.dump(config.model_dump(mode="json")))
+    draft.write_text(yaml_io.dump(config.model_dump(mode="json")))
     draft.replace(file)
     with (folder / "starts.jsonl").open("a") as starts:
         starts.write(json.dumps(provenance(argv)) + "\n")
@@ -158,7 +158,7 @@ def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
 def _saved(file: Path) -> TrainConfig:
     try:
         # Judged by the rules that hold for every entry point; whoever wrote it has checked its own.
-        return TrainConfig.model_validate(dialect.load(file.read_text()), context={"supervised": True})
+        return TrainConfig.model_validate(yaml_io.load(file.read_text()), context={"supervised": True})
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start anew"

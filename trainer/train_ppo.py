@@ -2,8 +2,8 @@
 
     ray job submit --working-dir . -- python -m trainer.train_ppo --config trainer/recipes/demo.yaml trainer.steps=5
 
-One driver, actors for policy, critic, reference and samplers, one loop. Killed at any moment, the same command goes on from the last
-whole checkpoint; with trainer.staleness=0 it computes the very numbers that it would have computed without the kill.
+One driver, actors for policy, critic, reference and rollout engines, one loop. Killed at any moment, the same command resumes from the
+last complete checkpoint; with trainer.staleness=0 it computes the very numbers that it would have computed without the kill.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer.cli import exits_cleanly, parse
 
-if __name__ == "__main__":  # a mistake is told, and --help printed, before the seconds that torch takes to import
+if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
     with exits_cleanly():
         parse(sys.argv[1:], prog="python -m trainer.train_ppo")
 
@@ -33,11 +33,11 @@ from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
 from trainer.rewards import Reward, needs_answer, resolve, score
 from trainer.roles import Rollout
-from trainer.rollout.pool import Pending
+from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
 from trainer.stopping import STOPPED, Stopping, stop_signals
-from trainer.team import Team, start
 from trainer.types import Episode, Prompt
+from trainer.worker_groups import WorkerGroups, start
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Run:
 
     config: TrainConfig
     folder: Path
-    team: Team
+    workers: WorkerGroups
     loader: Loader
     held_out: list[Prompt]  # evaluated on, never trained on
     reward: Reward
@@ -57,34 +57,34 @@ class Run:
     @property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must share with the run that loads it."""
-        return {"model": self.team.fingerprint, "world_size": self.config.placement.ranks}
+        return {"model": self.workers.fingerprint, "world_size": self.config.placement.ranks}
 
     def restore(self, last: Checkpoint) -> None:
         last.require(**self.identity)
-        self.team.load(last.folder)
+        self.workers.load(last.folder)
         self.loader.load(last.state["loader"])
         self.controller.load(last.state["kl"])
 
     def save(self, step: int, score: float | None) -> None:
         state = {**self.identity, "loader": self.position, "kl": self.controller.state()}
-        with self.checkpoints.writing(step, state, score=score, expected=self.team.shards()) as draft:
-            self.team.save(draft)
+        with self.checkpoints.writing(step, state, score=score, expected=self.workers.shards()) as draft:
+            self.workers.save(draft)
         print(f"checkpoint: {self.checkpoints.folder / f'step_{step}'}", flush=True)
 
     def sample(self, step: int) -> Pending | None:
-        """Give the samplers the newest weights and let them begin the episodes of `step`; None after the last step."""
+        """Give the rollout engines the newest weights and let them begin the episodes of `step`; None after the last step."""
         self.position = self.loader.state()
         if step > self.config.trainer.steps:
             return None
-        self.team.sync()
-        return self.team.samplers.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
+        self.workers.sync()
+        return self.workers.engines.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
 
     def evaluate(self) -> dict[str, float]:
         """Mean reward of greedy answers to the held-out prompts."""
         if not self.held_out:
             return {}
-        self.team.sync()
-        episodes = self.team.episodes(self.team.samplers.start(self.held_out, 1, self.config.run.seed, greedy=True))
+        self.workers.sync()
+        episodes = self.workers.episodes(self.workers.engines.start(self.held_out, 1, self.config.run.seed, greedy=True))
         score(episodes, self.reward)
         return {"eval_reward": sum(e.reward for e in episodes) / len(episodes)}
 
@@ -99,13 +99,13 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     while pending:
         step += 1
         clock = Clock()
-        episodes = run.team.episodes(pending)
+        episodes = run.workers.episodes(pending)
         clock.lap("generate")
-        if schedule.staleness:  # one step off: the next episodes are sampled while this step trains, with weights one step older
+        if schedule.staleness:  # off-policy by one step: the next episodes are sampled while this step trains, with weights one step older
             pending = run.sample(step + 1)
         score(episodes, run.reward)
         rollout = Rollout.of(episodes)
-        values = describe(rollout) | learn(run.config, run.team, rollout, run.controller, step)
+        values = describe(rollout) | learn(run.config, run.workers, rollout, run.controller, step)
         clock.lap("train")
         if not schedule.staleness:
             pending = run.sample(step + 1)
@@ -117,9 +117,9 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         if not pending:
             show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
         elif stopping:
-            print(f"{stopping}: saved after step {step}; the same command goes on", flush=True)
+            print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
-    run.team.policy.call("export", run.folder / "model")
+    run.workers.policy.call("export", run.folder / "model")
     return 0
 
 
@@ -138,11 +138,11 @@ def train(config: TrainConfig, folder: Path) -> int:
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
     with (
-        start(config, folder) as team,
+        start(config, folder) as workers,
         Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) as metrics,
         stop_signals() as stopping,
     ):
-        run = Run(config, folder, team, loader, held_out, reward, controller, checkpoints)
+        run = Run(config, folder, workers, loader, held_out, reward, controller, checkpoints)
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
@@ -161,16 +161,16 @@ def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prom
     return prompts[: len(prompts) - count], prompts[len(prompts) - count :]
 
 
-def learn(config: TrainConfig, team: Team, rollout: Rollout, controller: KlController, step: int) -> dict[str, float]:
+def learn(config: TrainConfig, workers: WorkerGroups, rollout: Rollout, controller: KlController, step: int) -> dict[str, float]:
     """Advantages of a batch of scored episodes, then the optimizer steps on them."""
     algorithm, flat = config.algorithm, rollout.flat
     tokens_N = {"mask": flat.mask_N, "rollout": flat.rollout_N}
     kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.where == "reward"
     if algorithm.epochs * algorithm.minibatches > 1 or kl_in_reward:
-        tokens_N["old"] = team.policy.score(rollout)
-    if team.reference:
-        tokens_N["reference"] = team.reference.score(rollout)
-    values_N = team.critic.score(rollout) if team.critic else None
+        tokens_N["old"] = workers.policy.score(rollout)
+    if workers.reference:
+        tokens_N["reference"] = workers.reference.score(rollout)
+    values_N = workers.critic.score(rollout) if workers.critic else None
     tokens_N["advantages"], returns_N = estimate(
         algorithm,
         torch.tensor([e.reward for e in rollout.episodes]),
@@ -181,19 +181,18 @@ def learn(config: TrainConfig, team: Team, rollout: Rollout, controller: KlContr
         kl(tokens_N["old"], tokens_N["reference"], "k1") if kl_in_reward else None,
         controller.coef,
     )
-    stats = team.policy.update(rollout, tokens_N, step, controller.coef)
-    if team.critic and values_N is not None and returns_N is not None:
+    stats = workers.policy.update(rollout, tokens_N, step, controller.coef)
+    if workers.critic and values_N is not None and returns_N is not None:
         targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
-        stats |= {
-            f"value_{name}": value for name, value in team.critic.update(rollout, targets_N, step).items() if name in ("loss", "grad_norm")
-        }
-    limit = config.rollout.max_logprob_gap
-    if limit is not None and not config.trainer.staleness and stats["gap"] > limit:  # older weights differ by what was learnt since
+        of_critic = workers.critic.update(rollout, targets_N, step)
+        stats |= {f"value_{name}": of_critic[name] for name in ("loss", "grad_norm")}
+    difference, limit = stats["logprob_diff"], config.rollout.max_logprob_diff
+    if limit is not None and not config.trainer.staleness and difference > limit:  # older weights differ by what was learnt since
         raise RunError(
-            f"step {step}: samplers and policy differ by {stats['gap']:.3g} in mean log-probability, rollout.max_logprob_gap is {limit}; "
-            "the samplers' weights, precision or sampling settings are not the policy's"
+            f"step {step}: rollout engines and policy differ by {difference:.3g} in mean log-probability, rollout.max_logprob_diff is "
+            f"{limit}; the rollout engines' weights, precision or sampling settings are not the policy's"
         )
-    if team.reference:
+    if workers.reference:
         controller.update(stats["kl"], len(rollout.episodes))
         stats["kl_coef"] = controller.coef
     return {"kl": stats["kl_old"]} | stats  # without a reference: how far the update moved from what sampled
@@ -216,7 +215,7 @@ def show(episodes: list[Episode], prompt_column: str) -> None:
 
 
 def seed_of(config: TrainConfig, step: int) -> int:
-    """Of a step's samples; samplers add their number, so steps are far apart."""
+    """Of a step's samples; rollout engines add their number, so steps are far apart."""
     return (config.run.seed << 32) + (step << 12)
 
 

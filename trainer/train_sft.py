@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from trainer.cli import exits_cleanly, parse
 
-if __name__ == "__main__":  # a mistake is told, and --help printed, before the seconds that torch takes to import
+if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
     with exits_cleanly():
         parse(sys.argv[1:], prog="python -m trainer.train_sft", supervised=True)
 
@@ -50,7 +50,7 @@ def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     worker = Worker(config, "policy", rank, world, None, config.placement.threads, supervised=True)
     worker.join(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or free_port()))
-    # Rank 0 alone looks: on a shared file system another node may see a checkpoint later, and would go on from another step.
+    # Rank 0 alone looks: on a shared file system another node may see a checkpoint later, and would resume from another step.
     last, exported = _from_rank_0(lambda: (checkpoints.to_resume(config.run.resume), (folder / "model").exists()), rank, world)
     done = last.step if last else 0
     if done >= schedule.steps and exported:
@@ -77,7 +77,7 @@ def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
             if stop or step == schedule.steps or step % schedule.checkpoint_every == 0:
                 _save(worker, checkpoints, step, {**identity, "loader": loader.state()}, rank, world)
             if stop and step < schedule.steps:
-                print(f"{stopping}: saved after step {step}; the same command goes on", flush=True)
+                print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
                 return STOPPED
     worker.export(folder / "model")
     if metrics:
@@ -138,7 +138,7 @@ def _any_rank(flag: bool, world: int, device: torch.device) -> bool:
 
 
 def _save(worker: Worker, checkpoints: Checkpoints, step: int, state: dict[str, Any], rank: int, world: int) -> None:
-    """All ranks write their shards into the folder that rank 0 opens and makes whole."""
+    """All ranks write their shards into the folder that rank 0 opens and completes."""
     if rank == 0:
         with checkpoints.writing(step, state, expected=[f"random-{i}.pt" for i in range(world)]) as draft:
             _barrier(world)

@@ -1,4 +1,4 @@
-"""The types that travel between data, samplers, rewards and training.
+"""The types that travel between data, rollout engines, rewards and training.
 
 Axes in names: E episodes, N tokens of all responses laid end to end (no padding), R rows and L columns of a packed micro-batch.
 """
@@ -27,7 +27,7 @@ class Episode:
     prompt: Prompt
     group: int  # position of its prompt in the step's batch; episodes of one group are compared with each other
     response_ids: list[int]
-    logprobs: list[float]  # of the sampler, one per response token
+    logprobs: list[float]  # of the rollout engine, one per response token
     finished: bool  # ended by itself, not by the token limit
     text: str = ""  # decoded response without special tokens
     mask: list[int] = field(default_factory=list)  # 1 where the policy wrote the token; empty means all ones

@@ -1,4 +1,4 @@
-"""Weight sync from the policy to the samplers: one broadcast per bucket of parameters, over gloo or NCCL.
+"""Weight sync from the policy to the rollout engines: one broadcast per bucket of parameters, over gloo or NCCL.
 
 Both sides know the plan beforehand, so a sync is one call per process however many parameters there are.
 """
@@ -18,7 +18,7 @@ Named = list[tuple[str, torch.Tensor]]
 
 
 @dataclass(frozen=True)
-class Link:
+class Rendezvous:
     """Where the members of a sync group meet. Rank 0, the policy, listens there."""
 
     address: str
@@ -68,27 +68,27 @@ def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
     return tuple(map(tuple, buckets))
 
 
-def join(link: Link, rank: int) -> Group:
-    """A process group of its own, beside the one that the process trains or serves in. Raises after `link.timeout` seconds.
+def join(rendezvous: Rendezvous, rank: int) -> Group:
+    """A process group of its own, beside the one that the process trains or serves in. Raises after `rendezvous.timeout` seconds.
 
     With NCCL on the process's current GPU.
     """
-    timeout = timedelta(seconds=link.timeout)
+    timeout = timedelta(seconds=rendezvous.timeout)
     c10d: Any = dist
-    store = c10d.PrefixStore("weights", c10d.TCPStore(link.address, link.port, link.world, rank == 0, timeout))
-    if link.backend == "nccl":
+    store = c10d.PrefixStore("weights", c10d.TCPStore(rendezvous.address, rendezvous.port, rendezvous.world, rank == 0, timeout))
+    if rendezvous.backend == "nccl":
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
         device = torch.device("cuda", torch.cuda.current_device())
-        return Group(c10d.ProcessGroupNCCL(store, rank, link.world, options), device)
-    return Group(c10d.ProcessGroupGloo(store, rank, link.world, timeout), torch.device("cpu"))
+        return Group(c10d.ProcessGroupNCCL(store, rank, rendezvous.world, options), device)
+    return Group(c10d.ProcessGroupGloo(store, rank, rendezvous.world, timeout), torch.device("cpu"))
 
 
 def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
     """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks.
 
     Ranks other than 0 of the policy take part in gathering only: they pass no group. Raises RuntimeError where a member is gone, after
-    the last bucket: the other ranks go on gathering, and must not be left alone with it.
+    the last bucket: the other ranks keep gathering, and must not be left alone with it.
     """
     failed: RuntimeError | None = None
     for bucket in plan:

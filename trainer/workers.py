@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from trainer import actors, models, placement, weights
-from trainer.algorithms.correction import importance_weight
+from trainer.algorithms.importance_sampling import importance_weight
 from trainer.algorithms.kl import kl, kl_loss
 from trainer.algorithms.losses import Denominators, aggregate, policy_loss, value_loss
 from trainer.config import ConfigError, TrainConfig
@@ -65,7 +65,7 @@ class Worker:
     def build(self) -> None:
         """Load the model and build the engine. Collective under ZeRO-3."""
         config = self.config
-        # Samplers load from a folder, so random weights are written to one first; without samplers (train_sft) they are drawn here.
+        # Rollout engines load from a folder, so random weights are written to one first; without engines (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
         shard = config.trainer.zero_stage == 3 and source.path is not None
@@ -114,7 +114,7 @@ class Worker:
             return aggregate(-logp_N, t["mask"], batch.episode_N, algorithm.aggregation, counts), {}
         # Without old log-probabilities this is the only update on these episodes: old and current policy are the same.
         old_N = t["old"] if "old" in t else logp_N.detach()
-        weight_N, gap = importance_weight(old_N, t["rollout"], algorithm.importance_cap, t["mask"])
+        weight_N, mismatch = importance_weight(old_N, t["rollout"], algorithm.importance_cap, t["mask"])
         loss_N, stats = policy_loss(
             logp_N,
             old_N,
@@ -132,7 +132,8 @@ class Worker:
                 stats["kl"] = (kl(logp_N, t["reference"], algorithm.kl.estimator) * t["mask"]).sum()
             if algorithm.kl.where == "loss":
                 loss_N = loss_N + kl_coef * kl_loss(logp_N, t["reference"], algorithm.kl.estimator)
-        stats |= {"gap": gap["gap"], "dropped": gap["dropped"], "entropy": (entropy_N.detach() * t["mask"]).sum()}
+        stats |= {name: mismatch[name] for name in ("logprob_diff", "dropped")}
+        stats["entropy"] = (entropy_N.detach() * t["mask"]).sum()
         return aggregate(loss_N, t["mask"], batch.episode_N, algorithm.aggregation, counts), stats
 
     def _critic_loss(self, batch: Batch, counts: Denominators, kl_coef: float) -> tuple[torch.Tensor, Tokens]:
@@ -156,11 +157,11 @@ class Worker:
             for name, p in self.lm.named_parameters()
         ]
 
-    def connect(self, link: weights.Link, plan: weights.Plan) -> None:
-        """Every rank learns the plan, because gathering is collective; rank 0 alone joins the samplers."""
+    def connect(self, rendezvous: weights.Rendezvous, plan: weights.Plan) -> None:
+        """Every rank learns the plan, because gathering is collective; rank 0 alone joins the rollout engines."""
         self.plan = plan
         if self.rank == 0:
-            self.group = weights.join(link, 0)
+            self.group = weights.join(rendezvous, 0)
 
     def send(self) -> None:
         weights.send(self.group, self.plan, self._gather)
@@ -171,7 +172,7 @@ class Worker:
     # Checkpoints
 
     def save(self, folder: Path) -> None:
-        """This rank's shards and random states below `folder`; the driver makes the checkpoint whole."""
+        """This rank's shards and random states below `folder`; the driver completes the checkpoint."""
         folder.mkdir(parents=True, exist_ok=True)
         self.engine.save(folder)
         state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
@@ -180,7 +181,7 @@ class Worker:
         torch.save(state, folder / f"random-{self.rank}.pt")
 
     def load(self, folder: Path) -> None:
-        """Go on from what `save` wrote with the same number of ranks. Raises ConfigError where this rank does not see it."""
+        """Continue from what `save` wrote with the same number of ranks. Raises ConfigError where this rank does not see it."""
         if not (folder / f"random-{self.rank}.pt").is_file():
             raise ConfigError(
                 f"{folder}: rank {self.rank} on {socket.gethostname()} does not see its part of the checkpoint; is this folder the same "

@@ -30,12 +30,12 @@ class Process:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"colocate": True, "sampler_resources": {"l4": 0.5}, "rank_resources": {"big": 1}},
-        {"colocate": True, "cpus_per_rank": 2, "cpus_per_sampler": 0.3, "rank_resources": {"big": 0.7}, "sampler_resources": {"big": 0.1}},
-        {"cpus_per_rank": 2, "cpus_per_sampler": 0.5, "sampler_resources": {"l4": 0.5}},
+        {"colocate": True, "engine_resources": {"l4": 0.5}, "rank_resources": {"big": 1}},
+        {"colocate": True, "cpus_per_rank": 2, "cpus_per_engine": 0.3, "rank_resources": {"big": 0.7}, "engine_resources": {"big": 0.1}},
+        {"cpus_per_rank": 2, "cpus_per_engine": 0.5, "engine_resources": {"l4": 0.5}},
     ],
 )
-def test_all_roles_and_samplers_find_their_place(settings):
+def test_all_roles_and_rollout_engines_find_their_place(settings):
     config = TrainConfig.model_validate(
         {
             "model": {"path": "m"},
@@ -53,11 +53,11 @@ def test_all_roles_and_samplers_find_their_place(settings):
         for role in roles
         for rank in range(2)
     ] + [
-        process.options(**actors.options(group, wanted.sampler_bundle(i), placement.sampler_share(config), 1, f"sampler-{i}")).remote()
+        process.options(**actors.options(group, wanted.engine_bundle(i), placement.engine_share(config), 1, f"rollout-{i}")).remote()
         for i in range(2)
     ]
-    environments = actors.wait([one.environment.remote() for one in started], 60, "a process that found no room in its bundle")
-    assert all(one["CUDA_VISIBLE_DEVICES"] == "" for one in environments)
+    environments = actors.wait([actor.environment.remote() for actor in started], 60, "a process that found no room in its bundle")
+    assert all(environment["CUDA_VISIBLE_DEVICES"] == "" for environment in environments)
     remove_placement_group(group)
 
 

@@ -38,12 +38,12 @@ def homes(dashboard: Dashboard) -> dict[str, str]:
     listed: dict[str, list[dict[str, Any]]] = {
         kind: dashboard.ask(f"/api/v0/{kind}?detail=1&limit=1000")["data"]["result"]["result"] for kind in ("nodes", "actors")
     }
-    address = {one["node_id"]: one["node_ip"] for one in listed["nodes"]}
-    named = [one for one in listed["actors"] if one["name"] and not one["name"].startswith("_ray_internal")]
-    return {one["name"]: address[one["node_id"]] for one in named}
+    address = {node["node_id"]: node["node_ip"] for node in listed["nodes"]}
+    named = [actor for actor in listed["actors"] if actor["name"] and not actor["name"].startswith("_ray_internal")]
+    return {actor["name"]: address[actor["node_id"]] for actor in named}
 
 
-def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_large(cluster: Cluster, tiny_model: Path) -> None:
+def test_reference_and_rollout_engines_are_on_the_small_gpus_policy_and_critic_on_the_large(cluster: Cluster, tiny_model: Path) -> None:
     settings = [
         f"model.path={tiny_model}",
         "model.dtype=float32",
@@ -63,7 +63,7 @@ def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_l
         "placement.gpus_per_rank=0",
         "placement.rank_resources={h100: 1}",
         "placement.reference_resources={v100: 1}",
-        "placement.sampler_resources={v100: 1}",
+        "placement.engine_resources={v100: 1}",
         "log.plot=false",
         "log.tensorboard=false",
     ]
@@ -73,6 +73,6 @@ def test_reference_and_samplers_are_on_the_small_gpus_policy_and_critic_on_the_l
         "policy-0": LARGE,
         "critic-0": LARGE,
         "reference-0": SMALL,
-        "sampler-0": SMALL,
+        "rollout-0": SMALL,
     }
     assert "0,0" in cluster.job("printenv", NODE_GPUS).stdout.splitlines(), "checks within a job know what each node should have"

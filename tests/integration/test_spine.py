@@ -109,18 +109,18 @@ def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
     killed = submit(cluster, project, "killed")
     metrics = runs / "killed/metrics.jsonl"
     wait_for_step(2, metrics, killed)
-    process_of(project, "ray::SamplerActor").kill()  # in which vLLM runs
+    process_of(project, "ray::RolloutActor").kill()  # in which vLLM runs
     wait_for_step(6, metrics, killed)
     process_of(project, "ray::Worker").kill()  # the policy
     output = killed.communicate(timeout=120)[0]
     assert killed.returncode == 1, output
-    assert "sampler-0: the process died; started again (1 of 3, rollout.restarts)" in output
+    assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in output
     assert "a process died" in output
 
     resumed = submit(cluster, project, "killed")
     output = resumed.communicate(timeout=240)[0]
     assert resumed.returncode == 0, output
-    assert "step 4 of 12" in output, "the last whole checkpoint is where it goes on"
+    assert "step 4 of 12" in output, "it resumes from the last complete checkpoint"
     compared = python(project, "-m", "trainer.compare", str(runs / "whole"), str(runs / "killed"))
     assert "equal" in compared
 

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import ray
 
-from trainer import team, train_ppo
+from trainer import train_ppo, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.config import ConfigError, TrainConfig
 from trainer.metrics import read
-from trainer.rollout.pool import Pending, SamplerPool
+from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.stopping import STOPPED
 
 
@@ -89,7 +89,7 @@ def test_a_run_reports_every_step_and_exports_a_model(whole):
     assert all(row.keys() >= {"step", "reward", "loss", "kl", "seconds", "tokens_per_second", "grad_norm"} for row in rows[1:])
     assert "eval_reward" in rows[0]
     assert "eval_reward" in rows[-1]
-    assert all(row["gap"] < 1e-4 for row in rows[1:]), "samplers must have the policy's weights at every step"
+    assert all(row["logprob_diff"] < 1e-4 for row in rows[1:]), "rollout engines must have the policy's weights at every step"
     assert (whole / "model" / "model.safetensors").stat().st_size > 0
     assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["step_4", "step_6"]
 
@@ -105,21 +105,21 @@ def test_a_killed_rank_ends_the_run_with_a_reason_and_resuming_gives_the_same_bi
     assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
 
 
-def test_a_sampler_that_dies_is_started_again_and_computes_the_same_bits(tiny_model, whole, tmp_path, monkeypatch, capfd):
+def test_a_rollout_engine_that_dies_is_started_again_and_computes_the_same_bits(tiny_model, whole, tmp_path, monkeypatch, capfd):
     """Once while it is given weights, once while it samples; the third death is one too many."""
     calls = Counter()
 
     def kill(name: str, at: set[int]) -> None:
         calls[name] += 1
         if calls[name] in at:
-            ray.kill(ray.get_actor("sampler-0"))
+            ray.kill(ray.get_actor("rollout-0"))
 
-    sync, begin = team.Team._sync, SamplerPool.start
-    monkeypatch.setattr(team.Team, "_sync", lambda self: [kill("sync", {3}), sync(self)])
-    monkeypatch.setattr(SamplerPool, "start", lambda *given, **more: [begin(*given, **more), kill("start", {4, 6})][0])
+    sync, begin = worker_groups.WorkerGroups._sync, RolloutEngines.start
+    monkeypatch.setattr(worker_groups.WorkerGroups, "_sync", lambda self: [kill("sync", {3}), sync(self)])
+    monkeypatch.setattr(RolloutEngines, "start", lambda *given, **more: [begin(*given, **more), kill("start", {4, 6})][0])
     with pytest.raises(RunError, match=r"a process died"):
         train_ppo.train(settings(tiny_model, rollout={"restarts": 2}), tmp_path)
-    assert "sampler-0: the process died; started again (2 of 2, rollout.restarts)" in capfd.readouterr().out
+    assert "rollout-0: the process died; started again (2 of 2, rollout.restarts)" in capfd.readouterr().out
     assert read(tmp_path)[-1]["step"] == 4, "start is for the evaluation, then for each step"
     monkeypatch.undo()
     until_gone()
@@ -128,18 +128,18 @@ def test_a_sampler_that_dies_is_started_again_and_computes_the_same_bits(tiny_mo
     assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
 
 
-def test_what_a_sampler_owed_when_a_sync_found_it_dead_is_sampled_again(tiny_model, whole, tmp_path, monkeypatch):
-    """The next step's episodes are on their way when an evaluation gives the samplers their weights once more."""
-    begin, calls = SamplerPool.start, []
+def test_what_a_rollout_engine_owed_when_a_sync_found_it_dead_is_sampled_again(tiny_model, whole, tmp_path, monkeypatch):
+    """The next step's episodes are on their way when an evaluation gives the rollout engines their weights once more."""
+    begin, calls = RolloutEngines.start, []
 
     def start(*given: Any, **more: Any) -> Pending:
         pending = begin(*given, **more)
         calls.append(pending)
         if len(calls) == 3:  # the evaluation before step 1, step 1, step 2
-            ray.kill(ray.get_actor("sampler-0"))
+            ray.kill(ray.get_actor("rollout-0"))
         return pending
 
-    monkeypatch.setattr(SamplerPool, "start", start)
+    monkeypatch.setattr(RolloutEngines, "start", start)
     assert train_ppo.train(settings(tiny_model, trainer={"steps": 3, "eval_every": 1}), tmp_path) == 0
     assert [row["reward"] for row in read(tmp_path)[1:]] == [row["reward"] for row in read(whole)[1:4]]
 
@@ -158,7 +158,7 @@ def test_ppo_with_critic_and_kl_in_the_reward_over_two_ranks(tiny_model, tmp_pat
         tiny_model,
         algorithm={"name": "ppo", "epochs": 2, "minibatches": 2, "kl": {"coef": 0.05, "where": "reward", "estimator": "k1", "target": 0.1}},
         critic={"lr": 1e-3},
-        placement={"ranks": 2, "cpus_per_sampler": 1},
+        placement={"ranks": 2, "cpus_per_engine": 1},
         trainer={"zero_stage": 2, "steps": 3},
     )
     assert train_ppo.train(config, tmp_path) == 0
@@ -181,11 +181,11 @@ def test_other_estimators_run_with_kl_in_the_loss(tiny_model, tmp_path, algorith
 def test_one_step_off_samples_with_weights_that_are_one_step_old(tiny_model, tmp_path):
     assert train_ppo.train(settings(tiny_model, trainer={"staleness": 1, "steps": 4}), tmp_path) == 0
     rows = read(tmp_path)[1:]
-    assert rows[0]["gap"] < 1e-4
-    assert all(row["gap"] > 1e-4 for row in rows[1:]), "what was sampled before the update must differ from the policy after it"
+    assert rows[0]["logprob_diff"] < 1e-4
+    assert all(row["logprob_diff"] > 1e-4 for row in rows[1:]), "what was sampled before the update must differ from the policy after it"
 
 
-def test_two_samplers_and_random_weights(tmp_path):
+def test_two_rollout_engines_and_random_weights(tmp_path):
     init = {
         "model_type": "llama",
         "hidden_size": 32,
@@ -197,7 +197,7 @@ def test_two_samplers_and_random_weights(tmp_path):
     model = {"path": None, "init": init, "tokenizer": "characters:0123456789s="}
     config = settings(Path("x"), model=model, rollout={"engines": 2}, trainer={"steps": 2})
     assert train_ppo.train(config, tmp_path) == 0
-    assert all(row["gap"] < 1e-4 for row in read(tmp_path)[1:])
+    assert all(row["logprob_diff"] < 1e-4 for row in read(tmp_path)[1:])
 
 
 def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, tmp_path, capfd):
@@ -212,7 +212,7 @@ def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, tmp_path
 
 def test_more_than_the_cluster_has_is_refused_with_both_numbers(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=r"placement asks for 2 GPU .* the cluster has 0; lower placement\.ranks"):
-        train_ppo.train(settings(tiny_model, placement={"ranks": 2, "gpus_per_rank": 1, "gpus_per_sampler": 0}), tmp_path)
+        train_ppo.train(settings(tiny_model, placement={"ranks": 2, "gpus_per_rank": 1, "gpus_per_engine": 0}), tmp_path)
 
 
 def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, tiny_model):
@@ -229,12 +229,12 @@ def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, tiny_model):
         train_ppo.train(other, whole)
 
 
-def test_samplers_that_drift_from_the_policy_end_the_run(tiny_model, tmp_path):
-    with pytest.raises(RunError, match=r"rollout\.max_logprob_gap"):
-        train_ppo.train(settings(tiny_model, rollout={"max_logprob_gap": 1e-12}), tmp_path)
+def test_rollout_engines_that_drift_from_the_policy_end_the_run(tiny_model, tmp_path):
+    with pytest.raises(RunError, match=r"rollout\.max_logprob_diff"):
+        train_ppo.train(settings(tiny_model, rollout={"max_logprob_diff": 1e-12}), tmp_path)
 
 
-def test_a_sampler_that_does_not_start_ends_the_run_with_the_engines_own_word(wide_model, tmp_path):
+def test_a_rollout_engine_that_does_not_start_ends_the_run_with_the_engines_own_word(wide_model, tmp_path):
     pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
     rollout = {"engine": "vllm", "options": {"max_num_sequences": 8}}
     with pytest.raises(RunError, match=r"rollout\.engine=vllm does not start: .*max_num_sequences"):
@@ -247,11 +247,11 @@ def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_pat
             return [(path.exists(), "here"), ((path.parent / "other" / path.name).exists(), "there")]
 
     with pytest.raises(ConfigError, match=r"not the same folder on every node; policy-1 on there"):
-        team._require_shared(tmp_path, {"policy": Elsewhere()})  # type: ignore[dict-item]
+        worker_groups._require_shared(tmp_path, {"policy": Elsewhere()})  # type: ignore[dict-item]
     assert not list(tmp_path.iterdir())
 
 
 def test_the_address_of_the_job_server_is_told_from_that_of_a_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://localhost:8265")
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS=http://localhost:8265: that is where jobs are submitted"):
-        team._connect()
+        worker_groups._connect()

@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 from trainer import weights
 from trainer.actors import free_port
 from trainer.config import TrainConfig
-from trainer.rollout.vllm import VllmSampler
+from trainer.rollout.vllm import VllmEngine
 from trainer.types import Episode, Prompt
 
 PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Prompt(2, [10], {})]
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
-def sampler(wide_model: Path) -> VllmSampler:
+def engine(wide_model: Path) -> VllmEngine:
     config = TrainConfig.model_validate(
         {
             "model": {"path": str(wide_model), "dtype": "float32"},
@@ -31,7 +31,7 @@ def sampler(wide_model: Path) -> VllmSampler:
             "placement": {"gpus_per_rank": 0},
         }
     )
-    return VllmSampler(config, str(wide_model), 0)
+    return VllmEngine(config, str(wide_model), 0)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def lm(wide_model: Path) -> torch.nn.Module:
 
 @torch.no_grad()
 def difference(lm: torch.nn.Module, episodes: list[Episode], temperature: float = 0.8) -> float:
-    """Largest difference between the sampler's log-probabilities and the model's."""
+    """Largest difference between the rollout engine's log-probabilities and the model's."""
     found = []
     for episode in episodes:
         prompt, response = episode.prompt.token_ids, episode.response_ids
@@ -51,25 +51,25 @@ def difference(lm: torch.nn.Module, episodes: list[Episode], temperature: float 
     return max(found)
 
 
-def drawn(sampler: VllmSampler, seed: int) -> list[list[int]]:
-    return [e.response_ids for e in sampler.generate(PROMPTS, [0, 1, 2], 8, seed)]
+def drawn(engine: VllmEngine, seed: int) -> list[list[int]]:
+    return [e.response_ids for e in engine.generate(PROMPTS, [0, 1, 2], 8, seed)]
 
 
-def test_answers_are_grouped_by_prompt_end_as_they_say_and_have_the_models_log_probabilities(sampler, lm):
-    episodes = sampler.generate(PROMPTS, [4, 5, 6], samples=16, seed=3)
+def test_answers_are_grouped_by_prompt_end_as_they_say_and_have_the_models_log_probabilities(engine, lm):
+    episodes = engine.generate(PROMPTS, [4, 5, 6], samples=16, seed=3)
     assert [e.group for e in episodes] == [4] * 16 + [5] * 16 + [6] * 16
     assert len({len(e.response_ids) for e in episodes}) > 3
     assert all(e.finished == (e.response_ids[-1] == 1) and (e.finished or len(e.response_ids) == 12) for e in episodes)
     assert difference(lm, episodes) < 1e-4
 
 
-def test_a_seed_gives_the_same_answers_and_another_seed_others(sampler):
-    first = drawn(sampler, 5)
-    assert drawn(sampler, 5) == first
-    assert drawn(sampler, 6) != first
+def test_a_seed_gives_the_same_answers_and_another_seed_others(engine):
+    first = drawn(engine, 5)
+    assert drawn(engine, 5) == first
+    assert drawn(engine, 6) != first
 
 
-def test_weights_that_were_received_are_those_that_answer(sampler, lm):
+def test_weights_that_were_received_are_those_that_answer(engine, lm):
     with torch.no_grad():  # tied embeddings, norms, biases and all
         generator = torch.Generator().manual_seed(1)
         for parameter in lm.parameters():
@@ -77,16 +77,16 @@ def test_weights_that_were_received_are_those_that_answer(sampler, lm):
     table = dict(lm.named_parameters())
     plan = weights.plan([weights.Parameter(n, tuple(p.shape), "float32") for n, p in table.items()], 1 << 14)
     assert len(plan) > 1
-    link = weights.Link("127.0.0.1", free_port(), world=2, timeout=30, backend="gloo")
+    rendezvous = weights.Rendezvous("127.0.0.1", free_port(), world=2, timeout=30, backend="gloo")
 
     def send() -> None:
-        weights.send(weights.join(link, 0), plan, lambda names: [table[n].detach() for n in names])
+        weights.send(weights.join(rendezvous, 0), plan, lambda names: [table[n].detach() for n in names])
 
-    stale = difference(lm, sampler.generate(PROMPTS, [0, 1, 2], samples=4, seed=0))
+    stale = difference(lm, engine.generate(PROMPTS, [0, 1, 2], samples=4, seed=0))
     sender = threading.Thread(target=send)
     sender.start()
-    sampler.connect(link, 1, plan)
-    sampler.receive()
+    engine.connect(rendezvous, 1, plan)
+    engine.receive()
     sender.join(30)
     assert stale > 0.05, "the change must be one that shows"
-    assert difference(lm, sampler.generate(PROMPTS, [0, 1, 2], samples=4, seed=0)) < 1e-4
+    assert difference(lm, engine.generate(PROMPTS, [0, 1, 2], samples=4, seed=0)) < 1e-4

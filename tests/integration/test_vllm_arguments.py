@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 import vllm
 
 from trainer.config import ConfigError, TrainConfig
-from trainer.rollout.vllm import VllmSampler, arguments, seeded
+from trainer.rollout.vllm import VllmEngine, arguments, seeded
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -21,8 +21,8 @@ def config(path: str = "m", **sections: Any) -> TrainConfig:
     return TrainConfig.model_validate({"model": {"path": path, "dtype": "float32"}, "data": {"path": "a:b"}} | sections)
 
 
-def test_a_split_sampler_starts_its_processes_itself():
-    """In a placement group vLLM would take Ray's, whose one bundle the sampler fills already."""
+def test_a_split_rollout_engine_starts_its_processes_itself():
+    """In a placement group vLLM would take Ray's, whose one bundle the rollout engine fills already."""
     split = arguments(config(rollout={"tensor_parallel": 2}), "m", 0, GPU)
     assert (split["tensor_parallel_size"], split["distributed_executor_backend"]) == (2, "mp")
     assert "distributed_executor_backend" not in arguments(config(), "m", 0, GPU)
@@ -38,7 +38,7 @@ def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
     assert on_gpu["max_num_seqs"] == 7, "rollout.options has the last word"
 
 
-def test_requests_of_a_split_sampler_bring_seeds_that_the_batchs_seed_decides():
+def test_requests_of_a_split_rollout_engine_bring_seeds_that_the_batchs_seed_decides():
     params = vllm.SamplingParams(n=4)
     assert seeded(params, 3, 8, tensor_parallel=1) is params
 
@@ -55,10 +55,10 @@ def test_requests_of_a_split_sampler_bring_seeds_that_the_batchs_seed_decides():
 
 def test_a_head_size_that_vllm_would_hang_on_is_refused(tiny_model):
     with pytest.raises(ConfigError, match=rf"model\.path={tiny_model}: attention heads of 8 dimensions; .* 32, 64, .*rollout\.engine=hf"):
-        VllmSampler(config(str(tiny_model), placement={"gpus_per_rank": 0}), str(tiny_model), 0)
+        VllmEngine(config(str(tiny_model), placement={"gpus_per_rank": 0}), str(tiny_model), 0)
 
 
 def test_a_build_for_cpus_is_not_given_a_gpu(tiny_model, monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-    with pytest.raises(ConfigError, match=r"placement\.gpus_per_sampler: the vLLM installed here is built for CPUs; set 0"):
-        VllmSampler(config(str(tiny_model)), str(tiny_model), 0)
+    with pytest.raises(ConfigError, match=r"placement\.gpus_per_engine: the vLLM installed here is built for CPUs; set 0"):
+        VllmEngine(config(str(tiny_model)), str(tiny_model), 0)

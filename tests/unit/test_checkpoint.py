@@ -230,7 +230,7 @@ def test_another_model_or_number_of_ranks_is_refused_with_the_way_out(tmp_path):
 def test_resume_modes(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     assert checkpoints.to_resume("auto") is None
-    with pytest.raises(CheckpointError, match=r"run\.resume=must: no whole checkpoint in"):
+    with pytest.raises(CheckpointError, match=r"run\.resume=must: no complete checkpoint in"):
         checkpoints.to_resume("must")
     write(checkpoints, 3)
     assert checkpoints.to_resume("never") is None

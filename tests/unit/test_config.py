@@ -14,7 +14,7 @@ import yaml
 
 from trainer.cli import exits_cleanly, parse, to_yaml
 from trainer.config import ConfigError, TrainConfig, conflicts
-from trainer.describe import settings
+from trainer.config_help import settings
 
 ROOT = Path(__file__).parents[2]
 BASE = ["model.path=gpt2", "data.path=package.module:rows"]
@@ -197,14 +197,14 @@ CONFLICTS = {
     "optim.warmup_steps, optim.schedule, trainer.steps": ["optim.schedule=cosine", "optim.warmup_steps=100"],
     "algorithm.kl.target, algorithm.kl.coef": ["algorithm.kl.target=0.1"],
     "rollout.tensor_parallel, rollout.engine": ["rollout.engine=hf", "rollout.tensor_parallel=2"],
-    "placement.gpus_per_sampler, rollout.tensor_parallel": ["rollout.tensor_parallel=2", "placement.gpus_per_sampler=1"],
+    "placement.gpus_per_engine, rollout.tensor_parallel": ["rollout.tensor_parallel=2", "placement.gpus_per_engine=1"],
     "placement.colocate, trainer.staleness": ["placement.colocate=true", "trainer.staleness=1", "placement.gpus_per_rank=0"],
     "placement.colocate, rollout.engines, rollout.tensor_parallel, placement.ranks": [
         "placement.colocate=true",
         "rollout.engines=2",
         "placement.gpus_per_rank=0",
     ],
-    "placement.colocate, placement.gpus_per_rank, placement.gpus_per_sampler": ["placement.colocate=true"],
+    "placement.colocate, placement.gpus_per_rank, placement.gpus_per_engine": ["placement.colocate=true"],
     "placement.gpus_per_rank, placement.ranks": ["placement.gpus_per_rank=0.5", "placement.ranks=2"],
     "algorithm.kl.coef, placement.reference_resources": ["placement.reference_resources.v100=1"],
     "placement.gpus_per_reference, placement.reference_resources": ["placement.gpus_per_reference=0.5"],
@@ -214,9 +214,9 @@ CONFLICTS = {
         "placement.ranks=2",
         "algorithm.kl.coef=0.1",
     ],
-    "rollout.tensor_parallel, placement.gpus_per_sampler, placement.gpus_per_rank": [
+    "rollout.tensor_parallel, placement.gpus_per_engine, placement.gpus_per_rank": [
         "rollout.tensor_parallel=2",
-        "placement.gpus_per_sampler=0",
+        "placement.gpus_per_engine=0",
     ],
     "critic.warmup_steps, critic.schedule, trainer.steps": ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=100"],
     "trainer.eval_every, trainer.eval_prompts": ["trainer.eval_every=5", "trainer.eval_prompts=0"],
@@ -247,11 +247,11 @@ def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
         ["algorithm.name=reinforce_plus_plus", "algorithm.group_size=1"],
         ["trainer.staleness=1", "algorithm.epochs=2"],
         ["trainer.zero_stage=1", "trainer.offload_optimizer=true"],
-        ["placement.gpus_per_sampler=0"],
+        ["placement.gpus_per_engine=0"],
         ["placement.reference_resources.v100=1", "placement.gpus_per_reference=0", "algorithm.kl.coef=0.1"],
         ["placement.gpus_per_rank=0", "placement.colocate=true"],
         ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=150", "algorithm.epochs=2"],
-        ["placement.gpus_per_sampler=0.5", "placement.gpus_per_rank=0.5"],
+        ["placement.gpus_per_engine=0.5", "placement.gpus_per_rank=0.5"],
         ["trainer.micro_batch_tokens=2048"],
         ["algorithm.minibatches=4", "placement.ranks=8"],
     ],

@@ -14,7 +14,7 @@ import yaml
 
 from stacks.load import parse as parse_stack
 from stacks.schema import Stack
-from trainer import cli, describe
+from trainer import cli, config_help
 from trainer.config import ConfigError, TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -172,7 +172,7 @@ def test_every_override_in_the_text_is_accepted(page):
 
 @named(PAGES)
 def test_every_setting_that_is_named_exists(page):
-    known = {*describe.settings(TrainConfig), *(f"{key}.{name}" for key, name in [("algorithm", "kl")])}
+    known = {*config_help.settings(TrainConfig), *(f"{key}.{name}" for key, name in [("algorithm", "kl")])}
     free = tuple(f"{key}." for key in ("model.init", "data.args", "reward.args", "rollout.options"))
     names = [span.partition("=")[0] for span in spans(own(page))]
     if FOREIGN in page.read_text():  # the last column of its table is ours

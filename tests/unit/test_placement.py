@@ -10,11 +10,11 @@ def config(**sections: dict) -> TrainConfig:
     return TrainConfig.model_validate(base | sections)
 
 
-def test_ranks_and_samplers_get_bundles_of_their_own():
+def test_ranks_and_rollout_engines_get_bundles_of_their_own():
     plan = placement.plan(config(placement={"ranks": 2, "cpus_per_rank": 4}, rollout={"engines": 3, "tensor_parallel": 2}))
     assert plan.ranks == ({"CPU": 4, "GPU": 1},) * 2
-    assert plan.samplers == ({"CPU": 1, "GPU": 2},) * 3
-    assert [plan.sampler_bundle(i) for i in range(3)] == [2, 3, 4]
+    assert plan.engines == ({"CPU": 1, "GPU": 2},) * 3
+    assert [plan.engine_bundle(i) for i in range(3)] == [2, 3, 4]
 
 
 def test_no_gpus_are_asked_for_where_ranks_train_on_cpus():
@@ -22,11 +22,11 @@ def test_no_gpus_are_asked_for_where_ranks_train_on_cpus():
     assert plan.bundles == ({"CPU": 1}, {"CPU": 1})
 
 
-def test_colocated_samplers_live_in_the_ranks_bundles():
-    settings = {"colocate": True, "ranks": 2, "gpus_per_rank": 0, "rank_resources": {"big": 1}, "sampler_resources": {"big": 0.5, "l4": 1}}
+def test_colocated_rollout_engines_live_in_the_ranks_bundles():
+    settings = {"colocate": True, "ranks": 2, "gpus_per_rank": 0, "rank_resources": {"big": 1}, "engine_resources": {"big": 0.5, "l4": 1}}
     plan = placement.plan(config(placement=settings, rollout={"engines": 2}))
     assert plan.bundles == ({"CPU": 2, "big": 1.5, "l4": 1},) * 2
-    assert [plan.sampler_bundle(i) for i in range(2)] == [0, 1]
+    assert [plan.engine_bundle(i) for i in range(2)] == [0, 1]
 
 
 @pytest.mark.parametrize("roles", [1, 2, 3])
@@ -39,9 +39,9 @@ def test_the_roles_of_a_rank_find_room_in_its_bundle_as_ray_counts(roles):
 
 
 def test_custom_resources_pin_roles_to_kinds_of_nodes():
-    plan = placement.plan(config(placement={"rank_resources": {"h100": 1}, "sampler_resources": {"l4": 1}}))
+    plan = placement.plan(config(placement={"rank_resources": {"h100": 1}, "engine_resources": {"l4": 1}}))
     assert plan.ranks[0]["h100"] == 1
-    assert plan.samplers[0]["l4"] == 1
+    assert plan.engines[0]["l4"] == 1
 
 
 @pytest.mark.parametrize("colocate", [False, True])
@@ -54,7 +54,7 @@ def test_a_reference_model_on_other_nodes_has_bundles_of_its_own(colocate):
     assert plan.rank_bundle("reference", 0) == (2 if colocate else 3)
     assert [plan.rank_bundle("critic", index) for index in range(2)] == [0, 1]
     assert (plan.apart("reference"), plan.apart("policy")) == (True, False)
-    assert placement.plan(settings, with_samplers=False).references == ()
+    assert placement.plan(settings, with_engines=False).references == ()
 
 
 def test_a_reference_model_may_have_other_gpus_than_the_ranks():
@@ -62,7 +62,7 @@ def test_a_reference_model_may_have_other_gpus_than_the_ranks():
     settings = config(placement=place, algorithm={"kl": {"coef": 0.1}})
     assert placement.plan(settings).references == ({"CPU": 1, "GPU": 0.5, "v100": 1},)
     assert [placement.gpus_per_rank(settings, role) for role in ("policy", "reference")] == [1, 0.5]
-    with pytest.raises(ConfigError, match=r"\(1 reference ranks, 1 ranks, 1 samplers\), .* has 0; lower placement\.reference_resources"):
+    with pytest.raises(ConfigError, match=r"\(1 reference ranks, 1 ranks, 1 rollout engines\), .* lower placement\.reference_resources"):
         placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 8}], settings.placement)
 
 
@@ -93,7 +93,7 @@ def test_a_missing_custom_resource_names_its_setting():
 
 def test_a_process_must_fit_one_node():
     settings = config(rollout={"engines": 1, "tensor_parallel": 2})
-    with pytest.raises(ConfigError, match=r"1 CPU, 2 GPU on one node, the nodes have 8 CPU, 1 GPU; .*gpus_per_sampler"):
+    with pytest.raises(ConfigError, match=r"1 CPU, 2 GPU on one node, the nodes have 8 CPU, 1 GPU; .*gpus_per_engine"):
         placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 1}] * 3, settings.placement)
 
 
@@ -117,9 +117,9 @@ def test_a_missing_gpu_names_the_setting(monkeypatch):
     [
         ({}, "nccl"),
         ({"gpus_per_rank": 0}, "gloo"),
-        ({"gpus_per_sampler": 0}, "gloo"),
-        ({"gpus_per_rank": 0, "gpus_per_sampler": 1}, "gloo"),
-        ({"gpus_per_rank": 0.5, "gpus_per_sampler": 0.5}, "gloo"),  # perhaps of the same GPU, where NCCL takes one member only
+        ({"gpus_per_engine": 0}, "gloo"),
+        ({"gpus_per_rank": 0, "gpus_per_engine": 1}, "gloo"),
+        ({"gpus_per_rank": 0.5, "gpus_per_engine": 0.5}, "gloo"),  # perhaps of the same GPU, where NCCL takes one member only
     ],
 )
 def test_weights_go_over_nccl_only_between_whole_gpus(settings, backend):

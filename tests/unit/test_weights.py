@@ -5,7 +5,7 @@ import torch
 
 from trainer import weights
 from trainer.actors import free_port
-from trainer.weights import Link, Parameter
+from trainer.weights import Parameter, Rendezvous
 
 
 def parameters(model: torch.nn.Module) -> list[Parameter]:
@@ -32,18 +32,18 @@ def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
     table = dict(model.named_parameters())
     for size in (1, 64, 1 << 20):
         plan = weights.plan(parameters(model), size)
-        link = Link("127.0.0.1", free_port(), world=3, timeout=20, backend="gloo")
+        rendezvous = Rendezvous("127.0.0.1", free_port(), world=3, timeout=20, backend="gloo")
         received: dict[int, dict[str, torch.Tensor]] = {1: {}, 2: {}}
 
-        def take(rank: int, link: Link = link, plan: weights.Plan = plan, received: dict = received) -> None:
-            group = weights.join(link, rank)
+        def take(rank: int, rendezvous: Rendezvous = rendezvous, plan: weights.Plan = plan, received: dict = received) -> None:
+            group = weights.join(rendezvous, rank)
             for bucket in weights.receive(group, plan, torch.device("cpu")):
                 received[rank].update((name, tensor.clone()) for name, tensor in bucket)
 
         threads = [threading.Thread(target=take, args=(rank,)) for rank in (1, 2)]
         for thread in threads:
             thread.start()
-        weights.send(weights.join(link, 0), plan, lambda names: [table[n].detach() for n in names])
+        weights.send(weights.join(rendezvous, 0), plan, lambda names: [table[n].detach() for n in names])
         for thread in threads:
             thread.join(20)
         for rank in (1, 2):
@@ -53,20 +53,20 @@ def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
 
 def test_joining_ends_with_an_error_when_a_member_is_missing():
     with pytest.raises(RuntimeError, match="Timed out"):
-        weights.join(Link("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo"), 0)
+        weights.join(Rendezvous("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo"), 0)
 
 
 def test_gloo_takes_its_buffers_in_cpu_memory_whatever_the_members_train_on():
-    link = Link("127.0.0.1", free_port(), world=2, timeout=20, backend="gloo")
+    rendezvous = Rendezvous("127.0.0.1", free_port(), world=2, timeout=20, backend="gloo")
     plan: weights.Plan = ((Parameter("a", (3,), "float32"),),)
     devices = []
 
     def take() -> None:
-        group = weights.join(link, 1)
+        group = weights.join(rendezvous, 1)
         devices.extend(tensor.device for bucket in weights.receive(group, plan, torch.device("meta")) for _, tensor in bucket)
 
     thread = threading.Thread(target=take)
     thread.start()
-    weights.send(weights.join(link, 0), plan, lambda names: [torch.ones(3)])
+    weights.send(weights.join(rendezvous, 0), plan, lambda names: [torch.ones(3)])
     thread.join(20)
     assert devices == [torch.device("meta")]  # a device that gloo cannot read: as a GPU's memory, it is only copied to

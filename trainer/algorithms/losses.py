@@ -71,7 +71,7 @@ def policy_loss(
     """PPO's clipped loss per token [N] (https://arxiv.org/abs/1707.06347), the ratio within 1-clip_low and 1+clip_high.
 
     `dual_clip` c > 1 bounds the loss of tokens with a negative advantage by -c*A (https://arxiv.org/abs/1912.09729).
-    `weight_N` is the importance weight of algorithms/correction.py.
+    `weight_N` is the importance weight of algorithms/importance_sampling.py.
 
     The statistics are sums over tokens with mask 1 (add them over micro-batches and ranks, divide by `tokens`): `ratio`, `clipped`
     (tokens whose gradient clipping removed) and `kl_old`, the k3 estimate of KL(old || current).

@@ -1,4 +1,4 @@
-"""Prompts in batches, for ever, and in the same order after a restart."""
+"""Prompts in batches forever, and in the same order after a restart."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Loader:
 
     @property
     def epoch(self) -> int:
-        """Epochs served whole."""
+        """Epochs served completely."""
         return self.served // len(self.prompts)
 
     def next(self) -> list[Prompt]:
@@ -67,7 +67,7 @@ class Loader:
             )
         for name, setting in (("seed", "run.seed"), ("shuffle", "data.shuffle")):
             if state[name] != mine[name]:
-                raise ConfigError(f"{setting}: the checkpoint has {state[name]}, this run {mine[name]}; the order of data would not go on")
+                raise ConfigError(f"{setting}: the checkpoint has {state[name]}, this run {mine[name]}; the order of the data would change")
         self.served = state["served"]
 
 

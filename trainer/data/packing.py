@@ -49,7 +49,7 @@ class Flat:
     lengths_E: torch.Tensor  # int64
     episode_N: torch.Tensor  # int64
     mask_N: torch.Tensor  # float32, 1 where the policy wrote the token
-    rollout_N: torch.Tensor  # float32, the sampler's log-probabilities
+    rollout_N: torch.Tensor  # float32, the rollout engine's log-probabilities
 
 
 def flatten(episodes: list[Episode]) -> Flat:

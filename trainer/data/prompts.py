@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from trainer.config import ConfigError, DataConfig
-from trainer.functions import check_args, find
+from trainer.import_path import check_args, find
 from trainer.types import Prompt
 
 Row = dict[str, Any]

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.functions import check_args, find
+from trainer.import_path import check_args, find
 from trainer.types import Episode
 
 Reward = Callable[[str, dict[str, Any]], float]

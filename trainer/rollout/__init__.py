@@ -1,6 +1,6 @@
-"""Samplers: what turns prompts into episodes.
+"""Rollout engines: what turns prompts into episodes.
 
-Every sampler is built as `Sampler(config, model_path, seed)` and offers the methods of the protocol; `pool.py` runs them as Ray actors.
+Each is built as `RolloutEngine(config, model_path, seed)` and offers the methods of the protocol; `engines.py` runs them as Ray actors.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ from __future__ import annotations
 from typing import Protocol
 
 from trainer.types import Episode, Prompt
-from trainer.weights import Link, Plan
+from trainer.weights import Plan, Rendezvous
 
 
-class Sampler(Protocol):
+class RolloutEngine(Protocol):
     def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
         """`samples` episodes per prompt, in the order of the prompts. The same seed and weights give the same tokens."""
         ...
 
     def receivers(self) -> int:
-        """How many processes of this sampler take part in a weight sync."""
+        """How many processes of this engine take part in a weight sync."""
         ...
 
-    def connect(self, link: Link, rank: int, plan: Plan) -> None:
+    def connect(self, rendezvous: Rendezvous, rank: int, plan: Plan) -> None:
         """Join the weight sync as `rank` (the first of `receivers()` ranks)."""
         ...
 

@@ -1,4 +1,4 @@
-"""A sampler on transformers alone: runs wherever torch runs, and is the faster one for very small models.
+"""A rollout engine on transformers alone: runs wherever torch runs, and is the faster one for very small models.
 
 A prompt is read once for all its samples, and finished sequences leave the batch, so that the cost follows the mean length of
 the answers and not the longest.
@@ -18,12 +18,12 @@ from trainer.types import Episode, Prompt
 COMPACT_AT = 0.25
 
 
-class HfSampler:
-    """Implements `rollout.Sampler`."""
+class HfEngine:
+    """Implements `rollout.RolloutEngine`."""
 
     def __init__(self, config: TrainConfig, model_path: str, seed: int):
         self.config = config.rollout
-        self.device = placement.device_of(placement.gpus_per_sampler(config), "placement.gpus_per_sampler")
+        self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         model = config.model.model_copy(update={"path": model_path, "init": None, "gradient_checkpointing": False})
         self.lm = load_lm(model, seed, self.device).eval()
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
@@ -32,9 +32,9 @@ class HfSampler:
     def receivers(self) -> int:
         return 1
 
-    def connect(self, link: weights.Link, rank: int, plan: weights.Plan) -> None:
+    def connect(self, rendezvous: weights.Rendezvous, rank: int, plan: weights.Plan) -> None:
         self.plan = plan
-        self.group = weights.join(link, rank)
+        self.group = weights.join(rendezvous, rank)
 
     @torch.no_grad()
     def receive(self) -> None:

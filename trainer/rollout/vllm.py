@@ -1,4 +1,4 @@
-"""The one file that knows vLLM's API: a sampler around `vllm.LLM`, with weights received inside its workers.
+"""The one file that knows vLLM's API: a rollout engine around `vllm.LLM`, with weights received inside its workers.
 
 https://docs.vllm.ai/en/latest/training/rlhf.html
 """
@@ -20,7 +20,7 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 import torch
 
 if not torch.cuda.is_available():
-    # Small functions around the sampler are compiled even in eager mode: 20 s at the first batch, and slower than eager afterwards.
+    # Small functions around the rollout engine are compiled even in eager mode: 20 s at the first batch, and slower than eager afterwards.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
@@ -45,9 +45,9 @@ class WeightReceiver:
     model_runner: Any
     rank: int
 
-    def connect_weights(self, link: weights.Link, first_rank: int, plan: weights.Plan) -> None:
+    def connect_weights(self, rendezvous: weights.Rendezvous, first_rank: int, plan: weights.Plan) -> None:
         self.weight_plan = plan
-        self.weight_group = weights.join(link, first_rank + self.rank)
+        self.weight_group = weights.join(rendezvous, first_rank + self.rank)
 
     def receive_weights(self) -> None:
         for bucket in weights.receive(self.weight_group, self.weight_plan, self.device):
@@ -56,13 +56,13 @@ class WeightReceiver:
             torch.cuda.synchronize()  # the buffers may be reused once this returns
 
 
-class VllmSampler:
-    """Implements `rollout.Sampler`. Raises ConfigError for what this build of vLLM cannot run."""
+class VllmEngine:
+    """Implements `rollout.RolloutEngine`. Raises ConfigError for what this build of vLLM cannot run."""
 
     def __init__(self, config: TrainConfig, model_path: str, seed: int):
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
-        device = placement.device_of(placement.gpus_per_sampler(config), "placement.gpus_per_sampler")
+        device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         _require_build(device)
         if device.type == "cpu":
             _require_head_size(model_path)
@@ -75,8 +75,8 @@ class VllmSampler:
     def receivers(self) -> int:
         return self.config.tensor_parallel
 
-    def connect(self, link: weights.Link, rank: int, plan: weights.Plan) -> None:
-        self.llm.collective_rpc("connect_weights", args=(link, rank, plan))
+    def connect(self, rendezvous: weights.Rendezvous, rank: int, plan: weights.Plan) -> None:
+        self.llm.collective_rpc("connect_weights", args=(rendezvous, rank, plan))
 
     def receive(self) -> None:
         self.llm.collective_rpc("receive_weights")
@@ -129,7 +129,7 @@ def arguments(config: TrainConfig, model_path: str, seed: int, device: torch.dev
         "use_tqdm_on_load": False,
     }
     if rollout.tensor_parallel > 1:
-        # One actor holds all GPUs of a sampler. Left alone, vLLM would start Ray actors, for which its placement group has no room.
+        # One actor holds all GPUs of a rollout engine. Left alone, vLLM would start Ray actors, for which its placement group has no room.
         given["distributed_executor_backend"] = "mp"
     if device.type == "cpu":
         given |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
@@ -158,7 +158,7 @@ def _require_build(device: torch.device) -> None:
     for_cpu = current_platform.is_cpu()
     if for_cpu != (device.type == "cpu"):
         found, use = ("CPUs", "0") if for_cpu else ("GPUs", "1 or more")
-        raise ConfigError(f"placement.gpus_per_sampler: the vLLM installed here is built for {found}; set {use}, or rollout.engine=hf")
+        raise ConfigError(f"placement.gpus_per_engine: the vLLM installed here is built for {found}; set {use}, or rollout.engine=hf")
 
 
 def _require_head_size(model_path: str) -> None:

@@ -16,7 +16,7 @@ ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; exec dstack apply -y -f build/lab/ray-cluster.dstack.yml"
 APPLY_JOB = f"{ENV}; dstack apply -y -d -f build/lab/ray-job.dstack.yml"
 SUBMIT = "ray job submit --runtime-env build/lab/runtime-env.yaml --working-dir . --"
-# The demo recipe with the sampler that starts at once. One rank and one sampler need a CPU each, and each host offers one.
+# The demo recipe with the rollout engine that starts at once. One rank and one rollout engine need a CPU each, and each host offers one.
 GRPO = (
     "python -m trainer.train_ppo --config trainer/recipes/demo.yaml rollout.engine=hf trainer.prompts_per_step=16 trainer.eval_prompts=32"
 )

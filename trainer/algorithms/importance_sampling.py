@@ -1,4 +1,4 @@
-"""Correction for samplers whose log-probabilities differ from the policy's: other kernels, other precision, older weights."""
+"""Correction for rollout engines whose log-probabilities differ from the policy's: other kernels, other precision, older weights."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ def importance_weight(
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Truncated importance weight min(exp(old - rollout), cap) per token [N], detached (https://fengyao.notion.site/off-policy-rl).
 
-    A token whose log-probability the sampler gave as non-finite is dropped: weight 0. With `cap` None the others weigh 1.
-    The statistics cover the tokens of `mask_N` (all when None): sums `gap` of |old - rollout|, `capped`, `dropped` and `tokens`, to be
-    added over parts of a batch and divided by `tokens`; and `gap_max`.
+    A token whose log-probability the rollout engine gave as non-finite is dropped: weight 0. With `cap` None the others weigh 1.
+    The statistics cover the tokens of `mask_N` (all when None): sums `logprob_diff` of |old - rollout|, `capped`, `dropped` and
+    `tokens`, to be added over parts of a batch and divided by `tokens`; and `logprob_diff_max`.
     """
     with torch.no_grad():
         counted_N = torch.ones_like(old_N, dtype=torch.bool) if mask_N is None else mask_N.bool()
@@ -21,11 +21,11 @@ def importance_weight(
         # exp() may reach infinity here; the cap takes it back.
         weight_N = torch.ones_like(diff_N) if cap is None else diff_N.exp().clamp(max=cap)
         weight_N = torch.where(finite_N, weight_N, 0.0)
-        gap_N = diff_N.abs() * counted_N
+        diff_N = diff_N.abs() * counted_N
         stats = {
-            "gap": gap_N.sum(),
-            "gap_max": gap_N.max() if len(gap_N) else gap_N.sum(),
-            "capped": (counted_N & (weight_N == cap)).sum().float() if cap is not None else gap_N.new_zeros(()),
+            "logprob_diff": diff_N.sum(),
+            "logprob_diff_max": diff_N.max() if len(diff_N) else diff_N.sum(),
+            "capped": (counted_N & (weight_N == cap)).sum().float() if cap is not None else diff_N.new_zeros(()),
             "dropped": (counted_N & ~finite_N).sum().float(),
             "tokens": counted_N.sum().float(),
         }

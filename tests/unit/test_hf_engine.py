@@ -4,13 +4,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trainer.config import TrainConfig
-from trainer.rollout.hf import HfSampler, _nucleus
+from trainer.rollout.hf import HfEngine, _nucleus
 from trainer.types import Prompt
 
 PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Prompt(2, [10], {})]
 
 
-def sampler(folder, **rollout) -> HfSampler:
+def engine(folder, **rollout) -> HfEngine:
     config = TrainConfig.model_validate(
         {
             "model": {"path": str(folder), "dtype": "float32"},
@@ -19,7 +19,7 @@ def sampler(folder, **rollout) -> HfSampler:
             "placement": {"gpus_per_rank": 0},
         }
     )
-    return HfSampler(config, str(folder), 0)
+    return HfEngine(config, str(folder), 0)
 
 
 def logprobs_of(lm, prompt: list[int], response: list[int], temperature: float = 1.0) -> torch.Tensor:
@@ -29,7 +29,7 @@ def logprobs_of(lm, prompt: list[int], response: list[int], temperature: float =
 
 def test_log_probabilities_are_those_of_the_model_though_prompts_differ_in_length_and_rows_leave_the_batch(tiny_model):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    episodes = sampler(tiny_model, temperature=0.8).generate(PROMPTS, [0, 1, 2], samples=16, seed=3)
+    episodes = engine(tiny_model, temperature=0.8).generate(PROMPTS, [0, 1, 2], samples=16, seed=3)
     assert [e.group for e in episodes] == [0] * 16 + [1] * 16 + [2] * 16
     lengths = {len(e.response_ids) for e in episodes}
     assert len(lengths) > 3, "answers of one length would not show that rows leave the batch"
@@ -42,7 +42,7 @@ def test_log_probabilities_are_those_of_the_model_though_prompts_differ_in_lengt
 
 def test_greedy_answers_are_those_of_transformers(tiny_model):
     lm: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    episodes = sampler(tiny_model).generate(PROMPTS, [0, 1, 2], samples=1, seed=0, greedy=True)
+    episodes = engine(tiny_model).generate(PROMPTS, [0, 1, 2], samples=1, seed=0, greedy=True)
     for episode in episodes:
         ids = torch.tensor([episode.prompt.token_ids])
         expected = lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=1, pad_token_id=0)
@@ -50,14 +50,14 @@ def test_greedy_answers_are_those_of_transformers(tiny_model):
 
 
 def test_a_seed_gives_the_same_answers_and_another_seed_others(tiny_model):
-    one = sampler(tiny_model)
-    first, again, other = ([e.response_ids for e in one.generate(PROMPTS, [0, 1, 2], 8, seed)] for seed in (5, 5, 6))
+    built = engine(tiny_model)
+    first, again, other = ([e.response_ids for e in built.generate(PROMPTS, [0, 1, 2], 8, seed)] for seed in (5, 5, 6))
     assert first == again
     assert first != other
 
 
-def test_batches_larger_than_the_sampler_are_cut(tiny_model):
-    episodes = sampler(tiny_model, max_sequences=4).generate(PROMPTS, [7, 8, 9], samples=4, seed=0)
+def test_batches_larger_than_the_rollout_engine_are_cut(tiny_model):
+    episodes = engine(tiny_model, max_sequences=4).generate(PROMPTS, [7, 8, 9], samples=4, seed=0)
     assert [e.group for e in episodes] == [7] * 4 + [8] * 4 + [9] * 4
     assert [e.prompt.index for e in episodes] == [0] * 4 + [1] * 4 + [2] * 4
 

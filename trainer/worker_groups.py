@@ -19,24 +19,24 @@ from trainer import actors, models, placement, weights
 from trainer.actors import RunError
 from trainer.config import ConfigError, TrainConfig
 from trainer.roles import RoleGroup
-from trainer.rollout.pool import Pending, SamplerPool
+from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.types import Episode
 from trainer.workers import Role
 
 
 @dataclass
-class Team:
+class WorkerGroups:
     policy: RoleGroup
     critic: RoleGroup | None
     reference: RoleGroup | None
-    samplers: SamplerPool
+    engines: RolloutEngines
     config: TrainConfig
     fingerprint: str
     plan: weights.Plan
-    restarts: int = 0  # of samplers, in this run
+    restarts: int = 0  # of rollout engines, in this run
 
     def sync(self) -> None:
-        """Give the samplers the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
+        """Give the rollout engines the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
         try:
             self._sync()
         except (RunError, RayError) as error:
@@ -44,11 +44,11 @@ class Team:
                 raise
 
     def _sync(self) -> None:
-        refs = [rank.send.remote() for rank in self.policy.ranks] + self.samplers.receive()
+        refs = [rank.send.remote() for rank in self.policy.ranks] + self.engines.receive()
         actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
 
     def episodes(self, pending: Pending) -> list[Episode]:
-        """Wait for them; what a sampler that died still owed is sampled again. Raises RunError at rollout.timeout."""
+        """Wait for them; what a rollout engine that died still owed is sampled again. Raises RunError at rollout.timeout."""
         while True:
             try:
                 return pending.result()
@@ -59,20 +59,20 @@ class Team:
                 pending.ask(owed)
 
     def _revive(self, error: Exception) -> bool:
-        """Start samplers anew whose process died, and give all of them the policy's weights: a sampler has nothing else to lose.
+        """Restart rollout engines whose process died, and give all of them the policy's weights: they have nothing else to lose.
 
         False when none died. Raises `error` when that happened more often than rollout.restarts allows.
         """
-        lost, limit = self.samplers.lost(), self.config.rollout.restarts
+        lost, limit = self.engines.lost(), self.config.rollout.restarts
         if not lost:
             return False
         self.restarts += len(lost)
         if self.restarts > limit:
             raise error
-        names = ", ".join(f"sampler-{i}" for i in lost)
+        names = ", ".join(f"rollout-{i}" for i in lost)
         print(f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)", flush=True)
-        self.samplers.start_again(lost)
-        self.samplers.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
+        self.engines.start_again(lost)
+        self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
         self._sync()
         return True
 
@@ -86,7 +86,7 @@ class Team:
             role.load(folder)
 
     def shards(self) -> list[str]:
-        """A file of every rank, below the folder that `save` was given: missing ones tell of nodes that do not share it."""
+        """A file of every rank, below the folder that `save` was given: missing ones mean that a node does not share it."""
         return [f"{role.role}/random-{rank}.pt" for role in self._trained() for rank in range(len(role.ranks))]
 
     def _trained(self) -> list[RoleGroup]:
@@ -94,7 +94,7 @@ class Team:
 
 
 @contextmanager
-def start(config: TrainConfig, folder: Path) -> Iterator[Team]:
+def start(config: TrainConfig, folder: Path) -> Iterator[WorkerGroups]:
     """Connect to Ray (the cluster of the job, or one of this machine's own), start all processes, and end them on leaving.
 
     Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
@@ -124,7 +124,7 @@ def _connect() -> None:
             f"RAY_ADDRESS={address}: that is where jobs are submitted: ray job submit --working-dir . -- python -m trainer.train_ppo ...; "
             "unset RAY_ADDRESS to train on this machine alone"
         )
-    # The first error of a call to many processes is told; without this Ray logs those of the others, tracebacks and all.
+    # The first error of a call to many processes is reported; without this Ray logs those of the others, tracebacks and all.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         ray.init(logging_level=logging.WARNING)
@@ -134,7 +134,7 @@ def _connect() -> None:
 
 
 def _require_shared(folder: Path, roles: Mapping[Role, RoleGroup]) -> None:
-    """Every rank must see the run's folder, or checkpoints would lack their shards. Raises ConfigError before the first step."""
+    """Every rank must see the run's folder, or their shards would be missing from checkpoints. Raises ConfigError before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / f".seen-by-every-rank-{os.getpid()}"
     file.write_text("a rank that does not see this would write its shards elsewhere\n")
@@ -150,14 +150,14 @@ def _require_shared(folder: Path, roles: Mapping[Role, RoleGroup]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement.Placement, group: Any) -> Team:
+def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement.Placement, group: Any) -> WorkerGroups:
     names: list[Role] = ["policy"]
     if config.algorithm.name == "ppo":
         names.append("critic")
     if config.algorithm.kl.coef > 0:
         names.append("reference")
-    # Samplers first: they take longest to start.
-    samplers = SamplerPool(config, model_path, group, wanted)
+    # Rollout engines first: they take longest to start.
+    engines = RolloutEngines(config, model_path, group, wanted)
     together = sum(not wanted.apart(name) for name in names)
     roles: dict[Role, RoleGroup] = {name: RoleGroup(config, name, model_path, group, wanted, together) for name in names}
     seconds = config.trainer.timeout
@@ -165,12 +165,12 @@ def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement
     policy = roles["policy"]
     _require_shared(folder, roles)
     plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
-    samplers.connect(policy.ranks, plan, seconds)
-    return Team(policy, roles.get("critic"), roles.get("reference"), samplers, config, policy.call("fingerprint")[0], plan)
+    engines.connect(policy.ranks, plan, seconds)
+    return WorkerGroups(policy, roles.get("critic"), roles.get("reference"), engines, config, policy.call("fingerprint")[0], plan)
 
 
 def initial_model(config: TrainConfig, folder: Path) -> str:
-    """Where samplers and ranks load from: model.path, or random weights written once into the run's folder."""
+    """Where rollout engines and ranks load from: model.path, or random weights written once into the run's folder."""
     if config.model.path:
         return config.model.path
     path = folder / "initial"

@@ -1,4 +1,4 @@
-"""The samplers of a run as Ray actors, and the weight sync between them and the policy."""
+"""The rollout engines of a run as Ray actors, and the weight sync between them and the policy."""
 
 from __future__ import annotations
 
@@ -14,65 +14,65 @@ from trainer.actors import RunError
 from trainer.config import ConfigError, TrainConfig
 from trainer.types import Episode, Prompt
 
-ENGINES = {"vllm": "trainer.rollout.vllm:VllmSampler", "hf": "trainer.rollout.hf:HfSampler"}
+ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
 
 @ray.remote
-class SamplerActor:
-    """A process that holds one sampler; each engine is imported in its own process only."""
+class RolloutActor:
+    """A process that holds one rollout engine; each engine is imported in its own process only."""
 
     def __init__(self, config: TrainConfig, model_path: str, seed: int, threads: int):
         torch.set_num_threads(threads)
         self.config, self.model_path, self.seed = config, model_path, seed
 
     def start(self) -> int:
-        """Build the sampler; the number of its processes that receive weights. Not in the constructor, whose errors Ray wraps in its own.
+        """Build the engine; the number of its processes that receive weights. Not in the constructor, whose errors Ray wraps in its own.
 
         Raises RunError with the engine's own word.
         """
         engine = self.config.rollout.engine
         module, name = ENGINES[engine].split(":")
         try:
-            self.sampler = getattr(importlib.import_module(module), name)(self.config, self.model_path, self.seed)
+            self.engine = getattr(importlib.import_module(module), name)(self.config, self.model_path, self.seed)
         except ConfigError:
             raise
         except Exception as error:
             traceback.print_exc()
             raise RunError(f"rollout.engine={engine} does not start: {type(error).__name__}: {error}") from None
-        return self.sampler.receivers()
+        return self.engine.receivers()
 
     def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.sampler, method)(*args, **kwargs)
+        return getattr(self.engine, method)(*args, **kwargs)
 
 
 class Pending:
     """Episodes on their way."""
 
-    def __init__(self, pool: SamplerPool, parts: dict[int, tuple[Any, ...]]):
-        """`parts`: what each sampler is asked to generate, by its number."""
-        self.pool, self.parts = pool, parts
+    def __init__(self, engines: RolloutEngines, parts: dict[int, tuple[Any, ...]]):
+        """`parts`: what each rollout engine is asked to generate, by its number."""
+        self.engines, self.parts = engines, parts
         self.refs: dict[int, Any] = {}
         self.ask(list(parts))
 
-    def ask(self, samplers: list[int]) -> None:
+    def ask(self, engines: list[int]) -> None:
         """Have these do their parts, for a second time perhaps: the same weights and seeds give the same episodes."""
-        for i in self.parts.keys() & samplers:
-            self.refs[i] = self.pool.actors[i].call.remote("generate", *self.parts[i])
+        for i in self.parts.keys() & engines:
+            self.refs[i] = self.engines.actors[i].call.remote("generate", *self.parts[i])
 
     def owed(self) -> list[int]:
-        """Numbers of the samplers that died before they had done their part."""
+        """Numbers of the rollout engines that died before they had done their part."""
         return [i for i, ref in self.refs.items() if actors.died(ref)]
 
     def result(self) -> list[Episode]:
-        """Wait for them. Raises RunError at the deadline or when a sampler died."""
+        """Wait for them. Raises RunError at the deadline or when a rollout engine died."""
         refs = [self.refs[i] for i in self.parts]
-        parts = actors.wait(refs, self.pool.config.rollout.timeout, "sampling (rollout.timeout)")
+        parts = actors.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
         return [episode for part in parts for episode in part]
 
 
-class SamplerPool:
-    """All samplers of a run."""
+class RolloutEngines:
+    """All rollout engines of a run."""
 
     def __init__(self, config: TrainConfig, model_path: str, group: Any, plan: placement.Placement):
         self.config, self.model_path, self.group, self.plan = config, model_path, group, plan
@@ -81,15 +81,15 @@ class SamplerPool:
 
     def _actor(self, number: int) -> Any:
         place = self.config.placement
-        threads = placement.threads(place, place.cpus_per_sampler)
-        bundle, share = self.plan.sampler_bundle(number), placement.sampler_share(self.config)
-        options = actors.options(self.group, bundle, share, threads, f"sampler-{number}")
-        return SamplerActor.options(**options).remote(  # type: ignore[attr-defined]
+        threads = placement.threads(place, place.cpus_per_engine)
+        bundle, share = self.plan.engine_bundle(number), placement.engine_share(self.config)
+        options = actors.options(self.group, bundle, share, threads, f"rollout-{number}")
+        return RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
             self.config, self.model_path, self.config.run.seed + number, threads
         )
 
     def lost(self) -> list[int]:
-        """Numbers of the samplers whose process has ended."""
+        """Numbers of the rollout engines whose process has ended."""
         refs = self.ready()
         ray.wait(refs, num_returns=len(refs), timeout=NOTICE_SECONDS, fetch_local=False)  # those at work do not answer
         return [i for i, ref in enumerate(refs) if actors.died(ref)]
@@ -102,25 +102,24 @@ class SamplerPool:
             self.receivers[i] = self.actors[i].start.remote()
 
     def ready(self) -> list[Any]:
-        """One reference per sampler that ends once it has done all that it was asked."""
+        """One reference per rollout engine that ends once it has done all that it was asked."""
         return [actor.call.remote("receivers") for actor in self.actors]
 
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
-        """Join all samplers with the policy's ranks (of which the first sends) in one sync group."""
-        receivers = actors.wait(self.receivers, timeout, "starting the samplers (trainer.timeout)")
+        """Join all rollout engines with the policy's ranks (of which the first sends) in one sync group."""
+        receivers = actors.wait(self.receivers, timeout, "starting the rollout engines (trainer.timeout)")
         address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address")
-        link = weights.Link(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
+        rendezvous = weights.Rendezvous(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
-        joined = [actor.call.remote("connect", link, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
-        actors.wait(
-            [*(rank.connect.remote(link, plan) for rank in policy), *joined], timeout, "joining policy and samplers for weight sync"
-        )
+        joined = [actor.call.remote("connect", rendezvous, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
+        joined += [rank.connect.remote(rendezvous, plan) for rank in policy]
+        actors.wait(joined, timeout, "joining policy and rollout engines for weight sync")
 
     def receive(self) -> list[Any]:
         return [actor.call.remote("receive") for actor in self.actors]
 
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
-        """Begin sampling; prompts are dealt to the samplers in turn of equal shares."""
+        """Begin sampling; prompts are dealt to the rollout engines in turn of equal shares."""
         share = -(-len(prompts) // len(self.actors))
         parts = {}
         for i in range(len(self.actors)):
