@@ -34,7 +34,7 @@ infra/policy/.venv/ready: infra/policy/requirements.txt .ci/setup
 	@bash .ci/setup policy
 
 demo: .venv/cpu
-	@$(BIN)/python -m cluster_tasks.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
+	@$(BIN)/python -m cluster_tasks.local.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
 
 # Two files at a time, as most tests wait for processes to start; more would want more than 8 GB of memory.
 test: .venv/dev

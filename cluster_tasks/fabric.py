@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_tasks import cache
-from infra import machines
+from stacks import machines
 from stacks.load import load
 from stacks.schema import Fleet, Stack
 
@@ -39,7 +39,7 @@ class Setting:
     origin: str  # what asks for it, in the words of the stack file
 
 
-FLOOR = "FLOTILLA_BANDWIDTH_FLOOR"  # cluster_tasks/checks.py reads it
+FLOOR = "FLOTILLA_BANDWIDTH_FLOOR"  # cluster_tasks/checks/command.py reads it
 CHUNK = str(512 * 1024)  # bytes
 CARD_CORES = "each card is served by processors of its own NUMA node"
 TUNED = "tuned for this plugin, which moves data in chunks of this kind"
@@ -130,7 +130,7 @@ ON_THE_NODE = {
 def kind(stack: Stack, fleet: Fleet) -> Kind:
     """The fabric that a fleet's nodes share. `none` where a stack has a single node, which talks to nobody.
 
-    Raises ValueError for a machine type that infra/machines.py does not know.
+    Raises ValueError for a machine type that stacks/machines.py does not know.
     """
     if sum(one.nodes for one in stack.fleets) == 1:
         return "none"

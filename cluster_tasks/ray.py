@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster_tasks import fabric
-from infra.site import Site
 from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
+from stacks.site import Site
 
 CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there
 DASHBOARD_PORT = 8265  # inside the node; flotilla:task.dashboard_port is where a person finds it

@@ -12,8 +12,8 @@ from typing import Literal
 
 from cluster_tasks import fabric, ray
 from cluster_tasks.sbatch_container import Container, container
-from infra.site import Site
 from stacks.schema import Fleet, Stack
+from stacks.site import Site
 from stacks.slurm import NOTICE, megabytes
 
 WIDTH = 120  # of lines, where words can go on the next

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.site import Site
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
+from stacks.site import Site
 
 
 def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from infra.site import Site
 from stacks.schema import Stack
+from stacks.site import Site
 
 
 def volume(stack: Stack, site: Site) -> dict[str, Any] | None:

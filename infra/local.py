@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from infra.site import Site
 from stacks.load import StackError
 from stacks.schema import Stack
+from stacks.site import Site
 
 
 def build(stack: Stack) -> Site:

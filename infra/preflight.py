@@ -23,7 +23,7 @@ from infra import prices
 from infra.files import project_root
 from infra.findings import Finding, failed, ok, unknown
 from stacks.load import StackError, load
-from stacks.rules import CLOUDS
+from stacks.rules.shared import CLOUDS
 from stacks.schema import Stack
 
 COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}

@@ -32,7 +32,7 @@ from rich.tree import Tree
 
 from infra.files import PROVIDERS, project_root
 from stacks.load import StackError, load, settings
-from stacks.rules import CLOUDS
+from stacks.rules.shared import CLOUDS
 from stacks.schema import Stack
 
 SHOWN = 60  # characters of a property's value in the tree
@@ -70,7 +70,7 @@ class Plan:
 
 
 class Recorder(mocks.MockMonitor, mocks.Mocks):
-    """Stands in for the engine: notes each resource with its parent, and answers what a cloud would with assumed.py of that cloud."""
+    """Stands in for the engine: notes each resource with its parent, and answers by preview_answers.py of its cloud."""
 
     def __init__(self) -> None:
         super().__init__(self)
@@ -105,12 +105,12 @@ def _plain(option: Any) -> Any:
 
 
 def _assumptions(token: str) -> ModuleType | None:
-    """infra/<cloud>/assumed.py of a token such as aws:ec2/vpc:Vpc; None for our own components and files.
+    """infra/<cloud>/preview_answers.py of a token such as aws:ec2/vpc:Vpc; None for our own components and files.
 
     It has `created(type, name, inputs) -> (id, outputs)` and `answer(token, arguments) -> (result, what to say of it)`.
     """
     cloud = token.partition(":")[0]
-    return import_module(f"infra.{cloud}.assumed") if cloud in CLOUDS else None
+    return import_module(f"infra.{cloud}.preview_answers") if cloud in CLOUDS else None
 
 
 def plan(stack: str, root: Path) -> Plan:

@@ -101,7 +101,7 @@ def _near(stack: Stack, location: str) -> bool:
 
 
 def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem]) -> FleetCost:
-    assert fleet.machine  # stacks/rules.py
+    assert fleet.machine  # stacks/rules/shared.py
     at_most = fleet.provision == "dstack"
     kind = fleet.capacity.kind
     if kind in ("block", "flex-start"):

@@ -13,12 +13,12 @@ import pulumi
 import yaml
 
 from cluster_tasks import ray, slurm
-from fleets import fleet, server, volume
+from fleets import backend, fleet, volume
 from infra.files import File, Folder, Token
-from infra.site import Site
 from stacks.load import StackError
-from stacks.rules import CLOUDS, warnings
+from stacks.rules.shared import CLOUDS, warnings
 from stacks.schema import Stack
+from stacks.site import Site
 
 TOKEN = "ray.token"
 
@@ -86,7 +86,7 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
     """`{file name: (what it is for, content)}`. No machine is asked of dstack where every node is a process of this one."""
     here, files, disk = f"build/{stack.name}", {}, volume.volume(stack, site)
     if site.leaves_machine and uses_dstack(stack):
-        files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", server.server_config(stack, site))
+        files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", backend.server_config(stack, site))
         for one in stack.dstack_fleets():
             name = f"{one.name}.fleet.dstack.yml"
             if site.awaited(one):

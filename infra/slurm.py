@@ -15,9 +15,9 @@ from typing import Any
 
 import pulumi
 
-from infra.site import Site
 from stacks.load import StackError
 from stacks.schema import Stack
+from stacks.site import Site
 from stacks.slurm import seconds
 
 SINFO_SECONDS = 30  # slurmctld may be busy

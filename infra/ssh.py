@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from infra.site import Site
 from stacks.schema import Stack
+from stacks.site import Site
 
 
 def build(stack: Stack) -> Site:

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from stacks.forms import Count, Model, Url, problem
+from stacks.field_types import Count, Model, Url, problem
 
 
 class Cache(Model):

@@ -13,11 +13,10 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
 
-from stacks import rules
 from stacks.cache import Cache
-from stacks.clouds import Access, Budget, Capacity, Ci, Network
+from stacks.cloud_settings import Access, Budget, Capacity, Ci, Network
 from stacks.fabric import Fabric
-from stacks.forms import (
+from stacks.field_types import (
     ContainerUser,
     Count,
     Cron,
@@ -41,6 +40,7 @@ from stacks.forms import (
     User,
     problem,
 )
+from stacks.rules import shared as rules
 from stacks.slurm import Slurm
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones

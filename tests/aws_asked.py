@@ -8,7 +8,7 @@ from typing import Any
 import boto3
 from botocore.stub import Stubber
 
-from infra import equipment
+from infra import fleet_machines
 from infra.aws.preflight import Asked
 from stacks import load
 from stacks.schema import Stack
@@ -26,7 +26,7 @@ def stack(name: str = "aws-dev", fleet: dict[str, Any] | None = None, **settings
 
 def asked(of: Stack, **clients: Any) -> Asked:
     made = {name.replace("_", "-"): client for name, client in clients.items()}
-    return Asked(of, equipment.machines(of, "aws"), made.__getitem__)
+    return Asked(of, fleet_machines.machines(of, "aws"), made.__getitem__)
 
 
 def stubbed(service: str, *answers: tuple[str, Any, dict[str, Any]]) -> Any:

@@ -20,8 +20,8 @@ from dstack.api.server import APIClient
 from gpuhunt._internal.catalog import OFFLINE_PROVIDERS
 from gpuhunt._internal.storage import CATALOG_V2_FIELDS
 
-from fleets import server
-from fleets.server_process import Server, token
+from fleets.server import commands as server
+from fleets.server.process import Server, token
 
 ANSWER_SECONDS = 300  # on a busy machine
 REGIONS = ("us-east-1", "us-east-2")

@@ -11,7 +11,7 @@ import sys
 import tempfile
 
 from .checks import claim_checkpoints, one_list_of_gpus, quick_checks
-from .endings import Failure, HeadEnded, Stopped, say
+from .errors import Failure, HeadEnded, Stopped, say
 from .head import run_head
 from .settings import read_settings
 from .torchrun import run_torchrun

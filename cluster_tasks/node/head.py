@@ -9,10 +9,10 @@ import time
 from collections.abc import Mapping
 
 from .dashboard import missing
-from .endings import RAY_FAILED, Failure, Reclaimed
+from .errors import RAY_FAILED, Failure, Reclaimed
 from .job import Job, stop_jobs
-from .notices import Notices
 from .ports import FAREWELL, port_is_free
+from .preemption import Notices
 from .ray import Ray, ray_node
 from .settings import Settings
 from .waiting import wait

@@ -12,7 +12,7 @@ import urllib.error
 from dataclasses import dataclass
 
 from .dashboard import Dashboard
-from .endings import NOT_READY, Failure
+from .errors import NOT_READY, Failure
 from .ray import RAY_DEFAULTS, spawn
 from .settings import Settings
 

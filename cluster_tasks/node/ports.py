@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Iterable
 
-from .endings import HeadEnded
+from .errors import HeadEnded
 
 PROBE_SECONDS = 3  # within which a host answers that is there
 FAREWELL = b"flotilla: the job is done"  # what workers hear on Ray's port, to tell an end from a death

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from .endings import NOT_READY, Failure, Stopped
+from .errors import NOT_READY, Failure, Stopped
 from .settings import Settings
 
 signals: list[int] = []  # that have come, in order

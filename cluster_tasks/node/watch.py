@@ -7,13 +7,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from .endings import NODE_LOST, RAY_FAILED, Failure, Reclaimed
+from .errors import NODE_LOST, RAY_FAILED, Failure, Reclaimed
+from .health import Vitals
 from .job import Job
-from .notices import Notices
 from .ports import silent
+from .preemption import Notices
 from .ray import Ray
 from .settings import Settings
-from .vitals import Vitals
 from .waiting import pause
 
 BLAME_SECONDS = 5  # after a job failed, within which a node's loss is known that may be the cause

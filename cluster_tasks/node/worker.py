@@ -8,12 +8,12 @@ import os
 import time
 from collections.abc import Iterator
 
-from .endings import NODE_LOST, RAY_FAILED, Failure, Stopped, say
-from .notices import Notices
+from .errors import NODE_LOST, RAY_FAILED, Failure, Stopped, say
+from .health import Vitals
 from .ports import port_answers
+from .preemption import Notices
 from .ray import RAY_STOP_SECONDS, ray_node
 from .settings import Settings
-from .vitals import Vitals
 from .waiting import pause, wait
 
 HEAD_GONE_SECONDS = 12  # its port refuses for so long: it has ended. Longer than its Ray takes to stop, after which it says farewell

@@ -8,17 +8,17 @@ import pulumi
 import pulumi_aws as aws
 
 from cluster_tasks.ray import CHECKPOINTS
-from infra.aws import checks, mount, network, policies, security
+from infra.aws import checks, mounts, network, policies, security
 from infra.aws.budget import Budget
 from infra.aws.deploy import Deploy, DeployArgs
 from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
 from infra.aws.site import Known, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Lustre, LustreArgs
-from infra.machines import Machine
-from infra.site import Site
-from stacks.forms import gigabytes
+from stacks.field_types import gigabytes
+from stacks.machines import Machine
 from stacks.schema import Stack
+from stacks.site import Site
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
 
 
 def _base(stack: Stack) -> Base:
-    assert stack.region  # stacks/rules.py
+    assert stack.region  # stacks/rules/shared.py
     provider = aws.Provider("aws", region=stack.region, default_tags={"tags": tags(stack)})
     ask = pulumi.InvokeOptions(provider=provider)
     account = policies.Account(aws.get_caller_identity(opts=ask).account_id, stack.region)
@@ -127,19 +127,19 @@ def _on_hosts(base: Base, place: network.Place, bucket: Bucket, group: security.
         size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
         args = LustreArgs(place.vpc_id, place.first, group.group_id, size, base.account, bucket, base.stack.protect, throughput)
         lustre = Lustre(base.name, args, opts=base.opts)
-        return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mount.lustre_on_host(names[0], names[1], folder))
+        return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mounts.lustre_on_host(names[0], names[1], folder))
     if wanted.kind != "bucket":
         return pulumi.Output.from_input([])
-    return bucket.name.apply(lambda name: mount.bucket_on_host(name, base.account.region, folder))
+    return bucket.name.apply(lambda name: mounts.bucket_on_host(name, base.account.region, folder))
 
 
 def _in_container(stack: Stack, bucket: Bucket) -> pulumi.Output[list[str]]:
     """Shell lines that mount the checkpoints in the container of the cluster, whose fleet is the first; other hosts have it mounted."""
     if stack.checkpoints.kind != "bucket" or stack.fleets[0].provision != "dstack":
         return pulumi.Output.from_input([])
-    assert stack.region  # stacks/rules.py
+    assert stack.region  # stacks/rules/shared.py
     region = stack.region
-    return bucket.name.apply(lambda name: mount.bucket_in_container(name, region, CHECKPOINTS))
+    return bucket.name.apply(lambda name: mounts.bucket_in_container(name, region, CHECKPOINTS))
 
 
 def _account_wide(base: Base) -> None:

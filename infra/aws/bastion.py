@@ -10,7 +10,7 @@ from pulumi_aws import ec2, iam, vpc
 
 from infra.aws import policies
 from infra.aws.security import ANYWHERE
-from stacks.clouds import Access
+from stacks.cloud_settings import Access
 
 # AWS's own name for its newest Amazon Linux, whose image has the SSM agent.
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"

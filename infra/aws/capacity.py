@@ -7,8 +7,8 @@ from typing import Any
 import pulumi
 from pulumi_aws import ec2
 
-from infra.machines import Machine
-from stacks.clouds import Capacity
+from stacks.cloud_settings import Capacity
+from stacks.machines import Machine
 from stacks.schema import Fleet
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from infra import equipment
+from infra import fleet_machines
 from infra.aws.addresses import cut
-from infra.machines import Machine
 from stacks.load import StackError
+from stacks.machines import Machine
 from stacks.schema import Stack
 
 
 def machines(stack: Stack) -> dict[str, Machine]:
     """The machine type of each fleet, by its name. Raises StackError with a line for each setting that does not fit."""
-    found = equipment.machines(stack, "aws")
+    found = fleet_machines.machines(stack, "aws")
     _tell(stack, [*_addresses(stack), *_blocks(stack, found)])
     return found
 

@@ -11,7 +11,7 @@ from infra.aws import bastion, nodes
 from infra.aws.bastion import BastionArgs
 from infra.aws.network import Place
 from infra.aws.nodes import Nodes, NodesArgs
-from infra.machines import Machine
+from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
 
 
@@ -37,7 +37,7 @@ class Fleets(pulumi.ComponentResource):
         super().__init__("flotilla:aws:Fleets", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         access = args.stack.access
-        assert access  # stacks/rules.py
+        assert access  # stacks/rules/shared.py
         key = ec2.KeyPair(name, public_key=access.public_key, tags={"Name": name}, opts=child).key_name
         fleets = [fleet for fleet in args.stack.fleets if fleet.provision == "pulumi"]
         self.images = {fleet.name: fleet.image or _newest(nodes.newest_image(args.machines[fleet.name]), ask) for fleet in fleets}

@@ -11,8 +11,8 @@ import pulumi
 from pulumi_aws import ec2
 
 from infra.aws.capacity import Placement, placed_together, purchase
-from infra.machines import Machine
-from stacks.forms import gigabytes
+from stacks.field_types import gigabytes
+from stacks.machines import Machine
 from stacks.schema import Fleet
 
 # AWS's name for its newest image with NVIDIA's driver, Docker, the container toolkit and EFA:

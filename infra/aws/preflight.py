@@ -14,8 +14,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra.aws import checks, quotas
 from infra.aws.nodes import newest_image
 from infra.findings import Finding, failed, ok, unknown
-from infra.machines import Machine
 from stacks.load import StackError
+from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
 
 PATIENCE = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 3, "mode": "standard"})
@@ -100,7 +100,7 @@ def efa(asked: Asked) -> Iterator[Finding]:
         name, network = one["InstanceType"], one.get("NetworkInfo", {})
         there = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
         if there < wanted[name].efa:
-            text = f"{name} has {there} EFA interfaces here, and infra/machines.py says {wanted[name].efa}"
+            text = f"{name} has {there} EFA interfaces here, and stacks/machines.py says {wanted[name].efa}"
             yield failed("efa", text, "take another machine type or region")
         else:
             yield ok("efa", f"interfaces of {name}: {there}")

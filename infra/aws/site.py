@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra import equipment
-from infra.machines import Machine
-from infra.site import Site
+from infra import fleet_machines
+from stacks.machines import Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
+from stacks.site import Site
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known)
     return Site(
         backend=backend(stack, known) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, network, known) for fleet in stack.fleets if fleet.provision == "pulumi"},
-        gpus=equipment.gpus(machines),
+        gpus=fleet_machines.gpus(machines),
         mount=tuple(known.mount),
         outputs={name: value for name, value in named.items() if value},
         before=tunnel(stack, known),
@@ -50,7 +50,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known)
 
 def backend(stack: Stack, known: Known) -> dict[str, Any]:
     """dstack's AWS backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
-    assert stack.region  # stacks/rules.py
+    assert stack.region  # stacks/rules/shared.py
     return {
         "type": "aws",
         "creds": {"type": "default"},
@@ -71,7 +71,7 @@ def tags(stack: Stack) -> dict[str, str]:
 def ssh(stack: Stack, fleet: Fleet, network: str, known: Known) -> Ssh:
     """How dstack reaches the nodes of a fleet that Pulumi launched."""
     access = stack.access
-    assert access  # stacks/rules.py
+    assert access  # stacks/rules/shared.py
     hop = {"bastion": (known.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
     jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
     hosts = tuple(Host(hostname=address) for address in known.addresses[fleet.name])

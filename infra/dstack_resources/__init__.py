@@ -16,10 +16,10 @@ from fleets.volume import volume as volume_definition
 from infra.dstack_resources.backend import Backend
 from infra.dstack_resources.fleet import Fleet, Machines
 from infra.dstack_resources.volume import Volume
-from infra.site import Site
 from stacks import schema
-from stacks.rules import CLOUDS
+from stacks.rules.shared import CLOUDS
 from stacks.schema import Stack
+from stacks.site import Site
 
 
 class Driven(pulumi.ComponentResource):

@@ -12,15 +12,15 @@ from infra.gcp import addresses, checks, mounts
 from infra.gcp.budget import Budget, BudgetArgs
 from infra.gcp.deploy import Deploy, DeployArgs
 from infra.gcp.fabric import Fabric, FabricArgs
+from infra.gcp.fleets import LaunchArgs, launch
 from infra.gcp.identity import Identity, IdentityArgs
-from infra.gcp.launch import LaunchArgs, launch
 from infra.gcp.network import Network, NetworkArgs
 from infra.gcp.services import Services, ServicesArgs, needed
 from infra.gcp.site import Known, labels, site
 from infra.gcp.storage import Storage, StorageArgs
-from infra.machines import NETWORKS, Machine
-from infra.site import Site
+from stacks.machines import NETWORKS, Machine
 from stacks.schema import Stack
+from stacks.site import Site
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
 
 def _base(stack: Stack) -> Base:
     """Nothing is asked of an API before it is on: the provider waits for the services."""
-    assert stack.project and stack.region  # stacks/rules.py
+    assert stack.project and stack.region  # stacks/rules/shared.py
     name, project, region = f"flotilla-{stack.name}", stack.project, stack.region
     plain = gcp.Provider("gcp-plain", project=project, region=region)
     on = Services(name, ServicesArgs(project, needed(stack)), opts=pulumi.ResourceOptions(provider=plain)).enabled

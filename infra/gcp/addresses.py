@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from infra.machines import Networks
+from stacks.machines import Networks
 
 BLOCKS = 16
 RESERVED = 4  # addresses of a subnet that GCP keeps

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_gcp import compute
 
-from stacks.clouds import Access
+from stacks.cloud_settings import Access
 
 TAG = "flotilla-bastion"
 MACHINE = "e2-micro"

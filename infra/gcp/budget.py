@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_gcp import billing, monitoring, organizations
 
-from stacks import clouds
+from stacks import cloud_settings
 
 
 @dataclass(frozen=True)
 class BudgetArgs:
     project: str
-    settings: clouds.Budget
+    settings: cloud_settings.Budget
 
 
 class Budget(pulumi.ComponentResource):

@@ -8,7 +8,7 @@ import pulumi
 from pulumi_gcp import compute
 
 from infra.gcp.checks import NO_COMPACT_FLEX, fleet_fabric
-from infra.machines import Machine
+from stacks.machines import Machine
 from stacks.schema import Fleet
 
 RESERVATION = "compute.googleapis.com/reservation-name"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra import equipment
+from infra import fleet_machines
 from infra.gcp import addresses
-from infra.machines import NETWORKS, Fabric, Machine
-from stacks.forms import gigabytes
+from stacks.field_types import gigabytes
 from stacks.load import StackError
+from stacks.machines import NETWORKS, Fabric, Machine
 from stacks.schema import Fleet, Stack
 
 ROOM = 37  # characters, of the 63 of a resource's name, beside what names.py, Pulumi and the nodes' numbers add
@@ -18,7 +18,7 @@ HYPERDISK_ML = ("a2-ultragpu", "a3-", "a4-", "g2-")  # https://docs.cloud.google
 
 def machines(stack: Stack) -> dict[str, Machine]:
     """The machine type of each fleet, by its name. Raises StackError with a line for each setting that does not fit."""
-    found = equipment.machines(stack, "gcp")
+    found = fleet_machines.machines(stack, "gcp")
     if wrong := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{at}: {text}" for at, text in _faults(stack, found)]:
         raise StackError("\n".join(wrong))
     return found

@@ -8,7 +8,7 @@ import pulumi
 from pulumi_gcp import billing, iam, projects, serviceaccount
 
 from infra.gcp import names
-from stacks.clouds import Ci
+from stacks.cloud_settings import Ci
 
 ISSUER = "https://token.actions.githubusercontent.com"
 MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch

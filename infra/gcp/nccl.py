@@ -5,7 +5,7 @@ In the words of dstack's guide to clusters on GCP, measured there with NCCL's te
 
 from __future__ import annotations
 
-from infra.machines import Fabric
+from stacks.machines import Fabric
 
 TCPXO_LIBRARIES = "/var/lib/tcpxo/lib64"
 

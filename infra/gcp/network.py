@@ -9,7 +9,7 @@ import pulumi
 from pulumi_gcp import compute
 
 from infra.gcp.names import NODE_TAG, ssh_rule
-from stacks import clouds
+from stacks import cloud_settings
 
 IAP = "35.235.240.0/20"  # https://docs.cloud.google.com/iap/docs/using-tcp-forwarding
 
@@ -18,7 +18,7 @@ IAP = "35.235.240.0/20"  # https://docs.cloud.google.com/iap/docs/using-tcp-forw
 class NetworkArgs:
     project: str
     region: str
-    settings: clouds.Network
+    settings: cloud_settings.Network
     subnet: IPv4Network  # range of the nodes' subnet, where the network is new
     mtu: int  # bytes
 

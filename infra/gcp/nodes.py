@@ -12,8 +12,8 @@ from infra.gcp import capacity
 from infra.gcp.fabric import Fabric
 from infra.gcp.mounts import DEVICE
 from infra.gcp.names import NODE_TAG
-from infra.machines import Machine
-from stacks.forms import gigabytes
+from stacks.field_types import gigabytes
+from stacks.machines import Machine
 from stacks.schema import Fleet
 
 # With NVIDIA's driver and the RDMA stack: https://docs.cloud.google.com/compute/docs/images/os-details#ubuntu_accelerator

@@ -19,7 +19,7 @@ from infra.findings import Finding, failed, ok, unknown
 from infra.gcp import checks
 from infra.gcp.addresses import room
 from infra.gcp.names import network_profile
-from infra.machines import Machine
+from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform.read-only"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra import equipment
+from infra import fleet_machines
 from infra.gcp import nccl
 from infra.gcp.checks import fleet_fabric
-from infra.machines import Machine
-from infra.site import Site
+from stacks.machines import Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
+from stacks.site import Site
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def site(stack: Stack, machines: dict[str, Machine], known: Known) -> Site:
     return Site(
         backend=backend(stack, known) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, known) for fleet in launched},
-        gpus=equipment.gpus(machines),
+        gpus=fleet_machines.gpus(machines),
         mount=tuple(known.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
         setup=nccl.SETUP.get(fabric, ()),
         volumes=nccl.VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),
@@ -53,7 +53,7 @@ def site(stack: Stack, machines: dict[str, Machine], known: Known) -> Site:
 
 def backend(stack: Stack, known: Known) -> dict[str, Any]:
     """dstack's GCP backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
-    assert stack.project and stack.region  # stacks/rules.py
+    assert stack.project and stack.region  # stacks/rules/shared.py
     fabric = {"extra_vpcs": known.vpcs} if known.vpcs else {}
     rdma = {"roce_vpcs": [known.roce]} if known.roce else {}
     # An existing network may reach the internet by other means than Cloud NAT, which dstack would look for.
@@ -82,7 +82,7 @@ def labels(stack: Stack) -> dict[str, str]:
 def ssh(stack: Stack, fleet: Fleet, known: Known) -> Ssh:
     """How dstack reaches the nodes of a fleet that Pulumi launched."""
     access = stack.access
-    assert access  # stacks/rules.py
+    assert access  # stacks/rules/shared.py
     hop = {"bastion": (known.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
     jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
     hosts = tuple(Host(hostname=address) for address in known.addresses[fleet.name])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from dstack._internal.core.backends.gcp.features import tcpx
 
-from infra.machines import Fabric
-from stacks.clouds import Access
+from stacks.cloud_settings import Access
+from stacks.machines import Fabric
 
 READY = Path(__file__).with_name("ready.sh")
 DATAPATH = "receive-datapath-manager"  # the container of GPUDirect-TCPXO that must run beside every job

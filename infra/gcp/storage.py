@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_gcp import compute, filestore, kms, storage
 
-from stacks.forms import gigabytes
+from stacks.field_types import gigabytes
 from stacks.schema import Checkpoints
 
 DAY = 24 * 60 * 60  # seconds

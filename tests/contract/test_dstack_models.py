@@ -18,8 +18,8 @@ from dstack._internal.core.models.fleets import FleetConfiguration
 from dstack._internal.utils.files import create_file_archive
 
 from cluster_tasks.ray import NODE_AGENT
-from infra.machines import MACHINES
 from stacks.load import load, names
+from stacks.machines import MACHINES
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"

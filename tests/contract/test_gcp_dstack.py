@@ -21,8 +21,8 @@ from plans import backend, of
 
 from infra.gcp.identity import DSTACK_PERMISSIONS
 from infra.gcp.names import ssh_rule
-from infra.machines import machine
 from infra.preview import Plan
+from stacks.machines import machine
 
 # By name of the gcp_plan, the machine type whose fabric dstack wires; and variants without fabric.
 FABRICS = {"tcpxo by dstack": "a3-megagpu-8g", "tcpx by dstack": "a3-highgpu-8g", "roce by dstack": "a4-highgpu-8g"}

@@ -9,7 +9,7 @@ import pytest
 from gcp_plans import FLEX, NODE_TAG, VARIANTS, every
 from plans import definition, of
 
-from infra.gcp import assumed
+from infra.gcp import preview_answers
 from infra.preview import Plan
 
 
@@ -107,7 +107,7 @@ def test_flex_start_asks_for_all_machines_at_once_and_waits(gcp_plan):
 
 def test_machines_that_were_granted_are_in_the_fleet(changed, monkeypatch):
     """The `up` after GCP started them: what the group and each machine answer then."""
-    empty = assumed.answer
+    empty = preview_answers.answer
 
     def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if token.endswith(":getInstanceGroup"):
@@ -117,7 +117,7 @@ def test_machines_that_were_granted_are_in_the_fleet(changed, monkeypatch):
             return arguments | {"name": name, "networkInterfaces": [{"networkIp": f"10.64.0.{ord(name[-1])}"}]}, "running"
         return empty(token, arguments)
 
-    monkeypatch.setattr(assumed, "answer", answer)
+    monkeypatch.setattr(preview_answers, "answer", answer)
     plan = changed("gcp-prod", FLEX | {"fleets.0.nodes": 2})
     assert definition(plan, "h200.fleet.dstack.yml")["ssh_config"]["hosts"] == ["10.64.0.97", "10.64.0.98"]
     assert plan.outputs["next"][0].startswith("gcloud compute start-iap-tunnel h200-a 22 ")

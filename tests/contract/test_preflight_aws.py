@@ -14,7 +14,7 @@ import pytest
 from aws_asked import REGION, asked, stack, stubbed
 from moto import mock_aws
 
-from infra import equipment, preflight
+from infra import fleet_machines, preflight
 from infra.aws import preflight as aws
 from infra.aws import quotas
 from infra.findings import Finding
@@ -38,7 +38,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = aws.findings(stack(), equipment.machines(stack(), "aws"))
+    found = aws.findings(stack(), fleet_machines.machines(stack(), "aws"))
     assert (found[0].verdict, found[0].says) == ("failed", "Unable to locate credentials")
     assert "aws sso login" in found[0].fix
     assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(aws.CHECKS)
@@ -46,7 +46,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
 
 def test_a_profile_that_there_is_not_is_said_and_nothing_else_is_asked(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nope")
-    first, *others = aws.findings(stack(), equipment.machines(stack(), "aws"))
+    first, *others = aws.findings(stack(), fleet_machines.machines(stack(), "aws"))
     assert first.verdict == "failed" and "(nope)" in first.says
     assert {one.check: one.says for one in others} == dict.fromkeys(aws.CHECKS, "not asked without credentials")
 
@@ -106,7 +106,7 @@ def test_fewer_efa_interfaces_than_the_table_says_fail(ec2):
     assert [one.verdict for one in aws.efa(asked(of, ec2=answer(32)))] == ["ok"]
     for interfaces in (0, 4):
         [found] = aws.efa(asked(of, ec2=answer(interfaces)))
-        assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and infra/machines.py says 32"
+        assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and stacks/machines.py says 32"
     assert not [*aws.efa(asked(stack(fleet={"machine": "g6.xlarge"}), ec2=ec2))]
 
 

@@ -16,12 +16,12 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
-from infra import equipment
+from infra import fleet_machines
 from infra.findings import Finding
 from infra.gcp import preflight as gcp
 from infra.gcp.preflight import Asked
-from infra.machines import MACHINES
 from stacks import load
+from stacks.machines import MACHINES
 from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -79,7 +79,7 @@ def google():
     def asked(of: Stack, *answers: Answers) -> Asked:
         Google.answers = {path: answer for some in answers for path, answer in some.items()}
         session = AuthorizedSession(AnonymousCredentials())
-        return Asked(of, equipment.machines(of, "gcp"), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
+        return Asked(of, fleet_machines.machines(of, "gcp"), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
 
     yield asked
     server.shutdown()
@@ -102,7 +102,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
         raise DefaultCredentialsError("none")
 
     monkeypatch.setattr(gcp, "default", nobody)
-    found = gcp.findings(stack(), equipment.machines(stack(), "gcp"))
+    found = gcp.findings(stack(), fleet_machines.machines(stack(), "gcp"))
     assert (found[0].check, found[0].verdict, found[0].fix) == ("credentials", "failed", "gcloud auth application-default login")
     assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(gcp.CHECKS)
 
@@ -308,6 +308,6 @@ def test_an_api_that_is_off_or_refuses_is_told_apart(answer, verdict, fix, googl
 
 
 def test_google_that_does_not_answer_fails():
-    nobody = Asked(stack(), equipment.machines(stack(), "gcp"), requests.Session(), "http://127.0.0.1:9/{service}")
+    nobody = Asked(stack(), fleet_machines.machines(stack(), "gcp"), requests.Session(), "http://127.0.0.1:9/{service}")
     [found] = gcp._answers("zones", gcp.zones, nobody)
     assert (found.verdict, found.says) == ("failed", "Google did not answer: ConnectionError")

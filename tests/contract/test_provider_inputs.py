@@ -20,7 +20,7 @@ import pytest
 
 from infra.preview import Plan
 from stacks import load
-from stacks.rules import CLOUDS
+from stacks.rules.shared import CLOUDS
 
 ROOT = Path(__file__).parents[2]
 STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in CLOUDS]

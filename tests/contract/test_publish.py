@@ -15,11 +15,11 @@ from dstack._internal.core.models.configurations import parse_apply_configuratio
 
 from cluster_tasks.ray import NODE_AGENT
 from infra import files, publish
-from infra.site import Site
 from stacks import load
 from stacks.load import StackError
-from stacks.rules import CLOUDS
+from stacks.rules.shared import CLOUDS
 from stacks.schema import Stack
+from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]
 STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud not in CLOUDS]  # a cloud's site is known after `up` alone

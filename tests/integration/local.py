@@ -16,8 +16,8 @@ import yaml
 
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT, ray_cluster
-from infra.site import Site
 from stacks.schema import Stack
+from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]
 LOCAL = [sys.executable, "-m", "cluster_tasks.local"]

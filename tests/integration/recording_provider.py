@@ -1,6 +1,6 @@
 """A cloud that writes down what it is asked: a Pulumi resource provider for the real engine.
 
-Run by the engine as `recording_provider.py aws ...`. Ids, outputs and answers are those of infra/<cloud>/assumed.py, as in the preview.
+Run by the engine as `recording_provider.py aws ...`. Ids, outputs and answers: infra/<cloud>/preview_answers.py.
 It checks no input (tests/contract/test_provider_inputs.py does) and proves nothing about what a cloud accepts: what it shows is what the
 engine does with the program, in which order, and what a change replaces.
 
@@ -54,8 +54,8 @@ def struct(values: dict[str, Any]) -> struct_pb2.Struct:
 
 
 def assumed(cloud: str) -> ModuleType:
-    """infra/<cloud>/assumed.py by its path: its package would load the cloud's whole SDK."""
-    spec = importlib.util.spec_from_file_location("assumed", INFRA / cloud / "assumed.py")
+    """infra/<cloud>/preview_answers.py by its path: its package would load the cloud's whole SDK."""
+    spec = importlib.util.spec_from_file_location("preview_answers", INFRA / cloud / "preview_answers.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

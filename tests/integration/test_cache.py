@@ -20,10 +20,10 @@ from filelock import FileLock
 
 from cluster_tasks import cache
 from cluster_tasks import ray as tasks
-from infra.site import Site
 from stacks import load
 from stacks.load import StackError
 from stacks.schema import Stack
+from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from dstack_server import free_port
 
-from fleets.server_process import Server
+from fleets.server.process import Server
 
 pytestmark = pytest.mark.hosts
 

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from integration.local import LOCAL, RAY, ROOT, Cluster, render
 
-from cluster_tasks.local_plan import MARKER, ray_folder
-from cluster_tasks.node.endings import NODE_LOST
+from cluster_tasks.local.plan import MARKER, ray_folder
+from cluster_tasks.node.errors import NODE_LOST
 from cluster_tasks.node.network import own_addresses
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT
@@ -90,7 +90,7 @@ def test_a_failing_job_fails_its_submit(shared: Cluster) -> None:
 
 def test_a_checked_submit_prints_the_jobs_output_and_ends_with_its_code(shared: Cluster) -> None:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    line = [sys.executable, "-m", "cluster_tasks.submit", "--address", f"http://127.0.0.1:{shared.port}", "--"]
+    line = [sys.executable, "-m", "cluster_tasks.client.submit", "--address", f"http://127.0.0.1:{shared.port}", "--"]
     done = subprocess.run(
         [*line, "python", "-c", "print('HEARD'); raise SystemExit(3)"],
         cwd=ROOT,

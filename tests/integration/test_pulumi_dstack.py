@@ -23,7 +23,7 @@ import pulumi
 
 from infra.config import read
 from infra.dstack_resources import Driven
-from infra.site import Site
+from stacks.site import Site
 
 stack = read()
 Driven(stack, Site(backend=json.loads(os.environ["BACKEND"])), after=[])

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster_tasks.local_plan import MARKER
+from cluster_tasks.local.plan import MARKER
 from cluster_tasks.node.ports import free_port
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from infra.aws import checks, mount, nodes, policies, security
+from infra.aws import checks, mounts, nodes, policies, security
 from infra.aws.addresses import cut
 from infra.aws.capacity import placed_together, purchase
 from infra.aws.site import Known, site, tunnel
-from infra.machines import MACHINES, machine
-from stacks.clouds import Capacity
+from stacks.cloud_settings import Capacity
 from stacks.load import StackError
+from stacks.machines import MACHINES, machine
 from stacks.schema import Fleet, Stack
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
@@ -160,9 +160,9 @@ def test_a_region_without_the_machine_is_refused(offered, problem):
 
 
 MOUNTS = {
-    "bucket inside": mount.bucket_in_container("my-bucket", "eu-west-1", "/checkpoints"),
-    "bucket on host": mount.bucket_on_host("my-bucket", "eu-west-1", "/mnt/ckpt"),
-    "lustre on host": mount.lustre_on_host("fs-1.fsx.eu-west-1.amazonaws.com", "abcdef", "/mnt/ckpt"),
+    "bucket inside": mounts.bucket_in_container("my-bucket", "eu-west-1", "/checkpoints"),
+    "bucket on host": mounts.bucket_on_host("my-bucket", "eu-west-1", "/mnt/ckpt"),
+    "lustre on host": mounts.lustre_on_host("fs-1.fsx.eu-west-1.amazonaws.com", "abcdef", "/mnt/ckpt"),
 }
 
 

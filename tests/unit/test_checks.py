@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster_tasks import check_node
-from cluster_tasks.check_links import Door, Probe, Reach, Speed, reach
-from cluster_tasks.check_node import Card, Disk, Facts
-from cluster_tasks.check_rules import Expected, Finding, Measured, findings
+from cluster_tasks.checks import facts as node_facts
+from cluster_tasks.checks.facts import Card, Disk, Facts
+from cluster_tasks.checks.links import Door, Probe, Reach, Speed, reach
+from cluster_tasks.checks.rules import Expected, Finding, Measured, findings
 from cluster_tasks.node.checks import device_fault, quick_checks
 from cluster_tasks.node.head import clock_faults
 from cluster_tasks.node.ports import free_port
@@ -57,8 +57,8 @@ Legend:
 
 
 def test_links_between_gpus_are_counted_by_kind() -> None:
-    assert check_node.links(MATRIX) == {"NV18": 2, "SYS": 1}
-    assert check_node.links("") == {}
+    assert node_facts.links(MATRIX) == {"NV18": 2, "SYS": 1}
+    assert node_facts.links("") == {}
 
 
 def write(folder: Path, **files: str) -> None:
@@ -75,26 +75,26 @@ def test_amd_gpus_are_read_from_the_kernels_tables(tmp_path: Path) -> None:
         write(nodes / str(index) / "io_links/0", properties=f"type 2\nnode_from {index}\nnode_to 0")
         write(nodes / str(index) / "io_links/1", properties=f"type 11\nnode_from {index}\nnode_to {other}")
     write(tmp_path / "module/amdgpu", version="6.12.12")
-    assert check_node.amd(tmp_path) == (("gfx942", "gfx942"), {"XGMI": 1}, {"driver": "6.12.12"})
-    assert check_node.amd(tmp_path / "none") == ((), {}, {})
+    assert node_facts.amd(tmp_path) == (("gfx942", "gfx942"), {"XGMI": 1}, {"driver": "6.12.12"})
+    assert node_facts.amd(tmp_path / "none") == ((), {}, {})
 
 
 def test_rdma_devices_are_read_from_the_kernels_tables(tmp_path: Path) -> None:
     write(tmp_path / "mlx5_0/ports/1", link_layer="InfiniBand", state="4: ACTIVE", rate="400 Gb/sec (4X NDR)")
     write(tmp_path / "mlx5_1/ports/1", link_layer="Ethernet", state="1: DOWN", rate="2.5 Gb/sec (1X SDR)")
     found = [Card("mlx5_0", "InfiniBand", "ACTIVE", 400.0), Card("mlx5_1", "Ethernet", "DOWN", 2.5)]
-    assert list(check_node.cards(tmp_path)) == found
+    assert list(node_facts.cards(tmp_path)) == found
 
 
 def test_the_environment_that_is_kept_holds_no_secret() -> None:
     env = {"HF_TOKEN": "secret", "NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0", "FI_PROVIDER": "efa", "PATH": "/bin"}
-    assert check_node.facts(0, "127.0.0.2", env).environment == {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0", "FI_PROVIDER": "efa"}
+    assert node_facts.facts(0, "127.0.0.2", env).environment == {"NCCL_DEBUG": "INFO", "CUDA_VISIBLE_DEVICES": "0", "FI_PROVIDER": "efa"}
 
 
 def test_a_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert check_node.disk("cache", tmp_path / "file" / "below").error == "Not a directory"
-    fine = check_node.disk("cache", tmp_path / "new")
+    assert node_facts.disk("cache", tmp_path / "file" / "below").error == "Not a directory"
+    fine = node_facts.disk("cache", tmp_path / "new")
     assert (fine.error, fine.free > 0) == ("", True)
     assert not list((tmp_path / "new").iterdir())
 
@@ -279,7 +279,7 @@ def settings(**given: object) -> Settings:
     return Settings(gpus=None, **given)
 
 
-@pytest.mark.parametrize("name", check_node.VISIBLE)
+@pytest.mark.parametrize("name", node_facts.VISIBLE)
 def test_the_agent_does_not_start_with_faulty_devices(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}=0,1,0,1 names 0 twice; list each GPU of this node once"):
         quick_checks(settings(), {name: "0,1,0,1"})

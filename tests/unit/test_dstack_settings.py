@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleets import server
+from fleets.server import commands as server
 from stacks.load import StackError, parse, settings
 
 ROOT = Path(__file__).parents[2]

@@ -10,11 +10,11 @@ import pytest
 
 from cluster_tasks import fabric, ray
 from cluster_tasks.fabric import FABRICS, LEFT_ALONE, Kind
-from infra.machines import MACHINES, machine
-from infra.site import Site
 from stacks import load
 from stacks.load import StackError
+from stacks.machines import MACHINES, machine
 from stacks.schema import Stack
+from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]
 SSH = {

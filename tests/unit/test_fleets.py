@@ -11,11 +11,11 @@ from dstack._internal.core.models.configurations import TaskConfiguration, parse
 from pydantic import TypeAdapter
 
 from cluster_tasks.ray import demo_job, ray_cluster, runtime_env
+from fleets.backend import server_config
 from fleets.fleet import fleet
-from fleets.server import server_config
 from fleets.volume import volume
-from infra.site import Site
 from stacks.schema import Ssh, Stack
+from stacks.site import Site
 from trainer import cli
 
 AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})

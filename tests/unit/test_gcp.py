@@ -14,7 +14,7 @@ from gcp_stacks import DSTACK, KEY, PULUMI, stack
 
 from infra.gcp import addresses, capacity, checks, mounts, names, nccl, nodes, services, startup
 from infra.gcp.site import Known, site
-from infra.machines import MACHINES, NETWORKS, machine
+from stacks.machines import MACHINES, NETWORKS, machine
 
 
 def fleet(base: dict[str, Any], *changes: tuple[str, Any]):

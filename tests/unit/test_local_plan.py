@@ -10,7 +10,7 @@ import pytest
 import yaml
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 
-from cluster_tasks.local_plan import (
+from cluster_tasks.local.plan import (
     LocalError,
     Ports,
     dashboard_port,

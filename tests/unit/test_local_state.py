@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cluster_tasks import local
-from cluster_tasks.local_plan import MARKER, Ports
-from cluster_tasks.local_state import Cluster, end
+from cluster_tasks.local import commands as local
+from cluster_tasks.local.plan import MARKER, Ports
+from cluster_tasks.local.state import Cluster, end
 from cluster_tasks.node.ports import free_port
 
 TASK = "type: task\nname: ray\nnodes: 2\ncommands: [exec x]\nports: [{port}:8265]\nresources: {{cpu: 1}}\n"

@@ -15,7 +15,7 @@ from typing import Any
 import gpuhunt
 import pytest
 
-from infra.machines import MACHINES, machine
+from stacks.machines import MACHINES, machine
 
 AWS = [one for one in MACHINES.values() if one.cloud == "aws"]
 GCP = [one for one in MACHINES.values() if one.cloud == "gcp"]
@@ -206,11 +206,11 @@ def test_networks_carry_the_frames_that_the_fabric_wants():
         (
             "aws",
             "p5.48xlage",
-            "'p5.48xlage' is no aws machine type in infra/machines.py; did you mean p5.48xlarge? (known: p6-b300.48xlarge, ",
+            "'p5.48xlage' is no aws machine type in stacks/machines.py; did you mean p5.48xlarge? (known: p6-b300.48xlarge, ",
         ),
         ("gcp", "a3-megagpu", "did you mean a3-megagpu-8g?"),
         ("gcp", "p5.48xlarge", "'p5.48xlarge' is a machine type of aws, not of gcp (known: a4-highgpu-8g, "),
-        ("aws", "zzz", "'zzz' is no aws machine type in infra/machines.py (known: "),
+        ("aws", "zzz", "'zzz' is no aws machine type in stacks/machines.py (known: "),
     ],
 )
 def test_an_unknown_type_is_refused_with_the_nearest(cloud, name, said):

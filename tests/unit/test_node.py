@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
-from cluster_tasks.node.endings import NOT_READY, RAY_FAILED, Failure
+from cluster_tasks.node.errors import NOT_READY, RAY_FAILED, Failure
 from cluster_tasks.node.job import Job
 from cluster_tasks.node.network import interfaces, own_addresses, resolve
 from cluster_tasks.node.ports import free_port

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster_tasks.node.checks import claim_checkpoints
-from cluster_tasks.node.endings import NODE_LOST, Failure, HeadEnded
+from cluster_tasks.node.errors import NODE_LOST, Failure, HeadEnded
 from cluster_tasks.node.head import say_farewell
 from cluster_tasks.node.ports import free_port, silent
 from cluster_tasks.node.ray import Ray

@@ -12,10 +12,10 @@ from cluster_tasks import ray
 from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from fleets.fleet import fleet as dstack_fleet
-from infra.site import Site
 from stacks import load
 from stacks.load import StackError
 from stacks.schema import Stack
+from stacks.site import Site
 
 HOSTS = [
     {"hostname": "gpu1", "internal_ip": "10.0.0.1"},

@@ -23,7 +23,7 @@ from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from infra import publish
 from infra import slurm as site
-from infra.site import Site
+from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]
 

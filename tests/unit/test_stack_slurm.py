@@ -8,8 +8,8 @@ import pytest
 from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, SHARED_NODES, changed_stack, stack
 
 from infra import slurm as site
-from infra.site import Site
 from stacks.load import StackError, parse
+from stacks.site import Site
 from stacks.slurm import seconds
 
 MISTAKES = [

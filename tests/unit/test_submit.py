@@ -15,7 +15,7 @@ from typing import cast
 
 import pytest
 
-from cluster_tasks import submit
+from cluster_tasks.client import submit
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ports import free_port
 
@@ -60,9 +60,9 @@ def url(cluster: Cluster) -> str:
 
 
 def submitted(*flags: str, **env: str) -> subprocess.CompletedProcess[str]:
-    """`python -m cluster_tasks.submit ... -- true` as a person types it, in a shell that knows of no cluster but `env`."""
+    """`python -m cluster_tasks.client.submit ... -- true` as a person types it, in a shell that knows of no cluster but `env`."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | env
-    command = [sys.executable, "-m", "cluster_tasks.submit", *flags, "--", "true"]
+    command = [sys.executable, "-m", "cluster_tasks.client.submit", *flags, "--", "true"]
     return subprocess.run(command, cwd=ROOT, env=kept, capture_output=True, text=True, timeout=30, check=False)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster_tasks.supervisor import NodeProcess, Plan
+from cluster_tasks.local.supervisor import NodeProcess, Plan
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="subreapers and parent-death signals are Linux's")
 
@@ -35,7 +35,7 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
             for rank, command in enumerate(commands)
         ]
         process = subprocess.Popen(
-            [sys.executable, "-m", "cluster_tasks.supervisor"],
+            [sys.executable, "-m", "cluster_tasks.local.supervisor"],
             stdin=subprocess.PIPE,
             stdout=(tmp_path / "supervisor.log").open("wb"),
             stderr=subprocess.STDOUT,

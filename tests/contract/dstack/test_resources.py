@@ -369,7 +369,7 @@ def test_a_volume_that_cannot_be_made_is_told_and_nothing_is_left(aws):
 
 
 def test_the_token_comes_from_the_stack_else_from_dstacks_own_configuration(dstack, monkeypatch, tmp_path):
-    from fleets import server
+    from fleets.server import commands as server
 
     monkeypatch.setenv("HOME", str(tmp_path))
     with pytest.raises(DstackRefused, match=r"^no token for project main on http://[\d.:]+ \(flotilla:dstack\); one comes from"):

@@ -83,7 +83,7 @@ def test_a_missing_image_is_named(hosts: Lab):
     for run in hosts.runs():  # it wants both hosts
         hosts.stop(run)
     hosts.stack(task={"name": "typo", "image": "flotilla-node:typo", "retry": False})
-    refused = hosts.user("python -m cluster_tasks.launch lab -- true")
+    refused = hosts.user("python -m cluster_tasks.client.launch lab -- true")
     hosts.stack()
     assert refused.returncode == 75, refused.stdout
     assert "creating_container_error of flotilla-node:typo (pullImage error: " in refused.stdout

@@ -14,8 +14,8 @@ from cluster_tasks.ray import NODE_AGENT
 from infra import slurm
 from infra.files import TokenProvider
 from infra.publish import TOKEN, rendered
-from infra.site import Site
 from stacks.schema import Stack
+from stacks.site import Site
 
 ROOT = Path(__file__).parents[3]
 SETTINGS: dict[str, Any] = {

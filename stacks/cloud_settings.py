@@ -1,6 +1,6 @@
 """The settings that a cloud adds to a stack: network, capacity, access, budget, deployment; stacks/schema.py puts them together.
 
-AWS and GCP share these words. What only one of them has is refused on the other by stacks/rules.py.
+AWS and GCP share these words. What only one of them has is refused on the other by stacks/rules/shared.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from stacks.forms import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, problem
+from stacks.field_types import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, problem
 
 DOCKER = IPv4Network("172.17.0.0/16")  # of the bridge that Docker makes on every node
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from stacks import aws, gcp, slurm
-from stacks.forms import TAG_KEY, problem
+from stacks.field_types import TAG_KEY, problem
+from stacks.rules import aws, gcp, slurm
 
 if TYPE_CHECKING:
     from stacks.schema import Fleet, Stack

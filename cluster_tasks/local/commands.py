@@ -37,7 +37,7 @@ from dstack._internal.core.models.configurations import TaskConfiguration
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.local_plan import (
+from cluster_tasks.local.plan import (
     MARKER,
     STOP_SECONDS,
     LocalError,
@@ -52,10 +52,10 @@ from cluster_tasks.local_plan import (
     read_task,
     task_environment,
 )
-from cluster_tasks.local_state import Cluster, clean_up, end, kill_marked, tail
+from cluster_tasks.local.state import Cluster, clean_up, end, kill_marked, tail
+from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
 from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
 from cluster_tasks.node.ports import free_port
-from cluster_tasks.supervisor import STOP_GRACE_SECONDS
 
 DEFAULT_FILE = Path("build/local/ray-cluster.dstack.yml")
 STOP_LIMIT = STOP_SECONDS + 2 * STOP_GRACE_SECONDS  # jobs save, the head ends, the workers end
@@ -89,13 +89,13 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
         console.print(f"starting {len(plan.nodes)} nodes, logs in {root / 'logs'}")
         with (root / "logs/supervisor.log").open("wb") as output:
             supervisor = subprocess.Popen(
-                [sys.executable, "-m", "cluster_tasks.supervisor"],
+                [sys.executable, "-m", "cluster_tasks.local.supervisor"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
                 env=os.environ | {MARKER: str(root)},
-                cwd=Path(__file__).parents[1],
+                cwd=Path(__file__).parents[2],
             )
         owner = supervisor.stdin
         assert owner is not None
@@ -267,7 +267,3 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         console.print("interrupted; nothing was left running")
         return 130
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,8 +19,8 @@ from dstack._internal.core.errors import ConfigurationError
 from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from dstack._internal.core.models.envs import EnvSentinel
 
+from cluster_tasks.local.supervisor import NodeProcess, Plan
 from cluster_tasks.node.ports import port_is_free
-from cluster_tasks.supervisor import NodeProcess, Plan
 
 STOP_SECONDS = 120  # the node agent's own default of --stop-timeout
 DASHBOARD_PORT = 8265  # as the task names it

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from cluster_tasks import check_node
-from cluster_tasks.check_links import SHARED, Reach, Speed
-from cluster_tasks.check_node import Facts
+from cluster_tasks.checks import facts as node_facts
+from cluster_tasks.checks.facts import Facts
+from cluster_tasks.checks.links import SHARED, Reach, Speed
 from cluster_tasks.node.checks import device_fault
 
 SHM_GIB, OPEN_FILES, PROCESSES = 1.0, 4096, 4096
@@ -106,7 +106,7 @@ def _node(expected: Expected, one: Facts) -> Iterator[Finding]:
 
 
 def _gpus(one: Facts) -> Iterator[Finding]:
-    for name in check_node.VISIBLE:
+    for name in node_facts.VISIBLE:
         devices = one.environment.get(name, "")
         if fault := device_fault(devices):
             yield Finding(True, one.rank, f"{name}={devices} {fault}", "list each GPU of the node once, or unset it")

@@ -24,11 +24,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.local_state import Cluster
+from cluster_tasks.local.state import Cluster
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import demo_job
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "local"
 TASK = BUILD / "ray-cluster.dstack.yml"
 RUNS = BUILD / "runs"
@@ -140,7 +140,9 @@ def train(address: str, name: str, kill_at: int | None = None) -> None:
             console.print("[yellow]the job ended early; the same submit goes on from its last checkpoint")
         show(["ray", "job", "submit", *job])
         submission = f"{name}-{time.strftime('%H%M%S')}"
-        code = _follow(python("-m", "cluster_tasks.submit", "--submission-id", submission, *job), Dashboard(address, None), submission)
+        code = _follow(
+            python("-m", "cluster_tasks.client.submit", "--submission-id", submission, *job), Dashboard(address, None), submission
+        )
         if code == 0:
             break
         if code == 2:  # a setting is wrong; another try ends alike
@@ -275,7 +277,7 @@ def report(stages: Stages, memory: Memory, address: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.demo", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.local.demo", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards")
     parser.add_argument("--kill", action="store_true", help="train twice, the second time with a kill -9, and compare")
     options = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """Keeps the node processes of a local cluster, and sees to it that none is left when it ends, whatever ended it.
 
-    python -m cluster_tasks.supervisor < owner
+    python -m cluster_tasks.local.supervisor < owner
 
 Two processes: a guard, and its child, the supervisor proper. Both are subreapers: what loses its parent below them becomes
 theirs, so a tree cannot escape by forking twice.

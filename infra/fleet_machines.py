@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.machines import Cloud, Machine, machine
 from stacks.load import StackError
+from stacks.machines import Cloud, Machine, machine
 from stacks.schema import Fleet, Gpu, Stack
 
 

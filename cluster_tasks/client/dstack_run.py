@@ -21,11 +21,11 @@ from dstack.api import Client
 from rich.console import Console
 
 from cluster_tasks.node.dashboard import Dashboard
-from cluster_tasks.node.endings import NODE_LOST, NOT_READY
+from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.ray import DASHBOARD_PORT
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 DETACH_SECONDS = 10
 SERVER_SECONDS = 120  # for a dstack server that is being restarted
 

@@ -1,7 +1,7 @@
 """From a stack to a job's exit code in one command, which prints each `dstack` and `ray` command that it runs.
 
-    python -m cluster_tasks.launch aws-dev -- python -m trainer.train_ppo --config run.yaml
-    python -m cluster_tasks.launch aws-dev --attach job-20260101-120000
+    python -m cluster_tasks.client.launch aws-dev -- python -m trainer.train_ppo --config run.yaml
+    python -m cluster_tasks.client.launch aws-dev --attach job-20260101-120000
 
 Applies fleet and Ray cluster where they are not there yet, waits until the nodes run, forwards the dashboard, submits the job and
 prints its output. When the connection breaks it connects again; when dstack has started the run anew after a lost node, it submits
@@ -26,10 +26,10 @@ import urllib.error
 from pathlib import Path
 from typing import IO, Any
 
-from cluster_tasks.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
+from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
+from cluster_tasks.client.dstack_server import ConnectionFailed, connect
+from cluster_tasks.client.submit import SubmitError, check
 from cluster_tasks.node.dashboard import Dashboard
-from cluster_tasks.submit import SubmitError, check
-from fleets.client import ConnectionFailed, connect
 from stacks.load import StackError, load
 from stacks.schema import Stack
 
@@ -150,7 +150,7 @@ class Launch:
         if not self.submitted:
             console.print(f"{self.job} is not submitted; the cluster goes on, to end it: dstack stop {self.run.name}")
             return INTERRUPTED
-        again = f"python -m cluster_tasks.launch {self.run.folder.name} --attach {self.job}"
+        again = f"python -m cluster_tasks.client.launch {self.run.folder.name} --attach {self.job}"
         if sys.stdin.isatty() and answer(f"\n{self.job}: [d]etach and leave it running, or [s]top it? ").startswith("s"):
             with self.run.connected(self.seconds):
                 self.run.dashboard.stop(self.job)
@@ -171,7 +171,7 @@ def answer(question: str) -> str:
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
-        prog="python -m cluster_tasks.launch",
+        prog="python -m cluster_tasks.client.launch",
         usage="%(prog)s STACK [flags] -- COMMAND",
         description="Starts the stack's Ray cluster on dstack where it is not up, runs one job on it and ends with the job's exit code.",
     )

@@ -24,7 +24,7 @@ START_SECONDS = 60
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.check_speed")
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.checks.speed")
     for flag, kind in (("meet", str), ("device", str), ("world", int), ("rank", int), ("local-rank", int), ("stride", int)):
         parser.add_argument(f"--{flag}", type=kind, required=True)
     parser.add_argument("--seconds", type=float, required=True, help="of each of the two measurements")

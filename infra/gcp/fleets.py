@@ -11,8 +11,8 @@ from infra.gcp.bastion import Bastion, BastionArgs
 from infra.gcp.checks import fleet_fabric
 from infra.gcp.fabric import Fabric
 from infra.gcp.nodes import Nodes, NodesArgs
-from infra.machines import Machine
-from stacks.clouds import Access
+from stacks.cloud_settings import Access
+from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from stacks.forms import gigabytes, problem
+from stacks.field_types import gigabytes, problem
 
 if TYPE_CHECKING:
     from stacks.schema import Fleet, Stack

@@ -1,6 +1,6 @@
 """`ray job submit`, after a look at whether the cluster can take the job; ends with the job's own exit code.
 
-    python -m cluster_tasks.submit --working-dir . -- python -m trainer.train_ppo --config run.yaml
+    python -m cluster_tasks.client.submit --working-dir . -- python -m trainer.train_ppo --config run.yaml
 
 Takes the flags of `ray job submit`. The address comes from --address, else from RAY_API_SERVER_ADDRESS or RAY_ADDRESS, as for Ray;
 `. build/<stack>/env.sh` sets the last of them. Exit codes: 2 where the dashboard does not answer, does not know the token or runs
@@ -84,7 +84,7 @@ def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str]) ->
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
-        prog="python -m cluster_tasks.submit",
+        prog="python -m cluster_tasks.client.submit",
         usage="%(prog)s [--address URL] [flags of `ray job submit`] -- COMMAND",
         description="Checks the cluster, submits a Ray job, prints its output and ends with its exit code.",
         allow_abbrev=False,

@@ -116,7 +116,7 @@ def machine(cloud: Cloud, name: str) -> Machine:
         raise ValueError(f"{name!r} is a machine type of {other}, not of {cloud} (known: {', '.join(names)})")
     near = get_close_matches(name, names, n=1)
     guess = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"{name!r} is no {cloud} machine type in infra/machines.py{guess} (known: {', '.join(names)})")
+    raise ValueError(f"{name!r} is no {cloud} machine type in stacks/machines.py{guess} (known: {', '.join(names)})")
 
 
 def _aws(name: str, cpus: int, memory: int, *gpu: Any, efa: int = 0, **rest: Any) -> Machine:

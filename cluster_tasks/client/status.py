@@ -1,7 +1,7 @@
 """One screen about a stack: its machines with price and age, the run, Ray's nodes, the jobs, the last checkpoint, the cost so far.
 
-    python -m cluster_tasks.status onprem
-    python -m cluster_tasks.status onprem --json
+    python -m cluster_tasks.client.status onprem
+    python -m cluster_tasks.client.status onprem --json
 
 Asks the dstack server, and the dashboard where it is forwarded (`dstack attach`, or a launch that watches a job).
 Exit codes: 0 healthy; 1 not: the cluster is not up, lacks a node, has a machine that does not answer; 2 where it cannot be asked.
@@ -22,10 +22,10 @@ from dstack._internal.core.models.runs import JobStatus, Run
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.dstack_run import ROOT, ClusterError, DstackRun
-from cluster_tasks.launch import cluster
+from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun
+from cluster_tasks.client.dstack_server import ConnectionFailed
+from cluster_tasks.client.launch import cluster
 from cluster_tasks.node.dashboard import Dashboard
-from fleets.client import ConnectionFailed
 from stacks.load import StackError, load
 from stacks.schema import Stack
 
@@ -158,7 +158,9 @@ def show(status: Status, run: DstackRun) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.status", description="One screen about a stack's cluster on dstack.")
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster_tasks.client.status", description="One screen about a stack's cluster on dstack."
+    )
     parser.add_argument("stack", help="such as onprem, for stacks/Pulumi.onprem.yaml")
     parser.add_argument("--json", action="store_true")
     options: Any = parser.parse_args(argv)

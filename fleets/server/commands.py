@@ -1,4 +1,4 @@
-"""Stack and Site -> the dstack server's configuration file; and a dstack server on this machine for those who have none.
+"""A dstack server on this machine, for those who have none.
 
     python -m fleets.server up [STACK]   start it; with build/STACK/server-config.yml, where a stack is named
     python -m fleets.server login        let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
@@ -18,13 +18,11 @@ import hashlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from fleets.server_process import Server, ServerError, token
-from infra.site import Site
-from stacks.schema import Stack
+from fleets.server.process import Server, ServerError, token
 
 if TYPE_CHECKING:
     from dstack.api.server import APIClient
@@ -33,13 +31,6 @@ FOLDER = Path("build/server")
 PORT = 3000  # dstack's own default
 # Of a server without a stack. A project that stood here would lose, at every start, the backends that do not stand here with it.
 EMPTY = "projects: []\n"
-
-
-def server_config(stack: Stack, site: Site) -> dict[str, Any]:
-    """The stack's project with the backend that the site offers; machines over SSH need none."""
-    backends = [site.backend] if site.backend else []
-    project = stack.dstack.project if stack.dstack else "main"
-    return {"projects": [{"name": project, "backends": backends}]}
 
 
 # Commands
@@ -261,7 +252,3 @@ def main(arguments: list[str] | None = None) -> int:
     except ServerError as error:
         print(f"fleets.server: {error}", file=sys.stderr)
         return 2
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster_tasks import check_node
+from cluster_tasks.checks import facts as node_facts
 from cluster_tasks.node.network import interfaces
 
 REACH_SECONDS = 5  # to connect; a firewall that drops packets takes all of it
@@ -87,8 +87,8 @@ class Probe:
         self.env = dict(os.environ if env is None else env)
         self.door: Door | None = None
 
-    def facts(self) -> check_node.Facts:
-        return check_node.facts(self.rank, self.address, self.env, self.offered)
+    def facts(self) -> node_facts.Facts:
+        return node_facts.facts(self.rank, self.address, self.env, self.offered)
 
     def open_door(self) -> int:
         """The port; 0 where this node has not the address that it is known by."""
@@ -126,7 +126,7 @@ class Probe:
         return True
 
     def _folders(self) -> dict[str, Path]:
-        return {one.use: Path(one.path) for one in check_node.folders(self.env) if one.use in SHARED}
+        return {one.use: Path(one.path) for one in node_facts.folders(self.env) if one.use in SHARED}
 
     def free_port(self) -> int:
         """For rank 0, on which the processes that measure meet."""
@@ -144,9 +144,9 @@ class Probe:
         if world == 1 or not mine:
             return Speed(None, None, device, "")
         meet = f"tcp://[{head}]:{port}" if ":" in head else f"tcp://{head}:{port}"
-        command = [sys.executable, "-m", "cluster_tasks.check_speed", "--meet", meet, "--device", device, "--world", str(world)]
+        command = [sys.executable, "-m", "cluster_tasks.checks.speed", "--meet", meet, "--device", device, "--world", str(world)]
         command += ["--stride", str(max(ranks) if world > max(ranks) else 1), "--seconds", str(seconds)]
-        root = str(Path(__file__).parents[1])
+        root = str(Path(__file__).parents[2])
         env = interfaces(self.address) | self.env | {"PYTHONPATH": os.pathsep.join(filter(None, (root, self.env.get("PYTHONPATH"))))}
         processes = [
             subprocess.Popen(

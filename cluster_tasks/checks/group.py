@@ -10,8 +10,8 @@ from typing import Any, Protocol, get_type_hints
 
 from pydantic import TypeAdapter
 
-from cluster_tasks import check_node
-from cluster_tasks.check_links import Probe
+from cluster_tasks.checks import facts as node_facts
+from cluster_tasks.checks.links import Probe
 from cluster_tasks.node.network import ALONE
 
 CALL_SECONDS = 180  # for one step on all nodes; the bandwidth test has the shortest limit of its own
@@ -145,8 +145,8 @@ class NodeProbe(Probe):
 
     def __init__(self, rank: int, address: str, offered: int):
         text = Path(f"/proc/{os.getppid()}/environ").read_bytes().decode(errors="replace")
-        started = {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0")) if name in check_node.VISIBLE}
-        own = {name: value for name, value in os.environ.items() if name not in check_node.VISIBLE}
+        started = {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0")) if name in node_facts.VISIBLE}
+        own = {name: value for name, value in os.environ.items() if name not in node_facts.VISIBLE}
         super().__init__(rank, address, offered, own | started)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from cluster_tasks.local_plan import MARKER, LocalError, Ports, ray_folder
-from cluster_tasks.supervisor import STOP_GRACE_SECONDS
+from cluster_tasks.local.plan import MARKER, LocalError, Ports, ray_folder
+from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
 
 KILL_SECONDS = 10  # for a process to be gone after SIGKILL
 

@@ -23,9 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.check_group import Group, GroupError, OneNode, RayNodes, StoreNodes
-from cluster_tasks.check_links import Speed
-from cluster_tasks.check_rules import Expected, Finding, Measured, findings
+from cluster_tasks.checks.group import Group, GroupError, OneNode, RayNodes, StoreNodes
+from cluster_tasks.checks.links import Speed
+from cluster_tasks.checks.rules import Expected, Finding, Measured, findings
 from cluster_tasks.node.network import ALONE
 from cluster_tasks.node.ray import NODE_GPUS
 from cluster_tasks.node.settings import Settings, counts, who_am_i
@@ -178,7 +178,3 @@ def _parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="without bandwidth")
     add("--json", action="store_true", help="one line of JSON in place of the table")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

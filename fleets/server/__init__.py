@@ -1,0 +1,1 @@
+"""A dstack server in one command."""

@@ -1,0 +1,4 @@
+from fleets.server.commands import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())

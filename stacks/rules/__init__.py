@@ -1,0 +1,1 @@
+"""What settings must satisfy together, and what each place asks of them."""
