@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from stacks.cache import Cache
+from stacks.errors import UserError
 
 CHUNK = 64 * 2**20  # bytes, on their way between two nodes at a time
 HAND_ON_SECONDS = 120  # for one chunk to reach all nodes
 PART = ".flotilla-part"
 
 
-class CacheError(Exception):
+class CacheError(UserError):
     """What was asked for is not to be had, or not in time."""
 
 

@@ -15,6 +15,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from stacks.errors import StackError
 from stacks.schema import Stack
 
 PROJECT = "flotilla"  # the namespace of our keys; `aws:region` and the like are the providers' own
@@ -35,10 +36,6 @@ TYPES = {
     "object": "a map of settings",
 }
 BOUNDS = {"minimum": ">=", "maximum": "<=", "exclusiveMinimum": ">", "minItems": "of at least"}
-
-
-class StackError(ValueError):
-    """A mistake in a stack file; its text is all that a person needs to mend it."""
 
 
 def names(root: Path) -> list[str]:

@@ -13,11 +13,12 @@ from pydantic import TypeAdapter
 from cluster_tasks.checks import facts as node_facts
 from cluster_tasks.checks.links import Probe
 from cluster_tasks.node.network import ALONE
+from stacks.errors import UserError
 
 CALL_SECONDS = 180  # for one step on all nodes; the bandwidth test has the shortest limit of its own
 
 
-class GroupError(Exception):
+class GroupError(UserError):
     """Nodes did not come together, or one of them did not answer."""
 
 

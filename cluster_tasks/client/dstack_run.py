@@ -24,6 +24,7 @@ from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.ray import DASHBOARD_PORT
+from stacks.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 DETACH_SECONDS = 10
@@ -32,7 +33,7 @@ SERVER_SECONDS = 120  # for a dstack server that is being restarted
 console = Console(emoji=False, highlight=False, soft_wrap=True, stderr=True)
 
 
-class ClusterError(Exception):
+class ClusterError(UserError):
     """Why a cluster cannot be used, in one message; `code` is the exit code that says whether to try again."""
 
     def __init__(self, message: str, code: int = 2):

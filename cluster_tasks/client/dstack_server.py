@@ -7,10 +7,11 @@ import os
 from dstack._internal.core.errors import ClientError, ConfigurationError
 from dstack.api import Client
 
+from stacks.errors import UserError
 from stacks.schema import Stack
 
 
-class ConnectionFailed(ValueError):
+class ConnectionFailed(UserError):
     """Why the server cannot be asked, in one line."""
 
 

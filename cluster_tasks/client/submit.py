@@ -22,12 +22,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from cluster_tasks.node.dashboard import Dashboard, ray_token
+from stacks.errors import UserError
 
 CLUSTER = "`dstack ps`, or for the local cluster `python -m cluster_tasks.local status`, says whether it is up"
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
 
 
-class SubmitError(Exception):
+class SubmitError(UserError):
     """Why the cluster cannot take the job, in one message."""
 
 

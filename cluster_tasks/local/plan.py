@@ -21,6 +21,7 @@ from dstack._internal.core.models.envs import EnvSentinel
 
 from cluster_tasks.local.supervisor import NodeProcess, Plan
 from cluster_tasks.node.ports import port_is_free
+from stacks.errors import UserError
 
 STOP_SECONDS = 120  # the node agent's own default of --stop-timeout
 DASHBOARD_PORT = 8265  # as the task names it
@@ -28,7 +29,7 @@ OBJECT_STORE_MB = 500  # per node; shared memory is taken as it is used
 MARKER = "FLOTILLA_CLUSTER"  # in the environment of every process of a cluster: the folder of its task file
 
 
-class LocalError(Exception):
+class LocalError(UserError):
     """A person's mistake or a limit of this machine, in one message."""
 
 

@@ -19,6 +19,8 @@ from pathlib import Path
 import psutil
 import requests
 
+from stacks.errors import UserError
+
 MARKER = "FLOTILLA_DSTACK_SERVER"  # in the environment of the server, by which its process is known
 STOP_SECONDS = 60  # it finishes what it is doing; after that it is killed
 KILL_SECONDS = 10
@@ -27,7 +29,7 @@ LOG_LINES = 15  # of the log that an error shows
 DEFAULTS = {"DSTACK_SERVER_LOG_LEVEL": "WARNING", "DSTACK_SERVER_LOG_FORMAT": "standard"}
 
 
-class ServerError(ValueError):
+class ServerError(UserError):
     """What a person can mend; the text says how."""
 
 

@@ -15,6 +15,7 @@ from dstack.api.server import APIClient
 from pulumi import dynamic
 from pydantic import ValidationError
 
+from stacks.errors import UserError
 from stacks.schema import Dstack
 
 ANSWER_SECONDS = 120  # for one request; a plan asks the cloud for prices and quotas
@@ -24,7 +25,7 @@ LOGINS = "`python -m fleets.server login`, `dstack project add`, or `pulumi conf
 BUSY = "Try again later"  # the server's word while its own workers hold what is to be changed
 
 
-class DstackRefused(Exception):
+class DstackRefused(UserError):
     """What a person can mend; the text says how."""
 
     __module__ = "builtins"  # the engine prints an error with the full name of its class
