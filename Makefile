@@ -1,7 +1,4 @@
-# make demo    a model learns on this machine, start to end     make test    all tests but slow ones and those of make test-hosts
-# make bench   ratios against peers                             make check   formatting, lint, types
-# make install-base   what a laptop needs to drive a cluster elsewhere
-# make install-policy   what Pulumi runs the policy pack with
+# `make help` prints this file's targets and variables: the text behind two hashes.
 .ONESHELL:
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
@@ -10,65 +7,93 @@ unexport PYTHONDONTWRITEBYTECODE
 export UV_PYTHON_PREFERENCE ?= system
 
 BIN := .venv/bin
+PYTHON ?= ## makes .venv; else the first of python3.11, 3.12, 3.13
+KEEP ?= ## make demo KEEP=1: the cluster stays up afterwards
+KILL ?= ## make demo KILL=1: a second run, killed and resumed
+export PYTHON
 
-help:
-	@sed -n 's/^# \(make \)/\1/p' Makefile
+.PHONY: help
+help: ## this list
+	@echo targets
+	@awk -F ' *## ' '/^[a-z-]+:.*## / { sub(/:.*/, "", $$1); printf "  make %-15s %s\n", $$1, $$2 }' Makefile
+	@echo variables
+	@awk -F ' *## ' '/^[A-Z]+ \?=.*## / { sub(/ .*/, "", $$1); printf "  %-20s %s\n", $$1, $$2 }' Makefile
 
-# What a laptop needs to drive a cluster elsewhere: pulumi, dstack, `ray job submit`. Also on macOS.
-install-base: .venv/base
-.venv/base: requirements/base.txt pyproject.toml .ci/setup
-	@bash .ci/setup base
+.PHONY: demo
+demo: .venv/cpu ## train a small model here; leaves nothing running
+	@$(BIN)/python -m cluster_tasks.local.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
 
-# What the trainer needs on a machine without GPUs; `requirements/gpu.txt` is for images of GPU nodes.
-install: .venv/cpu
-.venv/cpu: requirements/cpu.txt pyproject.toml .ci/setup
-	@bash .ci/setup cpu
+# .venv
 
-install-dev: .venv/dev
-.venv/dev: requirements/dev.txt pyproject.toml .ci/setup
-	@bash .ci/setup dev
+.PHONY: install
+install: .venv/cpu ## .venv with the trainer and the local cluster, no GPU
+.PHONY: install-client
+install-client: .venv/client ## .venv to submit jobs to a cluster elsewhere; also macOS
+.PHONY: install-server
+install-server: .venv/server ## .venv with dstack and its server: your own machines
+.PHONY: install-aws
+install-aws: .venv/aws ## .venv with Pulumi, dstack and boto3 for AWS
+.PHONY: install-gcp
+install-gcp: .venv/gcp ## .venv with Pulumi, dstack and Google's libraries for GCP
+.PHONY: install-base
+install-base: .venv/base ## client, server, aws, gcp and Ray's dashboard; no trainer
+.PHONY: install-dev
+install-dev: .venv/dev ## all of that, the trainer and the tools for tests
+.PHONY: install-policy
+install-policy: infra/policy/.venv/ready ## what `pulumi preview --policy-pack` runs the rules with
 
-# What `pulumi preview --policy-pack infra/policy` runs the rules with; pulumi-policy does not fit into .venv.
-install-policy: infra/policy/.venv/ready
+# `requirements/gpu.txt` is for images of GPU nodes.
+.venv/%: requirements/%.txt pyproject.toml .ci/setup
+	@bash .ci/setup $*
+
+# pulumi-policy does not fit into .venv.
 infra/policy/.venv/ready: infra/policy/requirements.txt .ci/setup
 	@bash .ci/setup policy
 
-demo: .venv/cpu
-	@$(BIN)/python -m cluster_tasks.local.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
+# Tests
 
 # Two files at a time, as most tests wait for processes to start; more would want more than 8 GB of memory.
-test: .venv/dev
+.PHONY: test
+test: .venv/dev ## all tests but slow ones and those of make test-hosts
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not hosts"
 
 # A real dstack server and a real Slurm, with hosts in namespaces: root alone can make those.
-test-hosts: .venv/dev
-	@$(BIN)/pytest -m "hosts and not slow"
+.PHONY: test-hosts
+test-hosts: .venv/dev ## dstack, Slurm tests; root installs Docker, sshd, Slurm
+	@bash .ci/setup hosts
+	$(BIN)/pytest -m "hosts and not slow"
 
-test-all: .venv/dev
-	@$(BIN)/pytest
+.PHONY: test-all
+test-all: .venv/dev ## all tests; root installs what make test-hosts does
+	@bash .ci/setup hosts
+	$(BIN)/pytest
 
-check: .venv/dev
+.PHONY: check
+check: .venv/dev ## formatting, lint, types
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
-bench: .venv/dev
+.PHONY: bench
+bench: .venv/dev ## ratios against peers, with the limits they are held to
 	@$(BIN)/python -m benchmarks
 
-# Exact, hashed and free of download addresses, so that any mirror serves.
-lock: .venv/dev
-	@export UV_CUSTOM_COMPILE_COMMAND="make lock"
+# Exact, hashed and free of download addresses, so that any mirror serves. One resolution for Linux and macOS, Python 3.11 to 3.13.
+.PHONY: lock
+lock: .venv/dev ## compile requirements/*.txt from pyproject.toml again
+	@PATH=$$PATH:$$PWD/.venv-uv/bin
+	export UV_CUSTOM_COMPILE_COMMAND="make lock"
 	lock="uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11"
+	all="--extra client --extra server --extra aws --extra gcp --extra cluster"
 	rm -f requirements/*.txt infra/policy/requirements.txt
-	$$lock pyproject.toml --extra cpu --group dev -o requirements/dev.txt
-	$$lock pyproject.toml --extra cpu -c requirements/dev.txt -o requirements/cpu.txt
-	$$lock pyproject.toml -c requirements/dev.txt -o requirements/base.txt
+	$$lock pyproject.toml $$all --extra cpu --group dev -o requirements/dev.txt
+	$$lock pyproject.toml $$all -c requirements/dev.txt -o requirements/base.txt
+	for extra in client server aws gcp cpu; do $$lock pyproject.toml --extra $$extra -c requirements/dev.txt -o requirements/$$extra.txt; done
 	$$lock pyproject.toml --extra gpu -o requirements/gpu.txt
 	$$lock --group policy -o infra/policy/requirements.txt
 
-clean:
+.PHONY: clean
+clean: ## stop what runs from this folder, remove build/ and .venv
 	@if [ -x $(BIN)/python ] && [ -f build/local/cluster.json ]; then $(BIN)/python -m cluster_tasks.local down; fi
 	if [ -x $(BIN)/python ] && [ -f build/server/server.json ]; then $(BIN)/python -m fleets.server down; fi # refuses while it has machines
 	rm -rf build .venv infra/policy/.venv .pytest_cache .ruff_cache
-
-.PHONY: help install install-base install-dev install-policy demo test test-hosts test-all check bench lock clean

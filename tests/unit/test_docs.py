@@ -69,7 +69,7 @@ def makefile() -> tuple[set[str], set[str]]:
     """Targets that may be asked for, and variables that recipes read."""
     text = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z-]+):", text, re.MULTILINE))
-    return targets, set(re.findall(r"\$\(if \$\((\w+)\)", text))
+    return targets, set(re.findall(r"^([A-Z]+) \?=", text, re.MULTILINE))
 
 
 @named(PAGES)

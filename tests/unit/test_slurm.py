@@ -45,7 +45,7 @@ def test_scripts_are_bash_in_which_shellcheck_finds_nothing(name, tmp_path):
             assert found.returncode == 0, found.stdout
         assert "sleep" not in script
     if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed; .ci/setup dev installs it as root")
+        pytest.skip("shellcheck is not installed; `make test-hosts` installs it as root")
 
 
 def test_a_job_on_two_nodes_fits_on_one_screen_and_the_stack_on_fifteen_lines():

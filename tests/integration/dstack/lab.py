@@ -42,7 +42,7 @@ def lacking() -> str | None:
     if os.geteuid() != 0:
         return "needs root, for namespaces"
     missing = [tool for tool in TOOLS if not shutil.which(tool, path=PATH)]
-    return f"lacks {', '.join(missing)}; .ci/setup installs them" if missing else None
+    return f"lacks {', '.join(missing)}; `make test-hosts` installs them" if missing else None
 
 
 class Lab:

@@ -25,7 +25,7 @@ def lacking() -> str | None:
     if os.geteuid():
         return "namespaces need root"
     absent = [name for name in PROGRAMS if shutil.which(name, path=SYSTEM_PATH) is None]
-    return f"{', '.join(absent)} not installed; .ci/setup dev installs Slurm as root" if absent else None
+    return f"{', '.join(absent)} not installed; `make test-hosts` installs Slurm as root" if absent else None
 
 
 class Cluster:
