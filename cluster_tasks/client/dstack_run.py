@@ -14,9 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dstack._internal.core.errors import ClientError, ServerClientError
-from dstack._internal.core.models.fleets import Fleet
-from dstack._internal.core.models.runs import JobStatus, JobTerminationReason, Run
 from dstack.api import Client
 from rich.console import Console
 
@@ -24,6 +21,7 @@ from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.ray import DASHBOARD_PORT
+from stacks.dstack_api import ClientError, Fleet, JobStatus, JobTerminationReason, Run, ServerClientError
 from stacks.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]

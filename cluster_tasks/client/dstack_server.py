@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from dstack._internal.core.errors import ClientError, ConfigurationError
 from dstack.api import Client
 
+from stacks.dstack_api import ClientError, ConfigurationError
 from stacks.errors import UserError
 from stacks.schema import Stack
 

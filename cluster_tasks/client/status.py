@@ -17,8 +17,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from dstack._internal.core.models.instances import Instance, InstanceStatus
-from dstack._internal.core.models.runs import JobStatus, Run
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +24,7 @@ from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun
 from cluster_tasks.client.dstack_server import ConnectionFailed
 from cluster_tasks.client.launch import cluster
 from cluster_tasks.node.dashboard import Dashboard
+from stacks.dstack_api import Instance, InstanceStatus, JobStatus, Run
 from stacks.load import StackError, load
 from stacks.schema import Stack
 

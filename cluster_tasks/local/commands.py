@@ -33,7 +33,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dstack._internal.core.models.configurations import TaskConfiguration
 from rich.console import Console
 from rich.table import Table
 
@@ -56,6 +55,7 @@ from cluster_tasks.local.state import Cluster, clean_up, end, kill_marked, tail
 from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
 from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
 from cluster_tasks.node.ports import free_port
+from stacks.dstack_api import TaskConfiguration
 
 DEFAULT_FILE = Path("build/local/ray-cluster.dstack.yml")
 STOP_LIMIT = STOP_SECONDS + 2 * STOP_GRACE_SECONDS  # jobs save, the head ends, the workers end

@@ -15,12 +15,10 @@ from pathlib import Path
 
 import psutil
 import yaml
-from dstack._internal.core.errors import ConfigurationError
-from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
-from dstack._internal.core.models.envs import EnvSentinel
 
 from cluster_tasks.local.supervisor import NodeProcess, Plan
 from cluster_tasks.node.ports import port_is_free
+from stacks.dstack_api import ConfigurationError, EnvSentinel, TaskConfiguration, parse_apply_configuration
 from stacks.errors import UserError
 
 STOP_SECONDS = 120  # the node agent's own default of --stop-timeout

@@ -70,7 +70,7 @@ def up(folder: Path, stack: str | None, port: int | None, seconds: float) -> int
 
 def login(folder: Path, project: str) -> int:
     """Makes the server's project the default one of this user's dstack; nothing is typed, so no process list shows the token."""
-    from dstack._internal.core.services.configs import ConfigManager
+    from stacks.dstack_api import ConfigManager
 
     server = must_run(folder)
     known = sorted(one.project_name for one in client(folder, server).projects.list())
@@ -153,8 +153,9 @@ def keep_backends(folder: Path, config: str, server: Server) -> None:
 
 def client(folder: Path, server: Server) -> APIClient:
     """dstack's client as admin. Raises ServerError where the database knows another token."""
-    from dstack._internal.core.errors import ClientError
     from dstack.api.server import APIClient
+
+    from stacks.dstack_api import ClientError
 
     api = APIClient(server.url, token(folder))
     try:

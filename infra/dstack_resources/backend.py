@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pulumi
-from dstack._internal.core.backends.models import BackendConfigWithCreds
-from dstack._internal.core.errors import BackendInvalidCredentialsError, ResourceExistsError
-from dstack._internal.core.models.backends.base import BackendType
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
 from infra.dstack_resources.client import Client, DstackRefused, Provider, found, one_line, when_free
+from stacks.dstack_api import BackendConfigWithCreds, BackendInvalidCredentialsError, BackendType, ResourceExistsError
 
 IAM_SECONDS = 60  # until what was made in IAM a moment ago is seen everywhere
 FORGETS = "the server keeps a deleted backend in memory for five minutes; then `pulumi up` again, or at once after a restart of the server"

@@ -9,12 +9,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import requests
-from dstack._internal.core.errors import ClientError, DstackError, ResourceNotExistsError, ServerClientError, URLNotFoundError
-from dstack._internal.core.services.configs import ConfigManager
 from dstack.api.server import APIClient
 from pulumi import dynamic
 from pydantic import ValidationError
 
+from stacks.dstack_api import ClientError, ConfigManager, DstackError, ResourceNotExistsError, ServerClientError, URLNotFoundError
 from stacks.errors import UserError
 from stacks.schema import Dstack
 

@@ -11,14 +11,13 @@ import json
 from typing import Any
 
 import pulumi
-from dstack._internal.core.models.fleets import Fleet as DstackFleet
-from dstack._internal.core.models.fleets import Instance
-from dstack._internal.core.models.runs import Run
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
 from infra.dstack_resources.client import Client, DstackRefused, Provider, found, one_line, wait, when_free
 from infra.dstack_resources.spec import changed, in_place, must_have_offers, plan
+from stacks.dstack_api import Fleet as DstackFleet
+from stacks.dstack_api import Instance, Run
 
 COME = ("idle", "busy")  # states of a machine that runs may be placed on
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dstack._internal.cli.services.configurators.fleet import _resolve_ssh_key
-from dstack._internal.core.models.common import ApplyAction
-from dstack._internal.core.models.fleets import FleetConfiguration, FleetPlan, FleetSpec
-from dstack._internal.core.models.instances import InstanceOfferWithAvailability
-from dstack._internal.core.models.profiles import Profile
-from dstack._internal.core.services.diff import diff_models
-
 from infra.dstack_resources.client import Client, DstackRefused
 from infra.files import project_root
+from stacks.dstack_api import (
+    ApplyAction,
+    FleetConfiguration,
+    FleetPlan,
+    FleetSpec,
+    InstanceOfferWithAvailability,
+    Profile,
+    _resolve_ssh_key,
+    diff_models,
+)
 
 # What a plan without offers is asked again without, most likely culprit first; None stands for "leave it out".
 RELAXED = {

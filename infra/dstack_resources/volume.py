@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pulumi
-from dstack._internal.core.models.configurations import parse_apply_configuration
-from dstack._internal.core.models.volumes import Volume as DstackVolume
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
 from infra.dstack_resources.client import Client, DstackRefused, Provider, found, one_line, wait, when_free
+from stacks.dstack_api import Volume as DstackVolume
+from stacks.dstack_api import parse_apply_configuration
 
 KEYS = ("backend", "region", "size", "volume_id", "availability_zone")  # by which a volume is another one
 

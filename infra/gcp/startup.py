@@ -6,9 +6,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from dstack._internal.core.backends.gcp.features import tcpx
-
 from stacks.cloud_settings import Access
+from stacks.dstack_api import get_backend_specific_commands_tcpxo
 from stacks.machines import Fabric
 
 READY = Path(__file__).with_name("ready.sh")
@@ -26,7 +25,7 @@ def fabric_lines(fabric: Fabric, own_image: bool) -> list[str]:
     """What starts the fabric on dstack's image for A3 Mega, in dstack's own words; an image of yours does it itself."""
     if fabric != "tcpxo" or own_image:
         return []
-    return [f"docker rm --force {DATAPATH} 2>/dev/null || true", *tcpx.get_backend_specific_commands_tcpxo()]
+    return [f"docker rm --force {DATAPATH} 2>/dev/null || true", *get_backend_specific_commands_tcpxo()]
 
 
 def _function(name: str, lines: Sequence[str]) -> list[str]:

@@ -13,11 +13,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
-from dstack._internal.core.models.fleets import FleetConfiguration
-from dstack._internal.utils.files import create_file_archive
 
 from cluster_tasks.ray import NODE_AGENT
+from stacks.dstack_api import FleetConfiguration, TaskConfiguration, create_file_archive, parse_apply_configuration
 from stacks.load import load, names
 from stacks.machines import MACHINES
 

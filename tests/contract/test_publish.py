@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import yaml
-from dstack._internal.core.models.configurations import parse_apply_configuration
 
 from cluster_tasks.ray import NODE_AGENT
 from infra import files, publish
 from stacks import load
+from stacks.dstack_api import parse_apply_configuration
 from stacks.load import StackError
 from stacks.rules.shared import CLOUDS
 from stacks.schema import Stack

@@ -6,14 +6,13 @@ import shlex
 from typing import Any
 
 import pytest
-from dstack._internal.core.backends.models import AnyBackendFileConfigWithCreds
-from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from pydantic import TypeAdapter
 
 from cluster_tasks.ray import demo_job, ray_cluster, runtime_env
 from fleets.backend import server_config
 from fleets.fleet import fleet
 from fleets.volume import volume
+from stacks.dstack_api import AnyBackendFileConfigWithCreds, TaskConfiguration, parse_apply_configuration
 from stacks.schema import Ssh, Stack
 from stacks.site import Site
 from trainer import cli

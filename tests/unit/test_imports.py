@@ -21,6 +21,9 @@ ALLOWED = {
     "infra": ("stacks", "fleets", "cluster_tasks"),
 }
 NODE_AGENT = "cluster_tasks/node"  # copied to every node alone, so it imports the standard library, and itself by relative names
+DSTACK_API = "stacks/dstack_api.py"  # where all who need it may import it
+# Tests that run dstack's own backends, to compare what they would do with what is rendered for them.
+RUNS_DSTACK = ("tests/contract/test_aws_dstack.py", "tests/contract/test_gcp_dstack.py")
 NO_TORCH = ("trainer/config.py",)
 
 
@@ -61,6 +64,12 @@ def test_only_infra_imports_pulumi(file):
 @pytest.mark.parametrize("file", [file for file in FILES if file.parent == ROOT / NODE_AGENT], ids=shown)
 def test_the_node_agent_needs_nothing_but_python_and_itself(file):
     assert {module.split(".")[0] for module in imports(file)} <= sys.stdlib_module_names
+
+
+def test_one_module_imports_dstacks_internals():
+    files = [*FILES, *(file for file in sorted((ROOT / "tests").rglob("*.py")) if "host" not in file.parts)]
+    found = {shown(file) for file in files if any(below(module, ("dstack._internal",)) for module in imports(file))}
+    assert found == {DSTACK_API, *RUNS_DSTACK}, "take it from stacks.dstack_api"
 
 
 @pytest.mark.parametrize("name", NO_TORCH)

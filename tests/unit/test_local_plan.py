@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 
 from cluster_tasks.local.plan import (
     LocalError,
@@ -23,6 +22,7 @@ from cluster_tasks.local.plan import (
     task_environment,
     volume_folders,
 )
+from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 
 TASK = {
     "type": "task",

@@ -6,8 +6,6 @@ import shlex
 from typing import Any
 
 import pytest
-from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
-from dstack._internal.core.models.fleets import FleetConfiguration
 
 from cluster_tasks.node.checks import where_checkpoints_are
 from cluster_tasks.node.dashboard import missing
@@ -16,6 +14,7 @@ from cluster_tasks.ray import ray_cluster, ray_job
 from fleets.fleet import fleet
 from infra import ssh
 from infra.publish import file_names
+from stacks.dstack_api import FleetConfiguration, TaskConfiguration, parse_apply_configuration
 from stacks.load import StackError, parse
 from stacks.schema import Stack
 

@@ -11,9 +11,6 @@ from typing import Any
 
 import pytest
 import yaml
-from dstack._internal.core.backends.slurm.models import SlurmBackendFileConfigWithCreds
-from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
-from dstack._internal.core.models.fleets import FleetConfiguration
 from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, PODMAN, PYXIS, SHARED_NODES, STACKS, changed_stack, stack
 
 from cluster_tasks import slurm
@@ -23,6 +20,7 @@ from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from infra import publish
 from infra import slurm as site
+from stacks.dstack_api import FleetConfiguration, SlurmBackendFileConfigWithCreds, TaskConfiguration, parse_apply_configuration
 from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]

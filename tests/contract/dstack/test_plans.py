@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
 from dstack.api import Client
 from dstack_server import Running
 
@@ -18,6 +17,7 @@ from infra.dstack_resources.backend import BackendProvider
 from infra.dstack_resources.client import Client as Api
 from infra.dstack_resources.fleet import FleetProvider
 from infra.dstack_resources.spec import plan
+from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 from stacks.load import load, names
 
 ROOT = Path(__file__).parents[3]

@@ -7,8 +7,6 @@ from typing import Any
 
 import boto3
 import pytest
-from dstack._internal.core.models.configurations import parse_apply_configuration
-from dstack._internal.core.models.resources import ResourcesSpec
 from dstack.api import Client as Dstacks
 from dstack.api import Task
 from dstack_server import Running
@@ -19,6 +17,7 @@ from infra.dstack_resources.client import Client, DstackRefused, connect, wait
 from infra.dstack_resources.fleet import FleetProvider, MachinesProvider
 from infra.dstack_resources.spec import plan
 from infra.dstack_resources.volume import VolumeProvider
+from stacks.dstack_api import ResourcesSpec, parse_apply_configuration
 from stacks.schema import Dstack
 
 pytestmark = pytest.mark.hosts
