@@ -1,4 +1,4 @@
-"""python -m benchmarks [weights packing preview step demo dstack slurm places]: ratios against peers, bare loops and plain ways.
+"""python -m benchmarks [weights packing preview step demo dstack slurm schedulers]: ratios against peers, bare loops and plain ways.
 
 Each is taken within one run. Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
 """
@@ -11,7 +11,7 @@ import sys
 
 from rich.console import Console
 
-NAMES = ("weights", "packing", "preview", "step", "demo", "dstack", "slurm", "places")
+NAMES = ("weights", "packing", "preview", "step", "demo", "dstack", "slurm", "schedulers")
 
 
 def main(argv: list[str]) -> int:

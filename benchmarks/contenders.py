@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.turns import Turns
+from benchmarks.interleaved import Turns
 
 if TYPE_CHECKING:
     from trainer.worker_groups import WorkerGroups

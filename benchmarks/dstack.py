@@ -1,4 +1,4 @@
-"""From `dstack apply` to a whole Ray cluster on two hosts, against a task that only sleeps, on the hosts of tests/integration/dstack.
+"""From `dstack apply` to a whole Ray cluster on two hosts, against a task that only sleeps, on the hosts of `lab/dstack`.
 
 Then the node agent's own time, without dstack, for 2, 8 and 32 nodes that are processes of this machine. Needs root. Two cores do not
 start 32: Ray's own agents come too late for its raylets, which end and are started again; then it says so.
@@ -14,18 +14,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.report import Ratio, Report
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))  # where the hosts are
-
-if TYPE_CHECKING:
-    from integration.dstack.lab import Lab
+from lab.dstack.hosts import wait_for
+from lab.dstack.image import VOLUMES
+from lab.dstack.lab import Lab, lacking
 
 ROUNDS = 3
 NODES = (2, 8, 32)
@@ -44,8 +40,6 @@ resources: {{cpu: "x86:1..", memory: 1GB.., disk: 100MB..}}
 
 
 def run() -> Report:
-    from integration.dstack.lab import Lab, lacking
-
     if reason := lacking():
         raise SystemExit(f"python -m benchmarks dstack: {reason}")
     bare, ray = [], []
@@ -80,8 +74,6 @@ def run() -> Report:
 
 def bare_seconds(lab: Lab) -> float:
     """Until dstack says that both jobs run."""
-    from integration.dstack.image import VOLUMES
-
     (lab.project / "bare.dstack.yml").write_text(SLEEP.format(volumes=json.dumps(VOLUMES)))
     start = time.monotonic()
     lab.must("dstack apply -y -d -f bare.dstack.yml")
@@ -94,8 +86,6 @@ def bare_seconds(lab: Lab) -> float:
 
 def ray_seconds(lab: Lab) -> float:
     """Until the head's own dashboard shows both nodes."""
-    from integration.dstack.hosts import wait_for
-
     start = time.monotonic()
     lab.must(". build/lab/env.sh; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
     dashboard = Dashboard("http://127.0.0.1:8265", (lab.project / "build/lab/ray.token").read_text().strip())

@@ -40,10 +40,11 @@ class Report:
     samples: dict[str, Any] = field(default_factory=dict)  # raw
 
     def show(self, console: Console) -> None:
-        table = Table(f"[bold]{self.name}", "ratio", "target", "", box=None)
+        table = Table(f"[bold]{self.name}", "ratio", "better", "target", "", box=None)
         for ratio in self.ratios:
             verdict = "[green]met" if ratio.met else "[red]missed"
-            table.add_row(ratio.name, f"{ratio.value:.3g}", f"{ratio.kind} {ratio.target:g}", verdict)
+            better = "lower" if ratio.kind == "at most" else "higher"
+            table.add_row(ratio.name, f"{ratio.value:.3g}", better, f"{ratio.kind} {ratio.target:g}", verdict)
         console.print(table)
         for name, value in self.facts.items():
             console.print(f"  {name}: {value}", markup=False, highlight=False)

@@ -1,6 +1,6 @@
 """From the start of a Slurm job to a whole Ray cluster on three nodes, against `srun hostname` and `ray start` typed by hand.
 
-Both are batch scripts on the cluster of tests/integration/slurm, and count from the first line of their log. Needs root.
+Both are batch scripts on the cluster of `lab/slurm`, and count from the first line of their log. Needs root.
 """
 
 from __future__ import annotations
@@ -10,15 +10,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from benchmarks.report import Ratio, Report
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))  # where the cluster is
-
-if TYPE_CHECKING:
-    from integration.slurm.project import Project
+from lab.slurm.cluster import Cluster, lacking
+from lab.slurm.project import Project
 
 ROUNDS = 3
 DEADLINE = 600  # seconds
@@ -44,9 +39,6 @@ wait
 
 
 def run() -> Report:
-    from integration.slurm.cluster import Cluster, lacking
-    from integration.slurm.project import Project
-
     if reason := lacking():
         raise SystemExit(f"python -m benchmarks slurm: {reason}")
     bare, ray = [], []

@@ -6,7 +6,7 @@ five times as many, with the same weights, prompts, limits and dtype for all sid
 says nothing about length and the learning rate is small, so lengths stay as they are; sides draw their own samples, so there they
 compare by seconds per token of response over all steps.
 
-A side is a process; sides take turns of a few steps, of which the first does not count (`benchmarks.turns`).
+A side is a process; sides take turns of a few steps, of which the first does not count (`benchmarks.interleaved`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders import VLLM_ENVIRONMENT
+from benchmarks.interleaved import Side, race
 from benchmarks.report import RESULTS, Ratio, Report
-from benchmarks.turns import Side, race
 
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = RESULTS / "runs"

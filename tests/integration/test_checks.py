@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.local import PROJECT, ROOT, Cluster, render
 
 from cluster_tasks.node.ports import free_port
+from lab.local import PROJECT, ROOT, Cluster, render
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are namespaces and loopback addresses of Linux")
 

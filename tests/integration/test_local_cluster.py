@@ -15,13 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from integration.local import LOCAL, RAY, ROOT, Cluster, render
 
 from cluster_tasks.local.plan import MARKER, ray_folder
 from cluster_tasks.node.errors import NODE_LOST
 from cluster_tasks.node.network import own_addresses
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT
+from lab.local import LOCAL, RAY, ROOT, Cluster, render
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.local import PROJECT, Cluster, render
 
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ray import NODE_GPUS
+from lab.local import PROJECT, Cluster, render
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer")
+PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "lab", "benchmarks")
 FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")) if ".venv" not in file.parts]
 # Which of our modules a package may import beside its own; a name stands for all below it.
 ALLOWED = {
@@ -19,6 +19,8 @@ ALLOWED = {
     "fleets": ("stacks",),
     "cluster_tasks": ("stacks",),
     "infra": ("stacks", "fleets", "cluster_tasks"),
+    "lab": ("stacks", "fleets", "cluster_tasks", "infra"),
+    "benchmarks": ("stacks", "fleets", "cluster_tasks", "infra", "trainer", "lab"),
 }
 NODE_AGENT = "cluster_tasks/node"  # copied to every node alone, so it imports the standard library, and itself by relative names
 DSTACK_API = "stacks/dstack_api.py"  # where all who need it may import it

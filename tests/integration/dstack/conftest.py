@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from integration.dstack.lab import Lab, lacking
+
+from lab.dstack.lab import Lab, lacking
 
 SFT = "python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml trainer.steps=20 trainer.checkpoint_every=20"
 

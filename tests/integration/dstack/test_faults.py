@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from integration.dstack.hosts import interrupt, sh, wait_for
-from integration.dstack.lab import Lab
+
+from lab.dstack.hosts import interrupt, sh, wait_for
+from lab.dstack.lab import Lab
 
 pytestmark = pytest.mark.hosts
 

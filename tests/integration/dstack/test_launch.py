@@ -7,8 +7,9 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from integration.dstack.hosts import wait_for
-from integration.dstack.lab import Lab
+
+from lab.dstack.hosts import wait_for
+from lab.dstack.lab import Lab
 
 pytestmark = pytest.mark.hosts
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from integration.dstack.hosts import Host, wait_for
-from integration.dstack.lab import Lab
+
+from lab.dstack.hosts import Host, wait_for
+from lab.dstack.lab import Lab
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.usefixtures("tidy")]
 

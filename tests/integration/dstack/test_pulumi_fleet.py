@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.dstack.hosts import PATH, wait_for
-from integration.dstack.lab import SERVER, Lab
+
+from lab.dstack.hosts import PATH, wait_for
+from lab.dstack.lab import SERVER, Lab
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH")]
 

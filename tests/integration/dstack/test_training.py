@@ -7,8 +7,9 @@ import re
 import subprocess
 
 import pytest
-from integration.dstack.hosts import HERE, interrupt, wait_for
-from integration.dstack.lab import Lab
+
+from lab.dstack.hosts import HERE, interrupt, wait_for
+from lab.dstack.lab import Lab
 
 pytestmark = [pytest.mark.hosts, pytest.mark.usefixtures("tidy")]
 

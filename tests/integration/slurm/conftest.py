@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from integration.slurm.cluster import Cluster, lacking
-from integration.slurm.project import Project
+
+from lab.slurm.cluster import Cluster, lacking
+from lab.slurm.project import Project
 
 
 @pytest.fixture(scope="session")

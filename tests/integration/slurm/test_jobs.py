@@ -6,8 +6,9 @@ import json
 import re
 
 import pytest
-from integration.slurm.cluster import until
-from integration.slurm.project import SETTINGS
+
+from lab.slurm.cluster import until
+from lab.slurm.project import SETTINGS
 
 pytestmark = pytest.mark.hosts
 

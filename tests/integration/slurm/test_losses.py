@@ -6,7 +6,8 @@ import re
 import sys
 
 import pytest
-from integration.slurm.cluster import ENDED, until
+
+from lab.slurm.cluster import ENDED, until
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from cluster_tasks.ray import NODE_AGENT, ray_cluster
 from stacks.schema import Stack
 from stacks.site import Site
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 LOCAL = [sys.executable, "-m", "cluster_tasks.local"]
 RAY = str(Path(sys.executable).parent / "ray")
 # A job gets the project, but not what is large in it.

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import yaml
-from integration.dstack.hosts import HERE, NETWORK, PATH, Host, Laptop, interrupt, sh, wait_for
-from integration.dstack.image import IMAGE, VOLUMES, make_image
 
-ROOT = Path(__file__).parents[3]
+from lab.dstack.hosts import HERE, NETWORK, PATH, Host, Laptop, interrupt, sh, wait_for
+from lab.dstack.image import IMAGE, VOLUMES, make_image
+
+ROOT = Path(__file__).parents[2]
 PARTS = ("Pulumi.yaml", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 TOOLS = ("dockerd", "docker", "docker-init", "sshd", "ssh", "ssh-keygen", "ip", "curl", "nsenter", "unshare", "setpriv", "sudo")
 ENDED = ("done", "failed", "terminated")

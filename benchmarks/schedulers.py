@@ -1,7 +1,7 @@
 """Seconds of the same GRPO run's steps on two nodes that Slurm started, that dstack started, and that are processes of this machine.
 
 All three are the demo's recipe with one rank and one rollout engine, a node each, and one thread each; in turns, so that a busy minute
-meets all of them. Slurm and the dstack server with its hosts are those of tests/integration, on this machine's cores. Needs root.
+meets all of them. Slurm and the dstack server with its hosts are those of `lab/`, on this machine's cores. Needs root.
 """
 
 from __future__ import annotations
@@ -15,18 +15,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import lab.dstack.lab as dstack_lab
+import lab.slurm.cluster as slurm_lab
 from benchmarks.report import Ratio, Report
+from lab import local as local_lab
+from lab.slurm.project import Project
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "tests"))  # where the clusters are
-
-if TYPE_CHECKING:
-    from integration.dstack.lab import Lab
-    from integration.local import Cluster
-    from integration.slurm.project import Project
-
 ROUNDS, STEPS, FIRST = 2, 18, 4  # steps before FIRST warm up
 DEADLINE = 600  # seconds
 LIMIT = 1.15  # where the nodes came from should not be seen in a step
@@ -34,24 +30,24 @@ SETTINGS = [f"trainer.steps={STEPS}", "trainer.eval_prompts=0", "trainer.checkpo
 PPO = ["python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo.yaml", *SETTINGS, "log.tensorboard=false", "log.plot=false"]
 SFT = ["python", "-m", "trainer.train_sft", "--config", "trainer/recipes/demo-sft.yaml", "trainer.steps=20"]
 
-Place = Callable[[str], Path]  # trains a run of this name; its folder
+Train = Callable[[str], Path]  # trains a run of this name; its folder
 
 
 def run() -> Report:
     taken: dict[str, list[float]] = {"Slurm": [], "dstack": [], "this machine": []}
     with (
-        tempfile.TemporaryDirectory(prefix="places-") as folder,
+        tempfile.TemporaryDirectory(prefix="schedulers-") as folder,
         slurm(Path(folder)) as on_slurm,
         dstack() as on_dstack,
         local(Path(folder)) as here,
     ):
-        places: dict[str, Place] = {"Slurm": on_slurm, "dstack": on_dstack, "this machine": here}
+        schedulers: dict[str, Train] = {"Slurm": on_slurm, "dstack": on_dstack, "this machine": here}
         for round_ in range(ROUNDS):
-            for name, train in places.items():
+            for name, train in schedulers.items():
                 taken[name] += step_seconds(train(f"round-{round_}"))
     seconds = {name: statistics.median(steps) for name, steps in taken.items()}
     return Report(
-        "places",
+        "schedulers",
         [
             Ratio(f"step on nodes of {name} / on nodes of this machine", seconds[name] / seconds["this machine"], LIMIT)
             for name in ("Slurm", "dstack")
@@ -62,14 +58,11 @@ def run() -> Report:
 
 
 @contextlib.contextmanager
-def slurm(folder: Path) -> Iterator[Place]:
+def slurm(folder: Path) -> Iterator[Train]:
     """`sbatch build/slurm/ray-ppo.sbatch` on two nodes."""
-    from integration.slurm.cluster import Cluster, lacking
-    from integration.slurm.project import Project
-
-    if reason := lacking():
-        raise SystemExit(f"python -m benchmarks places: {reason}")
-    cluster = Cluster(folder / "shared").start()
+    if reason := slurm_lab.lacking():
+        raise SystemExit(f"python -m benchmarks schedulers: {reason}")
+    cluster = slurm_lab.Cluster(folder / "shared").start()
     try:
         project = Project(cluster, cluster.folder / "project")
         project.render(fleets=[{"name": "gpus", "nodes": 2, "cpus": 1}])
@@ -88,43 +81,37 @@ def by_slurm(project: Project, runs: Path, name: str) -> Path:
 
 
 @contextlib.contextmanager
-def dstack() -> Iterator[Place]:
+def dstack() -> Iterator[Train]:
     """`dstack apply -f build/lab/ray-job.dstack.yml` on two hosts."""
-    from integration.dstack.lab import Lab, lacking
-
-    if reason := lacking():
-        raise SystemExit(f"python -m benchmarks places: {reason}")
-    with Lab(hosts=2) as lab:
-        lab.stack()
-        lab.fleet()
-        lab.must(f"FLOTILLA_RUNS={lab.shared} {' '.join(SFT)}")
-        yield lambda name: by_dstack(lab, name)
+    if reason := dstack_lab.lacking():
+        raise SystemExit(f"python -m benchmarks schedulers: {reason}")
+    with dstack_lab.Lab(hosts=2) as hosts:
+        hosts.stack()
+        hosts.fleet()
+        hosts.must(f"FLOTILLA_RUNS={hosts.shared} {' '.join(SFT)}")
+        yield lambda name: by_dstack(hosts, name)
 
 
-def by_dstack(lab: Lab, name: str) -> Path:
-    lab.stack(task={"job": {"command": " ".join([*PPO, f"run.name={name}"])}})
-    lab.must(". build/lab/env.sh; dstack apply -y -d -f build/lab/ray-job.dstack.yml")
-    lab.wait_run("ray-job", "done", timeout=DEADLINE)
-    lab.wait_idle()
-    return lab.shared / name
+def by_dstack(hosts: dstack_lab.Lab, name: str) -> Path:
+    hosts.stack(task={"job": {"command": " ".join([*PPO, f"run.name={name}"])}})
+    hosts.must(". build/lab/env.sh; dstack apply -y -d -f build/lab/ray-job.dstack.yml")
+    hosts.wait_run("ray-job", "done", timeout=DEADLINE)
+    hosts.wait_idle()
+    return hosts.shared / name
 
 
 @contextlib.contextmanager
-def local(folder: Path) -> Iterator[Place]:
+def local(folder: Path) -> Iterator[Train]:
     """`python -m cluster_tasks.local up` with two nodes, and `ray job submit`; down again after each run."""
-    from integration.local import render
-
-    cluster = render(folder, {"name": "laptop", "nodes": 2, "cpus": 1})
+    cluster = local_lab.render(folder, {"name": "laptop", "nodes": 2, "cpus": 1})
     runs = cluster.root / "volumes/checkpoints"
     must([sys.executable, *SFT[1:]], ROOT, runs)
     yield lambda name: by_local(cluster, runs, name)
 
 
-def by_local(cluster: Cluster, runs: Path, name: str) -> Path:
-    from integration.local import PROJECT
-
+def by_local(cluster: local_lab.Cluster, runs: Path, name: str) -> Path:
     try:
-        for done in (cluster.local("up"), cluster.job(*PPO, f"run.name={name}", flags=PROJECT, timeout=DEADLINE)):
+        for done in (cluster.local("up"), cluster.job(*PPO, f"run.name={name}", flags=local_lab.PROJECT, timeout=DEADLINE)):
             if done.returncode:
                 raise RuntimeError(f"on this machine, exit code {done.returncode}:\n{(done.stdout + done.stderr)[-3000:]}")
     finally:

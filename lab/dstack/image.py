@@ -6,7 +6,7 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from integration.dstack.hosts import SOFTWARE
+from lab.dstack.hosts import SOFTWARE
 
 IMAGE = "flotilla-node:1"
 # All of a host's /usr and the environment of these tests: nothing is copied into an image.

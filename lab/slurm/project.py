@@ -8,16 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from integration.slurm.cluster import Cluster
-
 from cluster_tasks.ray import NODE_AGENT
 from infra import slurm
 from infra.files import TokenProvider
 from infra.publish import TOKEN, rendered
+from lab.slurm.cluster import Cluster
 from stacks.schema import Stack
 from stacks.site import Site
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {
     "name": "slurm",
     "cloud": "slurm",

@@ -1,6 +1,6 @@
 # Init of a compute node: /dev, /tmp and /dev/shm of its own, the shared file system put back, slurmd.  node.sh NODE
 set -eu
-PROJECT=$(cd "$HERE/../../.." && pwd)
+PROJECT=$(cd "$HERE/../.." && pwd)
 hostname "$1"
 mkdir -p "/run/dev-$1"
 mount -t tmpfs -o mode=755 tmpfs "/run/dev-$1"

@@ -1,0 +1,1 @@
+"""A dstack server, and hosts for it."""

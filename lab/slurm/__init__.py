@@ -1,0 +1,1 @@
+"""A Slurm cluster, and projects on its shared file system."""
