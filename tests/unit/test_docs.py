@@ -18,7 +18,7 @@ from trainer import cli, config_help
 from trainer.config import ConfigError, TrainConfig
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "benchmarks")
 TRAINERS = {"trainer.train_ppo": False, "trainer.train_sft": True}  # module -> supervised
 SECTIONS = tuple(TrainConfig.model_fields)
