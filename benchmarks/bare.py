@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from trainer.config import TrainConfig
 from trainer.data.prompts import answer_ids
-from trainer.rewards import Reward
 from trainer.types import Prompt
 
 
@@ -126,7 +126,13 @@ def update(
 
 
 def grpo_step(
-    model: Any, optimizer: torch.optim.Optimizer, engine: Any, drawn: list[Prompt], tokenizer: Any, reward: Reward, config: TrainConfig
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    engine: Any,
+    drawn: list[Prompt],
+    tokenizer: Any,
+    reward: Callable[..., float],
+    config: TrainConfig,
 ) -> tuple[int, float]:
     """Hand the weights over, sample, score, update. Returns the number of response tokens and the mean reward."""
     prompts = [p for p in drawn for _ in range(config.algorithm.group_size)]

@@ -74,7 +74,7 @@ def bare(turns: Turns, settings: list[str]) -> None:
     torch.manual_seed(config.run.seed)
     tokenizer = load_tokenizer(config.model)
     loader = Loader(load_prompts(config.data, tokenizer).prompts, config.trainer.prompts_per_step, config.run.seed, config.data.shuffle)
-    reward = resolve(config.reward.function, config.reward.args)
+    reward = resolve(config.reward.function, config.reward.args).function
     assert config.model.path
     model = AutoModelForCausalLM.from_pretrained(config.model.path, dtype=getattr(torch, config.model.dtype))
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.lr, betas=config.optim.betas, weight_decay=config.optim.weight_decay)
@@ -107,7 +107,7 @@ def trl(turns: Turns, settings: list[str], micro_batch: int | None = None) -> No
         config.run.seed,
         config.data.shuffle,
     )
-    function = resolve(config.reward.function, config.reward.args)
+    function = resolve(config.reward.function, config.reward.args).function
     lengths: list[int] = []
     means: list[float] = []
 

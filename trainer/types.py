@@ -6,9 +6,10 @@ Axes in names: E episodes, N tokens of all responses laid end to end (no padding
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
+if TYPE_CHECKING:  # rewards are computed by processes that never load torch
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +22,49 @@ class Prompt:
 
 
 @dataclass(slots=True)
+class Turn:
+    """Tokens that one author added to a conversation: the policy, by sampling, or the environment that answers it."""
+
+    token_ids: list[int]
+    logprobs: list[float] = field(default_factory=list)  # of the rollout engine, one per token; none where the environment wrote
+    finish: Literal["stop", "length"] | None = None  # sampling met a token that ends a turn (the last one here), or its limit
+    version: int = 0  # of the weights it was sampled with: steps that the policy had learned
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the policy wrote it, and learns from it."""
+        return bool(self.logprobs)
+
+
+@dataclass(slots=True)
 class Episode:
-    """One sampled answer to one prompt."""
+    """What came of one prompt: mostly one sampled turn; with an environment several, in turn. Each token follows on all before it."""
 
     prompt: Prompt
     group: int  # position of its prompt in the step's batch; episodes of one group are compared with each other
-    response_ids: list[int]
-    logprobs: list[float]  # of the rollout engine, one per response token
-    finished: bool  # ended by itself, not by the token limit
-    text: str = ""  # decoded response without special tokens
-    mask: list[int] = field(default_factory=list)  # 1 where the policy wrote the token; empty means all ones
+    turns: list[Turn]
+    text: str = ""  # what is scored: the decoded answer without special tokens
     reward: float = 0.0
+
+    @property
+    def response_ids(self) -> list[int]:
+        """All tokens after the prompt."""
+        return self.turns[0].token_ids if len(self.turns) == 1 else [i for turn in self.turns for i in turn.token_ids]
+
+    @property
+    def logprobs(self) -> list[float]:
+        """One per response token; 0 where the environment wrote."""
+        return [p for turn in self.turns for p in turn.logprobs or [0.0] * len(turn.token_ids)]
+
+    @property
+    def mask(self) -> list[int]:
+        """One per response token: 1 where the policy wrote it."""
+        return [int(turn.sampled) for turn in self.turns for _ in turn.token_ids]
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy ended its last turn itself, and the token limit did not."""
+        return next((turn.finish for turn in reversed(self.turns) if turn.sampled), None) == "stop"
 
 
 @dataclass(slots=True)
@@ -56,7 +89,7 @@ class Batch:
         """The same micro-batch on another device."""
         moved: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, value in moved.items():
-            if isinstance(value, torch.Tensor):
+            if hasattr(value, "device"):
                 moved[name] = value.to(device, non_blocking=True)
         moved["tokens_N"] = {name: value.to(device, non_blocking=True) for name, value in self.tokens_N.items()}
         return Batch(**moved)

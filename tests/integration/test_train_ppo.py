@@ -241,6 +241,27 @@ def test_a_rollout_engine_that_does_not_start_ends_the_run_with_the_engines_own_
         train_ppo.train(settings(wide_model, rollout=rollout), tmp_path)
 
 
+HANGING = """
+import pathlib
+
+def loop(text, row, reached):
+    pathlib.Path(reached).touch()
+    while True:
+        pass
+"""
+
+
+def test_a_reward_that_hangs_ends_the_run_at_its_deadline_though_it_was_asked_to_stop(tiny_model, tmp_path, monkeypatch):
+    (tmp_path / "hanging.py").write_text(HANGING)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    reached = tmp_path / "reached"
+    stopper = when(reached.exists, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    reward = {"function": "hanging:loop", "args": {"reached": str(reached)}, "timeout": 3}
+    with pytest.raises(TimeoutError, match=r"loop on row \d+ with the text .* within 3 s \(reward\.timeout; hanging\.py:[67]\)"):
+        train_ppo.train(settings(tiny_model, reward=reward), tmp_path / "run")
+    stopper.join(10)
+
+
 def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_path):
     class Elsewhere:
         def call(self, method: str, path: Path) -> list[tuple[bool, str]]:

@@ -9,7 +9,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trainer.algorithms.losses import aggregate, denominators, part
 from trainer.config import ConfigError
 from trainer.data.packing import Sequence, attach, balance, efficiency, flatten, pack, plan, scatter, select
-from trainer.types import Batch, Episode, Prompt
+from trainer.types import Batch, Episode, Prompt, Turn
 
 PAD = 0
 
@@ -245,19 +245,36 @@ def test_balance_is_even_in_count_and_tokens(ranks: int, count: int):
         assert max(tokens) / (sum(tokens) / ranks) < 1.05
 
 
-def episode(ids: list[int], logprobs: list[float], mask: list[int]) -> Episode:
-    return Episode(Prompt(0, [1], {}), 0, ids, logprobs, finished=True, mask=mask)
+def episode(*turns: Turn) -> Episode:
+    return Episode(Prompt(0, [1], {}), 0, list(turns))
 
 
 def test_flatten_lays_episodes_end_to_end():
-    flat = flatten([episode([5, 6], [-0.5, -0.25], []), episode([], [], []), episode([7], [-1.0], [0])])
+    flat = flatten([episode(Turn([5, 6], [-0.5, -0.25])), episode(), episode(Turn([7], [-1.0]))])
     assert flat.lengths_E.tolist() == [2, 0, 1]
     assert flat.episode_N.tolist() == [0, 0, 2]
-    assert flat.mask_N.tolist() == [1.0, 1.0, 0.0]
+    assert flat.mask_N.tolist() == [1.0, 1.0, 1.0]
     assert flat.rollout_N.tolist() == [-0.5, -0.25, -1.0]
+    assert (flat.mask_N.dtype, flat.rollout_N.dtype) == (torch.float32, torch.float32)
     assert select(flat.lengths_E, [2, 0]).tolist() == [2, 0, 1]
 
 
+def test_flatten_masks_what_an_environment_wrote():
+    conversation = episode(Turn([5, 6], [-0.5, -0.25], "stop"), Turn([7, 8, 9]), Turn([5], [-1.0], "length"))
+    flat = flatten([conversation, episode(Turn([4], [-2.0]))])
+    assert flat.lengths_E.tolist() == [6, 1]
+    assert flat.mask_N.tolist() == [1, 1, 0, 0, 0, 1, 1]
+    assert flat.rollout_N.tolist() == [-0.5, -0.25, 0, 0, 0, -1.0, -2.0]
+    assert conversation.response_ids == [5, 6, 7, 8, 9, 5]
+    assert conversation.mask == flat.mask_N[:6].tolist()
+    assert conversation.logprobs == flat.rollout_N[:6].tolist()
+
+
+def test_an_episode_is_finished_if_its_last_sampled_turn_is():
+    assert episode(Turn([5], [-1.0], "length"), Turn([7]), Turn([5], [-1.0], "stop"), Turn([7])).finished
+    assert not episode(Turn([5], [-1.0], "stop"), Turn([7]), Turn([5], [-1.0], "length")).finished
+
+
 def test_flatten_refuses_log_probabilities_that_do_not_match():
-    with pytest.raises(ValueError, match="episode 1 has 2 response tokens, 1 logprobs"):
-        flatten([episode([5], [-1.0], []), episode([5, 6], [-1.0], [])])
+    with pytest.raises(ValueError, match="episode 1 has a turn of 2 tokens and 1 log-probabilities"):
+        flatten([episode(Turn([5], [-1.0])), episode(Turn([5, 6], [-1.0]))])

@@ -1,15 +1,14 @@
+import subprocess
+import sys
 from fractions import Fraction
+from pathlib import Path
 
-import numpy as np
 import pytest
 
 from trainer.config import ConfigError
-from trainer.rewards import REWARDS, contains, digits_share, exact, format_regex, needs_answer, numeric, resolve, result, score
-from trainer.types import Episode, Prompt
-
-
-def episodes(*texts: str) -> list[Episode]:
-    return [Episode(Prompt(10 + i, [1], {"answer": "42"}), 0, [1], [0.0], True, text=text) for i, text in enumerate(texts)]
+from trainer.rewards import batched, needs_answer, resolve
+from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric, result
+from trainer.types import Episode
 
 
 def test_exact():
@@ -73,34 +72,23 @@ def test_an_absurd_exponent_costs_nothing():
     assert numeric("1e999999999", {"answer": "1"}) == 0.0
 
 
-def test_score_sets_and_returns_rewards_of_any_number_type():
-    batch = episodes("42", "41")
-    assert score(batch, resolve("exact", {})) == [1.0, 0.0]
-    assert [e.reward for e in batch] == [1.0, 0.0]
-    assert score(batch, lambda text, row: np.float32(0.5)) == [0.5, 0.5]  # type: ignore[arg-type,return-value]
+def several(episodes: list[Episode]) -> list[float]:
+    return [1.0] * len(episodes)
 
 
-def broken(text: str, row: dict) -> float:
-    return row["solution"] == text
-
-
-def test_a_reward_that_raises_names_row_text_and_line():
-    with pytest.raises(
-        ConfigError, match=r"reward\.function: broken on row 10 with the text '41' raised KeyError\('solution'\) \(test_rewards\.py:\d+\)"
-    ):
-        score(episodes("41"), broken)
-
-
-@pytest.mark.parametrize(
-    ("value", "message"), [(float("nan"), "returned nan"), (float("inf"), "returned inf"), (None, "returned None, which is not a number")]
-)
-def test_a_reward_that_is_no_finite_number_names_its_row(value, message: str):
-    with pytest.raises(ConfigError, match=f"on row 11 .*{message}"):
-        score(episodes("a", "b"), lambda text, row: value if text == "b" else 0.0)
+marked = batched(lambda episodes, bonus=0.0: [bonus] * len(episodes))
 
 
 async def eventually(text: str, row: dict) -> float:
     return 1.0
+
+
+class Judge:
+    async def __call__(self, text: str, row: dict) -> float:
+        return 1.0
+
+
+judge = Judge()
 
 
 @pytest.mark.parametrize(
@@ -113,7 +101,13 @@ async def eventually(text: str, row: dict) -> float:
         ("digits_share", {"part": 1}, r"reward\.args: got an unexpected keyword argument 'part'; digits_share takes"),
         ("format_regex", {}, r"reward\.args: missing a required argument: 'pattern'"),
         ("os:getpid", {}, r"reward\.args: too many positional arguments"),
-        (f"{__name__}:eventually", {}, r"is an async function"),
+        (
+            f"{__name__}:several",
+            {},
+            r"too many positional arguments.*; a function of a list of episodes is marked with @trainer\.rewards\.batched",
+        ),
+        (f"{__name__}:marked", {"bonos": 1.0}, r"reward\.args: got an unexpected keyword argument 'bonos'"),
+        (f"{__name__}:eventually", {"row": {}}, r"reward\.args: multiple values for argument 'row'"),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused_before_anything_runs(spec: str, args: dict, message: str):
@@ -121,9 +115,34 @@ def test_a_reward_that_cannot_be_called_is_refused_before_anything_runs(spec: st
         resolve(spec, args)
 
 
+def test_a_mark_is_only_hinted_at_where_it_would_help():
+    with pytest.raises(ConfigError) as refused:
+        resolve("os:getpid", {})
+    assert "batched" not in str(refused.value)
+
+
 def test_resolve_finds_names_and_functions_with_their_arguments():
-    assert resolve("digits_share", {"partial": 1.0})("13", {"answer": "12"}) == 0.5
-    assert resolve("trainer.rewards:exact", {}) is exact
+    assert resolve("digits_share", {"partial": 1.0}).function("13", {"answer": "12"}) == 0.5
+    assert resolve("trainer.rewards:exact", {}).function is exact
+
+
+@pytest.mark.parametrize(
+    ("spec", "takes_episodes", "awaited"),
+    [
+        ("exact", False, False),
+        (f"{__name__}:marked", True, False),
+        (f"{__name__}:eventually", False, True),
+        (f"{__name__}:judge", False, True),
+    ],
+)
+def test_how_a_reward_is_written_decides_how_it_is_called(spec: str, takes_episodes: bool, awaited: bool):
+    reward = resolve(spec, {})
+    assert (reward.batched, reward.awaited) == (takes_episodes, awaited)
+
+
+def test_rewards_are_found_without_torch():
+    code = "import sys, trainer.rewards.scorer; sys.exit(bool({'torch', 'ray', 'transformers'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False).returncode == 0
 
 
 def test_who_needs_an_answer_column():

@@ -53,20 +53,19 @@ class Flat:
 
 
 def flatten(episodes: list[Episode]) -> Flat:
-    """Lay episodes end to end. Raises ValueError where log-probabilities or mask do not match the response."""
-    for i, episode in enumerate(episodes):
-        n = len(episode.response_ids)
-        if len(episode.logprobs) != n or len(episode.mask) not in (0, n):
-            raise ValueError(f"episode {i} has {n} response tokens, {len(episode.logprobs)} logprobs and {len(episode.mask)} mask entries")
-    lengths = [len(e.response_ids) for e in episodes]
-    mask = list(chain.from_iterable(e.mask or [1] * len(e.response_ids) for e in episodes))
-    rollout = list(chain.from_iterable(e.logprobs for e in episodes))
-    lengths_E = torch.tensor(lengths, dtype=torch.int64)
+    """Lay episodes end to end. Raises ValueError where a turn's log-probabilities are not one per token."""
+    turns = [(i, turn) for i, episode in enumerate(episodes) for turn in episode.turns]
+    for i, turn in turns:
+        if turn.sampled and len(turn.logprobs) != len(turn.token_ids):
+            raise ValueError(f"episode {i} has a turn of {len(turn.token_ids)} tokens and {len(turn.logprobs)} log-probabilities")
+    lengths_E = torch.tensor([sum(len(turn.token_ids) for turn in e.turns) for e in episodes], dtype=torch.int64)
+    lengths_T = torch.tensor([len(turn.token_ids) for _, turn in turns], dtype=torch.int64)
+    rollout = chain.from_iterable(turn.logprobs or [0.0] * len(turn.token_ids) for _, turn in turns)
     return Flat(
         lengths_E=lengths_E,
-        episode_N=torch.repeat_interleave(torch.arange(len(lengths)), lengths_E),
-        mask_N=torch.tensor(mask, dtype=torch.float32),
-        rollout_N=torch.tensor(rollout, dtype=torch.float32),
+        episode_N=torch.repeat_interleave(torch.arange(len(episodes)), lengths_E),
+        mask_N=torch.repeat_interleave(torch.tensor([float(turn.sampled) for _, turn in turns]), lengths_T),
+        rollout_N=torch.tensor(list(rollout), dtype=torch.float32),
     )
 
 

@@ -1,6 +1,15 @@
-"""Rewards that a program can verify. Each takes the answer's text and the prompt's row, and returns a float.
+"""What an answer is worth: a function of this package (`verifiable.REWARDS`), or a person's own package.module:function.
 
-`REWARDS` names those of this package; a setting may also name any package.module:function with the same signature.
+A reward is one of four kinds, told apart by how it is written and by nothing else:
+
+    def plain(text: str, row: dict) -> float                      # one answer; the usual kind
+    async def judge(text: str, row: dict) -> float                # one answer; all answers of a worker are awaited at once
+    @batched
+    def ranked(episodes: list[Episode]) -> list[float]            # whole groups of answers, with token ids and how each ended
+    @batched
+    async def tournament(episodes: list[Episode]) -> list[float]
+
+`scorer.py` runs them in processes of their own. This module loads neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -8,107 +17,36 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import math
-import re
-import traceback
 from collections.abc import Callable
-from fractions import Fraction
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from trainer.config import ConfigError
 from trainer.import_path import check_args, find
-from trainer.types import Episode
+from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric
 
-Reward = Callable[[str, dict[str, Any]], float]
+__all__ = ["REWARDS", "Reward", "batched", "contains", "digits_share", "exact", "format_regex", "needs_answer", "numeric", "resolve"]
 
-# A minus after a digit, letter or bracket is an operation. Exponents are short: 1e999999999 would fill the memory.
-NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d[\d,]*)?\.?\d+(?:[eE][+-]?\d{1,3}(?!\d))?(?:/\d+)?")
-FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def exact(text: str, row: dict[str, Any]) -> float:
-    """1 if text and answer are equal but for white space around them."""
-    return float(text.strip() == str(row["answer"]).strip())
+@dataclass(frozen=True)
+class Reward:
+    """A reward function with its arguments bound."""
+
+    name: str
+    function: Callable[..., Any]
+    batched: bool  # takes a list of episodes and returns as many floats; else a text and a row, and returns one
+    awaited: bool  # an async function
 
 
-def digits_share(text: str, row: dict[str, Any], partial: float = 0.5) -> float:
-    """1 if exactly right, else `partial` times the share of positions that are right: a weak start still gets a signal."""
-    text, answer = text.strip(), str(row["answer"]).strip()
-    if text == answer:
-        return 1.0
-    return partial * sum(a == b for a, b in zip(text, answer, strict=False)) / max(len(text), len(answer))
+def batched(function: F) -> F:
+    """Marks a reward that takes a list of `trainer.types.Episode` and returns a list of floats, one for each, in their order.
 
-
-def contains(text: str, row: dict[str, Any], ignore_case: bool = True) -> float:
-    """1 if the answer occurs in the text."""
-    text, answer = text.strip(), str(row["answer"]).strip()
-    if ignore_case:
-        text, answer = text.casefold(), answer.casefold()
-    return float(answer in text)
-
-
-def format_regex(text: str, row: dict[str, Any], pattern: str) -> float:
-    """1 if the whole text matches `pattern`, where the dot also matches line ends. The answer plays no part."""
-    return float(re.fullmatch(pattern, text.strip(), re.DOTALL) is not None)
-
-
-def numeric(text: str, row: dict[str, Any], tolerance: float = 1e-6) -> float:
-    r"""1 if the text's result equals the answer's, as numbers within a relative `tolerance`, or else as text.
-
-    The result is what stands in the last \boxed{}; where there is none, the last number. 1,234.5 and 3/4 and \frac{3}{4} are numbers.
+    All answers to one prompt come in the same call: with reward.workers=1 the whole batch, else a share of its prompts.
     """
-    given, wanted = result(text), result(str(row["answer"]))
-    if isinstance(given, Fraction) and isinstance(wanted, Fraction):
-        return float(abs(given - wanted) <= Fraction(tolerance) * max(abs(wanted), 1))
-    return float(given is not None and given == wanted)
-
-
-def result(text: str) -> Fraction | str | None:
-    r"""The last \boxed{} as a number, or as text without white space; without one, the last number; None where there is neither."""
-    inside = _boxed(text)
-    numbers = _numbers(text if inside is None else inside)
-    if inside is None:
-        return numbers[-1] if numbers else None
-    # \boxed{x=5} is a number, \boxed{5x+3} is not.
-    inside = re.sub(r"^\s*\\text\{([^}]*)\}\s*$", r"\1", inside)  # \boxed{\text{Yes}}: words; elsewhere \text is a unit
-    bare = re.sub(r"^[a-zA-Z]\s*=|\\text\{[^}]*\}|\\[,;! ]|[\s$%]|\\(?=[$%])", "", inside)
-    whole = _numbers(bare)
-    return whole[0] if len(whole) == 1 and NUMBER.fullmatch(FRACTION.sub(r"\1\2/\3", bare)) else bare
-
-
-def _boxed(text: str) -> str | None:
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth = 0
-    for at in range(start + len("\\boxed"), len(text)):
-        depth += {"{": 1, "}": -1}.get(text[at], 0)
-        if depth == 0:
-            return text[start + len("\\boxed{") : at]
-    return None  # cut off
-
-
-def _numbers(text: str) -> list[Fraction]:
-    found = NUMBER.findall(FRACTION.sub(r"\1\2/\3", text))
-    return [number for number in map(_number, found) if number is not None]
-
-
-def _number(text: str) -> Fraction | None:
-    try:
-        whole, _, below = text.replace(",", "").partition("/")
-        return Fraction(whole) / Fraction(below or 1)
-    except (ValueError, ZeroDivisionError):
-        return None
-
-
-REWARDS: dict[str, Callable[..., float]] = {
-    "exact": exact,
-    "digits_share": digits_share,
-    "numeric": numeric,
-    "contains": contains,
-    "format_regex": format_regex,
-}
+    function.batched = True  # type: ignore[attr-defined]
+    return function
 
 
 def needs_answer(spec: str) -> bool:
@@ -117,7 +55,7 @@ def needs_answer(spec: str) -> bool:
 
 
 def resolve(spec: str, args: dict[str, Any]) -> Reward:
-    """The reward function that reward.function and reward.args describe. Raises ConfigError where there is none that takes them."""
+    """The reward that reward.function and reward.args describe. Raises ConfigError where there is none that takes them."""
     if ":" in spec:
         function = find(spec, "reward.function")
     elif spec in REWARDS:
@@ -126,34 +64,20 @@ def resolve(spec: str, args: dict[str, Any]) -> Reward:
         near = difflib.get_close_matches(spec, REWARDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"reward.function: no {spec!r}; known are {', '.join(REWARDS)}, or package.module:function{hint}")
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"reward.function: {spec} is an async function; a reward is a plain one")
-    check_args(function, 2, args, "reward.args")
-    return functools.partial(function, **args) if args else function
-
-
-def score(episodes: list[Episode], function: Reward) -> list[float]:
-    """Set each episode's reward and return them all.
-
-    Raises ConfigError naming the row of the data set, and the line of code, where the function raises or returns no finite number.
-    """
-    for episode in episodes:
-        episode.reward = _checked(episode, function)
-    return [episode.reward for episode in episodes]
-
-
-def _checked(episode: Episode, function: Reward) -> float:
-    named = getattr(function, "func", function)
-    where = f"reward.function: {getattr(named, '__name__', named)} on row {episode.prompt.index} with the text {episode.text[:80]!r}"
+    takes_episodes = getattr(function, "batched", False)
     try:
-        reward = function(episode.text, episode.prompt.row)
-    except Exception as error:
-        frame = traceback.extract_tb(error.__traceback__)[-1]
-        raise ConfigError(f"{where} raised {error!r} ({Path(frame.filename).name}:{frame.lineno})") from error
+        check_args(function, 1 if takes_episodes else 2, args, "reward.args")
+    except ConfigError as error:
+        hint = "" if takes_episodes else "; a function of a list of episodes is marked with @trainer.rewards.batched"
+        raise ConfigError(f"{error}{hint if _takes_one(function, args) else ''}") from error
+    awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    name = getattr(function, "__name__", spec.rpartition(":")[2])
+    return Reward(name, functools.partial(function, **args) if args else function, takes_episodes, awaited)
+
+
+def _takes_one(function: Callable[..., Any], args: dict[str, Any]) -> bool:
     try:
-        value = float(reward)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where} returned {reward!r}, which is not a number") from error
-    if not math.isfinite(value):
-        raise ConfigError(f"{where} returned {value}; a reward is finite")
-    return value
+        inspect.signature(function).bind(None, **args)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from trainer import placement, weights
 from trainer.config import TrainConfig
 from trainer.models import load_lm, load_tokenizer
-from trainer.types import Episode, Prompt
+from trainer.types import Episode, Prompt, Turn
 
 # A batch is compacted when at least this share of its rows has finished: copying the cache costs about one step.
 COMPACT_AT = 0.25
@@ -50,8 +50,8 @@ class HfEngine:
             part = prompts[start : start + at_once]
             tokens, logprobs = self._sample([p.token_ids for p in part], samples, generator, greedy)
             for i, (ids, scores) in enumerate(zip(tokens, logprobs, strict=True)):
-                finished = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
-                episodes.append(Episode(part[i // samples], groups[start + i // samples], ids, scores, finished))
+                turn = Turn(ids, scores, "stop" if ids[-1] == self.tokenizer.eos_token_id else "length")
+                episodes.append(Episode(part[i // samples], groups[start + i // samples], [turn]))
         for episode, text in zip(
             episodes, self.tokenizer.batch_decode([e.response_ids for e in episodes], skip_special_tokens=True), strict=True
         ):

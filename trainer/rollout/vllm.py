@@ -32,7 +32,7 @@ from vllm.platforms import current_platform
 from trainer import placement, weights
 from trainer.config import ConfigError, TrainConfig
 from trainer.models import load_tokenizer
-from trainer.types import Episode, Prompt
+from trainer.types import Episode, Prompt, Turn
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
@@ -97,13 +97,7 @@ class VllmEngine:
         inputs = [TokensPrompt(prompt_token_ids=p.token_ids) for p in prompts]
         outputs = self.llm.generate(inputs, seeded(params, seed, len(prompts), self.config.tensor_parallel), use_tqdm=False)
         episodes = [
-            Episode(
-                prompt,
-                group,
-                list(answer.token_ids),
-                [float(scores[token].logprob) for scores, token in zip(answer.logprobs, answer.token_ids, strict=True)],  # type: ignore
-                answer.finish_reason == "stop",
-            )
+            Episode(prompt, group, [_turn(answer)])
             for prompt, group, output in zip(prompts, groups, outputs, strict=True)
             for answer in sorted(output.outputs, key=lambda answer: answer.index)
         ]
@@ -111,6 +105,12 @@ class VllmEngine:
         for episode, text in zip(episodes, texts, strict=True):
             episode.text = text
         return episodes
+
+
+def _turn(answer: Any) -> Turn:
+    ids = list(answer.token_ids)
+    logprobs = [float(scores[token].logprob) for scores, token in zip(answer.logprobs, ids, strict=True)]
+    return Turn(ids, logprobs, "stop" if answer.finish_reason == "stop" else "length")
 
 
 def arguments(config: TrainConfig, model_path: str, seed: int, device: torch.device) -> dict[str, Any]:
