@@ -11,13 +11,13 @@ from stacks.load import StackError
 try:
     stack = read()
     made: list[pulumi.Resource] = []
-    pulumi.runtime.register_stack_transformation(lambda one: made.append(one.resource))
-    # infra/local.py, infra/ssh.py, ...: a cloud's SDK takes seconds to import, so only the stack's own is.
-    site = import_module(f"infra.{stack.cloud}").build(stack)
+    pulumi.runtime.register_stack_transformation(lambda args: made.append(args.resource))
+    # infra/local/build.py, infra/aws/build.py, ...: a cloud's SDK takes seconds to import, so only the stack's own is.
+    site = import_module(f"infra.{stack.cloud}.build").build(stack)
     if stack.dstack and stack.dstack.drive:
         from infra.dstack_resources import Driven  # with dstack's client, another second
 
-        Driven(stack, site, after=[one for one in made if not isinstance(one, pulumi.ProviderResource)])
+        Driven(stack, site, after=[resource for resource in made if not isinstance(resource, pulumi.ProviderResource)])
     published = Publication(stack, site)
 except StackError as error:
     raise pulumi.RunError(str(error)) from None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stacks.load import StackError
-from stacks.machines import Cloud, Machine, machine
+from stacks.machines import Cloud, Fabric, Machine, machine
 from stacks.schema import Fleet, Gpu, Stack
 
 
@@ -28,6 +28,11 @@ def machines(stack: Stack, cloud: Cloud) -> dict[str, Machine]:
 def gpus(found: dict[str, Machine]) -> dict[str, Gpu]:
     """What dstack is asked for, by name of the fleet; fleets without GPUs are left out."""
     return {fleet: Gpu(name=one.gpu, count=one.gpus, memory=f"{one.gpu_memory}GB") for fleet, one in found.items() if one.gpu}
+
+
+def fabric(fleet: Fleet, kind: Machine) -> Fabric:
+    """What a fleet's machines are wired to; one node needs none."""
+    return kind.fabric if fleet.nodes > 1 else "none"
 
 
 def _misfits(fleet: Fleet, one: Machine) -> Iterator[str]:

@@ -20,8 +20,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from infra import prices
+from infra.answers import Answer, failed, ok, unknown
 from infra.files import project_root
-from infra.findings import Finding, failed, ok, unknown
 from stacks.load import StackError, load
 from stacks.rules.shared import CLOUDS
 from stacks.schema import Stack
@@ -29,17 +29,17 @@ from stacks.schema import Stack
 COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
 
 
-def preflight(stack: Stack) -> list[Finding]:
+def preflight(stack: Stack) -> list[Answer]:
     """What the stack's cloud answers. Raises StackError where the stack has no cloud, or is one that its cloud would refuse."""
     if stack.cloud not in CLOUDS:
         text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {' and '.join(CLOUDS)}"
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {text}")
     machines = import_module(f"infra.{stack.cloud}.checks").machines(stack)  # what `pulumi up` would refuse
-    asked = import_module(f"infra.{stack.cloud}.preflight").findings(stack, machines)
+    asked = import_module(f"infra.{stack.cloud}.preflight").ask(stack, machines)
     return [*asked, budget(stack)]
 
 
-def budget(stack: Stack) -> Finding:
+def budget(stack: Stack) -> Answer:
     """Whether a month of the stack's machines fits its budget."""
     if stack.budget is None:
         return unknown("budget", "none is set", "flotilla:budget in the stack file tells somebody before the bill does")
@@ -50,7 +50,7 @@ def budget(stack: Stack) -> Finding:
     return fits(stack.budget.monthly, stack.budget.currency, cost, prices_page(stack))
 
 
-def fits(monthly: float, currency: str, cost: prices.Cost, page: str) -> Finding:
+def fits(monthly: float, currency: str, cost: prices.Cost, page: str) -> Answer:
     """Pure: a budget against what machines cost. Machines that dstack ends when they are idle may cost more if they never were."""
     if cost.monthly is None or cost.hourly is None:
         why = "; ".join(f"{one.machine}: {one.why}" for one in cost.fleets if one.each is None)
@@ -71,7 +71,7 @@ def prices_page(stack: Stack) -> str:
     return {"aws": "https://aws.amazon.com/ec2/pricing/on-demand/", "gcp": "https://cloud.google.com/compute/gpus-pricing"}[stack.cloud]
 
 
-def table(found: list[Finding]) -> Table:
+def table(found: list[Answer]) -> Table:
     made = Table("", "check", "what was seen, and what mends it", box=None, pad_edge=False)
     for one in found:
         fix = f"\n[cyan]{escape(one.fix)}[/]" if one.fix else ""
@@ -84,7 +84,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m infra.preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
-    parser.add_argument("--json", action="store_true", help="print the findings as one JSON list")
+    parser.add_argument("--json", action="store_true", help="print the answers as one JSON list")
     options = parser.parse_args(arguments)
     try:
         found = preflight(load(options.stack, project_root()))

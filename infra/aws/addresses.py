@@ -1,4 +1,4 @@
-"""How a VPC's addresses are cut: sixteen equal blocks, a private and a public one for each zone."""
+"""How a network's addresses are cut: sixteen equal blocks, a private and a public one for each zone."""
 
 from __future__ import annotations
 
@@ -10,19 +10,14 @@ LETTERS = "abcdefgh"  # of the zones that have blocks
 
 
 @dataclass(frozen=True)
-class Subnets:
-    """The subnets of one zone."""
+class Blocks:
+    """The address blocks of one zone's subnets."""
 
     private: IPv4Network
     public: IPv4Network
 
-    @property
-    def room(self) -> int:
-        """How many addresses nodes can have."""
-        return self.private.num_addresses - RESERVED
 
-
-def cut(cidr: IPv4Network, zones: list[str]) -> dict[str, Subnets]:
+def cut(cidr: IPv4Network, zones: list[str]) -> dict[str, Blocks]:
     """The subnets of each zone. A zone's blocks follow from its letter, so a zone that comes or goes moves no other.
 
     Raises ValueError where a zone has no letter from a to h, as local zones, or a block would be smaller than AWS's /28.
@@ -35,5 +30,10 @@ def cut(cidr: IPv4Network, zones: list[str]) -> dict[str, Subnets]:
         if zone[-1] not in LETTERS or not zone[-2].isdigit() or zone.count("-") > 3:
             raise ValueError(f"{zone!r} is no availability zone with a letter from a to h")
         slot = LETTERS.index(zone[-1])
-        found[zone] = Subnets(blocks[slot], blocks[slot + len(LETTERS)])
+        found[zone] = Blocks(blocks[slot], blocks[slot + len(LETTERS)])
     return found
+
+
+def usable(subnet: IPv4Network) -> int:
+    """How many addresses of a subnet nodes can have."""
+    return subnet.num_addresses - RESERVED

@@ -9,7 +9,7 @@ import pulumi
 from pulumi_aws import ec2, iam, vpc
 
 from infra.aws import policies
-from infra.aws.security import ANYWHERE
+from infra.aws.network import ANYWHERE
 from stacks.cloud_settings import Access
 
 # AWS's own name for its newest Amazon Linux, whose image has the SSM agent.

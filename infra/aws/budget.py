@@ -1,10 +1,13 @@
-"""A monthly budget with mail before it is spent. It counts the whole account: a filter by tag counts nothing until an administrator
-activates the tag for cost allocation, and then only what came after."""
+"""What holds for the whole account: a monthly budget with mail before it is spent, and defaults of disks and instances.
+
+The budget counts the whole account: a filter by tag counts nothing until an administrator activates the tag for cost allocation, and
+then only what came after.
+"""
 
 from __future__ import annotations
 
 import pulumi
-from pulumi_aws import budgets
+from pulumi_aws import budgets, ebs, ec2
 
 from stacks import cloud_settings
 
@@ -34,3 +37,14 @@ class Budget(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self),
         )
         self.register_outputs({"budget": made.name})
+
+
+class AccountDefaults(pulumi.ComponentResource):
+    """For all of the account in this region: new disks are encrypted and new instances want IMDSv2; dstack's say neither by themselves."""
+
+    def __init__(self, name: str, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:AccountDefaults", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        ebs.EncryptionByDefault(name, enabled=True, opts=child)
+        ec2.InstanceMetadataDefaults(name, http_tokens="required", http_put_response_hop_limit=2, opts=child)
+        self.register_outputs({})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from infra import fleet_machines
-from infra.aws.addresses import cut
+from infra.aws.addresses import cut, usable
 from stacks.load import StackError
 from stacks.machines import Machine
 from stacks.schema import Stack
@@ -50,7 +50,7 @@ def _addresses(stack: Stack) -> Iterator[str]:
         yield f"network.zones: {error}"
         return
     [zone] = cut(stack.network.cidr, [f"{stack.region}a"]).values()  # they are all of one size
-    room, nodes = zone.room, sum(fleet.nodes for fleet in stack.fleets)
+    room, nodes = usable(zone.private), sum(fleet.nodes for fleet in stack.fleets)
     if nodes > room:
         yield f"network.cidr: {stack.network.cidr} leaves {room} addresses in a zone, but the fleets have {nodes} nodes; take a larger one"
 

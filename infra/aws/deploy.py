@@ -1,6 +1,8 @@
 """Deployment from GitHub Actions without keys: roles that jobs of one repository take on.
 
 https://docs.github.com/en/actions/how-tos/secure-your-work/security-harden-deployments/oidc-in-aws
+Their policies name roles, buckets and log groups by name, keys by tag. EC2 names what it creates itself, so there account and
+region are the limit.
 """
 
 from __future__ import annotations
@@ -11,11 +13,41 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_aws import iam
 
-from infra.aws.deploy_policies import boundary, github, identity, network, preview, storage
-from infra.aws.policies import Account
+from infra.aws.policies import PULL, SSM_AGENT, WRITE_LOGS, Account, Document, allow, document
 
 ISSUER = "token.actions.githubusercontent.com"
 MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch
+VERBS = ("Create", "Delete")
+PAIRS = (  # each is created and deleted by calls of these names
+    *("FlowLogs", "InternetGateway", "LaunchTemplate", "NatGateway", "PlacementGroup", "Route", "RouteTable"),
+    *("SecurityGroup", "Subnet", "Tags", "Vpc"),
+)
+CHANGES = (
+    *("AllocateAddress", "AssociateAddress", "AssociateRouteTable", "AttachInternetGateway", "AuthorizeSecurityGroupEgress"),
+    *("AuthorizeSecurityGroupIngress", "CancelSpotInstanceRequests", "CreateLaunchTemplateVersion", "CreateVpcEndpoint"),
+    *("DeleteKeyPair", "DeleteVpcEndpoints", "DetachInternetGateway", "DisassociateAddress", "DisassociateRouteTable"),
+    *("ImportKeyPair", "ModifyInstanceAttribute", "ModifyInstanceMetadataOptions", "ModifyLaunchTemplate", "ModifySubnetAttribute"),
+    *("ModifyVpcAttribute", "ModifyVpcEndpoint", "ReleaseAddress", "ReplaceRoute", "RevokeSecurityGroupEgress"),
+    *("RevokeSecurityGroupIngress", "RunInstances", "TerminateInstances"),
+)
+ACCOUNT_DEFAULTS = ("DisableEbsEncryptionByDefault", "EnableEbsEncryptionByDefault", "ModifyInstanceMetadataDefaults")
+LOG_GROUPS = ("CreateLogGroup", "DeleteLogGroup", "ListTagsForResource", "PutRetentionPolicy", "TagResource", "UntagResource")
+KEYS = (
+    *("CreateGrant", "DescribeKey", "EnableKeyRotation", "GetKeyPolicy", "GetKeyRotationStatus", "ListResourceTags", "PutKeyPolicy"),
+    *("ScheduleKeyDeletion", "TagResource", "UntagResource", "UpdateKeyDescription"),
+)
+BUCKETS = ("*Bucket*", "*Configuration", "DeleteObject", "DeleteObjectVersion")
+LUSTRE = (
+    *("CreateDataRepositoryAssociation", "CreateFileSystem", "DeleteDataRepositoryAssociation", "DeleteFileSystem"),
+    *("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource", "TagResource", "UpdateFileSystem"),
+)
+LUSTRE_ROLE = ("AttachRolePolicy", "CreateServiceLinkedRole", "PutRolePolicy")  # of the link between Lustre and its bucket
+GIVE = ("AttachRolePolicy", "CreateRole", "PutRolePolicy")  # what a boundary limits
+ROLES = (
+    *("AddRoleToInstanceProfile", "CreateInstanceProfile", "CreatePolicy", "CreatePolicyVersion", "DeleteInstanceProfile"),
+    *("DeletePolicy", "DeletePolicyVersion", "DeleteRole", "DeleteRolePolicy", "DetachRolePolicy", "Get*", "List*"),
+    *("RemoveRoleFromInstanceProfile", "TagInstanceProfile", "TagPolicy", "TagRole", "UpdateAssumeRolePolicy"),
+)
 
 
 @dataclass(frozen=True)
@@ -59,3 +91,81 @@ class Deploy(pulumi.ComponentResource):
         trusted = pulumi.Output.from_input(provider).apply(lambda arn: json.dumps(github(arn, ISSUER, list(subjects))))
         opts = pulumi.ResourceOptions(parent=self)
         return iam.Role(name, assume_role_policy=trusted, max_session_duration=7200, opts=opts)
+
+
+def github(provider: str, issuer: str, subjects: list[str]) -> Document:
+    """The trust policy of a role that jobs with one of these subjects take on, such as repo:owner/name:environment:prod."""
+    return document(
+        {
+            "Effect": "Allow",
+            "Principal": {"Federated": provider},
+            "Action": "sts:AssumeRoleWithWebIdentity",
+            "Condition": {"StringEquals": {f"{issuer}:aud": "sts.amazonaws.com", f"{issuer}:sub": subjects}},
+        }
+    )
+
+
+def boundary(account: Account, stack: str) -> Document:
+    """What a role that a deployment makes can ever do: the most that nodes, bastion and flow logs are given."""
+    checkpoints = f"arn:{account.partition}:s3:::flotilla-{stack}-*"
+    return document(
+        allow(["s3:*Object", "s3:*Multipart*", "s3:GetBucketLocation", "s3:ListBucket", "s3:ListBucketMultipartUploads"], checkpoints),
+        allow(["kms:Decrypt", "kms:GenerateDataKey"], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
+        allow([f"ecr:{call}" for call in PULL], account.arn("ecr", "repository/*")),
+        allow([f"logs:{call}" for call in ("CreateLogGroup", *WRITE_LOGS)], account.arn("logs", "log-group:*")),
+        allow(["cloudwatch:PutMetricData", "ecr:GetAuthorizationToken", *SSM_AGENT], "*"),
+    )
+
+
+def network(account: Account, stack: str) -> Document:
+    """Network, nodes and their logs."""
+    calls = [f"{verb}{what}" for what in PAIRS for verb in VERBS]
+    groups = [f"log-group:{name}-{stack}*" for name in ("flotilla", "/flotilla")]
+    return document(
+        allow(["ec2:Describe*", "ec2:GetEbsEncryptionByDefault", "ec2:GetInstanceMetadataDefaults", "logs:DescribeLogGroups"], "*"),
+        allow([f"ec2:{call}" for call in (*calls, *CHANGES)], account.arn("ec2", "*")),
+        allow([f"ec2:{call}" for call in ACCOUNT_DEFAULTS], "*"),
+        allow(["ec2:RunInstances"], f"arn:{account.partition}:ec2:{account.region}::image/*"),
+        allow(["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
+        allow([f"logs:{call}" for call in LOG_GROUPS], [account.arn("logs", group) for group in groups]),
+    )
+
+
+def preview(account: Account) -> Document:
+    """What a preview asks AWS, which makes nothing; the state says what there is."""
+    return document(
+        allow([f"ec2:Describe{what}" for what in ("InstanceTypeOfferings", "RouteTables", "Subnets", "VpcAttribute", "Vpcs")], "*"),
+        allow(["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
+    )
+
+
+def storage(account: Account, stack: str) -> Document:
+    """Bucket, key, file system, budget."""
+    bucket = f"arn:{account.partition}:s3:::flotilla-{stack}-*"
+    budget = f"arn:{account.partition}:budgets::{account.id}:budget/flotilla-{stack}-*"
+    return document(
+        allow([f"s3:{call}" for call in BUCKETS], [bucket, f"{bucket}/*"]),
+        allow(["kms:CreateKey"], "*", _tagged("aws:RequestTag", stack)),  # it has no ARN before it is made
+        allow([f"kms:{call}" for call in KEYS], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
+        allow([f"fsx:{call}" for call in LUSTRE], account.arn("fsx", "*")),
+        # https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3
+        allow([f"iam:{call}" for call in LUSTRE_ROLE], account.iam("role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*")),
+        allow([f"budgets:{call}" for call in ("ListTagsForResource", "ModifyBudget", "TagResource", "ViewBudget")], budget),
+    )
+
+
+def identity(account: Account, stack: str, bounds: str) -> Document:
+    """Roles of the stack's own path, none beyond the boundary `bounds` (an ARN); those of the deployment itself it only reads."""
+    ours = [account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "policy", "instance-profile")]
+    services = [f"{service}.amazonaws.com" for service in ("ec2", "vpc-flow-logs")]
+    itself = [account.iam(f"role/flotilla-{stack}-*"), account.iam("oidc-provider/*"), bounds]
+    return document(
+        allow([f"iam:{call}" for call in GIVE], ours[0], {"StringEquals": {"iam:PermissionsBoundary": bounds}}),
+        allow([f"iam:{call}" for call in ROLES], ours),
+        allow(["iam:PassRole"], ours[0], {"StringEquals": {"iam:PassedToService": services}}),
+        allow(["iam:Get*", "iam:List*"], itself),
+    )
+
+
+def _tagged(key: str, stack: str) -> dict[str, dict[str, str]]:
+    return {"StringEquals": {f"{key}/stack": stack}}

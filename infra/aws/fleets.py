@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_aws import ec2, ssm
 
-from infra.aws import bastion, nodes
+from infra.aws import bastion, startup
 from infra.aws.bastion import BastionArgs
-from infra.aws.network import Place
+from infra.aws.network import Subnets
 from infra.aws.nodes import Nodes, NodesArgs
 from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
@@ -21,7 +21,7 @@ class FleetsArgs:
 
     stack: Stack
     machines: dict[str, Machine]
-    place: Place
+    subnets: Subnets
     group_id: pulumi.Input[str]
     profile_arn: pulumi.Input[str]
     mount: pulumi.Output[list[str]]
@@ -33,44 +33,48 @@ class FleetsArgs:
 class Fleets(pulumi.ComponentResource):
     """Private addresses and image by fleet; address and id of the bastion, where there is one."""
 
-    def __init__(self, name: str, args: FleetsArgs, ask: pulumi.InvokeOptions, opts: pulumi.ResourceOptions | None = None):
+    def __init__(self, name: str, args: FleetsArgs, invoke_opts: pulumi.InvokeOptions, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:Fleets", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         access = args.stack.access
         assert access  # stacks/rules/shared.py
         key = ec2.KeyPair(name, public_key=access.public_key, tags={"Name": name}, opts=child).key_name
         fleets = [fleet for fleet in args.stack.fleets if fleet.provision == "pulumi"]
-        self.images = {fleet.name: fleet.image or _newest(nodes.newest_image(args.machines[fleet.name]), ask) for fleet in fleets}
+        self.images = {fleet.name: fleet.image or _newest(_parameter(args, fleet), invoke_opts) for fleet in fleets}
         made = {fleet.name: self._nodes(name, args, fleet, key) for fleet in fleets}
         self.addresses = {fleet: nodes.addresses for fleet, nodes in made.items()}
         self.bastion: pulumi.Output[str] | None = None
         self.bastion_id: pulumi.Output[str] | None = None
         if access.via != "direct":
-            subnet = args.place.public[min(args.place.public)] if access.via == "bastion" else args.place.first
+            subnet = args.subnets.public[min(args.subnets.public)] if access.via == "bastion" else args.subnets.first
             hop = BastionArgs(
-                args.place.vpc_id, subnet, access, key, _newest(bastion.IMAGE, ask), args.stack.name, args.boundary, args.after
+                args.subnets.vpc_id, subnet, access, key, _newest(bastion.IMAGE, invoke_opts), args.stack.name, args.boundary, args.after
             )
             jump = bastion.Bastion(name, hop, opts=child)
             self.bastion, self.bastion_id = jump.address, jump.instance_id
         self.register_outputs({"addresses": self.addresses, "bastion": self.bastion})
 
     def _nodes(self, name: str, args: FleetsArgs, fleet: Fleet, key: pulumi.Input[str]) -> Nodes:
-        assert args.stack.access
+        access = args.stack.access
+        assert access  # stacks/rules/shared.py
         shared = NodesArgs(
             fleet=fleet,
             machine=args.machines[fleet.name],
             image=self.images[fleet.name],
-            subnet_id=args.place.first,
+            subnet_id=args.subnets.first,
             group_id=args.group_id,
             profile_arn=args.profile_arn,
             key_name=key,
-            user=args.stack.access.user,
-            mount=args.mount,
+            startup=args.mount.apply(lambda mount: startup.script(access.user, mount)),
             tags=args.tags,
             after=args.after,
         )
         return Nodes(f"{name}-{fleet.name}", shared, opts=pulumi.ResourceOptions(parent=self))
 
 
-def _newest(parameter: str, ask: pulumi.InvokeOptions) -> str:
-    return ssm.get_parameter(name=parameter, opts=ask).value
+def _parameter(args: FleetsArgs, fleet: Fleet) -> str:
+    return startup.image_parameter(args.machines[fleet.name])
+
+
+def _newest(parameter: str, invoke_opts: pulumi.InvokeOptions) -> str:
+    return ssm.get_parameter(name=parameter, opts=invoke_opts).value

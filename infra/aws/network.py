@@ -1,4 +1,9 @@
-"""The VPC: a private subnet in each zone for nodes, a public one for NAT and bastion, S3 without NAT."""
+"""The VPC: a private subnet in each zone for nodes, a public one for NAT and bastion, S3 without NAT; and the nodes' security group.
+
+dstack makes a group of its own where it finds none, which no `pulumi destroy` removes, and it adds the rules that it misses. So
+the group and the rules are declared here as dstack would make them, and it takes them as they are.
+EFA needs all traffic to the group itself in both directions: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start.html
+"""
 
 from __future__ import annotations
 
@@ -8,13 +13,14 @@ from ipaddress import IPv4Network
 from typing import Literal
 
 import pulumi
-from pulumi_aws import cloudwatch, ec2, iam
+from pulumi_aws import cloudwatch, ec2, iam, vpc
 
 from infra.aws import policies
-from infra.aws.addresses import Subnets, cut
+from infra.aws.addresses import Blocks, cut
 from stacks.load import StackError
 from stacks.schema import Stack
 
+ANYWHERE = "0.0.0.0/0"
 LOG_DAYS = 30  # for which flow logs are kept
 
 
@@ -32,7 +38,7 @@ class NetworkArgs:
 
 
 @dataclass(frozen=True)
-class Place:
+class Subnets:
     """Where nodes stand: a network, new or existing, with its subnets by zone."""
 
     vpc_id: pulumi.Input[str]
@@ -47,14 +53,14 @@ class Place:
         return self.private[next(iter(self.private))]
 
 
-def existing(stack: Stack, zones: list[str], ask: pulumi.InvokeOptions) -> Place:
+def existing(stack: Stack, zones: list[str], invoke_opts: pulumi.InvokeOptions) -> Subnets:
     """The network that the stack names, with the first of its subnets in each zone; AWS says so where one is of another network.
 
     Raises StackError where one is in a zone that does not offer the machines, as for flotilla:network.zones.
     """
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
-    found = {subnet: ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=ask).availability_zone for subnet in wanted.subnets}
+    found = {subnet: ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=invoke_opts).availability_zone for subnet in wanted.subnets}
     if wrong := {subnet: zone for subnet, zone in found.items() if zone not in zones}:
         where = ", ".join(f"{subnet} is in {zone}" for subnet, zone in wrong.items())
         raise StackError(
@@ -63,7 +69,7 @@ def existing(stack: Stack, zones: list[str], ask: pulumi.InvokeOptions) -> Place
     private: dict[str, pulumi.Input[str]] = {}
     for subnet, zone in found.items():
         private.setdefault(zone, subnet)
-    return Place(wanted.vpc, ec2.get_vpc(id=wanted.vpc, opts=ask).cidr_block, private, {})
+    return Subnets(wanted.vpc, ec2.get_vpc(id=wanted.vpc, opts=invoke_opts).cidr_block, private, {})
 
 
 class Network(pulumi.ComponentResource):
@@ -82,9 +88,9 @@ class Network(pulumi.ComponentResource):
         )
         # Nobody's: what forgets to name a group can neither send nor receive.
         ec2.DefaultSecurityGroup(f"{name}-default", vpc_id=self.vpc.id, tags={"Name": f"{name}-unused"}, opts=self.child)
-        subnets = cut(args.cidr, args.zones)
-        public, way_out = self._public(name, subnets)
-        private, private_tables = self._private(name, subnets, self._gateways(name, public, args.nat, way_out))
+        blocks = cut(args.cidr, args.zones)
+        public, way_out = self._public(name, blocks)
+        private, private_tables = self._private(name, blocks, self._gateways(name, public, args.nat, way_out))
         ec2.VpcEndpoint(
             f"{name}-s3",
             vpc_id=self.vpc.id,
@@ -96,16 +102,14 @@ class Network(pulumi.ComponentResource):
         )
         if args.flow_logs:
             self._flow_logs(name, args)
-        self.place = Place(self.vpc.id, str(args.cidr), private, public, (self,))
+        self.subnets = Subnets(self.vpc.id, str(args.cidr), private, public, (self,))
         self.register_outputs({"vpc": self.vpc.id, "private": private, "public": public})
 
-    def _public(self, name: str, subnets: dict[str, Subnets]) -> tuple[dict[str, pulumi.Input[str]], ec2.Route]:
+    def _public(self, name: str, blocks: dict[str, Blocks]) -> tuple[dict[str, pulumi.Input[str]], ec2.Route]:
         gateway = ec2.InternetGateway(name, vpc_id=self.vpc.id, tags={"Name": name}, opts=self.child)
         table = ec2.RouteTable(f"{name}-public", vpc_id=self.vpc.id, tags={"Name": f"{name}-public"}, opts=self.child)
-        out = ec2.Route(
-            f"{name}-public", route_table_id=table.id, destination_cidr_block="0.0.0.0/0", gateway_id=gateway.id, opts=self.child
-        )
-        return {zone: self._subnet(f"{name}-public-{zone}", zone, one.public, table) for zone, one in subnets.items()}, out
+        out = ec2.Route(f"{name}-public", route_table_id=table.id, destination_cidr_block=ANYWHERE, gateway_id=gateway.id, opts=self.child)
+        return {zone: self._subnet(f"{name}-public-{zone}", zone, block.public, table) for zone, block in blocks.items()}, out
 
     def _gateways(self, name: str, public: dict[str, pulumi.Input[str]], nat: str, way_out: ec2.Route) -> dict[str, ec2.NatGateway]:
         """NAT gateways by zone; with one, every zone uses the first's."""
@@ -120,17 +124,17 @@ class Network(pulumi.ComponentResource):
         return made
 
     def _private(
-        self, name: str, subnets: dict[str, Subnets], gateways: dict[str, ec2.NatGateway]
+        self, name: str, blocks: dict[str, Blocks], gateways: dict[str, ec2.NatGateway]
     ) -> tuple[dict[str, pulumi.Input[str]], list[ec2.RouteTable]]:
         """A route table for each NAT gateway. dstack takes subnets whose default route leads to one for private."""
         tables = {}
         for zone, gateway in gateways.items():
             label = f"{name}-private-{zone}" if len(gateways) > 1 else f"{name}-private"
             tables[zone] = ec2.RouteTable(label, vpc_id=self.vpc.id, tags={"Name": label}, opts=self.child)
-            ec2.Route(label, route_table_id=tables[zone].id, destination_cidr_block="0.0.0.0/0", nat_gateway_id=gateway.id, opts=self.child)
+            ec2.Route(label, route_table_id=tables[zone].id, destination_cidr_block=ANYWHERE, nat_gateway_id=gateway.id, opts=self.child)
         first = next(iter(tables.values()))
         private: dict[str, pulumi.Input[str]] = {
-            zone: self._subnet(f"{name}-private-{zone}", zone, one.private, tables.get(zone, first)) for zone, one in subnets.items()
+            zone: self._subnet(f"{name}-private-{zone}", zone, block.private, tables.get(zone, first)) for zone, block in blocks.items()
         }
         return private, [*tables.values()]
 
@@ -168,3 +172,46 @@ class Network(pulumi.ComponentResource):
             tags={"Name": name},
             opts=pulumi.ResourceOptions(parent=self, depends_on=[written]),
         )
+
+
+@dataclass(frozen=True)
+class NodeSecurityArgs:
+    """`ssh` is the network that may log in. dstack finds a group by its name, so that of its own is fixed."""
+
+    vpc_id: pulumi.Input[str]
+    group_name: str | None
+    ssh: pulumi.Input[str]
+
+
+def dstack_group(project: str) -> str:
+    """The name by which dstack looks for a project's group."""
+    return "dstack_security_group_" + project.replace("-", "_").lower()
+
+
+class NodeSecurity(pulumi.ComponentResource):
+    """A group whose members reach one another and the internet, and are reached by SSH alone."""
+
+    def __init__(self, name: str, args: NodeSecurityArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:NodeSecurity", name, None, opts)
+        child = pulumi.ResourceOptions(parent=self)
+        group = ec2.SecurityGroup(
+            f"{name}-nodes",  # never sg: AWS refuses names that begin with sg-
+            name=args.group_name,
+            description="Nodes of a cluster: all traffic among themselves, SSH from outside.",
+            vpc_id=args.vpc_id,
+            tags={"Name": f"{name}-nodes"},
+            # Interfaces that a launch left behind go before the group does.
+            opts=pulumi.ResourceOptions(parent=self, custom_timeouts=pulumi.CustomTimeouts(delete="15m")),
+        )
+        vpc.SecurityGroupIngressRule(
+            f"{name}-ssh", security_group_id=group.id, ip_protocol="tcp", from_port=22, to_port=22, cidr_ipv4=args.ssh, opts=child
+        )
+        vpc.SecurityGroupIngressRule(
+            f"{name}-self-in", security_group_id=group.id, ip_protocol="-1", referenced_security_group_id=group.id, opts=child
+        )
+        vpc.SecurityGroupEgressRule(
+            f"{name}-self-out", security_group_id=group.id, ip_protocol="-1", referenced_security_group_id=group.id, opts=child
+        )
+        vpc.SecurityGroupEgressRule(f"{name}-out", security_group_id=group.id, ip_protocol="-1", cidr_ipv4=ANYWHERE, opts=child)
+        self.group_id = group.id
+        self.register_outputs({"group": group.id})

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pulumi
@@ -15,17 +13,12 @@ from stacks.field_types import gigabytes
 from stacks.machines import Machine
 from stacks.schema import Fleet
 
-# AWS's name for its newest image with NVIDIA's driver, Docker, the container toolkit and EFA:
-# https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-base-gpu-ami-ubuntu-22-04.html
-GPU_IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
-CPU_IMAGE = "/aws/service/canonical/ubuntu/server/22.04/stable/current/amd64/hvm/ebs-gp3/ami-id"
 DISK = 500  # GB of the root disk where the stack says nothing
-READY = Path(__file__).with_name("ready.sh")
 
 
 @dataclass(frozen=True)
 class NodesArgs:
-    """Where the instances of a fleet stand and what they are; `mount` are the shell lines that mount the checkpoints."""
+    """Where the instances of a fleet stand and what they are."""
 
     fleet: Fleet
     machine: Machine
@@ -34,8 +27,7 @@ class NodesArgs:
     group_id: pulumi.Input[str]
     profile_arn: pulumi.Input[str]
     key_name: pulumi.Input[str]
-    user: str
-    mount: pulumi.Output[list[str]]
+    startup: pulumi.Output[str]  # user data
     after: list[pulumi.Resource]  # what machines need when they start; the template waits for it, and they for that
     tags: dict[str, str]  # of the disks, which a launch makes unseen by the provider
 
@@ -58,7 +50,7 @@ class Nodes(pulumi.ComponentResource):
             metadata_options={"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 2},
             block_device_mappings=[{"device_name": "/dev/sda1", "ebs": _disk(args.fleet)}],
             placement={"group_name": placement.name} if placement else None,
-            user_data=args.mount.apply(lambda mount: user_data(args.user, mount)),
+            user_data=args.startup,
             **purchase(args.fleet.capacity),
             # A stack without a pin stays with the image of its first `up`: a newer one must not replace nodes at work.
             opts=pulumi.ResourceOptions(parent=self, depends_on=args.after, ignore_changes=None if args.fleet.image else ["imageId"]),
@@ -77,11 +69,6 @@ class Nodes(pulumi.ComponentResource):
         ]
         self.addresses = [instance.private_ip for instance in self.instances]
         self.register_outputs({"addresses": self.addresses})
-
-
-def newest_image(machine: Machine) -> str:
-    """The parameter of SSM that holds the id of the newest image for a machine."""
-    return GPU_IMAGE if machine.gpu else CPU_IMAGE
 
 
 def interfaces(fleet: Fleet, machine: Machine, subnet: pulumi.Input[str], group: pulumi.Input[str]) -> list[Any]:
@@ -112,9 +99,3 @@ def _disk(fleet: Fleet) -> Any:
         "encrypted": "true",
         "delete_on_termination": "true",
     }
-
-
-def user_data(user: str, mount: list[str]) -> str:
-    """What an instance runs once, in base64: ready.sh with what is particular to the stack in front."""
-    lines = ["#!/bin/bash", f"user={user}", "mount_checkpoints() {", *(f"  {line}" for line in mount or [":"]), "}"]
-    return base64.b64encode(("\n".join(lines) + "\n" + READY.read_text()).encode()).decode()

@@ -1,67 +1,48 @@
-"""What AWS is asked before `pulumi up`; read-only calls alone."""
+"""What AWS is asked before `pulumi up`; read-only calls alone.
+
+Quotas of machines: https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
+Networks: https://docs.aws.amazon.com/vpc/latest/userguide/amazon-vpc-limits.html
+Addresses: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/using-instance-addressing-eip-allocating.html
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import boto3
-from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws import checks, quotas
-from infra.aws.nodes import newest_image
-from infra.findings import Finding, failed, ok, unknown
+from infra.answers import Answer, failed, ok, unknown
+from infra.aws import checks
+from infra.aws.api import PATIENCE, Api, Plain, answers
+from infra.aws.startup import image_parameter
 from stacks.load import StackError
 from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
 
-PATIENCE = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 3, "mode": "standard"})
 LOGIN = "aws sso login, or aws configure; AWS_PROFILE chooses among several"
-FORBIDDEN = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
-Plain = dict[str, Any]
+# Codes of the quotas that count vCPUs, by the first letters of the machine type.
+ON_DEMAND = {"p": "L-417A185B", "g": "L-DB2E81BA"}
+SPOT = {"p4": "L-7212CCBC", "p5": "L-C4BD4855", "g": "L-3819A6DF"}  # no code was found for P6
+STANDARD = {"on-demand": "L-1216C47A", "spot": "L-34B43A08"}
+VPCS, ELASTIC_IPS = "L-F678F1CE", "L-0263D0A3"
 
 
-@dataclass(frozen=True)
-class Asked:
-    """The stack in question, and the way to ask each service in its region."""
-
-    stack: Stack
-    machines: dict[str, Machine]
-    client: Callable[[str], Any]
-
-
-def findings(stack: Stack, machines: dict[str, Machine]) -> list[Finding]:
+def ask(stack: Stack, machines: dict[str, Machine]) -> list[Answer]:
     """What each check found; all but the first are unknown where AWS does not know who asks."""
     session = cache(boto3.Session)  # made by the first question, which tells where AWS_PROFILE names a profile that there is not
-    asked = Asked(stack, machines, lambda service: session().client(service, region_name=stack.region, config=PATIENCE))
-    who = credentials(asked)
+    api = Api(stack, machines, lambda service: session().client(service, region_name=stack.region, config=PATIENCE))
+    who = credentials(api)
     if who.verdict == "failed":
         return [who, *(unknown(name, "not asked without credentials") for name in CHECKS)]
-    return [who, *(one for name, check in CHECKS.items() for one in _answers(name, check, asked))]
+    return [who, *(one for name, check in CHECKS.items() for one in answers(name, check, api))]
 
 
-def _answers(name: str, check: Callable[[Asked], Iterator[Finding]], asked: Asked) -> list[Finding]:
-    """A call that is refused or broken is an answer, too."""
-    try:
-        return list(check(asked))
-    except ClientError as error:
-        said = error.response["Error"]
-        if said["Code"] in FORBIDDEN:
-            return [
-                unknown(name, f"you may not ask: {said.get('Message', said['Code'])}", f"allow {error.operation_name} to this identity")
-            ]
-        return [failed(name, f"AWS: {said.get('Message') or said['Code']}", f"the call was {error.operation_name}")]
-    except BotoCoreError as error:
-        return [failed(name, f"AWS did not answer: {error}", "look at the network and at region and proxy settings, then ask again")]
-
-
-def credentials(asked: Asked) -> Finding:
+def credentials(api: Api) -> Answer:
     """Who asks. Nothing else is asked where nobody is known."""
     try:
-        who = asked.client("sts").get_caller_identity()
+        who = api.client("sts").get_caller_identity()
     except ClientError as error:
         return failed("credentials", f"AWS does not accept them: {error.response['Error'].get('Message')}", LOGIN)
     except BotoCoreError as error:
@@ -69,19 +50,19 @@ def credentials(asked: Asked) -> Finding:
     return ok("credentials", f"account {who['Account']} as {who['Arn']}")
 
 
-def zones(asked: Asked) -> Iterator[Finding]:
+def zones(api: Api) -> Iterator[Answer]:
     """Zones that offer the machine types; the same judgement as that of `pulumi up`."""
-    offered = {machine: _offered(asked, machine) for machine in sorted({one.name for one in asked.machines.values()})}
+    offered = {machine: _offered(api, machine) for machine in sorted({one.name for one in api.machines.values()})}
     try:
-        usable = checks.zones(asked.stack, offered)
+        found = checks.zones(api.stack, offered)
     except StackError as error:
         yield failed("zones", str(error), f"aws ec2 describe-instance-type-offerings --region <another> {_filter(offered)}")
     else:
-        yield ok("zones", f"{', '.join(offered)} in {', '.join(usable)}")
+        yield ok("zones", f"{', '.join(offered)} in {', '.join(found)}")
 
 
-def _offered(asked: Asked, machine: str) -> list[str]:
-    pages = asked.client("ec2").get_paginator("describe_instance_type_offerings")
+def _offered(api: Api, machine: str) -> list[str]:
+    pages = api.client("ec2").get_paginator("describe_instance_type_offerings")
     wanted = [{"Name": "instance-type", "Values": [machine]}]
     found = pages.paginate(LocationType="availability-zone", Filters=wanted)
     return [one["Location"] for page in found for one in page["InstanceTypeOfferings"]]
@@ -91,12 +72,12 @@ def _filter(offered: dict[str, list[str]]) -> str:
     return f"--filters Name=instance-type,Values={','.join(offered)}"
 
 
-def efa(asked: Asked) -> Iterator[Finding]:
+def efa(api: Api) -> Iterator[Answer]:
     """Whether the region's machines have the fabric that the stack counts on."""
-    wanted = {one.name: one for one in asked.machines.values() if one.fabric == "efa"}
+    wanted = {one.name: one for one in api.machines.values() if one.fabric == "efa"}
     if not wanted:
         return
-    for one in asked.client("ec2").describe_instance_types(InstanceTypes=sorted(wanted))["InstanceTypes"]:
+    for one in api.client("ec2").describe_instance_types(InstanceTypes=sorted(wanted))["InstanceTypes"]:
         name, network = one["InstanceType"], one.get("NetworkInfo", {})
         there = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
         if there < wanted[name].efa:
@@ -106,30 +87,114 @@ def efa(asked: Asked) -> Iterator[Finding]:
             yield ok("efa", f"interfaces of {name}: {there}")
 
 
-def capacity(asked: Asked) -> Iterator[Finding]:
+def quota(api: Api) -> Iterator[Answer]:
+    """vCPUs that the account may run at once, for each kind that the fleets are bought as; what is reserved was counted then."""
+    wanted: dict[str, int] = {}
+    for fleet in api.stack.fleets:
+        machine, kind = api.machines[fleet.name], fleet.capacity.kind
+        if kind in ("reservation", "block"):
+            yield ok("quota", f"{fleet.name}: counted when {fleet.capacity.id} was bought")
+            continue
+        code = quota_code(machine.name, kind)
+        if code is None:
+            yield unknown("quota", f"the quota of {kind} {machine.name} is not known", _quotas_page(api.stack))
+        else:
+            wanted[code] = wanted.get(code, 0) + fleet.nodes * machine.cpus
+    for code, vcpus in wanted.items():
+        answer = _quota(api, "ec2", code)
+        if answer is None:
+            yield unknown("quota", f"{api.stack.region} reports no quota {code}; the stack needs {vcpus} vCPUs", _quotas_page(api.stack))
+        else:
+            yield enough(answer, vcpus, api.stack)
+
+
+def network_quota(api: Api) -> Iterator[Answer]:
+    """Room for one more network and its public addresses, of which AWS gives an account five of each in a region."""
+    stack = api.stack
+    new = stack.network.vpc is None
+    bastion = stack.access is not None and stack.access.via == "bastion" and any(fleet.provision == "pulumi" for fleet in stack.fleets)
+    zones = len(stack.network.zones) or 1
+    addresses = (zones if stack.network.nat == "per-zone" else 1) * new + bastion
+    ec2 = api.client("ec2")
+    if new:
+        there = [one for page in ec2.get_paginator("describe_vpcs").paginate() for one in page["Vpcs"]]
+        yield from _fits_quota(api, "vpc", VPCS, "networks", there, 1)
+    if addresses:
+        yield from _fits_quota(api, "ec2", ELASTIC_IPS, "public addresses", ec2.describe_addresses()["Addresses"], addresses)
+
+
+def _fits_quota(api: Api, service: str, code: str, what: str, there: list[Plain], wanted: int) -> Iterator[Answer]:
+    """What the stack made before is its own and not in its way."""
+    stack = api.stack
+    own = {"project": "flotilla", "stack": stack.name}
+    others = sum(not own.items() <= {tag["Key"]: tag["Value"] for tag in one.get("Tags", [])}.items() for one in there)
+    limit = _quota(api, service, code)
+    says = f"{what}: {others} of others in {stack.region}, the stack wants {wanted}"
+    if limit is None:
+        yield unknown("network", f"{says}; the quota {code} is not told", _quotas_page(stack, service))
+    elif others + wanted <= limit["Value"]:
+        yield ok("network", f"{says}, {limit['Value']:g} may be there")
+    else:
+        ask = f"--service-code {service} --quota-code {code} --desired-value {others + wanted} --region {stack.region}"
+        yield failed("network", f"{says}, {limit['Value']:g} may be there", f"aws service-quotas request-service-quota-increase {ask}")
+
+
+def _quota(api: Api, service: str, code: str) -> Plain | None:
+    """A quota as it is applied to the account; None where the region tells none."""
+    try:
+        return api.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]
+    except ClientError as error:
+        if error.response["Error"]["Code"] != "NoSuchResourceException":
+            raise
+        return None
+
+
+def quota_code(machine: str, kind: str) -> str | None:
+    """Of the quota that counts machines such as p5.48xlarge, bought on-demand or spot."""
+    if machine[0] not in "pg":
+        return STANDARD[kind]
+    if kind == "on-demand":
+        return ON_DEMAND[machine[0]]
+    return SPOT.get("g" if machine[0] == "g" else machine[:2])
+
+
+def enough(answer: Plain, vcpus: int, stack: Stack) -> Answer:
+    """Pure: a quota against the vCPUs that the stack wants. What else runs is counted in it, too."""
+    says = f"{answer.get('QuotaName', answer['QuotaCode'])}: {answer['Value']:g} vCPUs in {stack.region}, the stack wants {vcpus}"
+    if answer["Value"] >= vcpus:
+        return ok("quota", says)
+    ask = f"--service-code ec2 --quota-code {answer['QuotaCode']} --desired-value {vcpus} --region {stack.region}"
+    return failed("quota", says, f"aws service-quotas request-service-quota-increase {ask}")
+
+
+def _quotas_page(stack: Stack, service: str = "ec2") -> str:
+    return f"https://console.aws.amazon.com/servicequotas/home/services/{service}/quotas?region={stack.region}"
+
+
+def capacity(api: Api) -> Iterator[Answer]:
     """Reservations and capacity blocks: there, for this machine, in the stack's zone, begun, and with room."""
-    for fleet in asked.stack.fleets:
+    for fleet in api.stack.fleets:
         if fleet.capacity.id is None:
             continue
         try:
-            [held] = asked.client("ec2").describe_capacity_reservations(CapacityReservationIds=[fleet.capacity.id])["CapacityReservations"]
+            [held] = api.client("ec2").describe_capacity_reservations(CapacityReservationIds=[fleet.capacity.id])["CapacityReservations"]
         except ClientError as error:
             if "NotFound" not in error.response["Error"]["Code"]:
                 raise
-            text = f"{fleet.capacity.id} is not there in {asked.stack.region}"
-            yield failed("capacity", text, f"aws ec2 describe-capacity-reservations --region {asked.stack.region}")
+            text = f"{fleet.capacity.id} is not there in {api.stack.region}"
+            yield failed("capacity", text, f"aws ec2 describe-capacity-reservations --region {api.stack.region}")
             continue
-        yield fits(held, fleet, asked.stack, _zones(asked))
+        yield fits(held, fleet, api.stack, _zones(api))
 
 
-def _zones(asked: Asked) -> list[str]:
+def _zones(api: Api) -> list[str]:
     """Where the stack says that nodes may stand, by name or by its existing subnets; none where any zone will do."""
-    if asked.stack.network.vpc is None:
-        return list(asked.stack.network.zones)
-    return list(dict.fromkeys(one["AvailabilityZone"] for one in _subnets(asked)))
+    if api.stack.network.vpc is None:
+        return list(api.stack.network.zones)
+    return list(dict.fromkeys(one["AvailabilityZone"] for one in _subnets(api)))
 
 
-def fits(held: Plain, fleet: Fleet, stack: Stack, zones: list[str]) -> Finding:
+def fits(held: Plain, fleet: Fleet, stack: Stack, zones: list[str]) -> Answer:
     """Pure: what is held against what a fleet wants of it; machines that Pulumi launches stand in the first of the zones."""
     look = f"aws ec2 describe-capacity-reservations --region {stack.region} --capacity-reservation-ids {fleet.capacity.id}"
     for says, fix in _misfits(held, fleet, zones[:1] if fleet.provision == "pulumi" else zones):
@@ -159,22 +224,22 @@ def _misfits(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str,
         yield f"holds {held['TotalInstanceCount']} machines, fleet {fleet.name} wants {fleet.nodes}", "lower its nodes, or buy more"
 
 
-def images(asked: Asked) -> Iterator[Finding]:
+def images(api: Api) -> Iterator[Answer]:
     """Images of the machines that Pulumi launches; dstack brings its own."""
-    for fleet in asked.stack.fleets:
+    for fleet in api.stack.fleets:
         if fleet.provision != "pulumi":
             continue
-        parameter = newest_image(asked.machines[fleet.name])
-        image = fleet.image or asked.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"]
-        newest = f"aws ssm get-parameter --region {asked.stack.region} --name {parameter} --query Parameter.Value"
+        parameter = image_parameter(api.machines[fleet.name])
+        image = fleet.image or api.client("ssm").get_parameter(Name=parameter)["Parameter"]["Value"]
+        newest = f"aws ssm get-parameter --region {api.stack.region} --name {parameter} --query Parameter.Value"
         try:
-            found = asked.client("ec2").describe_images(ImageIds=[image])["Images"]
+            found = api.client("ec2").describe_images(ImageIds=[image])["Images"]
         except ClientError as error:
             if "InvalidAMIID" not in error.response["Error"]["Code"]:
                 raise
             found = []
         if not found:
-            yield failed("image", f"{image} is not there in {asked.stack.region}", newest)
+            yield failed("image", f"{image} is not there in {api.stack.region}", newest)
         elif found[0].get("State") != "available" or found[0].get("Architecture") != "x86_64":
             text = f"{image} is {found[0].get('State')}, of {found[0].get('Architecture')}; nodes want an available one of x86_64"
             yield failed("image", text, newest)
@@ -182,35 +247,35 @@ def images(asked: Asked) -> Iterator[Finding]:
             yield ok("image", f"{image}: {found[0].get('Name', 'without a name')}")
 
 
-def subnets(asked: Asked) -> Iterator[Finding]:
+def subnets(api: Api) -> Iterator[Answer]:
     """Of an existing network: the subnets are its own, and have an address for each node."""
-    network = asked.stack.network
+    network = api.stack.network
     if network.vpc is None:
         return
-    found = _subnets(asked)
+    found = _subnets(api)
     for one in found:
         if one["VpcId"] != network.vpc:
-            look = f"aws ec2 describe-subnets --region {asked.stack.region} --filters Name=vpc-id,Values={network.vpc}"
+            look = f"aws ec2 describe-subnets --region {api.stack.region} --filters Name=vpc-id,Values={network.vpc}"
             yield failed("subnets", f"{one['SubnetId']} is of {one['VpcId']}, not of {network.vpc}", look)
-    for machine in sorted({one.name for one in asked.machines.values()}):
-        offered = _offered(asked, machine)
+    for machine in sorted({one.name for one in api.machines.values()}):
+        offered = _offered(api, machine)
         for one in found:
             if one["AvailabilityZone"] not in offered:
                 text = f"{one['SubnetId']} is in {one['AvailabilityZone']}, which does not offer {machine}"
                 yield failed(
                     "subnets", text, f"list subnets of {', '.join(sorted(offered)) or 'another region'} in flotilla:network.subnets"
                 )
-    yield from room(asked.stack, {one["SubnetId"]: one["AvailableIpAddressCount"] for one in found})
+    yield from room(api.stack, {one["SubnetId"]: one["AvailableIpAddressCount"] for one in found})
 
 
-def _subnets(asked: Asked) -> list[Plain]:
+def _subnets(api: Api) -> list[Plain]:
     """The subnets that the stack lists, in its order."""
-    wanted = asked.stack.network.subnets
-    found = asked.client("ec2").describe_subnets(SubnetIds=list(wanted))["Subnets"]
+    wanted = api.stack.network.subnets
+    found = api.client("ec2").describe_subnets(SubnetIds=list(wanted))["Subnets"]
     return sorted(found, key=lambda one: wanted.index(one["SubnetId"]))
 
 
-def room(stack: Stack, free: dict[str, int]) -> Iterator[Finding]:
+def room(stack: Stack, free: dict[str, int]) -> Iterator[Answer]:
     """Pure: free addresses by subnet against the nodes. Pulumi's stand together in the first one, dstack's anywhere."""
     first = stack.network.subnets[0]
     together = sum(fleet.nodes for fleet in stack.fleets if fleet.provision == "pulumi")
@@ -227,8 +292,8 @@ def room(stack: Stack, free: dict[str, int]) -> Iterator[Finding]:
 CHECKS = {
     "zones": zones,
     "efa": efa,
-    "quota": quotas.machines,
-    "network": quotas.network,
+    "quota": quota,
+    "network": network_quota,
     "capacity": capacity,
     "image": images,
     "subnets": subnets,

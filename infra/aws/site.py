@@ -12,8 +12,8 @@ from stacks.site import Site
 
 
 @dataclass(frozen=True)
-class Known:
-    """What the engine has made: ids, names, addresses of nodes by fleet, and the bastion's; `mount` is for the container."""
+class Outputs:
+    """What the program has made: ids, names, addresses of nodes by fleet, and the bastion's; `mount` is for the container."""
 
     vpc: str
     profile: str
@@ -28,37 +28,37 @@ class Known:
     preview_role: str | None = None
 
 
-def site(stack: Stack, machines: dict[str, Machine], network: str, known: Known) -> Site:
+def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outputs) -> Site:
     """`network` are the addresses that the nodes share."""
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     named = {
-        "checkpoints": f"s3://{known.bucket}",
-        "dstack_server_policy": known.server_policy,
-        "deploy_role": known.deploy_role,
-        "preview_role": known.preview_role,
-        **{f"image_{fleet}": image for fleet, image in known.images.items()},
+        "checkpoints": f"s3://{outputs.bucket}",
+        "dstack_server_policy": outputs.server_policy,
+        "deploy_role": outputs.deploy_role,
+        "preview_role": outputs.preview_role,
+        **{f"image_{fleet}": image for fleet, image in outputs.images.items()},
     }
     return Site(
-        backend=backend(stack, known) if by_dstack else None,
-        ssh={fleet.name: ssh(stack, fleet, network, known) for fleet in stack.fleets if fleet.provision == "pulumi"},
+        backend=backend(stack, outputs) if by_dstack else None,
+        ssh={fleet.name: ssh(stack, fleet, network, outputs) for fleet in stack.fleets if fleet.provision == "pulumi"},
         gpus=fleet_machines.gpus(machines),
-        mount=tuple(known.mount),
+        mount=tuple(outputs.mount),
         outputs={name: value for name, value in named.items() if value},
-        before=tunnel(stack, known),
+        before=tunnel(stack, outputs),
     )
 
 
-def backend(stack: Stack, known: Known) -> dict[str, Any]:
+def backend(stack: Stack, outputs: Outputs) -> dict[str, Any]:
     """dstack's AWS backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
     assert stack.region  # stacks/rules/shared.py
     return {
         "type": "aws",
         "creds": {"type": "default"},
         "regions": [stack.region],
-        "vpc_ids": {stack.region: known.vpc},
+        "vpc_ids": {stack.region: outputs.vpc},
         "default_vpcs": False,
         "public_ips": False,
-        "iam_instance_profile": known.profile,
+        "iam_instance_profile": outputs.profile,
         "tags": tags(stack),
     }
 
@@ -68,22 +68,22 @@ def tags(stack: Stack) -> dict[str, str]:
     return {"project": "flotilla", "stack": stack.name, "environment": stack.environment} | stack.tags
 
 
-def ssh(stack: Stack, fleet: Fleet, network: str, known: Known) -> Ssh:
+def ssh(stack: Stack, fleet: Fleet, network: str, outputs: Outputs) -> Ssh:
     """How dstack reaches the nodes of a fleet that Pulumi launched."""
     access = stack.access
     assert access  # stacks/rules/shared.py
-    hop = {"bastion": (known.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
+    hop = {"bastion": (outputs.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
     jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
-    hosts = tuple(Host(hostname=address) for address in known.addresses[fleet.name])
+    hosts = tuple(Host(hostname=address) for address in outputs.addresses[fleet.name])
     return Ssh.model_validate(
         {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": network, "proxy_jump": jump}
     )
 
 
-def tunnel(stack: Stack, known: Known) -> tuple[str, ...]:
+def tunnel(stack: Stack, outputs: Outputs) -> tuple[str, ...]:
     """What to leave running in another terminal while dstack works through SSM."""
     if stack.access is None or stack.access.via != "tunnel":
         return ()
     ports = f"portNumber=22,localPortNumber={stack.access.port}"
-    start = f"aws ssm start-session --region {stack.region} --target {known.bastion_id}"
+    start = f"aws ssm start-session --region {stack.region} --target {outputs.bastion_id}"
     return (f"{start} --document-name AWS-StartPortForwardingSession --parameters {ports}",)

@@ -15,7 +15,7 @@ RESERVED = 4  # addresses of a subnet that GCP keeps
 
 
 @dataclass(frozen=True)
-class Addresses:
+class Blocks:
     """`main` of the nodes' subnet, one of `vpcs` for each extra network, one of `rdma` for each subnet of the RoCE network."""
 
     main: IPv4Network
@@ -27,16 +27,16 @@ class Addresses:
         return (*self.vpcs, *self.rdma)
 
 
-def cut(cidr: IPv4Network, networks: Networks) -> Addresses:
+def cut(cidr: IPv4Network, networks: Networks) -> Blocks:
     """Ranges of all subnets within `cidr`. Raises ValueError where a network is too small to be cut."""
     if cidr.prefixlen > 22:
         raise ValueError(f"{cidr} is too small to be cut into subnets; take a /22 or larger")
     main, rest = cidr.subnets(prefixlen_diff=1)
     blocks = list(rest.subnets(new_prefix=rest.prefixlen + 4))
     assert networks.vpcs + networks.rdma_subnets <= BLOCKS == len(blocks)
-    return Addresses(main, tuple(blocks[: networks.vpcs]), tuple(blocks[networks.vpcs : networks.vpcs + networks.rdma_subnets]))
+    return Blocks(main, tuple(blocks[: networks.vpcs]), tuple(blocks[networks.vpcs : networks.vpcs + networks.rdma_subnets]))
 
 
-def room(subnet: IPv4Network) -> int:
-    """How many machines fit a subnet."""
+def usable(subnet: IPv4Network) -> int:
+    """How many addresses of a subnet nodes can have."""
     return subnet.num_addresses - RESERVED

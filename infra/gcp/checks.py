@@ -27,14 +27,9 @@ def machines(stack: Stack) -> dict[str, Machine]:
 def fabric(stack: Stack, found: dict[str, Machine]) -> Fabric:
     """The one fabric that fleets of the stack are wired to."""
     for fleet in stack.fleets:
-        if (wired := fleet_fabric(fleet, found[fleet.name])) != "none":
+        if (wired := fleet_machines.fabric(fleet, found[fleet.name])) != "none":
             return wired
     return "none"
-
-
-def fleet_fabric(fleet: Fleet, kind: Machine) -> Fabric:
-    """What a fleet's machines are wired to; one node needs none."""
-    return kind.fabric if fleet.nodes > 1 else "none"
 
 
 def _faults(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
@@ -57,7 +52,7 @@ def _fabrics(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str
     """Networks of one frame size serve one fabric, and a RoCE network lives in one zone."""
     chosen = fabric(stack, found)
     for index, fleet in enumerate(stack.fleets):
-        other = fleet_fabric(fleet, found[fleet.name])
+        other = fleet_machines.fabric(fleet, found[fleet.name])
         if other not in ("none", chosen):
             text = f"{fleet.machine} has fabric {other}, an earlier fleet has {chosen}; each needs networks of its own, so make two stacks"
             yield f"fleets[{index}].machine", text
@@ -72,12 +67,12 @@ def _room(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
     if stack.network.vpc:
         return
     ranges = addresses.cut(stack.network.cidr, NETWORKS[fabric(stack, found)])
-    wired = [fleet for fleet in stack.fleets if fleet_fabric(fleet, found[fleet.name]) != "none"]
+    wired = [fleet for fleet in stack.fleets if fleet_machines.fabric(fleet, found[fleet.name]) != "none"]
     held = [("the subnet of the nodes", ranges.main, stack.fleets)]
     held += [("each network of the fabric", subnet, wired) for subnet in ranges.fabric[:1]]
     for where, subnet, fleets in held:
         nodes = sum(fleet.nodes for fleet in fleets)
-        if (most := addresses.room(subnet)) < nodes:
+        if (most := addresses.usable(subnet)) < nodes:
             yield "network.cidr", f"{stack.network.cidr} leaves {most} addresses in {where}, but the fleets have {nodes} nodes; widen it"
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pulumi
 
+from infra import fleet_machines
 from infra.gcp import startup
 from infra.gcp.bastion import Bastion, BastionArgs
-from infra.gcp.checks import fleet_fabric
-from infra.gcp.fabric import Fabric
+from infra.gcp.network import Fabric
 from infra.gcp.nodes import Nodes, NodesArgs
 from stacks.cloud_settings import Access
 from stacks.machines import Machine
@@ -17,7 +17,7 @@ from stacks.schema import Fleet, Stack
 
 
 @dataclass(frozen=True)
-class LaunchArgs:
+class FleetsArgs:
     """What the machines of all fleets share."""
 
     name: str
@@ -35,29 +35,30 @@ class LaunchArgs:
     after: list[pulumi.Resource]
 
 
-@dataclass(frozen=True)
-class Launched:
-    """Private addresses, and the name of one machine, by fleet; address of the bastion."""
+class Fleets:
+    """Private addresses, and the name of one machine, by fleet; address of the bastion. Nothing where dstack launches every fleet.
 
-    addresses: dict[str, pulumi.Output[list[str]]] = field(default_factory=dict)
-    first: dict[str, pulumi.Output[str]] = field(default_factory=dict)
-    bastion: pulumi.Output[str] | None = None
+    Not a component: the machines' own components stand below the stack, and to move them would replace the machines.
+    """
+
+    def __init__(self, args: FleetsArgs, opts: pulumi.ResourceOptions):
+        fleets, access = [fleet for fleet in args.stack.fleets if fleet.provision == "pulumi"], args.stack.access
+        self.addresses: dict[str, pulumi.Output[list[str]]] = {}
+        self.first: dict[str, pulumi.Output[str]] = {}
+        self.bastion: pulumi.Output[str] | None = None
+        if not fleets or access is None:
+            return
+        for fleet in fleets:
+            nodes = _nodes(args, access, fleet, opts)
+            self.addresses[fleet.name], self.first[fleet.name] = nodes.addresses, nodes.first
+        if access.via == "bastion":
+            hop = BastionArgs(args.region, args.stack.network.zones[0], access, args.vpc, args.subnet)
+            self.bastion = Bastion(args.name, hop, opts=opts).address
 
 
-def launch(args: LaunchArgs, opts: pulumi.ResourceOptions) -> Launched:
-    """Nothing where dstack launches every fleet."""
-    fleets = [fleet for fleet in args.stack.fleets if fleet.provision == "pulumi"]
-    access = args.stack.access
-    if not fleets or access is None:
-        return Launched()
-    made = {fleet.name: _nodes(args, access, fleet, opts) for fleet in fleets}
-    bastion = _bastion(args, access, opts).address if access.via == "bastion" else None
-    return Launched({name: one.addresses for name, one in made.items()}, {name: one.first for name, one in made.items()}, bastion)
-
-
-def _nodes(args: LaunchArgs, access: Access, fleet: Fleet, opts: pulumi.ResourceOptions) -> Nodes:
+def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.ResourceOptions) -> Nodes:
     machine = args.machines[fleet.name]
-    wired = fleet_fabric(fleet, machine)
+    wired = fleet_machines.fabric(fleet, machine)
     start = startup.fabric_lines(wired, own_image=fleet.image is not None)
     shared = NodesArgs(
         fleet=fleet,
@@ -73,7 +74,3 @@ def _nodes(args: LaunchArgs, access: Access, fleet: Fleet, opts: pulumi.Resource
         after=args.after,
     )
     return Nodes(f"{args.name}-{fleet.name}", shared, args.unlabelled, opts=opts)
-
-
-def _bastion(args: LaunchArgs, access: Access, opts: pulumi.ResourceOptions) -> Bastion:
-    return Bastion(args.name, BastionArgs(args.region, args.stack.network.zones[0], access, args.vpc, args.subnet), opts=opts)

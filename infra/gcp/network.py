@@ -1,4 +1,7 @@
-"""The private network of the nodes: a subnet with NAT, where nodes talk to one another and only Google's IAP comes in by SSH."""
+"""The private network of the nodes: a subnet with NAT, where nodes talk to one another and only Google's IAP comes in by SSH.
+
+And the networks of the GPU fabric: one per interface for GPUDirect-TCPX and TCPXO, one with the RoCE profile for RDMA.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from ipaddress import IPv4Network
 import pulumi
 from pulumi_gcp import compute
 
-from infra.gcp.names import NODE_TAG, ssh_rule
+from infra.gcp import addresses
+from infra.gcp.names import NODE_TAG, network_profile, ssh_rule
 from stacks import cloud_settings
+from stacks.machines import Networks
 
 IAP = "35.235.240.0/20"  # https://docs.cloud.google.com/iap/docs/using-tcp-forwarding
 
@@ -19,8 +24,7 @@ class NetworkArgs:
     project: str
     region: str
     settings: cloud_settings.Network
-    subnet: IPv4Network  # range of the nodes' subnet, where the network is new
-    mtu: int  # bytes
+    fabric: Networks  # what shares the plan of addresses with a new network, and its frame size
 
 
 class Network(pulumi.ComponentResource):
@@ -51,12 +55,13 @@ class Network(pulumi.ComponentResource):
         self.subnet, self.subnet_id, self.cidr = pulumi.Output.from_input(args.settings.subnets[0]), found.id, found.ip_cidr_range
 
     def _create(self, name: str, args: NetworkArgs) -> None:
-        vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.mtu, routing_mode="REGIONAL", opts=self._child)
+        main = str(addresses.cut(args.settings.cidr, args.fabric).main)
+        vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.fabric.mtu, routing_mode="REGIONAL", opts=self._child)
         subnet = compute.Subnetwork(
             name,
             network=vpc.id,
             region=args.region,
-            ip_cidr_range=str(args.subnet),
+            ip_cidr_range=main,
             private_ip_google_access=True,  # GCS and the APIs without NAT
             log_config={"aggregation_interval": "INTERVAL_10_MIN", "flow_sampling": 0.5} if args.settings.flow_logs else None,
             opts=self._child,
@@ -79,7 +84,7 @@ class Network(pulumi.ComponentResource):
         )
         self.ready.append(nat)
         self.vpc, self.subnet, self.subnet_id = vpc.name, subnet.name, subnet.id
-        self.cidr = pulumi.Output.from_input(str(args.subnet))
+        self.cidr = pulumi.Output.from_input(main)
 
     def _allow(self, name: str, args: NetworkArgs) -> None:
         internal = compute.Firewall(
@@ -105,3 +110,56 @@ class Network(pulumi.ComponentResource):
             opts=self._child,
         )
         self.ready += [internal, ssh]
+
+
+@dataclass(frozen=True)
+class FabricArgs:
+    project: str
+    region: str
+    settings: cloud_settings.Network
+    fabric: Networks
+
+
+class Fabric(pulumi.ComponentResource):
+    """`vpcs` and `roce` are names of networks, the subnets are ids in the order of the interfaces."""
+
+    vpcs: list[pulumi.Output[str]]
+    vpc_subnets: list[pulumi.Output[str]]
+    roce: pulumi.Output[str] | None
+    rdma_subnets: list[pulumi.Output[str]]
+
+    def __init__(self, name: str, args: FabricArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:gcp:Fabric", name, None, opts)
+        self._child = pulumi.ResourceOptions(parent=self)
+        blocks = addresses.cut(args.settings.cidr, args.fabric)
+        self.vpcs, self.vpc_subnets, self.roce, self.rdma_subnets = [], [], None, []
+        for index, cidr in enumerate(blocks.vpcs):
+            self._vpc(f"{name}-gpu{index}", args, str(cidr))
+        if blocks.rdma:
+            self._roce(f"{name}-roce", args, blocks.rdma)
+        self.register_outputs({"vpcs": self.vpcs, "roce": self.roce})
+
+    def _vpc(self, name: str, args: FabricArgs, cidr: str) -> None:
+        vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.fabric.mtu, opts=self._child)
+        subnet = compute.Subnetwork(name, network=vpc.id, region=args.region, ip_cidr_range=cidr, opts=self._child)
+        compute.Firewall(
+            name,
+            network=vpc.name,
+            description="Interfaces of the fabric talk to one another.",
+            direction="INGRESS",
+            source_ranges=[cidr],
+            allows=[{"protocol": "all"}],
+            opts=self._child,
+        )
+        self.vpcs.append(vpc.name)
+        self.vpc_subnets.append(subnet.id)
+
+    def _roce(self, name: str, args: FabricArgs, ranges: tuple[IPv4Network, ...]) -> None:
+        [zone] = args.settings.zones  # one, by checks.py: the network lives in it, while others span the region
+        profile = f"projects/{args.project}/global/networkProfiles/{network_profile(zone)}"
+        # The profile brings its own rules; a network that has it takes no others.
+        vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.fabric.mtu, network_profile=profile, opts=self._child)
+        for index, cidr in enumerate(ranges):
+            subnet = compute.Subnetwork(f"{name}{index}", network=vpc.id, region=args.region, ip_cidr_range=str(cidr), opts=self._child)
+            self.rdma_subnets.append(subnet.id)
+        self.roce = vpc.name

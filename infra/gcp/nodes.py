@@ -9,17 +9,14 @@ import pulumi
 from pulumi_gcp import compute
 
 from infra.gcp import capacity
-from infra.gcp.fabric import Fabric
 from infra.gcp.mounts import DEVICE
 from infra.gcp.names import NODE_TAG
+from infra.gcp.network import Fabric
+from infra.gcp.startup import image
 from stacks.field_types import gigabytes
 from stacks.machines import Machine
 from stacks.schema import Fleet
 
-# With NVIDIA's driver and the RDMA stack: https://docs.cloud.google.com/compute/docs/images/os-details#ubuntu_accelerator
-GPU_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-580"
-CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts"
-TCPXO_IMAGE = "projects/dstack/global/images/dstack-a3mega-5"  # dstack's own; no other public one has GPUDirect-TCPXO
 DISK = 500  # GB of the boot disk where the stack says nothing
 
 
@@ -175,12 +172,3 @@ def disks(fleet: Fleet, machine: Machine) -> list[compute.InstanceTemplateDiskAr
         "auto_delete": True,
     }
     return [boot] + [scratch] * (machine.nvme // each if fleet.capacity.kind == "reservation" else 0)
-
-
-def image(fleet: Fleet, machine: Machine) -> str:
-    """The fleet's own image, or the one for the machine; a family stands for the newest at the time a node is made."""
-    if fleet.image:
-        return fleet.image
-    if machine.fabric == "tcpxo":
-        return TCPXO_IMAGE
-    return GPU_IMAGE if machine.gpus else CPU_IMAGE

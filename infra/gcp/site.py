@@ -6,16 +6,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from infra import fleet_machines
-from infra.gcp import nccl
-from infra.gcp.checks import fleet_fabric
-from stacks.machines import Machine
+from stacks.machines import Fabric, Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
 
+# What a fabric needs beside its environment (cluster_tasks/fabric.py): shell lines and folders of the host, in the words of dstack's
+# guide to clusters on GCP, measured there with NCCL's tests.
+TCPXO_LIBRARIES = "/var/lib/tcpxo/lib64"
+
+SETUP: dict[Fabric, tuple[str, ...]] = {
+    # Tuning that the plugin's installer chose for its version; the plugin itself is beside it.
+    "tcpxo": (
+        f"source {TCPXO_LIBRARIES}/nccl-env-profile-ll128.sh",
+        f'export LD_LIBRARY_PATH="{TCPXO_LIBRARIES}:$LD_LIBRARY_PATH"',
+    ),
+}
+
+# dstack mounts these by itself into containers on machines that it launched.
+VOLUMES: dict[Fabric, tuple[str, ...]] = {
+    "tcpxo": tuple(f"{path}:{path}" for path in ("/dev/aperture_devices", TCPXO_LIBRARIES, "/var/lib/fastrak/lib64")),
+}
+
 
 @dataclass(frozen=True)
-class Known:
-    """What the engine has made: names, addresses of nodes by fleet, and the bastion's."""
+class Outputs:
+    """What the program has made: names, addresses of nodes by fleet, and the bastion's."""
 
     vpc: str
     subnet: str
@@ -32,30 +47,30 @@ class Known:
     deploy: dict[str, str] = field(default_factory=dict)
 
 
-def site(stack: Stack, machines: dict[str, Machine], known: Known) -> Site:
+def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
     """A fleet whose machines are still in GCP's queue has no entry in `ssh`."""
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     first = stack.fleets[0]
-    fabric = fleet_fabric(first, machines[first.name])
-    launched = [fleet for fleet in stack.fleets if fleet.provision == "pulumi" and known.addresses.get(fleet.name)]
-    named = {"checkpoints": known.store, "nodes_account": known.nodes_account, "dstack_server_account": known.server_account}
+    fabric = fleet_machines.fabric(first, machines[first.name])
+    launched = [fleet for fleet in stack.fleets if fleet.provision == "pulumi" and outputs.addresses.get(fleet.name)]
+    named = {"checkpoints": outputs.store, "nodes_account": outputs.nodes_account, "dstack_server_account": outputs.server_account}
     return Site(
-        backend=backend(stack, known) if by_dstack else None,
-        ssh={fleet.name: ssh(stack, fleet, known) for fleet in launched},
+        backend=backend(stack, outputs) if by_dstack else None,
+        ssh={fleet.name: ssh(stack, fleet, outputs) for fleet in launched},
         gpus=fleet_machines.gpus(machines),
-        mount=tuple(known.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
-        setup=nccl.SETUP.get(fabric, ()),
-        volumes=nccl.VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),
-        outputs={name: value for name, value in (named | known.deploy).items() if value},
-        before=tunnel(stack, known) if launched else (),
+        mount=tuple(outputs.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
+        setup=SETUP.get(fabric, ()),
+        volumes=VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),
+        outputs={name: value for name, value in (named | outputs.deploy).items() if value},
+        before=tunnel(stack, outputs) if launched else (),
     )
 
 
-def backend(stack: Stack, known: Known) -> dict[str, Any]:
+def backend(stack: Stack, outputs: Outputs) -> dict[str, Any]:
     """dstack's GCP backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
     assert stack.project and stack.region  # stacks/rules/shared.py
-    fabric = {"extra_vpcs": known.vpcs} if known.vpcs else {}
-    rdma = {"roce_vpcs": [known.roce]} if known.roce else {}
+    fabric = {"extra_vpcs": outputs.vpcs} if outputs.vpcs else {}
+    rdma = {"roce_vpcs": [outputs.roce]} if outputs.roce else {}
     # An existing network may reach the internet by other means than Cloud NAT, which dstack would look for.
     nat = {"nat_check": False} if stack.network.vpc else {}
     return {
@@ -63,13 +78,13 @@ def backend(stack: Stack, known: Known) -> dict[str, Any]:
         "project_id": stack.project,
         "creds": {"type": "default"},
         "regions": [stack.region],
-        "vpc_name": known.vpc,
-        "subnetworks": {stack.region: known.subnet},
+        "vpc_name": outputs.vpc,
+        "subnetworks": {stack.region: outputs.subnet},
         **fabric,
         **rdma,
         "public_ips": False,
         **nat,
-        "vm_service_account": known.nodes_account,
+        "vm_service_account": outputs.nodes_account,
         "tags": labels(stack),
     }
 
@@ -79,22 +94,22 @@ def labels(stack: Stack) -> dict[str, str]:
     return {"project": "flotilla", "stack": stack.name, "environment": stack.environment} | stack.tags
 
 
-def ssh(stack: Stack, fleet: Fleet, known: Known) -> Ssh:
+def ssh(stack: Stack, fleet: Fleet, outputs: Outputs) -> Ssh:
     """How dstack reaches the nodes of a fleet that Pulumi launched."""
     access = stack.access
     assert access  # stacks/rules/shared.py
-    hop = {"bastion": (known.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
+    hop = {"bastion": (outputs.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
     jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
-    hosts = tuple(Host(hostname=address) for address in known.addresses[fleet.name])
+    hosts = tuple(Host(hostname=address) for address in outputs.addresses[fleet.name])
     return Ssh.model_validate(
-        {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": known.cidr, "proxy_jump": jump}
+        {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": outputs.cidr, "proxy_jump": jump}
     )
 
 
-def tunnel(stack: Stack, known: Known) -> tuple[str, ...]:
+def tunnel(stack: Stack, outputs: Outputs) -> tuple[str, ...]:
     """What to leave running in another terminal while dstack works through Identity-Aware Proxy; a node is the jump host."""
     if stack.access is None or stack.access.via != "tunnel":
         return ()
-    through = next(known.first[fleet.name] for fleet in stack.fleets if known.first.get(fleet.name))
+    through = next(outputs.first[fleet.name] for fleet in stack.fleets if outputs.first.get(fleet.name))
     where = f"--project {stack.project} --zone {stack.network.zones[0]}"
     return (f"gcloud compute start-iap-tunnel {through} 22 --local-host-port localhost:{stack.access.port} {where}",)

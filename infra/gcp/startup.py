@@ -1,4 +1,4 @@
-"""What a node runs when it boots: ready.sh, with what is particular to the stack in front."""
+"""What a node boots: its image, and ready.sh with what is particular to the stack in front."""
 
 from __future__ import annotations
 
@@ -8,10 +8,24 @@ from pathlib import Path
 
 from stacks.cloud_settings import Access
 from stacks.dstack_api import get_backend_specific_commands_tcpxo
-from stacks.machines import Fabric
+from stacks.machines import Fabric, Machine
+from stacks.schema import Fleet
 
+# With NVIDIA's driver and the RDMA stack: https://docs.cloud.google.com/compute/docs/images/os-details#ubuntu_accelerator
+GPU_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-580"
+CPU_IMAGE = "projects/ubuntu-os-cloud/global/images/family/ubuntu-2204-lts"
+TCPXO_IMAGE = "projects/dstack/global/images/dstack-a3mega-5"  # dstack's own; no other public one has GPUDirect-TCPXO
 READY = Path(__file__).with_name("ready.sh")
 DATAPATH = "receive-datapath-manager"  # the container of GPUDirect-TCPXO that must run beside every job
+
+
+def image(fleet: Fleet, machine: Machine) -> str:
+    """The fleet's own image, or the one for the machine; a family stands for the newest at the time a node is made."""
+    if fleet.image:
+        return fleet.image
+    if machine.fabric == "tcpxo":
+        return TCPXO_IMAGE
+    return GPU_IMAGE if machine.gpus else CPU_IMAGE
 
 
 def script(access: Access, mount: Sequence[str], fabric: Sequence[str]) -> str:

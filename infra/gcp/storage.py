@@ -34,7 +34,7 @@ class Storage(pulumi.ComponentResource):
     share: pulumi.Output[str] | None = None
     disk: pulumi.Output[str] | None = None
     ready: list[pulumi.Resource]  # what machines wait for before they mount it
-    place: pulumi.Output[str] | None = None  # that which is set, as a person looks it up
+    location: pulumi.Output[str] | None = None  # that which is set, as a person looks it up
 
     def __init__(self, name: str, args: StorageArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:gcp:Storage", name, None, opts)
@@ -50,7 +50,7 @@ class Storage(pulumi.ComponentResource):
                 self.share = self._share(name, args)
             case "hyperdisk-ml":
                 self.disk = self._disk(name, args)
-        self.place = pulumi.Output.concat("gs://", self.bucket) if self.bucket else self.share or self.disk
+        self.location = pulumi.Output.concat("gs://", self.bucket) if self.bucket else self.share or self.disk
         self.register_outputs({"bucket": self.bucket, "share": self.share, "disk": self.disk})
 
     def _bucket(self, name: str, args: StorageArgs) -> pulumi.Output[str]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster_tasks.ray import NODE_AGENT
-from infra import slurm
 from infra.files import TokenProvider
 from infra.publish import TOKEN, rendered
+from infra.slurm import build as slurm
 from lab.slurm.cluster import Cluster
 from stacks.schema import Stack
 from stacks.site import Site

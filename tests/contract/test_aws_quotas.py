@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aws_asked import asked, stack, stubbed
+from aws_api import api, stack, stubbed
 
-from infra.aws import quotas
+from infra.aws import preflight
 
 pytestmark = pytest.mark.usefixtures("aws_keys")
 VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
@@ -33,12 +33,12 @@ def quota(code: str, value: float) -> tuple[str, Any, dict[str, str]]:
     ],
 )
 def test_each_way_to_buy_a_family_has_its_quota(machine, kind, code):
-    assert quotas.quota_code(machine, kind) == code
+    assert preflight.quota_code(machine, kind) == code
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(63, "failed"), (64, "ok")])
 def test_the_quota_must_cover_all_vcpus_of_the_fleet(value, verdict):
-    [found] = quotas.machines(asked(stack(), service_quotas=stubbed("service-quotas", quota("L-3819A6DF", value))))
+    [found] = preflight.quota(api(stack(), service_quotas=stubbed("service-quotas", quota("L-3819A6DF", value))))
     assert found.verdict == verdict  # two g6.8xlarge have 64
     assert found.says == f"name of L-3819A6DF: {value} vCPUs in us-east-1, the stack wants 64"
     assert ("--quota-code L-3819A6DF --desired-value 64 --region us-east-1" in found.fix) == (verdict == "failed")
@@ -47,21 +47,21 @@ def test_the_quota_must_cover_all_vcpus_of_the_fleet(value, verdict):
 def test_fleets_of_one_quota_are_added_up():
     of = stack()
     both = of.model_copy(update={"fleets": (of.fleets[0], of.fleets[0].model_copy(update={"name": "more"}))})
-    [found] = quotas.machines(asked(both, service_quotas=stubbed("service-quotas", quota("L-3819A6DF", 100))))
+    [found] = preflight.quota(api(both, service_quotas=stubbed("service-quotas", quota("L-3819A6DF", 100))))
     assert (found.verdict, "wants 128" in found.says) == ("failed", True)
 
 
 def test_what_is_reserved_or_has_no_known_quota_is_not_asked():
-    [reserved] = quotas.machines(asked(stack("aws-prod"), service_quotas=stubbed("service-quotas")))
+    [reserved] = preflight.quota(api(stack("aws-prod"), service_quotas=stubbed("service-quotas")))
     assert reserved.verdict == "ok"
-    [spot] = quotas.machines(asked(stack(fleet={"machine": "p6-b200.48xlarge"}), service_quotas=stubbed("service-quotas")))
+    [spot] = preflight.quota(api(stack(fleet={"machine": "p6-b200.48xlarge"}), service_quotas=stubbed("service-quotas")))
     assert spot.verdict == "unknown" and "servicequotas" in spot.fix
 
 
 def test_a_quota_that_the_region_does_not_tell_is_unknown():
     wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
-    [found] = quotas.machines(
-        asked(stack(), service_quotas=stubbed("service-quotas", ("get_service_quota", "NoSuchResourceException", wanted)))
+    [found] = preflight.quota(
+        api(stack(), service_quotas=stubbed("service-quotas", ("get_service_quota", "NoSuchResourceException", wanted)))
     )
     assert found.verdict == "unknown" and "wants 64 vCPUs" in found.says
 
@@ -71,7 +71,7 @@ def test_a_quota_that_the_region_does_not_tell_is_unknown():
 
 def limits(vpcs: float, addresses: float | None = None) -> Any:
     """A client that tells these quotas, in the order in which they are asked."""
-    answers = [("vpc", quotas.VPCS, vpcs), ("ec2", quotas.ELASTIC_IPS, addresses)]
+    answers = [("vpc", preflight.VPCS, vpcs), ("ec2", preflight.ELASTIC_IPS, addresses)]
     return stubbed(
         "service-quotas",
         *(
@@ -85,9 +85,9 @@ def limits(vpcs: float, addresses: float | None = None) -> Any:
 def test_one_more_network_and_its_address_must_fit(ec2):
     ec2.allocate_address(Domain="vpc")
     there = len(ec2.describe_vpcs()["Vpcs"])
-    vpcs, addresses = quotas.network(asked(stack(), ec2=ec2, service_quotas=limits(there + 1, 2)))
+    vpcs, addresses = preflight.network_quota(api(stack(), ec2=ec2, service_quotas=limits(there + 1, 2)))
     assert (vpcs.verdict, addresses.verdict) == ("ok", "ok")
-    vpcs, addresses = quotas.network(asked(stack(), ec2=ec2, service_quotas=limits(there, 1)))
+    vpcs, addresses = preflight.network_quota(api(stack(), ec2=ec2, service_quotas=limits(there, 1)))
     assert (vpcs.verdict, vpcs.says) == ("failed", f"networks: {there} of others in us-east-1, the stack wants 1, {there} may be there")
     assert f"--service-code vpc --quota-code L-F678F1CE --desired-value {there + 1} --region us-east-1" in vpcs.fix
     assert (addresses.verdict, addresses.says) == (
@@ -103,28 +103,30 @@ def test_what_the_stack_has_made_is_not_in_its_way(ec2):
     ec2.create_vpc(CidrBlock="10.64.0.0/16", TagSpecifications=[{"ResourceType": "vpc", "Tags": own}])
     other = [{"Key": "project", "Value": "flotilla"}, {"Key": "stack", "Value": "aws-prod"}]
     ec2.create_vpc(CidrBlock="10.65.0.0/16", TagSpecifications=[{"ResourceType": "vpc", "Tags": other}])
-    vpcs, _ = quotas.network(asked(stack(), ec2=ec2, service_quotas=limits(there + 2, 5)))
+    vpcs, _ = preflight.network_quota(api(stack(), ec2=ec2, service_quotas=limits(there + 2, 5)))
     assert (vpcs.verdict, f"networks: {there + 1} of others" in vpcs.says) == ("ok", True)
 
 
 def test_a_gateway_in_each_zone_and_a_bastion_want_an_address_each(ec2, by_pulumi):
     zones = {"zones": ["us-east-1a", "us-east-1b"], "nat": "per-zone"}
-    _, found = quotas.network(asked(stack(network=zones), ec2=ec2, service_quotas=limits(5, 5)))
+    _, found = preflight.network_quota(api(stack(network=zones), ec2=ec2, service_quotas=limits(5, 5)))
     assert "the stack wants 2" in found.says
     fleet = {"provision": "pulumi", "idle_duration": ...}
-    _, found = quotas.network(asked(stack(fleet=fleet, network=zones, access=by_pulumi["access"]), ec2=ec2, service_quotas=limits(5, 2)))
+    _, found = preflight.network_quota(
+        api(stack(fleet=fleet, network=zones, access=by_pulumi["access"]), ec2=ec2, service_quotas=limits(5, 2))
+    )
     assert (found.verdict, "the stack wants 3" in found.says) == ("failed", True)
 
 
 def test_an_existing_network_wants_nothing(ec2):
-    assert [*quotas.network(asked(stack(network=VPC), ec2=ec2, service_quotas=stubbed("service-quotas")))] == []
+    assert [*preflight.network_quota(api(stack(network=VPC), ec2=ec2, service_quotas=stubbed("service-quotas")))] == []
 
 
 def test_a_quota_that_is_not_told_is_unknown(ec2):
     refused = [
         ("get_service_quota", "NoSuchResourceException", {"ServiceCode": service, "QuotaCode": code})
-        for service, code in (("vpc", quotas.VPCS), ("ec2", quotas.ELASTIC_IPS))
+        for service, code in (("vpc", preflight.VPCS), ("ec2", preflight.ELASTIC_IPS))
     ]
-    found = [*quotas.network(asked(stack(), ec2=ec2, service_quotas=stubbed("service-quotas", *refused)))]
+    found = [*preflight.network_quota(api(stack(), ec2=ec2, service_quotas=stubbed("service-quotas", *refused)))]
     assert [one.verdict for one in found] == ["unknown", "unknown"]
     assert "services/vpc/quotas?region=us-east-1" in found[0].fix

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from infra import local
+from infra.local import build as local
 
 
 def test_nvidia_gpus_are_their_numbered_device_files(tmp_path):

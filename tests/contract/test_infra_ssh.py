@@ -6,7 +6,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from infra import ssh
+from infra.ssh import build as ssh
 from stacks.schema import Stack
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import boto3
 import pytest
-from aws_asked import REGION, asked, stack, stubbed
+from aws_api import REGION, api, stack, stubbed
 from moto import mock_aws
 
 from infra import fleet_machines, preflight
+from infra.answers import Answer
 from infra.aws import preflight as aws
-from infra.aws import quotas
-from infra.findings import Finding
 from stacks import load
 from stacks.load import StackError
 
@@ -27,7 +26,7 @@ IMAGE = "ami-0123456789abcdef0"
 VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
 
 
-def verdicts(found: list[Finding]) -> dict[str, str]:
+def verdicts(found: list[Answer]) -> dict[str, str]:
     return {one.check: one.verdict for one in found}
 
 
@@ -38,7 +37,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = aws.findings(stack(), fleet_machines.machines(stack(), "aws"))
+    found = aws.ask(stack(), fleet_machines.machines(stack(), "aws"))
     assert (found[0].verdict, found[0].says) == ("failed", "Unable to locate credentials")
     assert "aws sso login" in found[0].fix
     assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(aws.CHECKS)
@@ -46,20 +45,20 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
 
 def test_a_profile_that_there_is_not_is_said_and_nothing_else_is_asked(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nope")
-    first, *others = aws.findings(stack(), fleet_machines.machines(stack(), "aws"))
+    first, *others = aws.ask(stack(), fleet_machines.machines(stack(), "aws"))
     assert first.verdict == "failed" and "(nope)" in first.says
     assert {one.check: one.says for one in others} == dict.fromkeys(aws.CHECKS, "not asked without credentials")
 
 
 def test_credentials_that_aws_does_not_accept_are_said():
     sts = stubbed("sts", ("get_caller_identity", "ExpiredToken", {}))
-    found = aws.credentials(asked(stack(), sts=sts))
+    found = aws.credentials(api(stack(), sts=sts))
     assert (found.verdict, found.says) == ("failed", "AWS does not accept them: the message of ExpiredToken")
 
 
 @pytest.mark.usefixtures("ec2")
 def test_who_asks_is_shown():
-    found = aws.credentials(asked(stack(), sts=boto3.client("sts", region_name=REGION)))
+    found = aws.credentials(api(stack(), sts=boto3.client("sts", region_name=REGION)))
     assert found.verdict == "ok" and "account 123456789012" in found.says
 
 
@@ -67,7 +66,7 @@ def test_who_asks_is_shown():
 
 
 def test_zones_that_offer_the_machine_are_named(ec2):
-    [found] = aws.zones(asked(stack(), ec2=ec2))
+    [found] = aws.zones(api(stack(), ec2=ec2))
     assert found.verdict == "ok" and found.says.startswith("g6.8xlarge in us-east-1a, ")
 
 
@@ -77,7 +76,7 @@ def test_a_zone_without_the_machine_fails_with_those_that_have_it(ec2):
     )["InstanceTypeOfferings"]
     there = {one["Location"] for one in offered}
     [without, *_] = sorted({f"us-east-1{letter}" for letter in "abcdef"} - there)
-    [found] = aws.zones(asked(stack(fleet={"machine": "p4d.24xlarge"}, network={"zones": [without]}), ec2=ec2))
+    [found] = aws.zones(api(stack(fleet={"machine": "p4d.24xlarge"}, network={"zones": [without]}), ec2=ec2))
     assert found.verdict == "failed"
     assert f"flotilla:network.zones[0]: '{without}' does not offer p4d.24xlarge" in found.says
     assert all(zone in found.says for zone in there)
@@ -92,7 +91,7 @@ def test_a_region_without_the_machine_fails(ec2):
             {"LocationType": "availability-zone", "Filters": [{"Name": "instance-type", "Values": ["g6.8xlarge"]}]},
         ),
     )
-    [found] = aws.zones(asked(stack(), ec2=nowhere))
+    [found] = aws.zones(api(stack(), ec2=nowhere))
     assert found.verdict == "failed" and "'g6.8xlarge' is not offered in us-east-1" in found.says
 
 
@@ -103,11 +102,11 @@ def test_fewer_efa_interfaces_than_the_table_says_fail(ec2):
         return stubbed("ec2", ("describe_instance_types", {"InstanceTypes": [kind]}, {"InstanceTypes": ["p5.48xlarge"]}))
 
     of = stack(fleet={"machine": "p5.48xlarge"})
-    assert [one.verdict for one in aws.efa(asked(of, ec2=answer(32)))] == ["ok"]
+    assert [one.verdict for one in aws.efa(api(of, ec2=answer(32)))] == ["ok"]
     for interfaces in (0, 4):
-        [found] = aws.efa(asked(of, ec2=answer(interfaces)))
+        [found] = aws.efa(api(of, ec2=answer(interfaces)))
         assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and stacks/machines.py says 32"
-    assert not [*aws.efa(asked(stack(fleet={"machine": "g6.xlarge"}), ec2=ec2))]
+    assert not [*aws.efa(api(stack(fleet={"machine": "g6.xlarge"}), ec2=ec2))]
 
 
 # Capacity
@@ -148,7 +147,7 @@ SOON = datetime(2027, 1, 2, 11, 30, tzinfo=UTC)
 def test_a_reservation_must_hold_what_the_fleet_wants(fleet, change, verdict, says):
     wanted = {"CapacityReservationIds": ["cr-0123456789abcdef0"]}
     ec2 = stubbed("ec2", ("describe_capacity_reservations", {"CapacityReservations": [HELD | change]}, wanted))
-    [found] = aws.capacity(asked(stack("aws-prod", fleet=fleet), ec2=ec2))
+    [found] = aws.capacity(api(stack("aws-prod", fleet=fleet), ec2=ec2))
     assert (found.verdict, found.says.startswith("cr-0123456789abcdef0 ")) == (verdict, True)
     assert says in found.says
     assert bool(found.fix) == (verdict != "ok")
@@ -157,7 +156,7 @@ def test_a_reservation_must_hold_what_the_fleet_wants(fleet, change, verdict, sa
 def test_a_reservation_that_there_is_not_fails():
     wanted = {"CapacityReservationIds": ["cr-0123456789abcdef0"]}
     ec2 = stubbed("ec2", ("describe_capacity_reservations", "InvalidCapacityReservationId.NotFound", wanted))
-    [found] = aws.capacity(asked(stack("aws-prod"), ec2=ec2))
+    [found] = aws.capacity(api(stack("aws-prod"), ec2=ec2))
     assert (found.verdict, found.says) == ("failed", "cr-0123456789abcdef0 is not there in us-east-2")
 
 
@@ -175,12 +174,12 @@ PINNED = {"fleet": {"image": IMAGE}, "region": REGION, "network": {"zones": ["us
 
 def test_a_pinned_image_must_be_there_and_of_the_nodes_architecture(ec2):
     of = stack("aws-prod", **PINNED)
-    assert verdicts([*aws.images(asked(of, ec2=image()))]) == {"image": "ok"}
-    [arm] = aws.images(asked(of, ec2=image(architecture="arm64")))
+    assert verdicts([*aws.images(api(of, ec2=image()))]) == {"image": "ok"}
+    [arm] = aws.images(api(of, ec2=image(architecture="arm64")))
     assert arm.verdict == "failed" and "of arm64" in arm.says
-    [late] = aws.images(asked(of, ec2=image(state="deregistered")))
+    [late] = aws.images(api(of, ec2=image(state="deregistered")))
     assert late.verdict == "failed" and "is deregistered" in late.says
-    [absent] = aws.images(asked(of, ec2=ec2))
+    [absent] = aws.images(api(of, ec2=ec2))
     assert (absent.verdict, absent.says) == ("failed", f"{IMAGE} is not there in us-east-1")
     assert absent.fix.startswith("aws ssm get-parameter --region us-east-1 --name /aws/service/deeplearning/")
 
@@ -188,12 +187,12 @@ def test_a_pinned_image_must_be_there_and_of_the_nodes_architecture(ec2):
 def test_an_image_that_is_not_pinned_is_the_newest_of_its_parameter():
     name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
     ssm = stubbed("ssm", ("get_parameter", {"Parameter": {"Name": name, "Value": IMAGE}}, {"Name": name}))
-    [found] = aws.images(asked(stack("aws-prod", **PINNED | {"fleet": {"image": ...}}), ec2=image(), ssm=ssm))
+    [found] = aws.images(api(stack("aws-prod", **PINNED | {"fleet": {"image": ...}}), ec2=image(), ssm=ssm))
     assert found.verdict == "ok" and IMAGE in found.says
 
 
 def test_images_of_machines_that_dstack_launches_are_its_own():
-    assert not [*aws.images(asked(stack()))]
+    assert not [*aws.images(api(stack()))]
 
 
 def existing(ec2: Any, *cidrs: str, zone: str = "us-east-1a") -> tuple[str, list[str]]:
@@ -203,10 +202,10 @@ def existing(ec2: Any, *cidrs: str, zone: str = "us-east-1a") -> tuple[str, list
 
 
 def test_a_subnet_in_a_zone_without_the_machine_fails(ec2):
-    offered = aws._offered(asked(stack(), ec2=ec2), "p4d.24xlarge")
+    offered = aws._offered(api(stack(), ec2=ec2), "p4d.24xlarge")
     [zone, *_] = sorted({f"us-east-1{letter}" for letter in "abcdef"} - set(offered))
     vpc, [subnet] = existing(ec2, "10.1.1.0/24", zone=zone)
-    found = [*aws.subnets(asked(stack(fleet={"machine": "p4d.24xlarge"}, network={"vpc": vpc, "subnets": [subnet]}), ec2=ec2))]
+    found = [*aws.subnets(api(stack(fleet={"machine": "p4d.24xlarge"}, network={"vpc": vpc, "subnets": [subnet]}), ec2=ec2))]
     assert [one.verdict for one in found] == ["failed", "ok"]
     assert found[0].says == f"{subnet} is in {zone}, which does not offer p4d.24xlarge"
 
@@ -214,7 +213,7 @@ def test_a_subnet_in_a_zone_without_the_machine_fails(ec2):
 def test_a_reservation_must_be_in_the_zone_of_the_first_existing_subnet(ec2):
     vpc, subnets = existing(ec2, "10.1.1.0/24", zone="us-east-1b")
     of = stack("aws-prod", region=REGION, network={"vpc": vpc, "subnets": subnets})
-    [zone] = aws._zones(asked(of, ec2=ec2))
+    [zone] = aws._zones(api(of, ec2=ec2))
     found = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone])
     assert (found.verdict, found.says) == ("failed", "cr-0123456789abcdef0 is in us-east-1a, the stack in us-east-1b")
     second = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone, "us-east-1a"])
@@ -224,13 +223,13 @@ def test_a_reservation_must_be_in_the_zone_of_the_first_existing_subnet(ec2):
 def test_subnets_of_an_existing_network_must_be_its_own_with_room_for_the_nodes(ec2):
     vpc, [small, large] = existing(ec2, "10.1.0.0/28", "10.1.1.0/24")
     here = {"vpc": vpc, "subnets": [small, large]}
-    [found] = aws.subnets(asked(stack(network=here), ec2=ec2))
+    [found] = aws.subnets(api(stack(network=here), ec2=ec2))
     assert found.verdict == "ok" and f"{small} has 11 free addresses" in found.says  # AWS keeps five
-    [found] = aws.subnets(asked(stack(fleet={"nodes": 300}, network=here), ec2=ec2))
+    [found] = aws.subnets(api(stack(fleet={"nodes": 300}, network=here), ec2=ec2))
     assert found.verdict == "failed" and "the fleets have 300 nodes" in found.says
 
     other, _ = existing(ec2, "10.1.0.0/28")
-    first, *_ = aws.subnets(asked(stack(network=here | {"vpc": other}), ec2=ec2))
+    first, *_ = aws.subnets(api(stack(network=here | {"vpc": other}), ec2=ec2))
     assert (first.verdict, first.says) == ("failed", f"{small} is of {vpc}, not of {other}")
 
 
@@ -243,7 +242,7 @@ def test_nodes_of_pulumi_stand_together_in_the_first_subnet():
 
 
 def test_an_unknown_subnet_is_aws_word(ec2):
-    found = aws._answers("subnets", aws.subnets, asked(stack(network=VPC), ec2=ec2))
+    found = aws.answers("subnets", aws.subnets, api(stack(network=VPC), ec2=ec2))
     assert [(one.verdict, "subnet-0123456789abcdef" in one.says) for one in found] == [("failed", True)]
 
 
@@ -253,13 +252,13 @@ def test_an_unknown_subnet_is_aws_word(ec2):
 def test_a_call_that_is_forbidden_says_what_to_allow_and_fails_nothing():
     wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
     refused = stubbed("service-quotas", ("get_service_quota", "AccessDeniedException", wanted))
-    [found] = aws._answers("quota", quotas.machines, asked(stack(), service_quotas=refused))
+    [found] = aws.answers("quota", aws.quota, api(stack(), service_quotas=refused))
     assert (found.verdict, found.fix) == ("unknown", "allow GetServiceQuota to this identity")
 
 
 def test_aws_that_does_not_answer_fails_within_its_patience():
     nobody = boto3.client("ec2", region_name=REGION, endpoint_url="http://127.0.0.1:9", config=aws.PATIENCE)
-    [found] = aws._answers("zones", aws.zones, asked(stack(), ec2=nobody))
+    [found] = aws.answers("zones", aws.zones, api(stack(), ec2=nobody))
     assert found.verdict == "failed" and found.says.startswith("AWS did not answer: ")
 
 

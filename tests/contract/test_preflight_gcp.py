@@ -17,9 +17,9 @@ from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
 from infra import fleet_machines
-from infra.findings import Finding
+from infra.answers import Answer
 from infra.gcp import preflight as gcp
-from infra.gcp.preflight import Asked
+from infra.gcp.api import Api
 from stacks import load
 from stacks.machines import MACHINES
 from stacks.schema import Stack
@@ -76,21 +76,21 @@ def google():
     thread.start()
     Google.queries = []
 
-    def asked(of: Stack, *answers: Answers) -> Asked:
+    def api(of: Stack, *answers: Answers) -> Api:
         Google.answers = {path: answer for some in answers for path, answer in some.items()}
         session = AuthorizedSession(AnonymousCredentials())
-        return Asked(of, fleet_machines.machines(of, "gcp"), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
+        return Api(of, fleet_machines.machines(of, "gcp"), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
 
-    yield asked
+    yield api
     server.shutdown()
     server.server_close()
     thread.join(10)
 
 
-Ask = Callable[..., Asked]
+Ask = Callable[..., Api]
 
 
-def told(found: list[Finding]) -> list[tuple[str, str]]:
+def told(found: list[Answer]) -> list[tuple[str, str]]:
     return [(one.check, one.verdict) for one in found]
 
 
@@ -102,7 +102,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
         raise DefaultCredentialsError("none")
 
     monkeypatch.setattr(gcp, "default", nobody)
-    found = gcp.findings(stack(), fleet_machines.machines(stack(), "gcp"))
+    found = gcp.ask(stack(), fleet_machines.machines(stack(), "gcp"))
     assert (found[0].check, found[0].verdict, found[0].fix) == ("credentials", "failed", "gcloud auth application-default login")
     assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(gcp.CHECKS)
 
@@ -117,7 +117,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
     ],
 )
 def test_a_project_that_cannot_pay_or_is_not_there_ends_the_questions(answers, says, fix, google):
-    found = gcp.answers(google(stack(), answers))
+    found = gcp.check_all(google(stack(), answers))
     assert found[0].verdict == "failed" and says in found[0].says and found[0].fix.startswith(fix)
     assert told(found[1:]) == [(name, "unknown") for name in gcp.CHECKS]
 
@@ -258,8 +258,8 @@ def test_a_pinned_image_must_be_there_and_in_use(answer, verdict, says, google):
 
 
 def test_without_a_pin_the_family_is_asked(google):
-    asked = google(stack("gcp-prod", fleet={"image": ...}), {f"{IMAGES}/family/{IMAGE}": {"name": "newest", "status": "READY"}})
-    assert [one.says for one in gcp.images(asked)] == ["newest of ubuntu-os-accelerator-images"]
+    api = google(stack("gcp-prod", fleet={"image": ...}), {f"{IMAGES}/family/{IMAGE}": {"name": "newest", "status": "READY"}})
+    assert [one.says for one in gcp.images(api)] == ["newest of ubuntu-os-accelerator-images"]
     assert not [*gcp.images(google(stack()))]  # dstack's machines have its own
 
 
@@ -290,7 +290,7 @@ def test_the_subnet_of_an_existing_network_must_be_its_own_with_room_for_the_nod
 
 
 def test_all_checks_are_asked(google):
-    found = gcp.answers(google(stack(), PROJECT, REGION))
+    found = gcp.check_all(google(stack(), PROJECT, REGION))
     assert told(found) == [("project", "ok"), ("zones", "ok"), ("quota", "ok")]
 
 
@@ -303,11 +303,11 @@ def test_all_checks_are_asked(google):
     ],
 )
 def test_an_api_that_is_off_or_refuses_is_told_apart(answer, verdict, fix, google):
-    [found] = gcp._answers("zones", gcp.zones, google(stack(), {f"{COMPUTE}/regions/us-central1": answer}))
+    [found] = gcp.answers("zones", gcp.zones, google(stack(), {f"{COMPUTE}/regions/us-central1": answer}))
     assert found.verdict == verdict and fix in found.fix
 
 
 def test_google_that_does_not_answer_fails():
-    nobody = Asked(stack(), fleet_machines.machines(stack(), "gcp"), requests.Session(), "http://127.0.0.1:9/{service}")
-    [found] = gcp._answers("zones", gcp.zones, nobody)
+    nobody = Api(stack(), fleet_machines.machines(stack(), "gcp"), requests.Session(), "http://127.0.0.1:9/{service}")
+    [found] = gcp.answers("zones", gcp.zones, nobody)
     assert (found.verdict, found.says) == ("failed", "Google did not answer: ConnectionError")

@@ -28,7 +28,7 @@ ON_DSTACK = [name for name in STACKS if name != "slurm"]
 
 def built(name: str) -> tuple[Stack, Site]:
     stack = load.load(name, ROOT)
-    return stack, import_module(f"infra.{stack.cloud}").build(stack)
+    return stack, import_module(f"infra.{stack.cloud}.build").build(stack)
 
 
 @pytest.mark.parametrize("name", ON_DSTACK)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from infra.aws import checks, mounts, nodes, policies, security
-from infra.aws.addresses import cut
+from infra.aws import checks, mounts, network, nodes, policies
+from infra.aws.addresses import cut, usable
 from infra.aws.capacity import placed_together, purchase
-from infra.aws.site import Known, site, tunnel
+from infra.aws.site import Outputs, site, tunnel
 from stacks.cloud_settings import Capacity
 from stacks.load import StackError
 from stacks.machines import MACHINES, machine
@@ -45,8 +45,8 @@ def test_a_zones_subnets_follow_from_its_letter():
 
 
 def test_a_subnet_has_room_for_all_but_the_addresses_that_aws_keeps():
-    assert cut(IPv4Network("10.0.0.0/16"), ["us-east-1a"])["us-east-1a"].room == 4091
-    assert cut(IPv4Network("10.0.0.0/24"), ["us-east-1a"])["us-east-1a"].room == 11
+    assert usable(cut(IPv4Network("10.0.0.0/16"), ["us-east-1a"])["us-east-1a"].private) == 4091
+    assert usable(cut(IPv4Network("10.0.0.0/24"), ["us-east-1a"])["us-east-1a"].private) == 11
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def stack(**settings: Any) -> Stack:
 
 ACCESS = {"identity_file": "~/.ssh/id", "public_key": KEY, "via": "tunnel", "port": 2345}
 PULUMI = {"fleets": [{"name": "gpus", "nodes": 2, "machine": "p5.48xlarge", "provision": "pulumi"}], "access": ACCESS}
-KNOWN = Known("vpc-1", "profile", "bucket", ["mount it"], addresses={"gpus": ["10.0.0.1", "10.0.0.2"]}, bastion_id="i-1")
+OUTPUTS = Outputs("vpc-1", "profile", "bucket", ["mount it"], addresses={"gpus": ["10.0.0.1", "10.0.0.2"]}, bastion_id="i-1")
 H100 = {"gpus": machine("aws", "p5.48xlarge")}
 
 
 def test_nodes_of_dstack_are_offered_by_its_backend_and_mount_by_themselves():
-    found = site(stack(), H100, "10.0.0.0/16", KNOWN)
+    found = site(stack(), H100, "10.0.0.0/16", OUTPUTS)
     assert found.backend is not None and found.backend["vpc_ids"] == {"us-east-1": "vpc-1"}
     assert (found.ssh, found.mount, found.before) == ({}, ("mount it",), ())
     gpu = found.gpus["gpus"]
@@ -203,7 +203,7 @@ def test_nodes_of_dstack_are_offered_by_its_backend_and_mount_by_themselves():
 
 
 def test_nodes_of_pulumi_are_reached_by_ssh():
-    found = site(stack(**PULUMI), H100, "10.0.0.0/16", KNOWN)
+    found = site(stack(**PULUMI), H100, "10.0.0.0/16", OUTPUTS)
     assert found.backend is None
     reached = found.ssh["gpus"]
     assert [host.hostname for host in reached.hosts] == ["10.0.0.1", "10.0.0.2"]
@@ -212,17 +212,17 @@ def test_nodes_of_pulumi_are_reached_by_ssh():
 
 
 def test_a_tunnel_is_opened_before_anything_else():
-    [command] = tunnel(stack(**PULUMI), KNOWN)
+    [command] = tunnel(stack(**PULUMI), OUTPUTS)
     assert command == (
         "aws ssm start-session --region us-east-1 --target i-1 --document-name AWS-StartPortForwardingSession "
         "--parameters portNumber=22,localPortNumber=2345"
     )
-    assert tunnel(stack(), KNOWN) == ()
+    assert tunnel(stack(), OUTPUTS) == ()
 
 
 @pytest.mark.parametrize(("project", "name"), [("main", "main"), ("my-Team", "my_team")])
 def test_dstack_finds_its_group_by_this_name(project, name):
-    assert security.dstack_group(project) == f"dstack_security_group_{name}"
+    assert network.dstack_group(project) == f"dstack_security_group_{name}"
 
 
 @pytest.mark.parametrize(("region", "partition"), [("us-east-1", "aws"), ("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn")])

@@ -56,7 +56,7 @@ def test_an_unknown_key_names_the_nearest():
 
 def test_a_driven_stack_is_not_told_to_do_what_up_has_done():
     from infra.publish import next_commands
-    from infra.ssh import build
+    from infra.ssh.build import build
 
     plain, driven = (parse("onprem", settings("onprem", ROOT) | {"flotilla:dstack": dstack}) for dstack in ({}, DRIVEN))
     spared = set(next_commands(plain, build(plain))) - set(next_commands(driven, build(driven)))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from gcp_stacks import DSTACK, KEY, PULUMI, stack
 
-from infra.gcp import addresses, capacity, checks, mounts, names, nccl, nodes, services, startup
-from infra.gcp.site import Known, site
+from infra.gcp import addresses, capacity, checks, mounts, names, nodes, services, startup
+from infra.gcp.site import VOLUMES, Outputs, site
 from stacks.machines import MACHINES, NETWORKS, machine
 
 
@@ -34,11 +34,11 @@ def test_subnets_lie_within_the_network_and_apart(cidr, fabric):
     assert all(subnet.subnet_of(IPv4Network(cidr)) for subnet in subnets)
     assert not any(one.overlaps(other) for index, one in enumerate(subnets) for other in subnets[:index])
     assert ranges.main.prefixlen == IPv4Network(cidr).prefixlen + 1  # half of it, for the nodes
-    assert all(addresses.room(subnet) >= 28 for subnet in subnets)
+    assert all(addresses.usable(subnet) >= 28 for subnet in subnets)
 
 
 def test_a_subnet_has_room_for_all_but_what_google_keeps():
-    assert addresses.room(IPv4Network("10.0.0.0/29")) == 4
+    assert addresses.usable(IPv4Network("10.0.0.0/29")) == 4
 
 
 def test_a_network_too_small_to_be_cut_is_refused():
@@ -137,11 +137,11 @@ def test_with_a_reservation_the_local_disks_are_those_that_it_holds(name, count,
 
 
 def test_the_image_is_the_fleets_own_or_fits_the_machine():
-    assert nodes.image(*fleet(PULUMI)) == nodes.TCPXO_IMAGE
-    assert nodes.image(*fleet(PULUMI, ("fleets.0.machine", "g2-standard-8"))) == nodes.GPU_IMAGE
-    assert nodes.image(*fleet(PULUMI, ("fleets.0.machine", "n2-standard-8"))) == nodes.CPU_IMAGE
+    assert startup.image(*fleet(PULUMI)) == startup.TCPXO_IMAGE
+    assert startup.image(*fleet(PULUMI, ("fleets.0.machine", "g2-standard-8"))) == startup.GPU_IMAGE
+    assert startup.image(*fleet(PULUMI, ("fleets.0.machine", "n2-standard-8"))) == startup.CPU_IMAGE
     own = "projects/mine/global/images/family/ours"
-    assert nodes.image(*fleet(PULUMI, ("fleets.0.image", own))) == own
+    assert startup.image(*fleet(PULUMI, ("fleets.0.image", own))) == own
 
 
 MOUNTS = {
@@ -193,7 +193,7 @@ def test_what_is_mounted_already_is_left_alone(lines, tmp_path):
     assert (tmp_path / "calls").read_text() == "mkdir -p /mnt/checkpoints\n"
 
 
-KNOWN = Known(
+OUTPUTS = Outputs(
     vpc="net",
     subnet="sub",
     cidr="10.64.0.0/17",
@@ -216,7 +216,7 @@ KNOWN = Known(
 )
 def test_nodes_are_reached_as_the_stack_says(via, jump, before):
     wanted = stack(PULUMI, via)
-    found = site(wanted, checks.machines(wanted), KNOWN)
+    found = site(wanted, checks.machines(wanted), OUTPUTS)
     ssh = found.ssh["gpus"]
     assert [host.hostname for host in ssh.hosts] == ["10.64.0.2", "10.64.0.3"]
     assert (ssh.proxy_jump and (ssh.proxy_jump.hostname, ssh.proxy_jump.port)) == jump
@@ -227,15 +227,15 @@ def test_nodes_are_reached_as_the_stack_says(via, jump, before):
 
 def test_machines_that_are_queued_have_no_hosts_yet():
     wanted = stack(PULUMI, ("fleets.0.capacity", {"kind": "flex-start"}))
-    known = Known(vpc="net", subnet="sub", cidr="10.64.0.0/17", nodes_account="nodes@p", addresses={"gpus": []}, first={"gpus": ""})
-    found = site(wanted, checks.machines(wanted), known)
+    outputs = Outputs(vpc="net", subnet="sub", cidr="10.64.0.0/17", nodes_account="nodes@p", addresses={"gpus": []}, first={"gpus": ""})
+    found = site(wanted, checks.machines(wanted), outputs)
     assert (found.ssh, found.before) == ({}, ())
     assert found.awaited(wanted.fleets[0])
 
 
 def test_where_dstack_launches_the_container_mounts_the_checkpoints():
     wanted = stack(DSTACK, ("checkpoints", {"kind": "bucket"}))
-    found = site(wanted, checks.machines(wanted), KNOWN)
+    found = site(wanted, checks.machines(wanted), OUTPUTS)
     assert found.mount == ("mount it",)
     assert found.ssh == {}
 
@@ -245,7 +245,7 @@ def test_where_dstack_launches_the_container_mounts_the_checkpoints():
 )
 def test_a_fabrics_plugin_reaches_fleets_of_several_nodes(machine_type, nodes_, wanted):
     one = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
-    found = site(one, checks.machines(one), KNOWN)
+    found = site(one, checks.machines(one), OUTPUTS)
     assert bool(found.setup) == bool(found.volumes) == wanted
 
 
@@ -255,4 +255,4 @@ def test_nodes_of_pulumi_mount_what_dstack_mounts_on_its_own():
     source = (Path(spec.submodule_search_locations[0]) / "backends/provisioning.py").read_text()  # its imports are those of a server
     mega = source[source.index('"a3-megagpu-8g"') : source.index('"a3-edgegpu-8g"')]
     pairs = zip(re.findall(r'instance_path="(.+?)"', mega), re.findall(r' path="(.+?)"', mega), strict=True)
-    assert sorted(nccl.VOLUMES["tcpxo"]) == sorted(f"{there}:{here}" for there, here in pairs)
+    assert sorted(VOLUMES["tcpxo"]) == sorted(f"{there}:{here}" for there, here in pairs)

@@ -12,8 +12,8 @@ from cluster_tasks.node.dashboard import missing
 from cluster_tasks.node.settings import Settings, read_settings
 from cluster_tasks.ray import ray_cluster, ray_job
 from fleets.fleet import fleet
-from infra import ssh
 from infra.publish import file_names
+from infra.ssh import build as ssh
 from stacks.dstack_api import FleetConfiguration, TaskConfiguration, parse_apply_configuration
 from stacks.load import StackError, parse
 from stacks.schema import Stack

@@ -19,7 +19,7 @@ from cluster_tasks.node.network import resolve
 from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from infra import publish
-from infra import slurm as site
+from infra.slurm import build as site
 from stacks.dstack_api import FleetConfiguration, SlurmBackendFileConfigWithCreds, TaskConfiguration, parse_apply_configuration
 from stacks.site import Site
 

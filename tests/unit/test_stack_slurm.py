@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, SHARED_NODES, changed_stack, stack
 
-from infra import slurm as site
+from infra.slurm import build as site
 from stacks.load import StackError, parse
 from stacks.site import Site
 from stacks.slurm import seconds

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from infra import slurm as site
+from infra.slurm import build as site
 
 pytestmark = pytest.mark.hosts
 

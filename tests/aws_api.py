@@ -9,7 +9,7 @@ import boto3
 from botocore.stub import Stubber
 
 from infra import fleet_machines
-from infra.aws.preflight import Asked
+from infra.aws.api import Api
 from stacks import load
 from stacks.schema import Stack
 
@@ -24,9 +24,9 @@ def stack(name: str = "aws-dev", fleet: dict[str, Any] | None = None, **settings
     return load.parse(name, raw)
 
 
-def asked(of: Stack, **clients: Any) -> Asked:
+def api(of: Stack, **clients: Any) -> Api:
     made = {name.replace("_", "-"): client for name, client in clients.items()}
-    return Asked(of, fleet_machines.machines(of, "aws"), made.__getitem__)
+    return Api(of, fleet_machines.machines(of, "aws"), made.__getitem__)
 
 
 def stubbed(service: str, *answers: tuple[str, Any, dict[str, Any]]) -> Any:

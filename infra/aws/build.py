@@ -1,0 +1,149 @@
+"""AWS as the site: network, identity, storage, and nodes where Pulumi launches them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pulumi
+import pulumi_aws as aws
+
+from cluster_tasks.ray import CHECKPOINTS
+from infra.aws import checks, mounts, network, policies
+from infra.aws.budget import AccountDefaults, Budget
+from infra.aws.deploy import Deploy, DeployArgs
+from infra.aws.fleets import Fleets, FleetsArgs
+from infra.aws.identity import Identity, IdentityArgs
+from infra.aws.site import Outputs, site, tags
+from infra.aws.storage import Bucket, BucketArgs, Lustre, LustreArgs
+from stacks.field_types import gigabytes
+from stacks.machines import Machine
+from stacks.schema import Stack
+from stacks.site import Site
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every component is made with."""
+
+    stack: Stack
+    name: str  # of the components; resources are named after it
+    account: policies.Account
+    opts: pulumi.ResourceOptions
+    invoke_opts: pulumi.InvokeOptions
+    boundary: pulumi.Output[str] | None = None
+
+
+def build(stack: Stack) -> pulumi.Output[Site]:
+    """Declares what the stack asks for. Raises StackError, before anything is created, where AWS could not give it."""
+    machines = checks.machines(stack)
+    context = _context(stack)
+    zones = _zones(context, machines)
+    deploy = _deploy(context)
+    context = replace(context, boundary=deploy.boundary_arn if deploy else None)
+    subnets = _subnets(context, zones)
+    bucket = Bucket(context.name, BucketArgs(stack.checkpoints.keep_days, stack.protect), opts=context.opts)
+    identity = _identity(context, bucket)
+    group = _group(context, subnets)
+    on_hosts = _on_hosts(context, subnets, bucket, group)
+    fleets = None
+    if any(fleet.provision == "pulumi" for fleet in stack.fleets):
+        after = [*subnets.made, identity, group]
+        args = FleetsArgs(stack, machines, subnets, group.group_id, identity.profile_arn, on_hosts, tags(stack), context.boundary, after)
+        fleets = Fleets(context.name, args, context.invoke_opts, opts=context.opts)
+    _account_wide(context)
+    outputs = pulumi.Output.all(
+        vpc=subnets.vpc_id,
+        profile=identity.profile_name,
+        bucket=bucket.name,
+        mount=_in_container(stack, bucket),
+        addresses=fleets.addresses if fleets else {},
+        images=fleets.images if fleets else {},
+        bastion=fleets.bastion if fleets else None,
+        bastion_id=fleets.bastion_id if fleets else None,
+        server_policy=identity.server_policy,
+        deploy_role=deploy.role_arn if deploy else None,
+        preview_role=deploy.preview_arn if deploy else None,
+    )
+    return outputs.apply(lambda values: site(stack, machines, subnets.cidr, Outputs(**values)))
+
+
+def _context(stack: Stack) -> Context:
+    assert stack.region  # stacks/rules/shared.py
+    provider = aws.Provider("aws", region=stack.region, default_tags={"tags": tags(stack)})
+    invoke_opts = pulumi.InvokeOptions(provider=provider)
+    account = policies.Account(aws.get_caller_identity(opts=invoke_opts).account_id, stack.region)
+    return Context(stack, f"flotilla-{stack.name}", account, pulumi.ResourceOptions(provider=provider), invoke_opts)
+
+
+def _zones(context: Context, machines: dict[str, Machine]) -> list[str]:
+    """Zones that offer the machine types of all fleets."""
+    offered = {}
+    for machine in dict.fromkeys(kind.name for kind in machines.values()):
+        wanted = [aws.ec2.GetInstanceTypeOfferingsFilterArgs(name="instance-type", values=[machine])]
+        found = aws.ec2.get_instance_type_offerings(
+            filters=wanted, location_type="availability-zone", region=context.stack.region, opts=context.invoke_opts
+        )
+        offered[machine] = found.locations
+    return checks.zones(context.stack, offered)
+
+
+def _deploy(context: Context) -> Deploy | None:
+    stack, ci = context.stack, context.stack.ci
+    if ci is None:
+        return None
+    return Deploy(context.name, DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider), opts=context.opts)
+
+
+def _subnets(context: Context, zones: list[str]) -> network.Subnets:
+    stack, wanted = context.stack, context.stack.network
+    if wanted.vpc:
+        return network.existing(stack, zones, context.invoke_opts)
+    args = network.NetworkArgs(wanted.cidr, zones, wanted.nat, wanted.flow_logs, context.account.region, stack.name, context.boundary)
+    return network.Network(context.name, args, opts=context.opts).subnets
+
+
+def _by_dstack(stack: Stack) -> bool:
+    return any(fleet.provision == "dstack" for fleet in stack.fleets)
+
+
+def _identity(context: Context, bucket: Bucket) -> Identity:
+    stack = context.stack
+    args = IdentityArgs(context.account, stack.name, bucket.arn, bucket.key_arn, stack.monitoring, _by_dstack(stack), context.boundary)
+    return Identity(context.name, args, opts=context.opts)
+
+
+def _group(context: Context, subnets: network.Subnets) -> network.NodeSecurity:
+    """dstack insists on SSH from anywhere, though nothing from outside reaches a private subnet; other nodes do without."""
+    project = context.stack.dstack.project if context.stack.dstack else "main"
+    name, ssh = (network.dstack_group(project), network.ANYWHERE) if _by_dstack(context.stack) else (None, subnets.cidr)
+    return network.NodeSecurity(context.name, network.NodeSecurityArgs(subnets.vpc_id, name, ssh), opts=context.opts)
+
+
+def _on_hosts(context: Context, subnets: network.Subnets, bucket: Bucket, group: network.NodeSecurity) -> pulumi.Output[list[str]]:
+    """Shell lines that mount the checkpoints on hosts that Pulumi launches."""
+    wanted, folder = context.stack.checkpoints, str(context.stack.checkpoints.path)
+    if wanted.kind == "lustre":
+        assert wanted.size  # stacks/schema.py
+        size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
+        args = LustreArgs(subnets.vpc_id, subnets.first, group.group_id, size, context.account, bucket, context.stack.protect, throughput)
+        lustre = Lustre(context.name, args, opts=context.opts)
+        return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mounts.lustre_on_host(names[0], names[1], folder))
+    if wanted.kind != "bucket":
+        return pulumi.Output.from_input([])
+    return bucket.name.apply(lambda name: mounts.bucket_on_host(name, context.account.region, folder))
+
+
+def _in_container(stack: Stack, bucket: Bucket) -> pulumi.Output[list[str]]:
+    """Shell lines that mount the checkpoints in the container of the cluster, whose fleet is the first; other hosts have it mounted."""
+    if stack.checkpoints.kind != "bucket" or stack.fleets[0].provision != "dstack":
+        return pulumi.Output.from_input([])
+    assert stack.region  # stacks/rules/shared.py
+    region = stack.region
+    return bucket.name.apply(lambda name: mounts.bucket_in_container(name, region, CHECKPOINTS))
+
+
+def _account_wide(context: Context) -> None:
+    if context.stack.budget:
+        Budget(context.name, context.stack.budget, opts=context.opts)
+    if context.stack.account_defaults:
+        AccountDefaults(context.name, opts=context.opts)

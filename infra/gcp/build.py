@@ -1,0 +1,139 @@
+"""GCP as the site: network, fabric, identity, storage, and nodes where Pulumi launches them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pulumi
+import pulumi_gcp as gcp
+
+from cluster_tasks.ray import CHECKPOINTS
+from infra.gcp import checks, mounts
+from infra.gcp.budget import Budget, BudgetArgs
+from infra.gcp.deploy import Deploy, DeployArgs
+from infra.gcp.fleets import Fleets, FleetsArgs
+from infra.gcp.identity import Identity, IdentityArgs
+from infra.gcp.network import Fabric, FabricArgs, Network, NetworkArgs
+from infra.gcp.services import Services, ServicesArgs, needed
+from infra.gcp.site import Outputs, labels, site
+from infra.gcp.storage import Storage, StorageArgs
+from stacks.machines import NETWORKS, Machine
+from stacks.schema import Stack
+from stacks.site import Site
+
+
+@dataclass(frozen=True)
+class Context:
+    """What every component is made with."""
+
+    stack: Stack
+    name: str  # of the components; resources are named after it
+    project: str
+    region: str
+    opts: pulumi.ResourceOptions
+    unlabelled: pulumi.ProviderResource  # for what labels would replace
+
+
+def build(stack: Stack) -> pulumi.Output[Site]:
+    """Declares what the stack asks for. Raises StackError, before anything is created, where GCP could not give it."""
+    machines = checks.machines(stack)
+    context = _context(stack)
+    network, fabric = _networks(context, machines)
+    by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
+    identity = Identity(context.name, IdentityArgs(context.project, stack.monitoring, by_dstack), opts=context.opts)
+    store = _store(context, network, identity)
+    fleets = Fleets(_fleets_args(context, machines, network, fabric, identity, store), context.opts)
+    deploy = _deploy(context, identity)
+    if stack.budget:
+        Budget(context.name, BudgetArgs(context.project, stack.budget), opts=context.opts)
+    outputs = pulumi.Output.all(
+        vpc=network.vpc,
+        subnet=network.subnet,
+        cidr=network.cidr,
+        nodes_account=identity.nodes,
+        server_account=identity.server,
+        mount=_mount(stack, store, inside=True),
+        vpcs=fabric.vpcs if fabric else [],
+        roce=fabric.roce if fabric else None,
+        store=store.location,
+        addresses=fleets.addresses,
+        first=fleets.first,
+        bastion=fleets.bastion,
+        deploy=deploy.outputs if deploy else {},
+    )
+    return outputs.apply(lambda values: site(stack, machines, Outputs(**values)))
+
+
+def _context(stack: Stack) -> Context:
+    """Nothing is asked of an API before it is on: the provider waits for the services."""
+    assert stack.project and stack.region  # stacks/rules/shared.py
+    name, project, region = f"flotilla-{stack.name}", stack.project, stack.region
+    plain = gcp.Provider("gcp-plain", project=project, region=region)
+    on = Services(name, ServicesArgs(project, needed(stack)), opts=pulumi.ResourceOptions(provider=plain)).enabled
+    after = pulumi.ResourceOptions(depends_on=on)
+    labelled = gcp.Provider(
+        "gcp",
+        project=project,
+        region=region,
+        default_labels=labels(stack),
+        # The budgets' API wants to know whose quota a call counts for.
+        billing_project=project,
+        user_project_override=True,
+        opts=after,
+    )
+    return Context(stack, name, project, region, pulumi.ResourceOptions(provider=labelled), plain)
+
+
+def _networks(context: Context, machines: dict[str, Machine]) -> tuple[Network, Fabric | None]:
+    settings, wanted = context.stack.network, NETWORKS[checks.fabric(context.stack, machines)]
+    network = Network(context.name, NetworkArgs(context.project, context.region, settings, wanted), opts=context.opts)
+    if not (wanted.vpcs or wanted.rdma_subnets):
+        return network, None
+    return network, Fabric(context.name, FabricArgs(context.project, context.region, settings, wanted), opts=context.opts)
+
+
+def _store(context: Context, network: Network, identity: Identity) -> Storage:
+    stack = context.stack
+    args = StorageArgs(
+        context.project, context.region, stack.network.zones, stack.checkpoints, stack.protect, network.vpc, network.cidr, identity.nodes
+    )
+    return Storage(context.name, args, opts=context.opts)
+
+
+def _mount(stack: Stack, store: Storage, inside: bool) -> pulumi.Output[list[str]]:
+    """Shell lines that mount the checkpoints: inside of a container, or on a host."""
+    folder = CHECKPOINTS if inside else str(stack.checkpoints.path)
+    if store.bucket:
+        return store.bucket.apply(lambda name: mounts.bucket(name, folder))
+    if store.share:
+        return store.share.apply(lambda address: mounts.share(address, folder))
+    return pulumi.Output.from_input(mounts.disk(folder) if store.disk else [])
+
+
+def _fleets_args(
+    context: Context, machines: dict[str, Machine], network: Network, fabric: Fabric | None, identity: Identity, store: Storage
+) -> FleetsArgs:
+    return FleetsArgs(
+        name=context.name,
+        stack=context.stack,
+        machines=machines,
+        region=context.region,
+        vpc=network.vpc,
+        subnet=network.subnet_id,
+        fabric=fabric,
+        account=identity.nodes,
+        mount=_mount(context.stack, store, inside=False),
+        disk=store.disk,
+        labels=labels(context.stack),
+        unlabelled=context.unlabelled,
+        after=[*network.ready, *store.ready],
+    )
+
+
+def _deploy(context: Context, identity: Identity) -> Deploy | None:
+    stack = context.stack
+    if stack.ci is None:
+        return None
+    payer = stack.budget.billing_account if stack.budget else None
+    args = DeployArgs(context.project, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted)
+    return Deploy(context.name, args, opts=context.opts)

@@ -1,0 +1,1 @@
+"""This machine as the place of a stack."""

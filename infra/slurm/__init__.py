@@ -1,0 +1,1 @@
+"""A Slurm cluster as the place of a stack."""

@@ -1,0 +1,1 @@
+"""Your own machines as the place of a stack."""
