@@ -15,7 +15,7 @@ import gcp_plans
 import plans
 import pytest
 import yaml
-from aws_asked import REGION
+from aws_api import REGION
 from edits import put
 from moto import mock_aws
 

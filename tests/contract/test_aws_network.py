@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import aws_asked
+import aws_api
 import pulumi
 import pytest
 
@@ -96,7 +96,7 @@ def test_one_subnet_where_the_machine_is_not_offered_is_refused_as_a_zone_would_
     zones = {"subnet-0123456789abcdef0": "us-east-1a", "subnet-0123456789abcdef1": "us-east-1e"}
     monkeypatch.setattr(network.ec2, "get_subnet", lambda id, **_: SimpleNamespace(availability_zone=zones[id]))
     monkeypatch.setattr(network.ec2, "get_vpc", lambda **_: SimpleNamespace(cidr_block="10.0.0.0/16"))
-    stack = aws_asked.stack(network={"vpc": "vpc-0123456789abcdef0", "subnets": [*zones]})
+    stack = aws_api.stack(network={"vpc": "vpc-0123456789abcdef0", "subnets": [*zones]})
     says = r"network\.subnets: subnet-0123456789abcdef1 is in us-east-1e, but the machines are offered in us-east-1a$"
     with pytest.raises(StackError, match=says):
         network.existing(stack, ["us-east-1a"], pulumi.InvokeOptions())

@@ -26,6 +26,8 @@ NODE_AGENT = "cluster_tasks/node"  # copied to every node alone, so it imports t
 DSTACK_API = "stacks/dstack_api.py"  # where all who need it may import it
 # Tests that run dstack's own backends, to compare what they would do with what is rendered for them.
 RUNS_DSTACK = ("tests/contract/test_aws_dstack.py", "tests/contract/test_gcp_dstack.py")
+UNTANGLED_LATER = ("stacks.",)
+SDKS = {"pulumi_aws", "pulumi_gcp", "boto3", "botocore", "google"}
 NO_TORCH = ("trainer/config.py",)
 
 
@@ -61,6 +63,87 @@ def test_a_package_imports_only_those_of_ours_that_it_may(file):
 def test_only_infra_imports_pulumi(file):
     clouds = {module for module in imports(file) if module.split(".")[0].startswith("pulumi")}
     assert not clouds or (file.is_relative_to(ROOT / "infra")), f"{shown(file)} imports {sorted(clouds)}"
+
+
+def graph(root: Path, packages: tuple[str, ...]) -> dict[str, set[str]]:
+    """Which of our modules each one imports anywhere: at its top, inside functions, or for the type checker alone."""
+    files = modules(root, packages)
+    found: dict[str, set[str]] = {}
+    for name, file in files.items():
+        wanted: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                wanted |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                folder = ".".join(file.relative_to(root).parts[: -node.level or None]) if node.level else ""
+                origin = ".".join(filter(None, (folder, node.module)))
+                wanted |= {whole if (whole := f"{origin}.{alias.name}") in files else origin for alias in node.names}
+        found[name] = {other for other in wanted if other in files and other != name}
+    return found
+
+
+def modules(root: Path, packages: tuple[str, ...]) -> dict[str, Path]:
+    """The file of each module by its full name."""
+    files = [file for package in packages for file in sorted((root / package).rglob("*.py")) if ".venv" not in file.parts]
+    return {".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): file for file in files}
+
+
+def cycles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Groups of nodes each of which reaches the others."""
+    reach = {start: reached(start, arrows) for start in arrows}
+    groups = {tuple(sorted(other for other in reach[start] if start in reach[other])) for start in arrows if start in reach[start]}
+    return [list(group) for group in sorted(groups)]
+
+
+def reached(start: str, arrows: dict[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    ahead = [*arrows[start]]
+    while ahead:
+        if (node := ahead.pop()) not in found:
+            found.add(node)
+            ahead += arrows[node]
+    return found
+
+
+def folders(arrows: dict[str, set[str]], depth: int) -> dict[str, set[str]]:
+    """The same graph between the folders of that depth; what stands above them is a node by itself."""
+    shorten = {name: ".".join(name.split(".")[:depth]) for name in arrows}
+    return {
+        short: {shorten[other] for name in arrows if shorten[name] == short for other in arrows[name]} - {short}
+        for short in shorten.values()
+    }
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    found = [cycle for cycle in cycles(graph(ROOT, PACKAGES)) if not any(name.startswith(UNTANGLED_LATER) for name in cycle)]
+    assert not found
+
+
+def test_no_package_imports_itself_by_way_of_others():
+    assert not cycles(folders(graph(ROOT, PACKAGES), depth=1))
+
+
+def test_no_folder_of_infra_imports_itself_by_way_of_others():
+    assert not [cycle for cycle in cycles(folders(graph(ROOT, PACKAGES), depth=2)) if cycle[0].startswith("infra.")]
+
+
+def test_cycles_are_seen_through_functions_type_checking_and_relative_imports(tmp_path):
+    package = tmp_path / "sample"
+    package.mkdir()
+    (package / "a.py").write_text("def f():\n    from sample.b import g\n")
+    (package / "b.py").write_text("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import c\n")
+    (package / "c.py").write_text("import sample.a\n")
+    (package / "d.py").write_text("from sample import a\n")
+    assert cycles(graph(tmp_path, ("sample",))) == [["sample.a", "sample.b", "sample.c"]]
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp"])
+@pytest.mark.parametrize("name", ["checks", "site", "startup", "addresses", "mounts", "preview_answers"])
+def test_what_judges_and_renders_for_a_cloud_loads_no_sdk(cloud, name):
+    """A preflight, a preview's answers, a test of arithmetic: none of them waits two seconds for an SDK."""
+    start, files = f"infra.{cloud}.{name}", modules(ROOT, PACKAGES)
+    loaded = {start, *reached(start, graph(ROOT, PACKAGES)), "infra", f"infra.{cloud}"}
+    assert not [name for name in sorted(loaded) if {module.split(".")[0] for module in imports(files[name])} & SDKS]
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.parent == ROOT / NODE_AGENT], ids=shown)
