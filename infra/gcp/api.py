@@ -69,8 +69,8 @@ def answers(name: str, check: Callable[[Api], Iterator[Answer]], api: Api) -> li
         return list(check(api))
     except Refused as refused:
         if refused.status == 403 and "has not been used" in str(refused):
-            api = "switched on by the first `pulumi up`, or: gcloud services enable compute.googleapis.com"
-            return [unknown(name, "the API is off, so it cannot be asked", f"{api} --project {api.stack.project}")]
+            how = "switched on by the first `pulumi up`, or: gcloud services enable compute.googleapis.com"
+            return [unknown(name, "the API is off, so it cannot be asked", f"{how} --project {api.stack.project}")]
         if refused.status == 403:
             return [unknown(name, f"you may not ask: {refused}", "roles/viewer on the project allows it")]
         return [failed(name, f"Google: {refused} ({refused.status})", "see the message")]

@@ -63,7 +63,7 @@ def test_a_quota_that_the_region_does_not_tell_is_unknown():
     [found] = preflight.quota(
         api(stack(), service_quotas=stubbed("service-quotas", ("get_service_quota", "NoSuchResourceException", wanted)))
     )
-    assert found.verdict == "unknown" and "wants 64 vCPUs" in found.says
+    assert found.verdict == "unknown" and "needs 64 vCPUs" in found.says
 
 
 # Networks and public addresses
