@@ -82,7 +82,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     port = DASHBOARD_PORT if own_port else f"{stack.task.dashboard_port}:{DASHBOARD_PORT}"
     none = {"gpu": 0} if len(fleets) > 1 else {}
     more = ["--spot", stack.cloud] if fleet.capacity.kind == "spot" else []
-    more += ["--per-host"] if site.leaves_machine and stack.checkpoints.kind == "instance" else []
+    more += ["--per-host"] if site.is_remote and stack.checkpoints.kind == "instance" else []
     more += [*_gpus(fleets), *(job or [])]
     return _present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleet, more)],
@@ -159,7 +159,7 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
 def _environment(stack: Stack, site: Site, fleets: list[Fleet]) -> list[str]:
     """`NAME=value` lines; a bare name is taken from the shell of the person who applies."""
     env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS}
-    if site.leaves_machine:
+    if site.is_remote:
         env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
     env |= {name: one.value for name, one in fabric.of_cluster(stack, fleets).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]

@@ -15,9 +15,9 @@ try:
     # infra/local/build.py, infra/aws/build.py, ...: a cloud's SDK takes seconds to import, so only the stack's own is.
     site = import_module(f"infra.{stack.cloud}.build").build(stack)
     if stack.dstack and stack.dstack.drive:
-        from infra.dstack_resources import Driven  # with dstack's client, another second
+        from infra.dstack_resources import Managed  # with dstack's client, another second
 
-        Driven(stack, site, after=[resource for resource in made if not isinstance(resource, pulumi.ProviderResource)])
+        Managed(stack, site, after=[resource for resource in made if not isinstance(resource, pulumi.ProviderResource)])
     published = Publication(stack, site)
 except StackError as error:
     raise pulumi.RunError(str(error)) from None

@@ -189,7 +189,7 @@ def _private(token: Path) -> bool:
 
 
 def _remove(path: str) -> None:
-    """The file or the whole folder, and what it leaves empty of the folders below build/."""
+    """The file or the complete folder, and what it leaves empty of the folders below build/."""
     root = project_root()
     if (root / path).is_dir():
         shutil.rmtree(root / path)

@@ -3,7 +3,7 @@
 python -m infra.preflight aws-dev
 python -m infra.preflight gcp-prod --json
 
-Exit code 0: nothing failed. 1: a check failed, and its line says what mends it. 2: the stack file or the command has a mistake.
+Exit code 0: nothing failed. 1: a check failed, and its line says how to fix it. 2: an error in the stack file or the command.
 Nothing is created or changed.
 """
 
@@ -42,7 +42,7 @@ def preflight(stack: Stack) -> list[Answer]:
 def budget(stack: Stack) -> Answer:
     """Whether a month of the stack's machines fits its budget."""
     if stack.budget is None:
-        return unknown("budget", "none is set", "flotilla:budget in the stack file tells somebody before the bill does")
+        return unknown("budget", "none is set", "flotilla:budget in the stack file warns somebody before the bill does")
     try:
         cost = prices.cost(stack)
     except prices.PricesUnknown as reason:
@@ -53,7 +53,7 @@ def budget(stack: Stack) -> Answer:
 def fits(monthly: float, currency: str, cost: prices.Cost, page: str) -> Answer:
     """Pure: a budget against what machines cost. Machines that dstack ends when they are idle may cost more if they never were."""
     if cost.monthly is None or cost.hourly is None:
-        why = "; ".join(f"{one.machine}: {one.why}" for one in cost.fleets if one.each is None)
+        why = "; ".join(f"{fleet.machine}: {fleet.why}" for fleet in cost.fleets if fleet.each is None)
         return unknown("budget", f"prices are not known ({why})", page)
     if currency != "USD":
         return unknown("budget", f"the machines cost {cost.monthly:,.0f} USD a month, the budget is in {currency}", page)
@@ -72,10 +72,10 @@ def prices_page(stack: Stack) -> str:
 
 
 def table(found: list[Answer]) -> Table:
-    made = Table("", "check", "what was seen, and what mends it", box=None, pad_edge=False)
-    for one in found:
-        fix = f"\n[cyan]{escape(one.fix)}[/]" if one.fix else ""
-        made.add_row(f"[{COLOURS[one.verdict]}]{one.verdict}[/]", one.check, escape(one.says) + fix)
+    made = Table("", "check", "what was seen, and how to fix it", box=None, pad_edge=False)
+    for answer in found:
+        fix = f"\n[cyan]{escape(answer.fix)}[/]" if answer.fix else ""
+        made.add_row(f"[{COLOURS[answer.verdict]}]{answer.verdict}[/]", answer.check, escape(answer.says) + fix)
     return made
 
 
@@ -92,15 +92,15 @@ def main(arguments: list[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps([asdict(one) for one in found], indent=2))
+        print(json.dumps([asdict(answer) for answer in found], indent=2))
     else:
         console = Console(emoji=False, soft_wrap=True, highlight=False)
         if not console.is_terminal:
             console.width = 160
         console.print(table(found))
-        count = {verdict: sum(one.verdict == verdict for one in found) for verdict in COLOURS}
+        count = {verdict: sum(answer.verdict == verdict for answer in found) for verdict in COLOURS}
         console.print(f"\n{options.stack}: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()))
-    return 1 if any(one.verdict == "failed" for one in found) else 0
+    return 1 if any(answer.verdict == "failed" for answer in found) else 0
 
 
 if __name__ == "__main__":

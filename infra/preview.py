@@ -115,7 +115,7 @@ def _assumptions(token: str) -> ModuleType | None:
 
 def plan(stack: str, root: Path) -> Plan:
     """Runs the program as the engine would. Raises StackError, or pulumi.RunError with the program's own word."""
-    load(stack, root)  # a mistake is told here, before pulumi wraps it
+    load(stack, root)  # an error is raised here, before pulumi wraps it
     config = {key: value if isinstance(value, str) else json.dumps(value) for key, value in settings(stack, root).items()}
     pulumi.runtime.set_all_config(config, [])
     loop, recorder, roots = asyncio.new_event_loop(), Recorder(), []
@@ -148,10 +148,10 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _order(one: Resource) -> tuple[Any, ...]:
+def _order(resource: Resource) -> tuple[Any, ...]:
     """By type and number; the order of their creation is any that the engine likes."""
-    numbered = [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", one.name)]
-    return one.component, one.type, numbered
+    numbered = [(int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", resource.name)]
+    return resource.component, resource.type, numbered
 
 
 async def _settled(values: dict[str, Any]) -> dict[str, Any]:
@@ -163,8 +163,8 @@ async def _settled(values: dict[str, Any]) -> dict[str, Any]:
 def write(plan: Plan, root: Path) -> None:
     """Writes the plan's files through the providers that `pulumi up` uses, and removes definitions that are no longer in it."""
     with contextlib.chdir(root):
-        ours = [one for one in plan.resources if one.kind in PROVIDERS and not one.component]
-        paths = {root / PROVIDERS[one.kind]().create(one.inputs).id for one in ours}
+        ours = [resource for resource in plan.resources if resource.kind in PROVIDERS and not resource.component]
+        paths = {root / PROVIDERS[resource.kind]().create(resource.inputs).id for resource in ours}
     for old in set((root / "build" / plan.stack).glob("*.dstack.yml")) - paths:
         old.unlink()
 
@@ -172,20 +172,20 @@ def write(plan: Plan, root: Path) -> None:
 def tree(plan: Plan) -> Tree:
     """Components with what is in them: type, name, the properties that say what it is."""
     top = Tree(f"[bold]{plan.stack}[/]  {len(plan.resources)} resources")
-    urns = {one.urn for one in plan.resources}
+    urns = {resource.urn for resource in plan.resources}
     children: dict[str, list[Resource]] = {}
-    for one in plan.resources:
-        children.setdefault(one.parent if one.parent in urns else "", []).append(one)
-    dull = {one.id for one in plan.resources if one.id} | {plan.stack}
+    for resource in plan.resources:
+        children.setdefault(resource.parent if resource.parent in urns else "", []).append(resource)
+    dull = {resource.id for resource in plan.resources if resource.id} | {plan.stack}
     _grow(top, "", children, dull)
     return top
 
 
 def _grow(branch: Tree, parent: str, children: dict[str, list[Resource]], dull: set[str]) -> None:
-    for one in children.get(parent, []):
-        kept = "  [yellow]protected[/]" if one.options.get("protect") else ""
-        label = f"[green]+[/] [cyan]{one.kind}[/] {escape(one.name)}{escape(_properties(one.inputs, dull))}{kept}"
-        _grow(branch.add(label), one.urn, children, dull)
+    for child in children.get(parent, []):
+        kept = "  [yellow]protected[/]" if child.options.get("protect") else ""
+        label = f"[green]+[/] [cyan]{child.kind}[/] {escape(child.name)}{escape(_properties(child.inputs, dull))}{kept}"
+        _grow(branch.add(label), child.urn, children, dull)
 
 
 def _properties(inputs: dict[str, Any], dull: set[str]) -> str:
@@ -214,7 +214,7 @@ def _cost(stack: Stack) -> tuple[dict[str, Any] | None, list[str]]:
         cost = prices.cost(stack)
     except prices.PricesUnknown as reason:
         return None, [f"prices are not known: {reason}"]
-    fleets = [asdict(one) | {"hourly": one.hourly} for one in cost.fleets]
+    fleets = [asdict(fleet) | {"hourly": fleet.hourly} for fleet in cost.fleets]
     return {"hourly": cost.hourly, "monthly": cost.monthly, "currency": "USD", "fleets": fleets}, cost.lines()
 
 
@@ -242,7 +242,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not console.is_terminal:
         console.width = PIPE
     console.print(tree(planned))
-    kinds = Counter(one.kind for one in planned.resources)
+    kinds = Counter(resource.kind for resource in planned.resources)
     console.print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     for assumption in planned.assumed:
         console.print(f"  assumed, not asked: {assumption}", markup=False)

@@ -59,7 +59,7 @@ class Cost:
 
     @property
     def hourly(self) -> float | None:
-        known = [one.hourly for one in self.fleets if one.hourly is not None]
+        known = [fleet.hourly for fleet in self.fleets if fleet.hourly is not None]
         return sum(known) if len(known) == len(self.fleets) else None
 
     @property
@@ -68,11 +68,11 @@ class Cost:
 
     @property
     def at_most(self) -> bool:
-        return any(one.at_most for one in self.fleets)
+        return any(fleet.at_most for fleet in self.fleets)
 
     def lines(self) -> list[str]:
         """What a person reads: each fleet, and where all are known and several, their sum."""
-        said = [one.line() for one in self.fleets]
+        said = [fleet.line() for fleet in self.fleets]
         if len(self.fleets) > 1 and self.hourly is not None:
             said.append(f"in all: {_usd(self.hourly)}")
         return said
@@ -151,7 +151,7 @@ def _get(session: requests.Session, url: str) -> bytes:
 
 
 def _keep(file: Path, content: bytes) -> None:
-    """Whole or not at all: another preview may read it meanwhile."""
+    """Complete or not at all: another preview may read it meanwhile."""
     file.parent.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(f".{os.getpid()}")
     draft.write_bytes(content)

@@ -36,7 +36,7 @@ class Publication(pulumi.ComponentResource):
             File(name, f"{folder}/{name}", texts[name], opts=child)
         agent = f"{folder}/{ray.NODE_AGENT.name}"
         Folder(ray.NODE_AGENT.name, agent, {f"{agent}/{name}": text for name, text in ray.node_agent().items()}, opts=child)
-        if leaves_machine(stack):
+        if is_remote(stack):
             Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
         following = pulumi.Output.from_input(site).apply(partial(next_commands, stack))
         warned = warnings(stack)
@@ -50,7 +50,7 @@ class Publication(pulumi.ComponentResource):
         self.register_outputs(self.outputs)
 
 
-def leaves_machine(stack: Stack) -> bool:
+def is_remote(stack: Stack) -> bool:
     return stack.cloud != "local"
 
 
@@ -66,7 +66,7 @@ def file_names(stack: Stack) -> list[str]:
         return [*scripts, "runtime-env.yaml", "env.sh"]
     machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.dstack_fleets()]
     disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
-    beyond = ["server-config.yml", *machines, *disk] if leaves_machine(stack) else []
+    beyond = ["server-config.yml", *machines, *disk] if is_remote(stack) else []
     job = ["ray-job.dstack.yml"] if stack.task.job else []
     return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", "env.sh"]
 
@@ -85,18 +85,18 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
 def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
     """`{file name: (what it is for, content)}`. No machine is asked of dstack where every node is a process of this one."""
     here, files, disk = f"build/{stack.name}", {}, volume.volume(stack, site)
-    if site.leaves_machine and uses_dstack(stack):
+    if site.is_remote and uses_dstack(stack):
         files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", backend.server_config(stack, site))
-        for one in stack.dstack_fleets():
-            name = f"{one.name}.fleet.dstack.yml"
-            if site.awaited(one):
+        for machines in stack.dstack_fleets():
+            name = f"{machines.name}.fleet.dstack.yml"
+            if site.pending(machines):
                 files[name] = (f"Empty until the cloud grants the machines; then again: {_up(stack)}", {})
             else:
-                files[name] = (f"The machines: dstack apply -f {here}/{name}", fleet.fleet(stack, site, one))
+                files[name] = (f"The machines: dstack apply -f {here}/{name}", fleet.fleet(stack, site, machines))
         if disk is not None:
             name = f"{disk['name']}.volume.dstack.yml"
             files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
-    start = "dstack apply -f" if site.leaves_machine else "python -m cluster_tasks.local up"
+    start = "dstack apply -f" if site.is_remote else "python -m cluster_tasks.local up"
     if uses_dstack(stack):
         files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
     if stack.task.job and uses_dstack(stack):
@@ -117,9 +117,9 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {job}"
     if stack.cloud == "slurm":
         return [f"sbatch {here}/ray-ppo.sbatch"]
-    if not site.leaves_machine:
+    if not site.is_remote:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
-    if any(site.awaited(fleet) for fleet in stack.fleets):
+    if any(site.pending(fleet) for fleet in stack.fleets):
         return [_up(stack)]  # again, when the cloud has granted the machines
     driven = stack.dstack is not None and stack.dstack.drive  # then `pulumi up` has made these, and knows the server
     definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
@@ -127,7 +127,7 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     project = []
     if stack.dstack and not driven:
         project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."]
-    return [*site.before, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
+    return [*site.prerequisites, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
 
 
 def _up(stack: Stack) -> str:
@@ -143,7 +143,7 @@ def environment(stack: Stack, site: Site) -> str:
     """A file to source: points `ray job` at the cluster and, where it asks for one, shows it the token."""
     head = f"# Made from stacks/Pulumi.{stack.name}.yaml. In the project's folder:  . build/{stack.name}/env.sh\n"
     head += f"export RAY_ADDRESS={address(stack)}\n"
-    if not site.leaves_machine:
+    if not site.is_remote:
         return head
     head += f"export DSTACK_PROJECT={stack.dstack.project}\n" if stack.dstack else ""
     return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN)

@@ -17,13 +17,13 @@ class Site(BaseModel):
     backend: dict[str, Any] | None = None  # a dstack backend configuration; None where no cloud launches nodes
     ssh: dict[str, Ssh] = {}  # by name of the fleet
     network: IPvAnyNetwork | None = None  # nodes talk to one another on an address of this network
-    leaves_machine: bool = True  # False only where every node is a process of this machine
+    is_remote: bool = True  # False only where every node is a process of this machine
     gpus: dict[str, Gpu] = {}  # by name of the fleet, where its machine type says what GPUs there are
     mount: tuple[str, ...] = ()  # shell commands that mount the checkpoints inside a privileged container; none: a volume does
     setup: tuple[str, ...] = ()  # shell commands on every node before Ray starts, such as those that ready the fabric
     volumes: tuple[str, ...] = ()  # folders of the hosts that the fabric needs inside the container, as host:container
     outputs: dict[str, str] = {}  # names and ARNs to look up: the bucket, roles, images
-    before: tuple[str, ...] = ()  # commands to leave running in another terminal
+    prerequisites: tuple[str, ...] = ()  # commands to leave running in another terminal
 
     def equipped(self, fleet: Fleet) -> Fleet:
         """The fleet with the GPUs of its machine type. Of machines that are there already no disk is asked: a root disk of 1000 GB
@@ -31,6 +31,6 @@ class Site(BaseModel):
         gpu = self.gpus.get(fleet.name, fleet.gpu)
         return fleet.model_copy(update={"gpu": gpu, "disk": None if fleet.provision == "pulumi" else fleet.disk})
 
-    def awaited(self, fleet: Fleet) -> bool:
+    def pending(self, fleet: Fleet) -> bool:
         """Whether Pulumi asked for the machines, and the cloud has not granted them yet (GCP's flex-start)."""
         return fleet.provision == "pulumi" and fleet.name not in self.ssh

@@ -1,4 +1,4 @@
-"""What AWS would refuse of a stack, told before anything is created."""
+"""What AWS would refuse of a stack, raised before anything is created."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stacks.schema import Stack
 def machines(stack: Stack) -> dict[str, Machine]:
     """The machine type of each fleet, by its name. Raises StackError with a line for each setting that does not fit."""
     found = fleet_machines.machines(stack, "aws")
-    _tell(stack, [*_addresses(stack), *_blocks(stack, found)])
+    _refuse(stack, [*_addresses(stack), *_blocks(stack, found)])
     return found
 
 
@@ -24,20 +24,20 @@ def zones(stack: Stack, offered: dict[str, list[str]]) -> list[str]:
     Local zones, which a region may have too, are left out: no NAT gateway stands there. Raises StackError where none is left.
     """
     offered = {machine: [zone for zone in where if zone[:-1] == stack.region] for machine, where in offered.items()}
-    wrong, common = [], set.intersection(*(set(zones) for zones in offered.values()))
+    errors, common = [], set.intersection(*(set(zones) for zones in offered.values()))
     for machine, where in offered.items():
         if not where:
             index = next(index for index, fleet in enumerate(stack.fleets) if fleet.machine == machine)
-            wrong.append(f"fleets[{index}].machine: {machine!r} is not offered in {stack.region}; take another region or machine type")
-    if not wrong and not common:
+            errors.append(f"fleets[{index}].machine: {machine!r} is not offered in {stack.region}; take another region or machine type")
+    if not errors and not common:
         each = "; ".join(f"{machine} in {', '.join(sorted(where))}" for machine, where in offered.items())
-        wrong.append(f"fleets: no zone of {stack.region} offers all machine types ({each})")
+        errors.append(f"fleets: no zone of {stack.region} offers all machine types ({each})")
     for index, zone in enumerate(stack.network.zones):
         if common and zone not in common:
-            wrong.append(
+            errors.append(
                 f"network.zones[{index}]: {zone!r} does not offer {', '.join(offered)} (zones that do: {', '.join(sorted(common))})"
             )
-    _tell(stack, wrong)
+    _refuse(stack, errors)
     return list(stack.network.zones) or sorted(common)
 
 
@@ -61,6 +61,6 @@ def _blocks(stack: Stack, machines: dict[str, Machine]) -> Iterator[str]:
             yield f"fleets[{index}].capacity.kind: AWS sells no capacity blocks of {fleet.machine}; it does of P machines"
 
 
-def _tell(stack: Stack, wrong: Iterable[str]) -> None:
-    if lines := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{problem}" for problem in wrong]:
+def _refuse(stack: Stack, errors: Iterable[str]) -> None:
+    if lines := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{error}" for error in errors]:
         raise StackError("\n".join(lines))

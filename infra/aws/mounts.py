@@ -1,6 +1,6 @@
 """Shell lines that mount the checkpoints, on a host or inside a container.
 
-The bucket by s3fs: a checkpoint becomes whole by the renaming of its folder, and Mountpoint for S3 renames no folder
+The bucket by s3fs: a checkpoint is complete once its folder is renamed, and Mountpoint for S3 renames no folder
 (https://github.com/awslabs/mountpoint-s3/blob/main/doc/SEMANTICS.md); s3fs does, and writes through on fsync.
 """
 

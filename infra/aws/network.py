@@ -61,8 +61,8 @@ def existing(stack: Stack, zones: list[str], invoke_opts: pulumi.InvokeOptions) 
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
     found = {subnet: ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=invoke_opts).availability_zone for subnet in wanted.subnets}
-    if wrong := {subnet: zone for subnet, zone in found.items() if zone not in zones}:
-        where = ", ".join(f"{subnet} is in {zone}" for subnet, zone in wrong.items())
+    if elsewhere := {subnet: zone for subnet, zone in found.items() if zone not in zones}:
+        where = ", ".join(f"{subnet} is in {zone}" for subnet, zone in elsewhere.items())
         raise StackError(
             f"stacks/Pulumi.{stack.name}.yaml: flotilla:network.subnets: {where}, but the machines are offered in {', '.join(zones)}"
         )

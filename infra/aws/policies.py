@@ -42,7 +42,7 @@ class Account:
 
 
 def path(stack: str) -> str:
-    """Of the stack's roles, by which a deployment's own are told from all others."""
+    """Of the stack's roles, which tell them apart from a deployment's own."""
     return f"/flotilla/{stack}/"
 
 

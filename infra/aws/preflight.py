@@ -31,12 +31,12 @@ VPCS, ELASTIC_IPS = "L-F678F1CE", "L-0263D0A3"
 
 def ask(stack: Stack, machines: dict[str, Machine]) -> list[Answer]:
     """What each check found; all but the first are unknown where AWS does not know who asks."""
-    session = cache(boto3.Session)  # made by the first question, which tells where AWS_PROFILE names a profile that there is not
+    session = cache(boto3.Session)  # made by the first question, which fails where AWS_PROFILE names a profile that does not exist
     api = Api(stack, machines, lambda service: session().client(service, region_name=stack.region, config=PATIENCE))
     who = credentials(api)
     if who.verdict == "failed":
         return [who, *(unknown(name, "not asked without credentials") for name in CHECKS)]
-    return [who, *(one for name, check in CHECKS.items() for one in answers(name, check, api))]
+    return [who, *(answer for name, check in CHECKS.items() for answer in answers(name, check, api))]
 
 
 def credentials(api: Api) -> Answer:
@@ -52,7 +52,7 @@ def credentials(api: Api) -> Answer:
 
 def zones(api: Api) -> Iterator[Answer]:
     """Zones that offer the machine types; the same judgement as that of `pulumi up`."""
-    offered = {machine: _offered(api, machine) for machine in sorted({one.name for one in api.machines.values()})}
+    offered = {machine: _offered(api, machine) for machine in sorted({machine.name for machine in api.machines.values()})}
     try:
         found = checks.zones(api.stack, offered)
     except StackError as error:
@@ -65,7 +65,7 @@ def _offered(api: Api, machine: str) -> list[str]:
     pages = api.client("ec2").get_paginator("describe_instance_type_offerings")
     wanted = [{"Name": "instance-type", "Values": [machine]}]
     found = pages.paginate(LocationType="availability-zone", Filters=wanted)
-    return [one["Location"] for page in found for one in page["InstanceTypeOfferings"]]
+    return [offer["Location"] for page in found for offer in page["InstanceTypeOfferings"]]
 
 
 def _filter(offered: dict[str, list[str]]) -> str:
@@ -74,11 +74,11 @@ def _filter(offered: dict[str, list[str]]) -> str:
 
 def efa(api: Api) -> Iterator[Answer]:
     """Whether the region's machines have the fabric that the stack counts on."""
-    wanted = {one.name: one for one in api.machines.values() if one.fabric == "efa"}
+    wanted = {machine.name: machine for machine in api.machines.values() if machine.fabric == "efa"}
     if not wanted:
         return
-    for one in api.client("ec2").describe_instance_types(InstanceTypes=sorted(wanted))["InstanceTypes"]:
-        name, network = one["InstanceType"], one.get("NetworkInfo", {})
+    for kind in api.client("ec2").describe_instance_types(InstanceTypes=sorted(wanted))["InstanceTypes"]:
+        name, network = kind["InstanceType"], kind.get("NetworkInfo", {})
         there = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
         if there < wanted[name].efa:
             text = f"{name} has {there} EFA interfaces here, and stacks/machines.py says {wanted[name].efa}"
@@ -117,7 +117,7 @@ def network_quota(api: Api) -> Iterator[Answer]:
     addresses = (zones if stack.network.nat == "per-zone" else 1) * new + bastion
     ec2 = api.client("ec2")
     if new:
-        there = [one for page in ec2.get_paginator("describe_vpcs").paginate() for one in page["Vpcs"]]
+        there = [vpc for page in ec2.get_paginator("describe_vpcs").paginate() for vpc in page["Vpcs"]]
         yield from _fits_quota(api, "vpc", VPCS, "networks", there, 1)
     if addresses:
         yield from _fits_quota(api, "ec2", ELASTIC_IPS, "public addresses", ec2.describe_addresses()["Addresses"], addresses)
@@ -127,20 +127,20 @@ def _fits_quota(api: Api, service: str, code: str, what: str, there: list[Plain]
     """What the stack made before is its own and not in its way."""
     stack = api.stack
     own = {"project": "flotilla", "stack": stack.name}
-    others = sum(not own.items() <= {tag["Key"]: tag["Value"] for tag in one.get("Tags", [])}.items() for one in there)
+    others = sum(not own.items() <= {tag["Key"]: tag["Value"] for tag in item.get("Tags", [])}.items() for item in there)
     limit = _quota(api, service, code)
-    says = f"{what}: {others} of others in {stack.region}, the stack wants {wanted}"
+    says = f"{what}: {others} of others in {stack.region}, the stack needs {wanted}"
     if limit is None:
-        yield unknown("network", f"{says}; the quota {code} is not told", _quotas_page(stack, service))
+        yield unknown("network", f"{says}; the quota {code} is not reported", _quotas_page(stack, service))
     elif others + wanted <= limit["Value"]:
-        yield ok("network", f"{says}, {limit['Value']:g} may be there")
+        yield ok("network", f"{says}, the quota is {limit['Value']:g}")
     else:
         ask = f"--service-code {service} --quota-code {code} --desired-value {others + wanted} --region {stack.region}"
-        yield failed("network", f"{says}, {limit['Value']:g} may be there", f"aws service-quotas request-service-quota-increase {ask}")
+        yield failed("network", f"{says}, the quota is {limit['Value']:g}", f"aws service-quotas request-service-quota-increase {ask}")
 
 
 def _quota(api: Api, service: str, code: str) -> Plain | None:
-    """A quota as it is applied to the account; None where the region tells none."""
+    """A quota as it is applied to the account; None where the region reports none."""
     try:
         return api.client("service-quotas").get_service_quota(ServiceCode=service, QuotaCode=code)["Quota"]
     except ClientError as error:
@@ -159,8 +159,8 @@ def quota_code(machine: str, kind: str) -> str | None:
 
 
 def enough(answer: Plain, vcpus: int, stack: Stack) -> Answer:
-    """Pure: a quota against the vCPUs that the stack wants. What else runs is counted in it, too."""
-    says = f"{answer.get('QuotaName', answer['QuotaCode'])}: {answer['Value']:g} vCPUs in {stack.region}, the stack wants {vcpus}"
+    """Pure: a quota against the vCPUs that the stack needs. What else runs is counted in it, too."""
+    says = f"{answer.get('QuotaName', answer['QuotaCode'])}: {answer['Value']:g} vCPUs in {stack.region}, the stack needs {vcpus}"
     if answer["Value"] >= vcpus:
         return ok("quota", says)
     ask = f"--service-code ec2 --quota-code {answer['QuotaCode']} --desired-value {vcpus} --region {stack.region}"
@@ -191,24 +191,24 @@ def _zones(api: Api) -> list[str]:
     """Where the stack says that nodes may stand, by name or by its existing subnets; none where any zone will do."""
     if api.stack.network.vpc is None:
         return list(api.stack.network.zones)
-    return list(dict.fromkeys(one["AvailabilityZone"] for one in _subnets(api)))
+    return list(dict.fromkeys(subnet["AvailabilityZone"] for subnet in _subnets(api)))
 
 
 def fits(held: Plain, fleet: Fleet, stack: Stack, zones: list[str]) -> Answer:
     """Pure: what is held against what a fleet wants of it; machines that Pulumi launches stand in the first of the zones."""
     look = f"aws ec2 describe-capacity-reservations --region {stack.region} --capacity-reservation-ids {fleet.capacity.id}"
-    for says, fix in _misfits(held, fleet, zones[:1] if fleet.provision == "pulumi" else zones):
+    for says, fix in _errors(held, fleet, zones[:1] if fleet.provision == "pulumi" else zones):
         return failed("capacity", f"{fleet.capacity.id} {says}", fix or look)
     zone, total, free = held["AvailabilityZone"], held["TotalInstanceCount"], held["AvailableInstanceCount"]
     ends = f", until {held['EndDate']:%Y-%m-%d %H:%M} UTC" if "EndDate" in held else ""
     says = f"{fleet.capacity.id} holds {total} {held['InstanceType']} in {zone}, {free} of them free{ends}"
     if free < fleet.nodes:
-        return unknown("capacity", f"{says}; fleet {fleet.name} wants {fleet.nodes}: in order if the others are its own", look)
+        return unknown("capacity", f"{says}; fleet {fleet.name} needs {fleet.nodes}: fine if the others are its own", look)
     return ok("capacity", says)
 
 
-def _misfits(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str, str]]:
-    """What is wrong with a reservation, and what mends it, the most basic first."""
+def _errors(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str, str]]:
+    """Each error of a reservation and its fix, the most basic first."""
     kind = "block" if held.get("ReservationType") == "capacity-block" else "reservation"
     if kind != fleet.capacity.kind:
         yield f"is a {kind}, the stack says {fleet.capacity.kind}", f"capacity.kind: {kind} in the stack file"
@@ -221,7 +221,7 @@ def _misfits(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str,
         here = f"network.zones: [{held['AvailabilityZone']}] in the stack file, or a subnet of that zone first in network.subnets"
         yield f"is in {held['AvailabilityZone']}, the stack in {', '.join(zones)}", here
     if held["TotalInstanceCount"] < fleet.nodes:
-        yield f"holds {held['TotalInstanceCount']} machines, fleet {fleet.name} wants {fleet.nodes}", "lower its nodes, or buy more"
+        yield f"holds {held['TotalInstanceCount']} machines, fleet {fleet.name} needs {fleet.nodes}", "lower its nodes, or buy more"
 
 
 def images(api: Api) -> Iterator[Answer]:
@@ -253,26 +253,26 @@ def subnets(api: Api) -> Iterator[Answer]:
     if network.vpc is None:
         return
     found = _subnets(api)
-    for one in found:
-        if one["VpcId"] != network.vpc:
+    for subnet in found:
+        if subnet["VpcId"] != network.vpc:
             look = f"aws ec2 describe-subnets --region {api.stack.region} --filters Name=vpc-id,Values={network.vpc}"
-            yield failed("subnets", f"{one['SubnetId']} is of {one['VpcId']}, not of {network.vpc}", look)
-    for machine in sorted({one.name for one in api.machines.values()}):
+            yield failed("subnets", f"{subnet['SubnetId']} is of {subnet['VpcId']}, not of {network.vpc}", look)
+    for machine in sorted({machine.name for machine in api.machines.values()}):
         offered = _offered(api, machine)
-        for one in found:
-            if one["AvailabilityZone"] not in offered:
-                text = f"{one['SubnetId']} is in {one['AvailabilityZone']}, which does not offer {machine}"
+        for subnet in found:
+            if subnet["AvailabilityZone"] not in offered:
+                text = f"{subnet['SubnetId']} is in {subnet['AvailabilityZone']}, which does not offer {machine}"
                 yield failed(
                     "subnets", text, f"list subnets of {', '.join(sorted(offered)) or 'another region'} in flotilla:network.subnets"
                 )
-    yield from room(api.stack, {one["SubnetId"]: one["AvailableIpAddressCount"] for one in found})
+    yield from room(api.stack, {subnet["SubnetId"]: subnet["AvailableIpAddressCount"] for subnet in found})
 
 
 def _subnets(api: Api) -> list[Plain]:
     """The subnets that the stack lists, in its order."""
     wanted = api.stack.network.subnets
     found = api.client("ec2").describe_subnets(SubnetIds=list(wanted))["Subnets"]
-    return sorted(found, key=lambda one: wanted.index(one["SubnetId"]))
+    return sorted(found, key=lambda subnet: wanted.index(subnet["SubnetId"]))
 
 
 def room(stack: Stack, free: dict[str, int]) -> Iterator[Answer]:

@@ -44,7 +44,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
         gpus=fleet_machines.gpus(machines),
         mount=tuple(outputs.mount),
         outputs={name: value for name, value in named.items() if value},
-        before=tunnel(stack, outputs),
+        prerequisites=tunnel(stack, outputs),
     )
 
 

@@ -22,7 +22,7 @@ from stacks.schema import Stack
 from stacks.site import Site
 
 
-class Driven(pulumi.ComponentResource):
+class Managed(pulumi.ComponentResource):
     """The stack's part of the dstack server that `flotilla:dstack` names."""
 
     def __init__(
@@ -32,22 +32,24 @@ class Driven(pulumi.ComponentResource):
         after: Sequence[pulumi.Resource],
         opts: pulumi.ResourceOptions | None = None,
     ):
-        super().__init__("flotilla:dstack:Driven", stack.name, None, opts)
+        # Stacks made before know it by another type; without the alias all below it would be replaced.
+        renamed = pulumi.ResourceOptions(aliases=[pulumi.Alias(type_="flotilla:dstack:Driven")])
+        super().__init__("flotilla:dstack:Managed", stack.name, None, pulumi.ResourceOptions.merge(renamed, opts))
         assert stack.dstack  # infra/__main__.py
         known, at = pulumi.Output.from_input(site), (stack.dstack.server, stack.dstack.project)
         child = pulumi.ResourceOptions(parent=self, depends_on=list(after))
-        if stack.cloud in CLOUDS and any(one.provision == "dstack" for one in stack.fleets):
+        if stack.cloud in CLOUDS and any(fleet.provision == "dstack" for fleet in stack.fleets):
             backend = Backend(stack.cloud, *at, known.apply(lambda site: site.backend), opts=child)
             child = pulumi.ResourceOptions(parent=self, depends_on=[*after, backend])
-        for one in stack.fleets:
-            made = Fleet(one.name, *at, known.apply(partial(_definition, stack, one)), opts=child)
-            Machines(one.name, *at, made.definition, opts=pulumi.ResourceOptions(parent=self, depends_on=[made]))
+        for fleet in stack.fleets:
+            made = Fleet(fleet.name, *at, known.apply(partial(_definition, stack, fleet)), opts=child)
+            Machines(fleet.name, *at, made.definition, opts=pulumi.ResourceOptions(parent=self, depends_on=[made]))
         if stack.checkpoints.kind == "network":
             kept = pulumi.ResourceOptions.merge(child, pulumi.ResourceOptions(protect=stack.protect))
             Volume(str(stack.checkpoints.volume), *at, known.apply(partial(volume_definition, stack)), opts=kept)
         self.register_outputs({"server": stack.dstack.server, "project": stack.dstack.project})
 
 
-def _definition(stack: Stack, one: schema.Fleet, site: Site) -> dict[str, Any]:
+def _definition(stack: Stack, fleet: schema.Fleet, site: Site) -> dict[str, Any]:
     """Empty while the cloud has not granted the machines that are to be in the fleet."""
-    return {} if site.awaited(one) else fleet_definition(stack, site, one)
+    return {} if site.pending(fleet) else fleet_definition(stack, site, fleet)

@@ -18,20 +18,20 @@ from stacks.errors import UserError
 from stacks.schema import Dstack
 
 ANSWER_SECONDS = 120  # for one request; a plan asks the cloud for prices and quotas
-LOOK_SECONDS = 1.0  # between two looks at what is awaited
-SAY_SECONDS = 30.0  # until what is awaited is said again
+LOOK_SECONDS = 1.0  # between two looks at what is waited for
+SAY_SECONDS = 30.0  # until what is waited for is printed again
 LOGINS = "`python -m fleets.server login`, `dstack project add`, or `pulumi config set --secret dstack:token`"
 BUSY = "Try again later"  # the server's word while its own workers hold what is to be changed
 
 
 class DstackRefused(UserError):
-    """What a person can mend; the text says how."""
+    """What a person can fix; the text says how."""
 
     __module__ = "builtins"  # the engine prints an error with the full name of its class
 
 
 class Client(APIClient):
-    """dstack's client waits for an answer for ever."""
+    """dstack's client waits for an answer forever."""
 
     def _request(self, path: str, *arguments: Any, **settings: Any) -> requests.Response:
         return super()._request(path, *arguments, **{"timeout": ANSWER_SECONDS} | settings)
@@ -60,7 +60,7 @@ def connect(server: str, project: str, token: str | None) -> Client:
         raise DstackRefused(f"{at} does not answer as a dstack server: {_flat(error)}") from None
     except (requests.RequestException, ValueError) as error:
         raise DstackRefused(f"{at} does not answer as a dstack server: {_flat(error)}") from None
-    known = sorted(one.project_name for one in client.projects.list())
+    known = sorted(each.project_name for each in client.projects.list())
     if project not in known:
         raise DstackRefused(
             f"flotilla:dstack.project: {server} shows this token no project {project!r}; it shows {', '.join(known) or 'none'}"
@@ -70,8 +70,8 @@ def connect(server: str, project: str, token: str | None) -> Client:
 
 def _configured(server: str, project: str) -> str | None:
     """The token in ~/.dstack/config.yml."""
-    found = [one for one in ConfigManager().list_project_configs() if _same(one.url) == _same(server)]
-    found.sort(key=lambda one: one.name != project)
+    found = [config for config in ConfigManager().list_project_configs() if _same(config.url) == _same(server)]
+    found.sort(key=lambda config: config.name != project)
     return found[0].token if found else None
 
 
@@ -96,7 +96,7 @@ class Provider(dynamic.ResourceProvider):
 
 @contextlib.contextmanager
 def one_line(what: str) -> Iterator[None]:
-    """What a person can mend leaves as one line that begins with `what`, and without the traceback that the engine else prints."""
+    """What a person can fix is raised as one line that begins with `what`, without the traceback that the engine would print."""
     sys.tracebacklimit = 1000
     try:
         yield
@@ -108,15 +108,15 @@ def one_line(what: str) -> Iterator[None]:
 def _flat(error: Exception) -> str:
     """The words of an error on one line."""
     if isinstance(error, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        return "; ".join(f"{'.'.join(map(str, details['loc']))}: {details['msg']}" for details in error.errors())
     return " ".join(str(error).split())
 
 
-def wait(what: str, lacking: Callable[[], str | None], seconds: float) -> None:
-    """Until nothing is lacking; says what is, whenever that changes and now and then. Raises DstackRefused at the deadline."""
+def wait(what: str, missing: Callable[[], str | None], seconds: float) -> None:
+    """Until nothing is missing; prints what is, whenever that changes and every SAY_SECONDS. Raises DstackRefused at the deadline."""
     start = time.monotonic()
     said, again = None, 0.0
-    while line := lacking():
+    while line := missing():
         now = time.monotonic()
         if now - start > seconds:
             raise DstackRefused(f"{line}: not within {seconds:.0f} s (flotilla:dstack.timeout)")

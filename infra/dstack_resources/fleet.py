@@ -142,7 +142,7 @@ class MachinesProvider(Provider):
         """dstack gives up on a host that it could not reach. Those that failed in an earlier `up` are taken out and put in again."""
         name, project, definition = props["name"], props["project"], props["definition"]
         there = client.fleets.get(project, name)
-        failed = [one.hostname for one in _given_up(there)]
+        failed = [machine.hostname for machine in _given_up(there)]
         ssh = definition.get("ssh_config")
         if not failed or ssh is None:
             return
@@ -179,7 +179,7 @@ class Machines(dynamic.Resource, module="flotilla:dstack", name="Machines"):
 def _awaited(fleet: DstackFleet) -> str | None:
     """What has not come yet, in words; None when all have. Raises DstackRefused where dstack has given up on a host."""
     if lost := _given_up(fleet):
-        raise DstackRefused(f"{'; '.join(map(_said, lost))}; mend that, then `pulumi up` tries again")
+        raise DstackRefused(f"{'; '.join(map(_said, lost))}; fix that, then `pulumi up` tries again")
     return _missing(fleet)
 
 
@@ -187,7 +187,7 @@ def _given_up(fleet: DstackFleet) -> list[Instance]:
     """Hosts that dstack could not reach. Machines of a cloud it replaces itself."""
     if fleet.spec.configuration.ssh_config is None:
         return []
-    return [one for one in fleet.instances if one.status.value == "terminated"]
+    return [machine for machine in fleet.instances if machine.status.value == "terminated"]
 
 
 def _missing(fleet: DstackFleet) -> str | None:
@@ -195,17 +195,21 @@ def _missing(fleet: DstackFleet) -> str | None:
     wanted = configuration.nodes.target if configuration.nodes else 0
     if configuration.ssh_config is not None:
         wanted = len(configuration.ssh_config.hosts)
-    come = [one for one in fleet.instances if one.status.value in COME]
+    come = [machine for machine in fleet.instances if machine.status.value in COME]
     if len(come) >= wanted:
         return None
-    states = ", ".join(_said(one) for one in fleet.instances if one.status.value not in COME)
+    states = ", ".join(_said(machine) for machine in fleet.instances if machine.status.value not in COME)
     return f"{len(come)} of {wanted} machines; {states or 'none is asked for yet'}"
 
 
-def _said(one: Instance) -> str:
+def _said(machine: Instance) -> str:
     """A machine and how it stands."""
-    why = one.termination_reason_message or one.termination_reason
-    return f"{one.hostname or one.name} {one.status.value}" + (f" ({why})" if why else "") + (" unreachable" if one.unreachable else "")
+    why = machine.termination_reason_message or machine.termination_reason
+    return (
+        f"{machine.hostname or machine.name} {machine.status.value}"
+        + (f" ({why})" if why else "")
+        + (" unreachable" if machine.unreachable else "")
+    )
 
 
 def _left(fleet: DstackFleet | None) -> str | None:
@@ -225,7 +229,7 @@ def _fleets(run: Run) -> list[str]:
     if run.fleet is not None:
         return [run.fleet.name]
     allowed = getattr(run.run_spec.configuration, "fleets", None) or []
-    return [one if isinstance(one, str) else one.name for one in allowed]
+    return [name if isinstance(name, str) else name.name for name in allowed]
 
 
 def _configuration(fleet: DstackFleet) -> dict[str, Any]:

@@ -58,14 +58,14 @@ class VolumeProvider(Provider):
     def _wait(self, client: Client, project: str, name: str) -> None:
         """Until it is there. What fails is taken away again, since Pulumi does not know it yet. Raises DstackRefused."""
 
-        def lacking() -> str | None:
+        def missing() -> str | None:
             volume = client.volumes.get(project, name)
             if volume.status.value == "failed":
                 raise DstackRefused(volume.status_message or "failed")
             return None if volume.status.value == "active" else volume.status.value
 
         try:
-            wait(f"volume {name}", lacking, self.settings.timeout)
+            wait(f"volume {name}", missing, self.settings.timeout)
         except DstackRefused:
             self._delete(client, project, name)
             raise

@@ -1,4 +1,4 @@
-"""What is wrong with a stack once its machine types are known; told before any resource is registered."""
+"""What GCP would refuse of a stack, raised before anything is created."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HYPERDISK_ML = ("a2-ultragpu", "a3-", "a4-", "g2-")  # https://docs.cloud.google
 def machines(stack: Stack) -> dict[str, Machine]:
     """The machine type of each fleet, by its name. Raises StackError with a line for each setting that does not fit."""
     found = fleet_machines.machines(stack, "gcp")
-    if wrong := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{at}: {text}" for at, text in _faults(stack, found)]:
-        raise StackError("\n".join(wrong))
+    if errors := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{at}: {text}" for at, text in _errors(stack, found)]:
+        raise StackError("\n".join(errors))
     return found
 
 
@@ -32,7 +32,7 @@ def fabric(stack: Stack, found: dict[str, Machine]) -> Fabric:
     return "none"
 
 
-def _faults(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
+def _errors(stack: Stack, found: dict[str, Machine]) -> Iterator[tuple[str, str]]:
     yield from _fabrics(stack, found)
     yield from _room(stack, found)
     for index, fleet in enumerate(stack.fleets):

@@ -12,7 +12,7 @@ LONGEST = 63  # characters of a Compute Engine resource's name
 def ssh_rule(project: str, vpc: str) -> str:
     """The name under which dstack inserts its SSH firewall rule into a network; it accepts a rule that is there already.
 
-    As dstack's `get_firewall_rule_name`: the network's whole path where that fits, else its name, else a cut name with a hash.
+    As dstack's `get_firewall_rule_name`: the network's complete path where that fits, else its name, else a cut name with a hash.
     """
     prefix, network = "dstack-ssh-in", f"projects/{project}/global/networks/{vpc}"
     for tail in (network.replace("/", "-"), vpc):

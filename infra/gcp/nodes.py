@@ -134,7 +134,7 @@ class Nodes(pulumi.ComponentResource):
 
         def look_up(links: list[str] | None) -> pulumi.Output[list[tuple[str, str]]]:
             found = [compute.get_instance_output(self_link=link, opts=invoke) for link in sorted(links or [])]
-            return pulumi.Output.all(*(pulumi.Output.all(one.name, _address(one.network_interfaces)).apply(tuple) for one in found))
+            return pulumi.Output.all(*(pulumi.Output.all(node.name, _address(node.network_interfaces)).apply(tuple) for node in found))
 
         return compute.get_instance_group_output(self_link=group, opts=invoke).instances.apply(look_up)
 
@@ -148,8 +148,8 @@ def interfaces(subnet: pulumi.Input[str], fabric: Fabric | None) -> list[compute
     vpcs, rdma = (fabric.vpc_subnets, fabric.rdma_subnets) if fabric else ([], [])
     return [
         {"subnetwork": subnet, "nic_type": "GVNIC"},
-        *({"subnetwork": one, "nic_type": "GVNIC"} for one in vpcs),
-        *({"subnetwork": one, "nic_type": "MRDMA"} for one in rdma),
+        *({"subnetwork": vpc, "nic_type": "GVNIC"} for vpc in vpcs),
+        *({"subnetwork": rail, "nic_type": "MRDMA"} for rail in rdma),
     ]
 
 

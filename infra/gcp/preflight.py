@@ -44,9 +44,9 @@ def ask(stack: Stack, machines: dict[str, Machine]) -> list[Answer]:
 
 def check_all(api: Api) -> list[Answer]:
     found = answers("project", project, api)
-    if any(one.verdict == "failed" for one in found):
+    if any(answer.verdict == "failed" for answer in found):
         return [*found, *(unknown(name, "not asked without a project") for name in CHECKS)]
-    return [*found, *(one for name, check in CHECKS.items() for one in answers(name, check, api))]
+    return [*found, *(answer for name, check in CHECKS.items() for answer in answers(name, check, api))]
 
 
 def project(api: Api) -> Iterator[Answer]:
@@ -73,10 +73,10 @@ def zones(api: Api) -> Iterator[Answer]:
     """Zones of the region, or those that the stack names, that offer all machine types."""
     stack = api.stack
     known = sorted(url.rpartition("/")[2] for url in api.compute(f"regions/{stack.region}")["zones"])
-    if wrong := [zone for zone in stack.network.zones if zone not in known]:
-        yield failed("zones", f"{', '.join(wrong)} is no zone of {stack.region}", f"it has {', '.join(known)}")
+    if unknown_zones := [zone for zone in stack.network.zones if zone not in known]:
+        yield failed("zones", f"{', '.join(unknown_zones)}: not in {stack.region}", f"it has {', '.join(known)}")
         return
-    for machine in sorted({one.name for one in api.machines.values()}):
+    for machine in sorted({machine.name for machine in api.machines.values()}):
         offered = [zone for zone in known if api.there(f"zones/{zone}/machineTypes/{machine}")]
         usable = [zone for zone in stack.network.zones or offered if zone in offered]
         if len(usable) < len(stack.network.zones or [machine]):
@@ -88,8 +88,8 @@ def zones(api: Api) -> Iterator[Answer]:
 
 def quota(api: Api) -> Iterator[Answer]:
     """GPUs, or vCPUs, that the project may have at once in the region; what is reserved was counted then."""
-    region = {one["metric"]: one for one in api.compute(f"regions/{api.stack.region}").get("quotas", [])}
-    everywhere = {one["metric"]: one for one in api.compute("").get("quotas", [])}
+    region = {quota["metric"]: quota for quota in api.compute(f"regions/{api.stack.region}").get("quotas", [])}
+    everywhere = {quota["metric"]: quota for quota in api.compute("").get("quotas", [])}
     wanted: dict[str, int] = {}
     for fleet in api.stack.fleets:
         machine = api.machines[fleet.name]
@@ -116,9 +116,9 @@ def enough(metric: str, found: Plain | None, count: int, stack: Stack) -> Answer
     """Pure: a quota, with what is in use already, against what the stack wants."""
     page = f"https://console.cloud.google.com/iam-admin/quotas?project={stack.project}"
     if found is None:
-        return unknown("quota", f"{metric}: not told for {stack.region}, the stack wants {count}", page)
+        return unknown("quota", f"{metric}: not reported for {stack.region}, the stack needs {count}", page)
     free = found["limit"] - found.get("usage", 0)
-    says = f"{metric}: {free:g} of {found['limit']:g} free, the stack wants {count}"
+    says = f"{metric}: {free:g} of {found['limit']:g} free, the stack needs {count}"
     return ok("quota", says) if free >= count else failed("quota", says, page)
 
 
@@ -129,12 +129,12 @@ def capacity(api: Api) -> Iterator[Answer]:
             continue
         owner, name = _split(fleet.capacity.id, api.stack)
         listed = api.compute("aggregated/reservations", owner, filter=f"name={name}").get("items", {})
-        held = [one for zone in listed.values() for one in zone.get("reservations", [])]
+        held = [reservation for zone in listed.values() for reservation in zone.get("reservations", [])]
         if not held:
             yield failed("capacity", f"{owner} has no reservation {name}", f"gcloud compute reservations list --project {owner}")
         else:
             # One name may stand in several zones; the one at the right place first.
-            yield fits(min(held, key=lambda one: _zone(one) not in api.stack.network.zones), fleet, api.stack)
+            yield fits(min(held, key=lambda reservation: _zone(reservation) not in api.stack.network.zones), fleet, api.stack)
 
 
 def _split(reservation: str, stack: Stack) -> tuple[str, str]:
@@ -151,17 +151,17 @@ def fits(held: Plain, fleet: Fleet, stack: Stack) -> Answer:
     """Pure: what is held against what a fleet wants of it."""
     owner, name = _split(fleet.capacity.id or "", stack)
     look = f"gcloud compute reservations describe {name} --project {owner} --zone {_zone(held)}"
-    for says, fix in _misfits(held, fleet, stack):
+    for says, fix in _errors(held, fleet, stack):
         return failed("capacity", f"{name} {says}", fix or look)
     total, used = int(held["specificReservation"]["count"]), int(held["specificReservation"].get("inUseCount", 0))
     says = f"{name} holds {total} {fleet.machine} in {_zone(held)}, {total - used} of them free"
     if total - used < fleet.nodes:
-        return unknown("capacity", f"{says}; fleet {fleet.name} wants {fleet.nodes}: in order if the others are its own", look)
+        return unknown("capacity", f"{says}; fleet {fleet.name} needs {fleet.nodes}: fine if the others are its own", look)
     return ok("capacity", says)
 
 
-def _misfits(held: Plain, fleet: Fleet, stack: Stack) -> Iterator[tuple[str, str]]:
-    """What is wrong with a reservation, and what mends it, the most basic first."""
+def _errors(held: Plain, fleet: Fleet, stack: Stack) -> Iterator[tuple[str, str]]:
+    """Each error of a reservation and its fix, the most basic first."""
     machine = held["specificReservation"]["instanceProperties"]["machineType"].rpartition("/")[2]
     if stack.network.zones and _zone(held) not in stack.network.zones:
         here = f"network.zones: [{_zone(held)}] in the stack file"
@@ -171,7 +171,7 @@ def _misfits(held: Plain, fleet: Fleet, stack: Stack) -> Iterator[tuple[str, str
     if machine != fleet.machine:
         yield f"holds {machine}, fleet {fleet.name} is of {fleet.machine}", ""
     if int(held["specificReservation"]["count"]) < fleet.nodes:
-        yield f"holds {held['specificReservation']['count']} machines, fleet {fleet.name} wants {fleet.nodes}", "lower its nodes"
+        yield f"holds {held['specificReservation']['count']} machines, fleet {fleet.name} needs {fleet.nodes}", "lower its nodes"
 
 
 def images(api: Api) -> Iterator[Answer]:

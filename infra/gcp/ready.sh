@@ -3,7 +3,7 @@
 # Its log: journalctl -u google-startup-scripts
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
-# Ubuntu's own upgrades may be at work; wait for them, but not for ever.
+# Ubuntu's own upgrades may be at work; wait for them, but not forever.
 echo 'DPkg::Lock::Timeout "600";' >/etc/apt/apt.conf.d/90-flotilla
 
 command -v docker >/dev/null || { apt-get update -qq && apt-get install -qq -y docker.io; }

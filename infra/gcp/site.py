@@ -62,7 +62,7 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
         setup=SETUP.get(fabric, ()),
         volumes=VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),
         outputs={name: value for name, value in (named | outputs.deploy).items() if value},
-        before=tunnel(stack, outputs) if launched else (),
+        prerequisites=tunnel(stack, outputs) if launched else (),
     )
 
 

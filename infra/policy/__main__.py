@@ -12,10 +12,10 @@ from infra.policy import rules
 
 def validation(rule: rules.Rule):
     def validate(stack, report) -> None:
-        resources = [rules.Resource(one.resource_type, one.name, one.props) for one in stack.resources]
-        urns = {(one.resource_type, one.name): one.urn for one in stack.resources}
-        for one, wrong in rules.violations(rule, resources):
-            report(f"{one.name} {wrong}", urns[one.type, one.name])
+        resources = [rules.Resource(each.resource_type, each.name, each.props) for each in stack.resources]
+        urns = {(each.resource_type, each.name): each.urn for each in stack.resources}
+        for resource, violation in rules.violations(rule, resources):
+            report(f"{resource.name} {violation}", urns[resource.type, resource.name])
 
     return pulumi_policy.StackValidationPolicy(rule.__name__.replace("_", "-"), (rule.__doc__ or "").strip(), validate)
 

@@ -1,6 +1,6 @@
 """The rules as plain functions over what the program registers; the standard library alone, as the pack has an environment of its own.
 
-A rule takes one resource and all of them, and yields what is wrong. EXCEPTIONS are those that the design asks for, each with its reason.
+A rule takes one resource and all of them, and yields each violation. EXCEPTIONS are those that the design asks for, each with its reason.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipaddress import ip_network
 from typing import Any
 
 TAGS = ("project", "stack", "environment")
-WIDEST = 8  # bits of a network's prefix; what is wider lets nearly everybody in
+WIDEST = 8  # bits of a network's prefix; what is wider admits nearly everybody
 # rule -> (pattern of the resource's type and name, why it may)
 EXCEPTIONS = {
     "no_public_address": (
@@ -61,33 +61,33 @@ class Resource:
 Rule = Callable[[Resource, Iterable[Resource]], Iterator[str]]
 
 
-def no_public_address(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def no_public_address(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
     """Nodes have private addresses alone."""
-    props = one.props
-    if one.cloud == "aws":
+    props = resource.props
+    if resource.cloud == "aws":
         for nic in (props, *_list(props, "networkInterfaces")):
             if _true(nic.get("associatePublicIpAddress")):
                 yield "gets a public address"
         if _true(props.get("mapPublicIpOnLaunch")):
             yield "gives every machine in it a public address"
-        if one.kind == "Eip" and props.get("instance") is not None:
+        if resource.kind == "Eip" and props.get("instance") is not None:
             yield "is the public address of a machine"
-    if one.cloud == "gcp" and one.kind.startswith("Instance"):
+    if resource.cloud == "gcp" and resource.kind.startswith("Instance"):
         for nic in _list(props, "networkInterfaces"):
             if nic.get("accessConfigs") or nic.get("ipv6AccessConfigs"):
                 yield "gets a public address"
 
 
-def no_open_ingress(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def no_open_ingress(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
     """Nothing lets the internet in, and rules are resources of their own, so that each shows in a plan."""
-    props = one.props
-    if one.kind in ("SecurityGroup", "DefaultSecurityGroup") and props.get("ingress"):
+    props = resource.props
+    if resource.kind in ("SecurityGroup", "DefaultSecurityGroup") and props.get("ingress"):
         yield "has rules of its own; declare them as SecurityGroupIngressRule"
-    if one.kind == "SecurityGroupIngressRule":
+    if resource.kind == "SecurityGroupIngressRule":
         ranges = [props.get("cidrIpv4"), props.get("cidrIpv6")]
-    elif one.kind == "SecurityGroupRule" and props.get("type") == "ingress":
+    elif resource.kind == "SecurityGroupRule" and props.get("type") == "ingress":
         ranges = [*props.get("cidrBlocks", []), *props.get("ipv6CidrBlocks", [])]
-    elif one.kind == "Firewall" and props.get("direction", "INGRESS") == "INGRESS" and props.get("allows"):
+    elif resource.kind == "Firewall" and props.get("direction", "INGRESS") == "INGRESS" and props.get("allows"):
         if not (props.get("sourceRanges") or props.get("sourceTags") or props.get("sourceServiceAccounts")):
             yield "names no source, which is everybody"
         ranges = props.get("sourceRanges") or []
@@ -98,48 +98,50 @@ def no_open_ingress(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
             yield f"lets {cidr} in"
 
 
-def encrypted_disks(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def encrypted_disks(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
     """Disks of AWS are encrypted by setting; those of GCP always are."""
-    props = one.props
-    if one.type == "aws:ec2/instance:Instance" and not props.get("launchTemplate"):
+    props = resource.props
+    if resource.type == "aws:ec2/instance:Instance" and not props.get("launchTemplate"):
         if not _true((props.get("rootBlockDevice") or {}).get("encrypted")):
             yield "has a root disk that is not encrypted"
-    elif one.kind == "LaunchTemplate":
+    elif resource.kind == "LaunchTemplate":
         if not props.get("blockDeviceMappings"):
             yield "says nothing of the root disk, which is then not encrypted"
         for disk in _list(props, "blockDeviceMappings"):
             if not _true((disk.get("ebs") or {}).get("encrypted")):
                 yield f"has a disk {disk.get('deviceName')} that is not encrypted"
-    elif one.type == "aws:ebs/volume:Volume" and not _true(props.get("encrypted")):
+    elif resource.type == "aws:ebs/volume:Volume" and not _true(props.get("encrypted")):
         yield "is not encrypted"
-    elif one.kind == "LustreFileSystem" and not props.get("kmsKeyId"):
+    elif resource.kind == "LustreFileSystem" and not props.get("kmsKeyId"):
         yield "is not encrypted with a key of its own"
 
 
-def metadata_by_token(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def metadata_by_token(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
     """A machine's credentials are not read through a confused proxy: IMDSv2 on AWS."""
-    machine = one.kind == "LaunchTemplate" or (one.type == "aws:ec2/instance:Instance" and not one.props.get("launchTemplate"))
-    if machine and (one.props.get("metadataOptions") or {}).get("httpTokens") != "required":
+    machine = resource.kind == "LaunchTemplate" or (
+        resource.type == "aws:ec2/instance:Instance" and not resource.props.get("launchTemplate")
+    )
+    if machine and (resource.props.get("metadataOptions") or {}).get("httpTokens") != "required":
         yield "answers metadata requests without a token (IMDSv1)"
 
 
-def private_buckets(one: Resource, resources: Iterable[Resource]) -> Iterator[str]:
+def private_buckets(resource: Resource, resources: Iterable[Resource]) -> Iterator[str]:
     """Buckets are private, versioned (or keep what was deleted), encrypted, and on AWS refuse requests without TLS."""
-    props = one.props
-    if one.type == "aws:s3/bucket:Bucket":
-        beside = {other.kind for other in resources if other.name == one.name}
+    props = resource.props
+    if resource.type == "aws:s3/bucket:Bucket":
+        beside = {other.kind for other in resources if other.name == resource.name}
         for kind in COMPANIONS:
             if kind not in beside:
                 yield f"has no {kind} of its name"
-    elif one.kind == "BucketPublicAccessBlock":
+    elif resource.kind == "BucketPublicAccessBlock":
         for key in ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets"):
             if not _true(props.get(key)):
                 yield f"leaves {key} off"
-    elif one.kind == "BucketVersioning" and (props.get("versioningConfiguration") or {}).get("status") != "Enabled":
+    elif resource.kind == "BucketVersioning" and (props.get("versioningConfiguration") or {}).get("status") != "Enabled":
         yield "does not keep what is replaced"
-    elif one.type == "aws:s3/bucketPolicy:BucketPolicy" and "aws:SecureTransport" not in str(props.get("policy")):
+    elif resource.type == "aws:s3/bucketPolicy:BucketPolicy" and "aws:SecureTransport" not in str(props.get("policy")):
         yield "does not refuse requests without TLS"
-    elif one.type == "gcp:storage/bucket:Bucket":
+    elif resource.type == "gcp:storage/bucket:Bucket":
         if props.get("publicAccessPrevention") != "enforced":
             yield "may be made public"
         if not _true(props.get("uniformBucketLevelAccess")):
@@ -148,34 +150,34 @@ def private_buckets(one: Resource, resources: Iterable[Resource]) -> Iterator[st
             yield "does not keep what is deleted"
 
 
-def tagged(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def tagged(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
     """Providers put project, stack and environment on all that they make."""
-    key = {"pulumi:providers:aws": "defaultTags", "pulumi:providers:gcp": "defaultLabels"}.get(one.type)
+    key = {"pulumi:providers:aws": "defaultTags", "pulumi:providers:gcp": "defaultLabels"}.get(resource.type)
     if key is None:
         return
-    given = _decoded(one.props.get(key))
+    given = _decoded(resource.props.get(key))
     given = given.get("tags", {}) if key == "defaultTags" else given
     for tag in TAGS:
         if not given.get(tag):
             yield f"puts no {tag} on what it makes"
 
 
-def narrow_rights(one: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def narrow_rights(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
     """IAM names actions and resources, and never everybody."""
-    props = one.props
-    if one.cloud == "aws":
+    props = resource.props
+    if resource.cloud == "aws":
         for key in ("policy", "assumeRolePolicy"):
             for statement in _statements(_decoded(props.get(key))):
                 yield from _trusting(statement)
-                if one.kind not in ("Key", "KeyPolicy"):  # in a key's own policy * is the key
+                if resource.kind not in ("Key", "KeyPolicy"):  # in a key's own policy * is the key
                     yield from _wide(statement)
-    if one.cloud == "gcp":
+    if resource.cloud == "gcp":
         if props.get("role") in ("roles/owner", "roles/editor"):
             yield f"gives {props['role']}"
         for member in (props.get("member"), *(props.get("members") or [])):
             if member in EVERYBODY:
                 yield f"gives rights to {member}"
-        for permission in props.get("permissions") or [] if one.kind == "IAMCustomRole" else []:
+        for permission in props.get("permissions") or [] if resource.kind == "IAMCustomRole" else []:
             if "*" in permission:
                 yield f"gives {permission}"
 
@@ -186,7 +188,7 @@ def _statements(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _trusting(statement: Mapping[str, Any]) -> Iterator[str]:
-    """A role that AWS will only make later can be told by a condition alone."""
+    """A role that AWS will only make later can be named in a condition alone."""
     named = any("aws:PrincipalArn" in test for test in (statement.get("Condition") or {}).values())
     if statement.get("Effect") == "Allow" and statement.get("Principal") in ("*", {"AWS": "*"}) and not named:
         yield "trusts everybody"
@@ -226,15 +228,15 @@ def _decoded(value: Any) -> Mapping[str, Any]:
 RULES: tuple[Rule, ...] = (no_public_address, no_open_ingress, encrypted_disks, metadata_by_token, private_buckets, tagged, narrow_rights)
 
 
-def excepted(rule: Rule, one: Resource) -> bool:
+def excepted(rule: Rule, resource: Resource) -> bool:
     pattern, _ = EXCEPTIONS.get(rule.__name__, (r"(?!)", ""))
-    return re.fullmatch(pattern, f"{one.type} {one.name}") is not None
+    return re.fullmatch(pattern, f"{resource.type} {resource.name}") is not None
 
 
 def violations(rule: Rule, resources: Iterable[Resource]) -> Iterator[tuple[Resource, str]]:
-    """Each resource that breaks a rule, with what is wrong, without the exceptions."""
+    """Each resource that breaks a rule, with the violation, without the exceptions."""
     everything = list(resources)
-    for one in everything:
-        if not excepted(rule, one):
-            for wrong in rule(one, everything):
-                yield one, wrong
+    for resource in everything:
+        if not excepted(rule, resource):
+            for violation in rule(resource, everything):
+                yield resource, violation

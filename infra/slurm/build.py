@@ -26,7 +26,7 @@ FORMAT = "%P|%a|%l|%D|%c|%G"  # sinfo(1): partition, availability, time limit, n
 
 @dataclass(frozen=True)
 class Group:
-    """Like nodes of a partition."""
+    """Nodes of a partition that are alike."""
 
     partition: str
     default: bool  # jobs that name no partition come here
@@ -42,8 +42,8 @@ def build(stack: Stack) -> Site:
     if shutil.which("sinfo"):
         done = subprocess.run(["sinfo", "-h", "-e", "-o", FORMAT], capture_output=True, text=True, timeout=SINFO_SECONDS, check=False)
         if done.returncode == 0:
-            for fault in faults(stack, groups(done.stdout)):
-                raise StackError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:{fault}")
+            for error in errors(stack, groups(done.stdout)):
+                raise StackError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:{error}")
         else:
             pulumi.warn(f"the allocation is not compared with the cluster: {(done.stderr.splitlines() or ['sinfo fails'])[-1]}")
     return Site(backend=backend(stack) if stack.dstack else None)
@@ -79,11 +79,11 @@ def groups(sinfo: str) -> list[Group]:
 
 def gpus(gres: str) -> dict[str, int]:
     """{"h100": 8} of gpu:h100:8(S:0-1),nvme:1; {"": 4} of gpu:4."""
-    kinds = [one.split(":") for one in re.sub(r"\([^)]*\)", "", gres).split(",")]
+    kinds = [item.split(":") for item in re.sub(r"\([^)]*\)", "", gres).split(",")]
     return {"".join(kind[1:-1]): int(kind[-1]) for kind in kinds if kind[0] == "gpu" and kind[-1].isdigit()}
 
 
-def faults(stack: Stack, known: list[Group]) -> Iterator[str]:
+def errors(stack: Stack, known: list[Group]) -> Iterator[str]:
     """What the cluster does not have, the most basic first, as setting, value and what there is."""
     slurm, fleet = stack.slurm, stack.fleets[0]
     names = sorted({group.partition for group in known})
@@ -92,7 +92,7 @@ def faults(stack: Stack, known: list[Group]) -> Iterator[str]:
         if name not in names:
             near = get_close_matches(name, names, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            yield f"slurm.partition: {name!r} is none of this cluster{guess} (sinfo shows: {', '.join(names)})"
+            yield f"slurm.partition: {name!r} is not a partition of this cluster{guess} (sinfo shows: {', '.join(names)})"
     if not wanted:
         yield f"slurm.partition: is missing, and this cluster has no default one (sinfo shows: {', '.join(names)})"
     where = f"partition {','.join(dict.fromkeys(wanted))}"

@@ -9,5 +9,5 @@ from stacks.site import Site
 def build(stack: Stack) -> Site:
     """The hosts of every fleet, and the private network where all fleets share one."""
     ssh = {fleet.name: fleet.ssh for fleet in stack.fleets if fleet.ssh}
-    networks = {one.network for one in ssh.values()}
+    networks = {hosts.network for hosts in ssh.values()}
     return Site(ssh=ssh, network=networks.pop() if len(networks) == 1 else None)

@@ -40,7 +40,7 @@ def test_each_way_to_buy_a_family_has_its_quota(machine, kind, code):
 def test_the_quota_must_cover_all_vcpus_of_the_fleet(value, verdict):
     [found] = preflight.quota(api(stack(), service_quotas=stubbed("service-quotas", quota("L-3819A6DF", value))))
     assert found.verdict == verdict  # two g6.8xlarge have 64
-    assert found.says == f"name of L-3819A6DF: {value} vCPUs in us-east-1, the stack wants 64"
+    assert found.says == f"name of L-3819A6DF: {value} vCPUs in us-east-1, the stack needs 64"
     assert ("--quota-code L-3819A6DF --desired-value 64 --region us-east-1" in found.fix) == (verdict == "failed")
 
 
@@ -48,7 +48,7 @@ def test_fleets_of_one_quota_are_added_up():
     of = stack()
     both = of.model_copy(update={"fleets": (of.fleets[0], of.fleets[0].model_copy(update={"name": "more"}))})
     [found] = preflight.quota(api(both, service_quotas=stubbed("service-quotas", quota("L-3819A6DF", 100))))
-    assert (found.verdict, "wants 128" in found.says) == ("failed", True)
+    assert (found.verdict, "needs 128" in found.says) == ("failed", True)
 
 
 def test_what_is_reserved_or_has_no_known_quota_is_not_asked():
@@ -88,11 +88,11 @@ def test_one_more_network_and_its_address_must_fit(ec2):
     vpcs, addresses = preflight.network_quota(api(stack(), ec2=ec2, service_quotas=limits(there + 1, 2)))
     assert (vpcs.verdict, addresses.verdict) == ("ok", "ok")
     vpcs, addresses = preflight.network_quota(api(stack(), ec2=ec2, service_quotas=limits(there, 1)))
-    assert (vpcs.verdict, vpcs.says) == ("failed", f"networks: {there} of others in us-east-1, the stack wants 1, {there} may be there")
+    assert (vpcs.verdict, vpcs.says) == ("failed", f"networks: {there} of others in us-east-1, the stack needs 1, the quota is {there}")
     assert f"--service-code vpc --quota-code L-F678F1CE --desired-value {there + 1} --region us-east-1" in vpcs.fix
     assert (addresses.verdict, addresses.says) == (
         "failed",
-        "public addresses: 1 of others in us-east-1, the stack wants 1, 1 may be there",
+        "public addresses: 1 of others in us-east-1, the stack needs 1, the quota is 1",
     )
     assert "--service-code ec2 --quota-code L-0263D0A3 --desired-value 2" in addresses.fix
 
@@ -110,12 +110,12 @@ def test_what_the_stack_has_made_is_not_in_its_way(ec2):
 def test_a_gateway_in_each_zone_and_a_bastion_want_an_address_each(ec2, by_pulumi):
     zones = {"zones": ["us-east-1a", "us-east-1b"], "nat": "per-zone"}
     _, found = preflight.network_quota(api(stack(network=zones), ec2=ec2, service_quotas=limits(5, 5)))
-    assert "the stack wants 2" in found.says
+    assert "the stack needs 2" in found.says
     fleet = {"provision": "pulumi", "idle_duration": ...}
     _, found = preflight.network_quota(
         api(stack(fleet=fleet, network=zones, access=by_pulumi["access"]), ec2=ec2, service_quotas=limits(5, 2))
     )
-    assert (found.verdict, "the stack wants 3" in found.says) == ("failed", True)
+    assert (found.verdict, "the stack needs 3" in found.says) == ("failed", True)
 
 
 def test_an_existing_network_wants_nothing(ec2):

@@ -128,8 +128,8 @@ SOON = datetime(2027, 1, 2, 11, 30, tzinfo=UTC)
     ("fleet", "change", "verdict", "says"),
     [
         ({}, {}, "ok", "holds 4 p5.48xlarge in us-east-2a, 4 of them free"),
-        ({}, {"AvailableInstanceCount": 1}, "unknown", "1 of them free; fleet h100 wants 4: in order if the others are its own"),
-        ({}, {"TotalInstanceCount": 3, "AvailableInstanceCount": 3}, "failed", "holds 3 machines, fleet h100 wants 4"),
+        ({}, {"AvailableInstanceCount": 1}, "unknown", "1 of them free; fleet h100 needs 4: fine if the others are its own"),
+        ({}, {"TotalInstanceCount": 3, "AvailableInstanceCount": 3}, "failed", "holds 3 machines, fleet h100 needs 4"),
         ({}, {"InstanceType": "p5en.48xlarge"}, "failed", "holds p5en.48xlarge, fleet h100 is of p5.48xlarge"),
         ({}, {"AvailabilityZone": "us-east-2c"}, "failed", "is in us-east-2c, the stack in us-east-2a"),
         ({}, {"State": "expired"}, "failed", "is expired"),

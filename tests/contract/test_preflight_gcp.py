@@ -135,7 +135,7 @@ def test_a_region_is_in_order_with_one_zone_that_offers_the_machine(google):
     [
         (["us-central1-b"], "g2-standard-8 is offered in us-central1-a of us-central1"),
         (["us-central1-a", "us-central1-b"], "g2-standard-8 is offered in us-central1-a of us-central1"),
-        (["us-central1-x"], "us-central1-x is no zone of us-central1"),
+        (["us-central1-x"], "us-central1-x: not in us-central1"),
     ],
 )
 def test_every_zone_that_the_stack_names_must_offer_the_machine(zones, says, google):
@@ -151,7 +151,7 @@ def test_a_region_without_the_machine_fails(google):
 @pytest.mark.parametrize(("nodes", "verdict"), [(3, "ok"), (4, "failed")])
 def test_the_quota_must_cover_all_gpus_beside_those_in_use(nodes, verdict, google):
     [found] = gcp.quota(google(stack(fleet={"nodes": nodes}), REGION))
-    assert (found.verdict, found.says) == (verdict, f"PREEMPTIBLE_NVIDIA_L4_GPUS: 3 of 4 free, the stack wants {nodes}")
+    assert (found.verdict, found.says) == (verdict, f"PREEMPTIBLE_NVIDIA_L4_GPUS: 3 of 4 free, the stack needs {nodes}")
     assert ("iam-admin/quotas?project=my-project-id" in found.fix) == (verdict == "failed")
 
 
@@ -196,8 +196,8 @@ def reservations(**change: Any) -> Answers:
     ("change", "verdict", "says"),
     [
         ({}, "ok", "h200-training holds 4 a3-ultragpu-8g in europe-west1-b, 4 of them free"),
-        ({"used": "3"}, "unknown", "1 of them free; fleet h200 wants 4: in order if the others are its own"),
-        ({"count": "3"}, "failed", "holds 3 machines, fleet h200 wants 4"),
+        ({"used": "3"}, "unknown", "1 of them free; fleet h200 needs 4: fine if the others are its own"),
+        ({"count": "3"}, "failed", "holds 3 machines, fleet h200 needs 4"),
         ({"machineType": "a3-megagpu-8g"}, "failed", "holds a3-megagpu-8g, fleet h200 is of a3-ultragpu-8g"),
         ({"zone": "europe-west1-c"}, "failed", "is in europe-west1-c, the stack in europe-west1-b"),
         ({"status": "CREATING"}, "failed", "is CREATING, not READY"),

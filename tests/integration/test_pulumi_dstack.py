@@ -22,11 +22,11 @@ import os
 import pulumi
 
 from infra.config import read
-from infra.dstack_resources import Driven
+from infra.dstack_resources import Managed
 from stacks.site import Site
 
 stack = read()
-Driven(stack, Site(backend=json.loads(os.environ["BACKEND"])), after=[])
+Managed(stack, Site(backend=json.loads(os.environ["BACKEND"])), after=[])
 """
 
 

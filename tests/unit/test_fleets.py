@@ -87,7 +87,7 @@ def test_a_cluster_that_leaves_the_machine_asks_for_a_token_that_is_in_no_file()
     env = ray_cluster(stack(), AWS)["env"]
     assert "RAY_AUTH_MODE=token" in env
     assert "RAY_AUTH_TOKEN" in env  # bare: from the shell of the person who applies
-    assert not [line for line in ray_cluster(stack(), Site(leaves_machine=False))["env"] if line.startswith("RAY_AUTH")]
+    assert not [line for line in ray_cluster(stack(), Site(is_remote=False))["env"] if line.startswith("RAY_AUTH")]
 
 
 def test_the_environment_of_the_stack_reaches_every_node() -> None:

@@ -220,7 +220,7 @@ def test_nodes_are_reached_as_the_stack_says(via, jump, before):
     ssh = found.ssh["gpus"]
     assert [host.hostname for host in ssh.hosts] == ["10.64.0.2", "10.64.0.3"]
     assert (ssh.proxy_jump and (ssh.proxy_jump.hostname, ssh.proxy_jump.port)) == jump
-    assert [line.startswith("gcloud compute start-iap-tunnel gpus-0 22 ") for line in found.before] == [True] * before
+    assert [line.startswith("gcloud compute start-iap-tunnel gpus-0 22 ") for line in found.prerequisites] == [True] * before
     assert found.backend is None  # dstack launches nothing here
     assert found.mount == ()  # the hosts have it mounted
 
@@ -229,8 +229,8 @@ def test_machines_that_are_queued_have_no_hosts_yet():
     wanted = stack(PULUMI, ("fleets.0.capacity", {"kind": "flex-start"}))
     outputs = Outputs(vpc="net", subnet="sub", cidr="10.64.0.0/17", nodes_account="nodes@p", addresses={"gpus": []}, first={"gpus": ""})
     found = site(wanted, checks.machines(wanted), outputs)
-    assert (found.ssh, found.before) == ({}, ())
-    assert found.awaited(wanted.fleets[0])
+    assert (found.ssh, found.prerequisites) == ({}, ())
+    assert found.pending(wanted.fleets[0])
 
 
 def test_where_dstack_launches_the_container_mounts_the_checkpoints():

@@ -102,8 +102,12 @@ cpu|up|infinite|10|64|(null)
 old|down|infinite|2|16|gpu:2
 """
 NOT_HAD = [
-    ("slurm.partition", "gpus", "slurm.partition: 'gpus' is none of this cluster; did you mean gpu? (sinfo shows: cpu, gpu, old)"),
-    ("slurm.partition", "gpu,x", "slurm.partition: 'x' is none of this cluster (sinfo shows: cpu, gpu, old)"),
+    (
+        "slurm.partition",
+        "gpus",
+        "slurm.partition: 'gpus' is not a partition of this cluster; did you mean gpu? (sinfo shows: cpu, gpu, old)",
+    ),
+    ("slurm.partition", "gpu,x", "slurm.partition: 'x' is not a partition of this cluster (sinfo shows: cpu, gpu, old)"),
     ("slurm.partition", "old", "slurm.partition: partition old is down"),
     ("slurm.time", "3-00:00:00", "slurm.time: '3-00:00:00' is more than partition gpu allows"),
     ("slurm.gpu_type", "b200", "slurm.gpu_type: 'b200' is no GPU of partition gpu (sinfo shows: a100, h100)"),
@@ -118,12 +122,12 @@ NOT_HAD = [
 @pytest.mark.parametrize(("path", "value", "message"), NOT_HAD, ids=[message[:50] for *_, message in NOT_HAD])
 def test_what_the_cluster_does_not_have_is_told_with_what_it_has(path, value, message):
     wanted = parse("test", changed(BARE, path, value))
-    assert next(site.faults(wanted, site.groups(SINFO))).startswith(message)
+    assert next(site.errors(wanted, site.groups(SINFO))).startswith(message)
 
 
 def test_what_the_cluster_has_is_no_fault():
     for base in (BARE, BARE | {"slurm": {}}, BARE | {"slurm": {"gpu_type": "h100", "time": "2-00"}}):
-        assert not list(site.faults(stack(base), site.groups(SINFO)))
+        assert not list(site.errors(stack(base), site.groups(SINFO)))
 
 
 def test_the_cluster_is_asked_where_sinfo_is_on_path(tmp_path, monkeypatch):
@@ -132,7 +136,7 @@ def test_the_cluster_is_asked_where_sinfo_is_on_path(tmp_path, monkeypatch):
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert site.build(stack(BARE)) == Site()
-    with pytest.raises(StackError, match=r"^stacks/Pulumi.test.yaml: flotilla:slurm.partition: 'gpus' is none"):
+    with pytest.raises(StackError, match=r"^stacks/Pulumi.test.yaml: flotilla:slurm.partition: 'gpus' is not a partition"):
         site.build(parse("test", changed(BARE, "slurm.partition", "gpus")))
 
 

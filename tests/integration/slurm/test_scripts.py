@@ -72,7 +72,7 @@ def test_what_the_cluster_does_not_have_is_refused_before_anything_is_submitted(
     stack["config"]["flotilla:slurm"]["partition"] = "gpus"
     (project / "stacks/Pulumi.slurm.yaml").write_text(yaml.safe_dump(stack))
     done = slurm.run(f"{sys.executable} -m infra.preview slurm", folder=project, check=False)
-    word = "flotilla:slurm.partition: 'gpus' is none of this cluster; did you mean gpu? (sinfo shows: gpu, urgent)"
+    word = "flotilla:slurm.partition: 'gpus' is not a partition of this cluster; did you mean gpu? (sinfo shows: gpu, urgent)"
     assert (done.returncode, done.stderr) == (2, f"stacks/Pulumi.slurm.yaml: {word}\n")
     assert not (project / "build").exists()
 

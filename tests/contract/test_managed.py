@@ -20,10 +20,10 @@ def test_a_stack_asks_nothing_of_its_server_unless_it_says_so(stack, planned):
 @pytest.mark.parametrize(
     ("stack", "expected"),
     [
-        ("onprem", {("Driven", "onprem"), ("Fleet", "gpus"), ("Machines", "gpus")}),
-        ("aws-dev", {("Driven", "aws-dev"), ("Backend", "aws"), ("Fleet", "gpus"), ("Machines", "gpus")}),
-        ("aws-prod", {("Driven", "aws-prod"), ("Fleet", "h100"), ("Machines", "h100")}),  # its machines are Pulumi's: no backend
-        ("gcp-dev", {("Driven", "gcp-dev"), ("Backend", "gcp"), ("Fleet", "gpus"), ("Machines", "gpus")}),
+        ("onprem", {("Managed", "onprem"), ("Fleet", "gpus"), ("Machines", "gpus")}),
+        ("aws-dev", {("Managed", "aws-dev"), ("Backend", "aws"), ("Fleet", "gpus"), ("Machines", "gpus")}),
+        ("aws-prod", {("Managed", "aws-prod"), ("Fleet", "h100"), ("Machines", "h100")}),  # its machines are Pulumi's: no backend
+        ("gcp-dev", {("Managed", "gcp-dev"), ("Backend", "gcp"), ("Fleet", "gpus"), ("Machines", "gpus")}),
     ],
 )
 def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
@@ -36,7 +36,7 @@ def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
             assert one.inputs["definition"] == yaml.safe_load(texts[f"{name}.fleet.dstack.yml"])
         if kind == "Backend":
             assert one.inputs["config"] == yaml.safe_load(texts["server-config.yml"])["projects"][0]["backends"][0]
-        if kind != "Driven":
+        if kind != "Managed":
             assert (one.inputs["server"], one.inputs["project"]) == ("http://127.0.0.1:3000", "main")
 
 
