@@ -1,12 +1,18 @@
 """The Pulumi program: read the stack, build its site, publish what runs on it."""
 
+import sys
 from importlib import import_module
 
 import pulumi
+from pulumi.runtime.settings import SETTINGS
 
 from infra.config import read
 from infra.publish import Publication
 from stacks.load import StackError
+
+if SETTINGS.monitor is None:  # nobody would take the resources
+    print("infra: is the Pulumi program; run it by `pulumi up --stack STACK`, or by python -m infra.preview STACK", file=sys.stderr)
+    raise SystemExit(0 if "--help" in sys.argv else 2)
 
 try:
     stack = read()

@@ -234,6 +234,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (StackError, pulumi.RunError, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted; files may be missing in build/", file=sys.stderr)
+        return 130
     known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root))
     if options.json:
         print(json.dumps(asdict(planned) | {"cost": known}, indent=2, sort_keys=True, default=str))

@@ -243,5 +243,18 @@ def smoothed(values: list[float], span: float) -> list[float]:
     return [total / weight for total, weight in zip(both(values), both([1.0] * len(values)), strict=True)]
 
 
+def main(arguments: list[str]) -> int:
+    """Draws the plot of one run."""
+    if len(arguments) != 1 or arguments[0].startswith("-"):
+        print("usage: python -m trainer.metrics FOLDER    draws plot.png of the run in FOLDER from its metrics.jsonl", file=sys.stderr)
+        return 0 if arguments in (["--help"], ["-h"]) else 2
+    try:
+        print(plot(Path(arguments[0])))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
 if __name__ == "__main__":
-    print(plot(Path(sys.argv[1])))
+    raise SystemExit(main(sys.argv[1:]))

@@ -11,7 +11,6 @@ import json
 import os
 import random
 import shlex
-import shutil
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from cluster_tasks.client.render import render
 from cluster_tasks.local.state import Cluster
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import demo_job
@@ -86,28 +86,21 @@ def python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
 
 
-def render() -> None:
-    """`pulumi up` where there is a Pulumi CLI; the same program in-process where not."""
-    if shutil.which("pulumi") is None:
-        console.print("no pulumi on PATH: the same program renders in this process (python -m infra.preview)")
-        run(python("-m", "infra.preview", "local"))
-        return
-    state = ROOT / "build" / "pulumi"
-    state.mkdir(parents=True, exist_ok=True)
-    env = {"PULUMI_BACKEND_URL": f"file://{state}", "PULUMI_CONFIG_PASSPHRASE": os.environ.get("PULUMI_CONFIG_PASSPHRASE", "")}
-    settings = ROOT / "stacks" / "Pulumi.local.yaml"
-    before = settings.read_bytes()
-    try:
-        run(["pulumi", "stack", "select", "--create", "local"], env=env)
-        run(["pulumi", "up", "--stack", "local", "--yes", "--skip-preview"], env=env)
-    finally:
-        settings.write_bytes(before)  # a new stack's salt belongs to the throw-away state, not to a file in git
+def own_names() -> tuple[str, str, str]:
+    """Names of the runs of warm start, training and killed training that no run has yet: those of an earlier demo are a person's."""
+    number = 1
+    while True:
+        end = f"-{number}" if number > 1 else ""
+        names = (f"demo-sft{end}", f"demo{end}", f"demo-killed{end}")
+        if not any((BUILD / "volumes/checkpoints" / name).exists() for name in names):
+            return names
+        number += 1
 
 
-def start_cluster_and_warm_start() -> str:
-    """Both at once; returns the dashboard's address."""
+def start_cluster_and_warm_start(name: str) -> str:
+    """Both at once, the warm start as run `name`; returns the dashboard's address."""
     cluster = python("-m", "cluster_tasks.local", "up", str(TASK.relative_to(ROOT)), "--port", "auto")
-    warm_start = python("-m", "trainer.train_sft", "--config", f"{RECIPES}/demo-sft.yaml")
+    warm_start = python("-m", "trainer.train_sft", "--config", f"{RECIPES}/demo-sft.yaml", f"run.name={name}")
     log_path = BUILD / "warm-start.log"
     show(warm_start)
     with log_path.open("w") as log:
@@ -128,10 +121,10 @@ def start_cluster_and_warm_start() -> str:
     return json.loads((BUILD / "cluster.json").read_text())["dashboard"]
 
 
-def train(address: str, name: str, kill_at: int | None = None) -> None:
+def train(address: str, name: str, warm: str = "demo-sft", kill_at: int | None = None) -> None:
     """Submit until it ends well; the same command goes on where a dead job stopped."""
     job = ["--address", address, "--working-dir", ".", "--", "python", "-m", "trainer.train_ppo"]
-    job += ["--config", f"{RECIPES}/demo.yaml", f"run.name={name}"]
+    job += ["--config", f"{RECIPES}/demo.yaml", f"run.name={name}", *([f"model.path=run:{warm}"] if warm != "demo-sft" else [])]
     kill = Kill(RUNS / name / "metrics.jsonl", kill_at) if kill_at is not None else None
     if kill:
         kill.start()
@@ -167,11 +160,7 @@ def _follow(command: list[str], dashboard: Dashboard, submission: str) -> int:
         timer.start()
         assert process.stdout is not None
         for line in process.stdout:
-            if (
-                line.startswith(("step ", "prompt ", "error", "model:", "plot:", "resum", "rollout-"))
-                or "Error" in line
-                or "submitted successfully" in line
-            ):
+            if line.startswith(("job  ", "step ", "prompt ", "error", "model:", "plot:", "resum", "rollout-")) or "Error" in line:
                 console.print(line.rstrip(), markup=False)
         code = process.wait()
         timer.cancel()
@@ -254,13 +243,13 @@ class Memory(threading.Thread):
             self.peak = max(self.peak, total)
 
 
-def report(stages: Stages, memory: Memory, address: str) -> None:
-    rows = [json.loads(line) for line in (RUNS / "demo" / "metrics.jsonl").read_text().splitlines()]
+def report(stages: Stages, memory: Memory, trained: str) -> None:
+    rows = [json.loads(line) for line in (RUNS / trained / "metrics.jsonl").read_text().splitlines()]
     evaluations = [row["eval_reward"] for row in rows if "eval_reward" in row]
     console.rule("[bold]result", align="left")
     table = Table("stage", "seconds", box=None)
-    for name, seconds in stages.rows:
-        table.add_row(name, f"{seconds:.1f}")
+    for stage, seconds in stages.rows:
+        table.add_row(stage, f"{seconds:.1f}")
     table.add_row("[bold]all", f"[bold]{sum(seconds for _, seconds in stages.rows):.1f}")
     console.print(table)
     console.print(f"peak memory  {memory.peak / 2**30:.1f} GiB")
@@ -284,31 +273,32 @@ def main(argv: list[str]) -> int:
     stages, memory = Stages(), Memory()
     memory.start()
     try:
+        if Cluster.running(BUILD):
+            raise DemoError("a cluster of build/local is up, and the demo would stop it; first: python -m cluster_tasks.local down")
         with stages.stage("render"):
-            render()
+            render("local", ROOT, lambda command, env: run(command, env=env), console.print, local=True, yes=True)
         down = python("-m", "cluster_tasks.local", "down", str(TASK.relative_to(ROOT)))
-        for name in ("demo", "demo-sft", "demo-killed"):
-            shutil.rmtree(BUILD / "volumes" / "checkpoints" / name, ignore_errors=True)
         (BUILD / "volumes" / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not RUNS.exists():
             RUNS.symlink_to("volumes/checkpoints")
+        warm, trained, killed = own_names()
         try:
             with stages.stage("cluster and warm start"):
-                address = start_cluster_and_warm_start()
+                address = start_cluster_and_warm_start(warm)
             with stages.stage("train by reward"):
-                train(address, "demo")
+                train(address, trained, warm)
             if options.kill:
                 with stages.stage("the same, killed and resumed"):
-                    train(address, "demo-killed", kill_at=random.randint(12, 48))
-                run(python("-m", "trainer.compare", str(RUNS / "demo"), str(RUNS / "demo-killed")))
+                    train(address, killed, warm, kill_at=random.randint(12, 48))
+                run(python("-m", "trainer.compare", str(RUNS / trained), str(RUNS / killed)))
             memory.ended.set()
         finally:
-            if options.keep:
+            if not options.keep:
+                run(down, quiet=True, check=False)
+            elif Cluster.running(BUILD):
                 console.print("the cluster stays up; to stop it:")
                 show(down)
-            else:
-                run(down, quiet=True, check=False)
-        report(stages, memory, address)
+        report(stages, memory, trained)
     except DemoError as error:
         console.print(f"error: {error}", style="red", markup=False)
         return 1

@@ -56,6 +56,7 @@ def up(folder: Path, stack: str | None, port: int | None, seconds: float) -> int
         if server is None:
             write_private(folder / "config.yml", config)
             server = Server.start(folder, port or PORT, digest)
+            print(f"starting a dstack server on {server.url}; its first start makes the database, and may take a minute", flush=True)
         try:
             server.wait(seconds)
             api = client(folder, server)

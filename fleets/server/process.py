@@ -22,6 +22,7 @@ import requests
 from stacks.errors import UserError
 
 MARKER = "FLOTILLA_DSTACK_SERVER"  # in the environment of the server, by which its process is known
+SAY_SECONDS = 5  # between words about a wait
 STOP_SECONDS = 60  # it finishes what it is doing; after that it is killed
 KILL_SECONDS = 10
 LOG_LINES = 15  # of the log that an error shows
@@ -78,8 +79,12 @@ class Server:
 
     def wait(self, seconds: float) -> None:
         """Until it answers. Raises ServerError where it ends before, or the time is over."""
-        deadline = time.monotonic() + seconds
+        begin = said = time.monotonic()
+        deadline = begin + seconds
         while not self.answers():
+            if time.monotonic() - said > SAY_SECONDS:
+                said = time.monotonic()
+                print(f"waiting for {self.url}, {said - begin:.0f} s of {seconds:.0f}", flush=True)
             if self.process is None:
                 raise ServerError(f"the dstack server has ended; the end of its log:\n{self.tail()}")
             if time.monotonic() > deadline:

@@ -3,7 +3,11 @@
 import sys
 from pathlib import Path
 
-import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's own environment
+try:
+    import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's own environment
+except ModuleNotFoundError:
+    print("infra.policy: is a policy pack; `make install-policy`, then pulumi preview --policy-pack infra/policy", file=sys.stderr)
+    raise SystemExit(0 if "--help" in sys.argv else 2) from None
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the engine runs this file by itself
 

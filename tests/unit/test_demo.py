@@ -121,3 +121,23 @@ def test_a_command_that_hangs_is_named_with_its_deadline(monkeypatch):
     monkeypatch.setattr(demo, "COMMAND_SECONDS", 0.2)
     with pytest.raises(demo.DemoError, match=r"not done within 0\.2 s: sleep 60"):
         demo.run(["sleep", "60"])
+
+
+def test_runs_of_an_earlier_demo_are_left_alone(build):
+    assert demo.own_names() == ("demo-sft", "demo", "demo-killed")
+    (build / "volumes/checkpoints/demo").mkdir(parents=True)
+    (build / "volumes/checkpoints/demo-killed-2").mkdir()
+    assert demo.own_names() == ("demo-sft-3", "demo-3", "demo-killed-3")
+
+
+def test_a_cluster_that_was_kept_is_neither_used_nor_stopped(build, capsys):
+    guard = subprocess.Popen([sys.executable, "-c", SLEEP], env=os.environ | {MARKER: str(build)}, stdout=subprocess.DEVNULL)
+    try:
+        Cluster(str(build), guard.pid, "today", NOWHERE.url, Ports(dashboard=9, gcs=1), "digest").write()
+        assert demo.main([]) == 1
+        assert guard.poll() is None and list(build.iterdir()) == [build / "cluster.json"]
+        [line] = capsys.readouterr().out.splitlines()
+        assert line.startswith("error: a cluster of build/local is up") and "cluster_tasks.local down" in line
+    finally:
+        guard.kill()
+        guard.wait()
