@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from trainer import models
 from trainer.config import ModelConfig
 
 INIT = {
@@ -38,6 +36,10 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _export(init: dict[str, Any], folder: Path) -> Path:
+    import torch  # only tests that want a model wait for it
+
+    from trainer import models
+
     config = ModelConfig(init=init, tokenizer=CHARACTERS, dtype="float32")
     lm = models.load_lm(config, 0, torch.device("cpu"))
     models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
