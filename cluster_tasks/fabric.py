@@ -9,7 +9,7 @@ Sources:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (defaults, and since which version)
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-start-nccl.html and https://github.com/aws/aws-ofi-nccl (EFA)
 https://docs.cloud.google.com/kubernetes-engine/docs/how-to/gpu-bandwidth-gpudirect-tcpx-autopilot (TCPX, TCPXO; the values are those
-of dstack's guide to clusters on GCP, measured there with NCCL's tests)
+of dstack's guide to clusters with these fabrics, measured there with NCCL's tests)
 https://rocm.docs.amd.com/en/latest/how-to/rocm-for-ai/training/ (AMD)
 """
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster_tasks import cache
-from stacks import machines
+from stacks import machines, places
 from stacks.load import load
 from stacks.schema import Fleet, Stack
 
@@ -130,14 +130,14 @@ ON_THE_NODE = {
 def kind(stack: Stack, fleet: Fleet) -> Kind:
     """The fabric that a fleet's nodes share. `none` where a stack has a single node, which talks to nobody.
 
-    Raises ValueError for a machine type that stacks/machines.py does not know.
+    Raises ValueError for a machine type that its place does not know.
     """
     if sum(one.nodes for one in stack.fleets) == 1:
         return "none"
     if fleet.fabric is not None:
         return fleet.fabric.kind
-    if fleet.machine is not None and stack.cloud in ("aws", "gcp"):
-        return machines.machine(stack.cloud, fleet.machine).fabric
+    if fleet.machine is not None and places.cloud_of(stack):
+        return places.machine(stack.cloud, fleet.machine).fabric
     return "none"
 
 
@@ -187,8 +187,8 @@ def floor(stack: Stack, fleet: Fleet) -> float | None:
         return None
     if fleet.fabric is not None:
         return machines.nccl_floor(fleet.fabric.bandwidth or 0, fleet.gpu.name if fleet.gpu else None)
-    assert fleet.machine and stack.cloud in ("aws", "gcp")  # else there is no fabric
-    return machines.machine(stack.cloud, fleet.machine).nccl_floor
+    assert fleet.machine  # else there is no fabric
+    return places.machine(stack.cloud, fleet.machine).nccl_floor
 
 
 def _devices(fleet: Fleet) -> dict[str, Setting]:

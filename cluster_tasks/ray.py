@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_tasks import fabric
+from stacks.places import cloud_of
 from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
 from stacks.site import Site
 
@@ -81,7 +82,8 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     own_port = stack.task.dashboard_port == DASHBOARD_PORT
     port = DASHBOARD_PORT if own_port else f"{stack.task.dashboard_port}:{DASHBOARD_PORT}"
     none = {"gpu": 0} if len(fleets) > 1 else {}
-    more = ["--spot", stack.cloud] if fleet.capacity.kind == "spot" else []
+    cloud = cloud_of(stack)
+    more = ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
     more += ["--per-host"] if site.is_remote and stack.checkpoints.kind == "instance" else []
     more += [*_gpus(fleets), *(job or [])]
     return _present(

@@ -9,6 +9,7 @@ from pulumi.runtime.settings import SETTINGS
 from infra.config import read
 from infra.publish import Publication
 from stacks.load import StackError
+from stacks.places import place_of
 
 if SETTINGS.monitor is None:  # nobody would take the resources
     print("infra: is the Pulumi program; run it by `pulumi up --stack STACK`, or by python -m infra.preview STACK", file=sys.stderr)
@@ -19,7 +20,7 @@ try:
     made: list[pulumi.Resource] = []
     pulumi.runtime.register_stack_transformation(lambda args: made.append(args.resource))
     # infra/local/build.py, infra/aws/build.py, ...: a cloud's SDK takes seconds to import, so only the stack's own is.
-    site = import_module(f"infra.{stack.cloud}.build").build(stack)
+    site = import_module(f"{place_of(stack).program}.build").build(stack)
     if stack.dstack and stack.dstack.drive:
         from infra.dstack_resources import Managed  # with dstack's client, another second
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from stacks.load import StackError
-from stacks.machines import Cloud, Fabric, Machine, machine
+from stacks.machines import Fabric, Machine
+from stacks.places import machine
 from stacks.schema import Fleet, Gpu, Stack
 
 
-def machines(stack: Stack, cloud: Cloud) -> dict[str, Machine]:
+def machines(stack: Stack, cloud: str) -> dict[str, Machine]:
     """The machine type of each fleet, by the fleet's name. Raises StackError with a line for each setting that does not fit."""
     found, errors = {}, []
     for index, fleet in enumerate(stack.fleets):
@@ -39,7 +40,7 @@ def _errors(fleet: Fleet, kind: Machine) -> Iterator[str]:
     """Settings beyond the machine type, each as `key: error`."""
     if fleet.cpus is not None and fleet.cpus > kind.cpus:
         yield f"cpus: {fleet.cpus} is more than the {kind.cpus} of {kind.name}"
-    if fleet.nics is not None and kind.cloud == "aws" and fleet.nics > len(kind.nics()):
+    if fleet.nics is not None and fleet.nics > len(kind.nics()):
         yield f"nics: {fleet.nics} is more than the {len(kind.nics())} of {kind.name}"
     if fleet.capacity.kind == "on-demand" and not kind.on_demand:
         yield f"capacity.kind: on-demand is not how {kind.cloud} sells {kind.name}; take another kind"

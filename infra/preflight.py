@@ -23,7 +23,7 @@ from infra import prices
 from infra.answers import Answer, failed, ok, unknown
 from infra.files import project_root
 from stacks.load import StackError, load
-from stacks.rules.shared import CLOUDS
+from stacks.places import clouds, place_of
 from stacks.schema import Stack
 
 COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
@@ -31,11 +31,12 @@ COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
 
 def preflight(stack: Stack) -> list[Answer]:
     """What the stack's cloud answers. Raises StackError where the stack has no cloud, or is one that its cloud would refuse."""
-    if stack.cloud not in CLOUDS:
-        text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {' and '.join(CLOUDS)}"
+    place = place_of(stack)
+    if place.cloud is None:
+        text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {' and '.join(clouds())}"
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {text}")
-    machines = import_module(f"infra.{stack.cloud}.checks").machines(stack)  # what `pulumi up` would refuse
-    asked = import_module(f"infra.{stack.cloud}.preflight").ask(stack, machines)
+    machines = import_module(f"{place.program}.checks").machines(stack)  # what `pulumi up` would refuse
+    asked = import_module(f"{place.program}.preflight").ask(stack, machines)
     return [*asked, budget(stack)]
 
 
@@ -68,7 +69,8 @@ def fits(monthly: float, currency: str, cost: prices.Cost, page: str) -> Answer:
 
 
 def prices_page(stack: Stack) -> str:
-    return {"aws": "https://aws.amazon.com/ec2/pricing/on-demand/", "gcp": "https://cloud.google.com/compute/gpus-pricing"}[stack.cloud]
+    cloud = place_of(stack).cloud
+    return cloud.prices_page if cloud else ""
 
 
 def table(found: list[Answer]) -> Table:

@@ -32,7 +32,7 @@ from rich.tree import Tree
 
 from infra.files import PROVIDERS, project_root
 from stacks.load import StackError, load, settings
-from stacks.rules.shared import CLOUDS
+from stacks.places import PLACES, cloud_of
 from stacks.schema import Stack
 
 SHOWN = 60  # characters of a property's value in the tree
@@ -105,12 +105,12 @@ def _plain(option: Any) -> Any:
 
 
 def _assumptions(token: str) -> ModuleType | None:
-    """infra/<cloud>/preview_answers.py of a token such as aws:ec2/vpc:Vpc; None for our own components and files.
+    """preview_answers.py of the cloud that a token begins with; None for our own components and files.
 
     It has `created(type, name, inputs) -> (id, outputs)` and `answer(token, arguments) -> (result, what to say of it)`.
     """
-    cloud = token.partition(":")[0]
-    return import_module(f"infra.{cloud}.preview_answers") if cloud in CLOUDS else None
+    place = PLACES.get(token.partition(":")[0])
+    return import_module(f"{place.program}.preview_answers") if place and place.cloud else None
 
 
 def plan(stack: str, root: Path) -> Plan:
@@ -206,7 +206,7 @@ def _short(value: Any) -> str:
 
 def _cost(stack: Stack) -> tuple[dict[str, Any] | None, list[str]]:
     """What the machines of a cloud cost, for machines and for people; None where that is not known, and the reason."""
-    if stack.cloud not in CLOUDS:
+    if cloud_of(stack) is None:
         return None, []
     from infra import prices  # with what downloads a catalogue; only who asks waits for it
 

@@ -18,6 +18,7 @@ from gpuhunt import CatalogItem
 from gpuhunt._internal import storage
 from gpuhunt._internal.catalog import CATALOG_URL
 
+from stacks.places import cloud_of
 from stacks.schema import Fleet, Stack
 
 HOURS = 730  # of a month
@@ -95,8 +96,9 @@ def priced(stack: Stack, items: Iterable[CatalogItem]) -> Cost:
 
 
 def _near(stack: Stack, location: str) -> bool:
-    """AWS has one price for a region, GCP's catalogue lists each zone."""
-    zones = stack.network.zones if stack.cloud == "gcp" else ()
+    """Most catalogues have one price for a region, some list each zone."""
+    cloud = cloud_of(stack)
+    zones = stack.network.zones if cloud and cloud.zonal_prices else ()
     return location in zones if zones else location == stack.region or location.startswith(f"{stack.region}-")
 
 
@@ -115,7 +117,7 @@ def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem]) -> FleetCost:
 
 
 def catalogue(provider: str) -> list[CatalogItem]:
-    """All offers of `aws` or `gcp`: from $GPUHUNT_CATALOG_DIR, from what was downloaded today, or downloaded now. Raises PricesUnknown.
+    """All offers of a cloud: from $GPUHUNT_CATALOG_DIR, from what was downloaded today, or downloaded now. Raises PricesUnknown.
 
     Where the download fails, an older one is still better than nothing.
     """

@@ -16,7 +16,8 @@ from cluster_tasks import ray, slurm
 from fleets import backend, fleet, volume
 from infra.files import File, Folder, Token
 from stacks.load import StackError
-from stacks.rules.shared import CLOUDS, warnings
+from stacks.places import cloud_of
+from stacks.rules.shared import warnings
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -43,7 +44,7 @@ class Publication(pulumi.ComponentResource):
         for warning in warned:
             pulumi.warn(warning, self)
         self.outputs = {"folder": folder, "dashboard": address(stack), "next": following}
-        if stack.cloud in CLOUDS:
+        if cloud_of(stack):
             self.outputs["cloud"] = pulumi.Output.from_input(site).apply(lambda site: site.outputs)
         if warned:
             self.outputs["warnings"] = warned

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from stacks.field_types import Count, Model, Url, problem
+from stacks.field_types import Count, Model, Url, setting_error
 
 
 class Cache(Model):
@@ -26,7 +26,7 @@ class Cache(Model):
     def _path_is_a_folder(self) -> Self:
         path = PurePosixPath(self.path or "/cache")
         if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
-            raise problem(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
+            raise setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
         if self.offline and self.endpoint:
-            raise problem("names a mirror, but with offline: true nothing is asked of it", "endpoint")
+            raise setting_error("names a mirror, but with offline: true nothing is asked of it", "endpoint")
         return self

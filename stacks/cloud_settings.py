@@ -1,6 +1,6 @@
 """The settings that a cloud adds to a stack: network, capacity, access, budget, deployment; stacks/schema.py puts them together.
 
-AWS and GCP share these words. What only one of them has is refused on the other by stacks/rules/shared.py.
+Clouds share these words. What only one of them has is refused on the others by stacks/rules/shared.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from stacks.field_types import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, problem
+from stacks.field_types import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, setting_error
 
 DOCKER = IPv4Network("172.17.0.0/16")  # of the bridge that Docker makes on every node
 
@@ -23,24 +23,24 @@ class Network(Model):
     zones: tuple[Zone, ...] = Field(default=(), description="Zones to use; all of the region that offer the machines, when left out.")
     nat: Literal["one", "per-zone"] = Field(default="one", description="NAT gateways: one for all zones, or one in each.")
     flow_logs: bool = Field(default=False, description="Keep records of accepted and refused connections.")
-    vpc: str | None = Field(default=None, description="Existing network to use in place of a new one: its id on AWS, its name on GCP.")
-    subnets: tuple[str, ...] = Field(default=(), description="Private subnets of the existing network: ids on AWS, names on GCP.")
+    vpc: str | None = Field(default=None, description="Existing network to use in place of a new one: its id, or its name.")
+    subnets: tuple[str, ...] = Field(default=(), description="Private subnets of the existing network: their ids or names, as for vpc.")
 
     @model_validator(mode="after")
     def _addresses_are_free_to_use(self) -> Self:
         if not self.cidr.is_private:
-            raise problem(f"{self.cidr} is not private; take a part of 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16", "cidr")
+            raise setting_error(f"{self.cidr} is not private; take a part of 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16", "cidr")
         if self.cidr.overlaps(DOCKER):
-            raise problem(f"{self.cidr} overlaps {DOCKER}, which Docker uses on every node", "cidr")
+            raise setting_error(f"{self.cidr} overlaps {DOCKER}, which Docker uses on every node", "cidr")
         if len(set(self.zones)) < len(self.zones):
-            raise problem("a zone is listed twice", "zones")
+            raise setting_error("a zone is listed twice", "zones")
         for key in ("cidr", "zones", "nat", "flow_logs"):
             if self.vpc and self.says(key):
-                raise problem(f"belongs to a new network, but vpc names the existing {self.vpc!r}", key)
+                raise setting_error(f"belongs to a new network, but vpc names the existing {self.vpc!r}", key)
         if self.vpc and not self.subnets:
-            raise problem(f"is missing; list the private subnets of {self.vpc!r} that nodes may use", "subnets")
+            raise setting_error(f"is missing; list the private subnets of {self.vpc!r} that nodes may use", "subnets")
         if self.subnets and not self.vpc:
-            raise problem("belongs to an existing network, but vpc is not set", "subnets")
+            raise setting_error("belongs to an existing network, but vpc is not set", "subnets")
         return self
 
 
@@ -48,7 +48,7 @@ class Capacity(Model):
     """How the machines of a fleet are bought; exactly one way."""
 
     kind: Literal["on-demand", "spot", "reservation", "block", "flex-start"] = Field(
-        default="on-demand", description="block: an AWS capacity block. flex-start: GCP's queue for GPUs."
+        default="on-demand", description="block: a capacity block. flex-start: a queue for GPUs."
     )
     id: str | None = Field(default=None, description="Of the reservation or capacity block.")
 
@@ -56,9 +56,9 @@ class Capacity(Model):
     def _what_is_reserved_has_an_id(self) -> Self:
         reserved = self.kind in ("reservation", "block")
         if reserved and not self.id:
-            raise problem(f"is missing; kind: {self.kind} needs the id of the capacity that you hold", "id")
+            raise setting_error(f"is missing; kind: {self.kind} needs the id of the capacity that you hold", "id")
         if self.id and not reserved:
-            raise problem(f"belongs to kind: reservation or block, but kind is {self.kind}; a fleet is bought in one way", "id")
+            raise setting_error(f"belongs to kind: reservation or block, but kind is {self.kind}; a fleet is bought in one way", "id")
         return self
 
 
@@ -78,12 +78,14 @@ class Access(Model):
     @model_validator(mode="after")
     def _a_bastion_is_not_open_to_all(self) -> Self:
         if self.via == "bastion" and not self.allow:
-            raise problem("is missing; name the networks that may reach the bastion, such as 203.0.113.7/32, or take via: tunnel", "allow")
+            raise setting_error(
+                "is missing; name the networks that may reach the bastion, such as 203.0.113.7/32, or take via: tunnel", "allow"
+            )
         if self.allow and self.via != "bastion":
-            raise problem(f"belongs to via: bastion, but via is {self.via}", "allow")
+            raise setting_error(f"belongs to via: bastion, but via is {self.via}", "allow")
         for index, network in enumerate(self.allow):
             if network.prefixlen < 8:
-                raise problem(f"{network} lets nearly everybody in; name the networks that you connect from", "allow", index)
+                raise setting_error(f"{network} lets nearly everybody in; name the networks that you connect from", "allow", index)
         return self
 
 
@@ -94,12 +96,12 @@ class Budget(Model):
     currency: Literal["USD", "EUR", "GBP", "JPY", "CHF", "AUD", "CAD", "INR"] = "USD"
     emails: tuple[Email, ...] = Field(min_length=1, description="Who is told.")
     thresholds: tuple[Quantity, ...] = Field(default=(50, 80, 100), min_length=1, description="Percent of the limit at which mail is sent.")
-    billing_account: str | None = Field(default=None, description="GCP: the account that pays, such as 012345-6789AB-CDEF01.")
+    billing_account: str | None = Field(default=None, description="The account that pays, such as 012345-6789AB-CDEF01.")
 
     @model_validator(mode="after")
     def _thresholds_differ(self) -> Self:
         if len(set(self.thresholds)) < len(self.thresholds):
-            raise problem("a threshold is listed twice", "thresholds")
+            raise setting_error("a threshold is listed twice", "thresholds")
         return self
 
 
@@ -108,5 +110,5 @@ class Ci(Model):
 
     github: Repository = Field(description="Repository, such as owner/name; its environment of flotilla:environment's name may deploy.")
     provider: str | None = Field(
-        default=None, description="Existing OIDC provider (AWS ARN) or workload identity pool (GCP); created when left out."
+        default=None, description="Existing OIDC provider (its ARN) or workload identity pool; created when left out."
     )

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from stacks.field_types import Count, Model, Positive, form, problem
+from stacks.field_types import Count, Model, Positive, form, setting_error
 
 Hca = Annotated[str, form(r"^[A-Za-z][\w.-]*(:\d+)?$", "the name of an RDMA device as `ibstat -l` prints it, such as mlx5_0")]
 Byte = Annotated[Count, Field(ge=0, le=255, json_schema_extra={"allowed": "an integer between 0 and 255"})]
@@ -32,7 +32,7 @@ class Fabric(Model):
     def _settings_fit_the_kind(self) -> Self:
         for key, kinds in (("hcas", ("infiniband", "roce")), ("gid_index", ("roce",)), ("traffic_class", ("roce",))):
             if self.says(key) and self.kind not in kinds:
-                raise problem(f"belongs to kind: {' or '.join(kinds)}, but kind is {self.kind}", key)
+                raise setting_error(f"belongs to kind: {' or '.join(kinds)}, but kind is {self.kind}", key)
         if len(set(self.hcas)) < len(self.hcas):
-            raise problem("a device is listed twice", "hcas")
+            raise setting_error("a device is listed twice", "hcas")
         return self

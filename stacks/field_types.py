@@ -21,7 +21,7 @@ class Model(BaseModel):
         return getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
 
 
-def problem(text: str, *at: str | int) -> PydanticCustomError:
+def setting_error(text: str, *at: str | int) -> PydanticCustomError:
     """A check's word on the setting at `at`, counted from the model that is checked; stacks/load.py adds the rest of the way."""
     return PydanticCustomError("stack", "{text}", {"text": text, "at": at})
 
@@ -51,7 +51,7 @@ def gigabytes(size: str) -> float:
 def _ordered(sizes: str) -> str:
     low, _, high = sizes.partition("..")
     if high and gigabytes(low) > gigabytes(high):
-        raise problem(f"{sizes!r} ends below its start")
+        raise setting_error(f"{sizes!r} ends below its start")
     return sizes
 
 
@@ -63,7 +63,7 @@ def _whole(key: str) -> str:
     except binascii.Error:
         decoded = b""
     if decoded[4 : 4 + len(kind)] != kind.encode() or (kind == "ssh-ed25519" and len(decoded) != 51):
-        raise problem(f"is no whole {kind} key; copy the one line of the .pub file")
+        raise setting_error(f"is no whole {kind} key; copy the one line of the .pub file")
     return key
 
 
@@ -91,8 +91,8 @@ Mount = Annotated[
     str, form(r"^(/[^:\s]*|[a-z][a-z0-9-]{1,40}):/[^:\s]+$", "a mount such as /folder/of/host:/data, or name-of-dstack-volume:/data")
 ]
 Zone = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+(-[a-z]+-\d+)?-?[a-z]$", "a zone such as us-east-1a or us-central1-a")]
-Region = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+$", "a region such as us-east-1 or us-central1")]
-ProjectId = Annotated[str, form(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a GCP project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -")]
+Region = Annotated[str, form(r"^[a-z][a-z0-9-]*$", "a region such as us-east-1 or us-central1")]
+ProjectId = Annotated[str, form(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -")]
 Email = Annotated[str, form(r"^[^@\s,;]+@[^@\s,;]+\.[^@\s,;.]+$", "a mail address")]
 PublicKey = Annotated[
     str,
@@ -100,7 +100,7 @@ PublicKey = Annotated[
     AfterValidator(_whole),
 ]
 Repository = Annotated[str, form(r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", "a GitHub repository such as owner/name")]
-# What AWS's tags and GCP's labels both take.
+# What tags and labels of all clouds take.
 TAG_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 TagValue = Annotated[str, BeforeValidator(_as_text), form(r"^[a-z0-9_-]{0,63}$", "up to 63 characters of a-z, 0-9, _ and -")]
 IdleDuration = Annotated[str, form(r"^([1-9]\d*[smhdw]|off)$", "a duration such as 30m, or off")]

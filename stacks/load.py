@@ -6,21 +6,24 @@ One mistake is one line: `stacks/Pulumi.local.yaml: flotilla:fleets[0].nodes: 'x
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails
+from pydantic_core import ErrorDetails, PydanticCustomError
 
 from stacks.errors import StackError
+from stacks.places import PLACES
+from stacks.rules import shared as rules
 from stacks.schema import Stack
 
-PROJECT = "flotilla"  # the namespace of our keys; `aws:region` and the like are the providers' own
+PROJECT = "flotilla"  # the namespace of our keys; those of other namespaces are the providers' own
 SETTINGS = [name for name in Stack.model_fields if name != "name"]  # the stack's name is that of its file
 SCHEMA = Stack.model_json_schema()
+SCHEMA["properties"]["cloud"]["enum"] = list(PLACES)
 FORMATS = {
     "ipvanyaddress": "an IP address",
     "ipvanynetwork": "a network such as 10.0.0.0/24",
@@ -72,14 +75,19 @@ def parse(name: str, settings: Mapping[str, Any]) -> Stack:
     """
     ours = {key.removeprefix(f"{PROJECT}:"): value for key, value in settings.items() if key.startswith(f"{PROJECT}:")}
     values = {key: _decoded(key, value) for key, value in ours.items()}
-    problems = [f"{PROJECT}:{at}: is encrypted; {SECRET_HINT}" for key, value in values.items() for at in _encrypted(key, value)]
-    problems += [f"{PROJECT}:{key}: {_unknown(key, SETTINGS)}" for key in values if key not in SETTINGS]
-    if problems:
-        raise StackError(_lines(name, problems))
+    errors = [f"{PROJECT}:{at}: is encrypted; {SECRET_HINT}" for key, value in values.items() for at in _encrypted(key, value)]
+    errors += [f"{PROJECT}:{key}: {_unknown(key, SETTINGS)}" for key in values if key not in SETTINGS]
+    if errors:
+        raise StackError(_lines(name, errors))
+    if (cloud := values.get("cloud")) and cloud not in PLACES:
+        raise StackError(_lines(name, [f"{PROJECT}:cloud: {_shown(cloud)} is not one of {', '.join(PLACES)}{_nearest(cloud, PLACES)}"]))
     try:
-        return Stack.model_validate({"name": name} | {key: value for key, value in values.items() if value not in (None, "", {})})
+        stack = Stack.model_validate({"name": name} | {key: value for key, value in values.items() if value not in (None, "", {})})
     except ValidationError as error:
-        raise StackError(_lines(name, [_problem(details) for details in _innermost(error.errors())])) from None
+        raise StackError(_lines(name, [_line(details) for details in _innermost(error.errors())])) from None
+    if found := list(rules.errors(stack)):
+        raise StackError(_lines(name, [_own(error) for error in found]))
+    return stack
 
 
 SECRET_HINT = "rendered files are plain text, so name the variable in flotilla:task.env with a null value and set it in your shell"
@@ -89,8 +97,8 @@ def _source(name: str) -> str:
     return f"stacks/Pulumi.{name}.yaml"
 
 
-def _lines(name: str, problems: list[str]) -> str:
-    return "\n".join(f"{_source(name)}: {problem}" for problem in problems)
+def _lines(name: str, errors: list[str]) -> str:
+    return "\n".join(f"{_source(name)}: {error}" for error in errors)
 
 
 def _read(file: Path, shown: str) -> dict[str, Any]:
@@ -142,7 +150,7 @@ def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     return [error for error in errors if not any(error["loc"] == place[: len(error["loc"])] != place for place in places)]
 
 
-def _problem(details: ErrorDetails) -> str:
+def _line(details: ErrorDetails) -> str:
     """One line: the setting, its value, what is allowed."""
     loc = (*details["loc"], *details.get("ctx", {}).get("at", ()))
     if loc == ("name",) and details["type"] == "stack":
@@ -150,7 +158,7 @@ def _problem(details: ErrorDetails) -> str:
     if loc == ("name",):
         return f"the stack's name {_shown(details['input'])} is not {_allowed(_node(loc))}"
     *parents, last = loc
-    at = f"{PROJECT}:" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+    at = _at(loc)
     match details["type"]:
         case "extra_forbidden":
             return f"{at}: {_unknown(str(last), list(_node(tuple(parents))['properties']))}"
@@ -161,9 +169,24 @@ def _problem(details: ErrorDetails) -> str:
     return f"{at}: {_shown(details['input'])} is not {_allowed(_node(loc))}"
 
 
+def _own(error: PydanticCustomError) -> str:
+    """One line: our own checks speak for themselves."""
+    at = (error.context or {})["at"]
+    return f"the stack's name {error.message()}" if at == ("name",) else f"{_at(at)}: {error.message()}"
+
+
+def _at(loc: tuple[int | str, ...]) -> str:
+    """A setting's full key, such as flotilla:fleets[0].nodes."""
+    return f"{PROJECT}:" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
+
+
 def _unknown(key: str, known: list[str]) -> str:
-    near = get_close_matches(key, known, n=1)
-    return "unknown key" + (f"; did you mean {near[0]}?" if near else "") + f" (allowed: {', '.join(known)})"
+    return f"unknown key{_nearest(key, known)} (allowed: {', '.join(known)})"
+
+
+def _nearest(word: Any, known: Iterable[str]) -> str:
+    near = get_close_matches(str(word), list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _shown(value: Any) -> str:

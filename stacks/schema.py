@@ -38,9 +38,8 @@ from stacks.field_types import (
     Text,
     Url,
     User,
-    problem,
+    setting_error,
 )
-from stacks.rules import shared as rules
 from stacks.slurm import Slurm
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
@@ -69,14 +68,14 @@ class Host(Model):
     def _resources_are_custom(self) -> Self:
         _refuse_rays_own(self.resources)
         if self.resources and self.internal_ip is None:
-            raise problem("is missing; it is how the node knows that the resources of this host are its own", "internal_ip")
+            raise setting_error("is missing; it is how the node knows that the resources of this host are its own", "internal_ip")
         return self
 
 
 def _refuse_rays_own(resources: dict[str, float]) -> None:
     for name in resources:
         if name in RAY_RESOURCES:
-            raise problem("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
+            raise setting_error("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
 
 
 class JumpHost(Model):
@@ -104,13 +103,13 @@ class Ssh(Model):
     def _hosts_differ_and_share_the_network(self) -> Self:
         for index, host in enumerate(self.hosts):
             if (host.hostname, host.port) in [(other.hostname, other.port) for other in self.hosts[:index]]:
-                raise problem(f"{host.hostname!r} is listed twice; a host is one node", "hosts", index, "hostname")
+                raise setting_error(f"{host.hostname!r} is listed twice; a host is one node", "hosts", index, "hostname")
             if host.internal_ip and host.internal_ip in [other.internal_ip for other in self.hosts[:index]]:
-                raise problem(f"{host.internal_ip} is another host's too", "hosts", index, "internal_ip")
+                raise setting_error(f"{host.internal_ip} is another host's too", "hosts", index, "internal_ip")
             if self.network and host.internal_ip and host.internal_ip not in self.network:
-                raise problem(f"{host.internal_ip} is not in network {self.network}", "hosts", index, "internal_ip")
+                raise setting_error(f"{host.internal_ip} is not in network {self.network}", "hosts", index, "internal_ip")
             if not host.internal_ip and any(other.internal_ip for other in self.hosts):
-                raise problem("is missing; dstack wants it of all hosts or of none", "hosts", index, "internal_ip")
+                raise setting_error("is missing; dstack wants it of all hosts or of none", "hosts", index, "internal_ip")
         return self
 
 
@@ -145,7 +144,7 @@ class Fleet(Model):
         default=None, description="cluster: side by side, for the fabric. Chosen by the machine type when left out."
     )
     nics: Positive | None = Field(default=None, description="Network cards of each node, with provision: pulumi; all when left out.")
-    image: str | None = Field(default=None, description="Image of the nodes' disk: an AMI id on AWS, an image's path on GCP.")
+    image: str | None = Field(default=None, description="Image of the nodes' disk: its id, or its path where the cloud has paths.")
     idle_duration: IdleDuration | None = Field(
         default=None, description="dstack ends a machine after this long without work; 3d when left out."
     )
@@ -160,7 +159,9 @@ class Fleet(Model):
     @model_validator(mode="after")
     def _hosts_are_nodes(self) -> Self:
         if self.ssh and self.nodes != len(self.ssh.hosts):
-            raise problem(f"{self.nodes} nodes, but ssh.hosts lists {len(self.ssh.hosts)}; leave nodes out, or let them agree", "nodes")
+            raise setting_error(
+                f"{self.nodes} nodes, but ssh.hosts lists {len(self.ssh.hosts)}; leave nodes out, or let them agree", "nodes"
+            )
         if self.gpu is not None and self.gpu.name is not None:
             self._dstack_knows(self.gpu.name, self.gpu.vendor)
         _refuse_rays_own(self.resources)
@@ -175,7 +176,7 @@ class Fleet(Model):
         if name.lower() not in [model.lower() for model in models]:
             near = get_close_matches(name.upper(), models, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            raise problem(f"{name!r} is no {vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "gpu", "name")
+            raise setting_error(f"{name!r} is no {vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "gpu", "name")
 
     def requirements(self) -> dict[str, Any]:
         """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
@@ -192,8 +193,8 @@ class Checkpoints(Model):
 
     kind: Literal["instance", "network", "shared", "bucket", "lustre", "filestore", "hyperdisk-ml"] = Field(
         default="instance",
-        description="instance: a folder of each host. network: a dstack volume (EBS on AWS). shared: a folder that all hosts have mounted "
-        "at this path. bucket: S3 or GCS, mounted. lustre: FSx for Lustre (AWS). filestore, hyperdisk-ml: those of GCP.",
+        description="instance: a folder of each host. network: a dstack volume. shared: a folder that all hosts have mounted "
+        "at this path. bucket: S3 or GCS, mounted. lustre: FSx for Lustre. filestore, hyperdisk-ml: Google's.",
     )
     path: Path = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
     volume: Name | None = Field(default=None, description="Name of the dstack volume, for network.")
@@ -205,14 +206,14 @@ class Checkpoints(Model):
     def _kind_has_its_settings(self) -> Self:
         path = PurePosixPath(self.path)
         if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
-            raise problem(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
+            raise setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
         if self.kind == "network" and self.volume is None:
-            raise problem("is missing; kind: network is a dstack volume, which has a name (volume) and a size", "volume")
+            raise setting_error("is missing; kind: network is a dstack volume, which has a name (volume) and a size", "volume")
         if self.kind in SIZED and self.size is None:
-            raise problem(f"is missing; kind: {SIZED[self.kind]}", "size")
+            raise setting_error(f"is missing; kind: {SIZED[self.kind]}", "size")
         for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",))):
             if self.kind not in kinds and getattr(self, key) is not None:
-                raise problem(f"belongs to kind: {', '.join(kinds)}, but kind is {self.kind}", key)
+                raise setting_error(f"belongs to kind: {', '.join(kinds)}, but kind is {self.kind}", key)
         return self
 
 
@@ -233,7 +234,7 @@ class Dstack(Model):
     def _driven_only(self) -> Self:
         for key in ("adopt", "on_destroy", "timeout"):
             if self.says(key) and not self.drive:
-                raise problem("belongs to drive: true; without it `pulumi up` asks nothing of the server", key)
+                raise setting_error("belongs to drive: true; without it `pulumi up` asks nothing of the server", key)
         return self
 
 
@@ -286,16 +287,18 @@ class Task(Model):
     @model_validator(mode="after")
     def _dstack_takes_it(self) -> Self:
         if self.dashboard_port in DSTACK_PORTS:
-            raise problem(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
+            raise setting_error(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
         if self.image is not None and not PINNED_IMAGE.search(self.image):
-            raise problem(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
+            raise setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
         for name, value in self.env.items():
             if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
-                raise problem("no name for a variable: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
+                raise setting_error("no name for a variable: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
             if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-                raise problem("is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name)
+                raise setting_error(
+                    "is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name
+                )
             if value is not None and "\n" in value:
-                raise problem("has more than one line, which dstack does not take", "env", name)
+                raise setting_error("has more than one line, which dstack does not take", "env", name)
         return self
 
 
@@ -303,15 +306,15 @@ class Stack(Model):
     """One environment."""
 
     name: Name
-    cloud: Literal["local", "ssh", "slurm", "aws", "gcp"] = Field(description="Where the nodes come from.")
-    region: Region | None = Field(default=None, description="Region of the cloud, such as us-east-1 (AWS) or us-central1 (GCP).")
-    project: ProjectId | None = Field(default=None, description="GCP project id.")
+    cloud: str = Field(description="Where the nodes come from; stacks/places.py lists the places.")
+    region: Region | None = Field(default=None, description="Region of the cloud, such as us-east-1 or us-central1.")
+    project: ProjectId | None = Field(default=None, description="Id of the project that holds everything, where a cloud has projects.")
     environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
     protect: bool = Field(default=False, description="Refuse to delete the checkpoints and their keys.")
     tags: dict[str, TagValue] = Field(default_factory=dict, description="On all resources of the cloud, such as owner or cost-center.")
     monitoring: bool = Field(default=False, description="Nodes may write metrics and logs to CloudWatch or Cloud Monitoring.")
     account_defaults: bool = Field(
-        default=False, description="AWS: in this account and region, encrypt every new disk and have every new instance want IMDSv2."
+        default=False, description="In this account and region, encrypt every new disk and have every new instance want IMDSv2."
     )
     network: Network = Network()
     fleets: tuple[Fleet, ...] = Field(min_length=1)
@@ -332,9 +335,3 @@ class Stack(Model):
     def dstack_fleets(self) -> tuple[Fleet, ...]:
         """As dstack knows them: it places a run in one fleet, so those of a cluster are one, named after the first."""
         return tuple(fleet for fleet in self.fleets if fleet not in self.cluster_fleets()[1:])
-
-    @model_validator(mode="after")
-    def _settings_fit_the_cloud(self) -> Self:
-        for fault in rules.faults(self):
-            raise fault
-        return self

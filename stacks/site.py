@@ -32,5 +32,5 @@ class Site(BaseModel):
         return fleet.model_copy(update={"gpu": gpu, "disk": None if fleet.provision == "pulumi" else fleet.disk})
 
     def pending(self, fleet: Fleet) -> bool:
-        """Whether Pulumi asked for the machines, and the cloud has not granted them yet (GCP's flex-start)."""
+        """Whether Pulumi asked for the machines, and the cloud has not granted them yet (flex-start)."""
         return fleet.provision == "pulumi" and fleet.name not in self.ssh

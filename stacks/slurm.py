@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from stacks.field_types import Count, Email, Model, form, gigabytes, problem
+from stacks.field_types import Count, Email, Model, form, gigabytes, setting_error
 
 NOTICE = 300  # seconds before the time limit at which jobs are asked to save and go on later
 CONTAINERS = ("none", "pyxis", "apptainer", "docker", "podman")
@@ -15,7 +15,9 @@ CONTAINERS = ("none", "pyxis", "apptainer", "docker", "podman")
 
 def _no_number(value: Any) -> Any:
     if isinstance(value, int):
-        raise problem(f"{value} is a number: YAML reads 24:00:00 as seconds; put the limit in quotes, such as '24:00:00' or '2-00:00:00'")
+        raise setting_error(
+            f"{value} is a number: YAML reads 24:00:00 as seconds; put the limit in quotes, such as '24:00:00' or '2-00:00:00'"
+        )
     return value
 
 

@@ -1,7 +1,7 @@
 """From a stack to a job's exit code in one command, which prints each `dstack` and `ray` command that it runs.
 
-    python -m cluster_tasks.client.launch aws-dev -- python -m trainer.train_ppo --config run.yaml
-    python -m cluster_tasks.client.launch aws-dev --attach job-20260101-120000
+    python -m cluster_tasks.client.launch onprem -- python -m trainer.train_ppo --config run.yaml
+    python -m cluster_tasks.client.launch onprem --attach job-20260101-120000
 
 Applies fleet and Ray cluster where they are not there yet, waits until the nodes run, forwards the dashboard, submits the job and
 prints its output. When the connection breaks it connects again; when dstack has started the run anew after a lost node, it submits
@@ -31,6 +31,7 @@ from cluster_tasks.client.dstack_server import ConnectionFailed, connect
 from cluster_tasks.client.submit import SubmitError, check
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.load import StackError, load
+from stacks.places import place_of
 from stacks.schema import Stack
 
 SILENT_SECONDS = 10  # of a dashboard, after which the connection is made anew; `dstack attach` does not notice that its tunnel broke
@@ -50,9 +51,8 @@ def environment(stack: Stack, folder: Path, url: str) -> dict[str, str]:
 
 def cluster(stack: Stack, port: int | None) -> DstackRun:
     """The stack's run, whether it is there or not. Raises ClusterError, ConnectionFailed."""
-    if stack.cloud not in ("ssh", "aws", "gcp"):
-        how = {"local": "python -m cluster_tasks.local up, then ray job submit", "slurm": "sbatch build/slurm/ray-ppo.sbatch"}[stack.cloud]
-        raise ClusterError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:cloud: {stack.cloud} needs no dstack; there it is {how}")
+    if start := place_of(stack).start:
+        raise ClusterError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:cloud: {stack.cloud} needs no dstack; there it is {start}")
     port = port or stack.task.dashboard_port
     url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
     env = environment(stack, folder, url)

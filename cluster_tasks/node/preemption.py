@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .settings import Settings
 
-NOTICE_SECONDS = 5  # between two looks for a spot machine's notice, which comes two minutes ahead on AWS, half a minute on GCP
+NOTICE_SECONDS = 5  # between two looks for a spot machine's notice, which comes half a minute ahead, or two
 
 log = logging.getLogger(__name__)
 
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class Notices:
     """A cloud's word that it takes a spot machine back. A worker tells the head by a file among the checkpoints, which both see."""
 
-    cloud: str | None
+    service: str | None  # --spot
     file: Path
     own: str
     asked: float = 0
@@ -33,34 +33,37 @@ class Notices:
 
     def clear(self) -> None:
         """Forgets those of an earlier attempt."""
-        if self.cloud:
+        if self.service:
             self.file.unlink(missing_ok=True)
 
     def look(self) -> str | None:
         """Address of the node that is taken back."""
-        if self.cloud is None:
+        if self.service is None:
             return None
         if self.file.exists():
             return self.file.read_text()
         if time.monotonic() - self.asked > NOTICE_SECONDS:
             self.asked = time.monotonic()
-            if reclaimed(self.cloud):
+            if reclaimed(self.service):
                 log.warning("the cloud takes this machine back: jobs are to save")
                 self.file.write_text(self.own)
         return None
 
 
-def reclaimed(cloud: str) -> bool:
-    """https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html and
-    https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption"""
-    if cloud == "gcp":
+def reclaimed(service: str) -> bool:
+    """What the machine's metadata service says of a kind.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html and
+    https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption
+    """
+    if service == "compute-metadata":
         return metadata("GET", "/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}) == "TRUE"
     token = metadata("PUT", "/latest/api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     return bool(token and metadata("GET", "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": token}))
 
 
 def metadata(method: str, path: str, headers: dict[str, str]) -> str | None:
-    """What the machine's metadata service answers, at the same address on both clouds; None where it has nothing to say."""
+    """What the machine's metadata service answers, at the same address on all clouds; None where it has nothing to say."""
     request = urllib.request.Request(f"http://169.254.169.254{path}", headers=headers, method=method)
     try:
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=2) as answer:

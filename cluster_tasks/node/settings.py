@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")
     add("--stop-timeout", type=int, default=120, help="seconds that a stopped job has to save a checkpoint")
     add("--per-host", action="store_true", help="checkpoints are in a folder of each host: say where those of the run before are")
-    add("--spot", choices=["aws", "gcp"], help="whose metadata service says that a spot machine is taken back")
+    add("--spot", choices=["imdsv2", "compute-metadata"], help="metadata service that says when a spot machine is taken back")
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")

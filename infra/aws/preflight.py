@@ -81,7 +81,7 @@ def efa(api: Api) -> Iterator[Answer]:
         name, network = kind["InstanceType"], kind.get("NetworkInfo", {})
         there = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
         if there < wanted[name].efa:
-            text = f"{name} has {there} EFA interfaces here, and stacks/machines.py says {wanted[name].efa}"
+            text = f"{name} has {there} EFA interfaces here, and stacks/rules/aws.py says {wanted[name].efa}"
             yield failed("efa", text, "take another machine type or region")
         else:
             yield ok("efa", f"interfaces of {name}: {there}")

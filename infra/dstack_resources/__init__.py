@@ -17,7 +17,7 @@ from infra.dstack_resources.backend import Backend
 from infra.dstack_resources.fleet import Fleet, Machines
 from infra.dstack_resources.volume import Volume
 from stacks import schema
-from stacks.rules.shared import CLOUDS
+from stacks.places import cloud_of
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -38,7 +38,7 @@ class Managed(pulumi.ComponentResource):
         assert stack.dstack  # infra/__main__.py
         known, at = pulumi.Output.from_input(site), (stack.dstack.server, stack.dstack.project)
         child = pulumi.ResourceOptions(parent=self, depends_on=list(after))
-        if stack.cloud in CLOUDS and any(fleet.provision == "dstack" for fleet in stack.fleets):
+        if cloud_of(stack) and any(fleet.provision == "dstack" for fleet in stack.fleets):
             backend = Backend(stack.cloud, *at, known.apply(lambda site: site.backend), opts=child)
             child = pulumi.ResourceOptions(parent=self, depends_on=[*after, backend])
         for fleet in stack.fleets:

@@ -1,17 +1,23 @@
-"""What AWS asks of a stack's settings, told before anything is created; what follows from machine types is in infra/aws/checks.py."""
+"""AWS as a place: its machine types, and what it asks of a stack's settings; what its networks hold is in infra/aws/checks.py.
+
+Sources of the figures:
+https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html (vCPUs, memory, GPUs, NVMe)
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-instance-types (EFA interfaces)
+https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (which network card carries what)
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import gigabytes, problem
-
-if TYPE_CHECKING:
-    from stacks.schema import Fleet, Stack
+from stacks.field_types import gigabytes, setting_error
+from stacks.machines import Machine
+from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
+from stacks.schema import Fleet, Stack
 
 HEX = "([0-9a-f]{8}|[0-9a-f]{17})"  # what ends the ids of EC2
 IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for kind in ("ami", "cr", "subnet", "vpc"))
@@ -23,10 +29,8 @@ NOTIFICATIONS = 4
 ADDRESSES = 10  # of a notification
 
 
-def faults(stack: Stack) -> Iterator[PydanticCustomError]:
-    """What is wrong, the most basic first."""
-    if stack.project is not None:
-        yield problem("belongs to flotilla:cloud gcp, but that is aws; an AWS account comes from your credentials", "project")
+def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+    """The most basic first."""
     yield from _network(stack)
     for index, fleet in enumerate(stack.fleets):
         yield from _fleet(stack, fleet, index)
@@ -39,56 +43,123 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
     network = stack.network
     if not 16 <= network.cidr.prefixlen <= 24:
         text = f"{network.cidr} is a /{network.cidr.prefixlen}; take /16 to /24, which is cut into sixteen subnets"
-        yield problem(text, "network", "cidr")
+        yield setting_error(text, "network", "cidr")
     if network.vpc and not VPC.fullmatch(network.vpc):
-        yield problem(f"{network.vpc!r} is no id of a VPC; one is vpc-0123456789abcdef0", "network", "vpc")
+        yield setting_error(f"{network.vpc!r} is no id of a VPC; one is vpc-0123456789abcdef0", "network", "vpc")
     for index, subnet in enumerate(network.subnets):
         if not SUBNET.fullmatch(subnet):
-            yield problem(f"{subnet!r} is no id of a subnet; one is subnet-0123456789abcdef0", "network", "subnets", index)
+            yield setting_error(f"{subnet!r} is no id of a subnet; one is subnet-0123456789abcdef0", "network", "subnets", index)
     if network.vpc and stack.access and stack.access.via == "bastion":
-        yield problem("bastion needs a public subnet, but network.vpc lists private ones alone; take tunnel or direct", "access", "via")
+        yield setting_error(
+            "bastion needs a public subnet, but network.vpc lists private ones alone; take tunnel or direct", "access", "via"
+        )
 
 
 def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
     at = ("fleets", index)
     if fleet.image is not None and not IMAGE.fullmatch(fleet.image):
-        yield problem(f"{fleet.image!r} is no id of an AMI; one is ami-0123456789abcdef0", *at, "image")
+        yield setting_error(f"{fleet.image!r} is no id of an AMI; one is ami-0123456789abcdef0", *at, "image")
     if fleet.capacity.id is not None and not RESERVATION.fullmatch(fleet.capacity.id):
-        yield problem(f"{fleet.capacity.id!r} is no id of a reservation or block; one is cr-0123456789abcdef0", *at, "capacity", "id")
+        yield setting_error(f"{fleet.capacity.id!r} is no id of a reservation or block; one is cr-0123456789abcdef0", *at, "capacity", "id")
     if fleet.capacity.kind == "block" and fleet.placement == "cluster":
         text = "cluster is not for a capacity block, whose machines stand side by side already; leave it out"
-        yield problem(text, *at, "placement")
+        yield setting_error(text, *at, "placement")
     if fleet.provision == "pulumi" and fleet.capacity.id and not stack.network.vpc and len(stack.network.zones) != 1:
         text = f"{list(stack.network.zones)}, but {fleet.capacity.id} is in one zone; name that alone"
-        yield problem(text, "network", "zones")
+        yield setting_error(text, "network", "zones")
 
 
 def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
     size, throughput = gigabytes(stack.checkpoints.size or "0GB"), stack.checkpoints.throughput
     if size != 1200 and (size == 0 or size % 2400):
-        yield problem(f"{stack.checkpoints.size!r} is refused by FSx; it takes 1200GB, or a multiple of 2400GB", "checkpoints", "size")
+        yield setting_error(
+            f"{stack.checkpoints.size!r} is refused by FSx; it takes 1200GB, or a multiple of 2400GB", "checkpoints", "size"
+        )
     if throughput is not None and throughput not in LUSTRE_THROUGHPUT:
         text = f"{throughput} is not one of {', '.join(map(str, LUSTRE_THROUGHPUT))} MB/s per TB"
-        yield problem(text, "checkpoints", "throughput")
+        yield setting_error(text, "checkpoints", "throughput")
     for index, fleet in enumerate(stack.fleets):
         if fleet.provision == "dstack":
             text = "dstack, but checkpoints.kind lustre needs a Lustre client on the nodes, which dstack's image lacks; take pulumi"
-            yield problem(text, "fleets", index, "provision")
+            yield setting_error(text, "fleets", index, "provision")
 
 
 def _people(stack: Stack) -> Iterator[PydanticCustomError]:
-    """How one logs in, who is told, who deploys."""
+    """Who logs in, who gets mail, who deploys."""
     if stack.access and stack.access.public_key.startswith("ecdsa-"):
-        yield problem("is an ECDSA key, which EC2 does not take; make one with `ssh-keygen -t ed25519`", "access", "public_key")
+        yield setting_error("is an ECDSA key, which EC2 does not take; make one with `ssh-keygen -t ed25519`", "access", "public_key")
     if (budget := stack.budget) is not None:
-        if budget.billing_account is not None:
-            yield problem("belongs to flotilla:cloud gcp, but that is aws", "budget", "billing_account")
         if budget.currency != "USD":
-            yield problem(f"{budget.currency}, but AWS counts in USD", "budget", "currency")
+            yield setting_error(f"{budget.currency}, but AWS counts in USD", "budget", "currency")
         if len(budget.thresholds) > NOTIFICATIONS:
-            yield problem(f"{len(budget.thresholds)} thresholds, but a budget of AWS takes {NOTIFICATIONS}", "budget", "thresholds")
+            yield setting_error(f"{len(budget.thresholds)} thresholds, but a budget of AWS takes {NOTIFICATIONS}", "budget", "thresholds")
         if len(budget.emails) > ADDRESSES:
-            yield problem(f"{len(budget.emails)} addresses, but a budget of AWS tells {ADDRESSES} at most", "budget", "emails")
+            yield setting_error(f"{len(budget.emails)} addresses, but a budget of AWS tells {ADDRESSES} at most", "budget", "emails")
     if stack.ci is not None and stack.ci.provider is not None and not PROVIDER.fullmatch(stack.ci.provider):
         text = f"{stack.ci.provider!r} is no provider; one is arn:aws:iam::<account>:oidc-provider/token.actions.githubusercontent.com"
-        yield problem(text, "ci", "provider")
+        yield setting_error(text, "ci", "provider")
+
+
+def _machine(name: str, cpus: int, memory: int, *gpu: Any, efa: int = 0, **rest: Any) -> Machine:
+    return Machine("aws", name, cpus, memory, *gpu, fabric="efa" if efa else "none", efa=efa, **rest)
+
+
+# fmt: off
+MACHINES = (
+    #     name            vCPU  GiB  GPU, count, GB each, NVMe GB
+    _machine("p6-b300.48xlarge", 192, 4096, "B300", 8, 270, 30400, bandwidth=6400, cards=17, efa=16),
+    _machine("p6-b200.48xlarge", 192, 2048, "B200", 8, 180, 30400, bandwidth=3200, cards=8, efa=8),
+    _machine("p5en.48xlarge", 192, 2048, "H200", 8, 141, 30400, bandwidth=3200, cards=16, efa=16),
+    _machine("p5e.48xlarge", 192, 2048, "H200", 8, 141, 30400, bandwidth=3200, cards=32, efa=32),
+    _machine("p5.48xlarge", 192, 2048, "H100", 8, 80, 30400, bandwidth=3200, cards=32, efa=32),
+    _machine("p5.4xlarge", 16, 256, "H100", 1, 80, 3800, bandwidth=100, efa=1),
+    _machine("p4de.24xlarge", 96, 1152, "A100", 8, 80, 8000, bandwidth=400, cards=4, efa=4),
+    _machine("p4d.24xlarge", 96, 1152, "A100", 8, 40, 8000, bandwidth=400, cards=4, efa=4),
+    _machine("g6e.48xlarge", 192, 1536, "L40S", 8, 48, 7600, bandwidth=400, cards=4, efa=4),
+    _machine("g6e.24xlarge", 96, 768, "L40S", 4, 48, 3800, bandwidth=200, cards=2, efa=2),
+    _machine("g6e.16xlarge", 64, 512, "L40S", 1, 48, 1900, bandwidth=35, efa=1),
+    _machine("g6e.12xlarge", 48, 384, "L40S", 4, 48, 3800, bandwidth=100, efa=1),
+    _machine("g6e.8xlarge", 32, 256, "L40S", 1, 48, 900, bandwidth=25, efa=1),
+    _machine("g6e.4xlarge", 16, 128, "L40S", 1, 48, 600),
+    _machine("g6e.2xlarge", 8, 64, "L40S", 1, 48, 450),
+    _machine("g6e.xlarge", 4, 32, "L40S", 1, 48, 250),
+    _machine("g6.48xlarge", 192, 768, "L4", 8, 24, 7520, bandwidth=100, efa=1),
+    _machine("g6.24xlarge", 96, 384, "L4", 4, 24, 3760, bandwidth=50, efa=1),
+    _machine("g6.16xlarge", 64, 256, "L4", 1, 24, 1880, bandwidth=25, efa=1),
+    _machine("g6.12xlarge", 48, 192, "L4", 4, 24, 3760, bandwidth=40, efa=1),
+    _machine("g6.8xlarge", 32, 128, "L4", 1, 24, 900, bandwidth=25, efa=1),
+    _machine("g6.4xlarge", 16, 64, "L4", 1, 24, 600),
+    _machine("g6.2xlarge", 8, 32, "L4", 1, 24, 450),
+    _machine("g6.xlarge", 4, 16, "L4", 1, 24, 250),
+    _machine("g5.48xlarge", 192, 768, "A10G", 8, 24, 7600, bandwidth=100, efa=1),
+    _machine("g5.24xlarge", 96, 384, "A10G", 4, 24, 3800, bandwidth=50, efa=1),
+    _machine("g5.16xlarge", 64, 256, "A10G", 1, 24, 1900, bandwidth=25, efa=1),
+    _machine("g5.12xlarge", 48, 192, "A10G", 4, 24, 3800, bandwidth=40, efa=1),
+    _machine("g5.8xlarge", 32, 128, "A10G", 1, 24, 900, bandwidth=25, efa=1),
+    _machine("g5.4xlarge", 16, 64, "A10G", 1, 24, 600),
+    _machine("g5.2xlarge", 8, 32, "A10G", 1, 24, 450),
+    _machine("g5.xlarge", 4, 16, "A10G", 1, 24, 250),
+    _machine("m7i.4xlarge", 16, 64),
+    _machine("m7i.2xlarge", 8, 32),
+    _machine("m7i.xlarge", 4, 16),
+)
+# fmt: on
+
+PLACE = Place(
+    name="aws",
+    program="infra.aws",
+    errors=_errors,
+    checkpoints=("instance", "network", "bucket", "lustre"),
+    settings=(*CLOUD_SETTINGS, "account_defaults", "fleets.nics"),
+    hints={"project": "an AWS account comes from your credentials"},
+    cloud=Cloud(
+        machines=MACHINES,
+        machine_example="p5.48xlarge",
+        region=r"[a-z]+(-[a-z]+)+-\d",
+        region_example="us-east-1",
+        capacity=("on-demand", "spot", "reservation", "block"),
+        cache="lustre",
+        preemption="imdsv2",
+        prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
+    ),
+)

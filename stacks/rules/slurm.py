@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import problem
+from stacks.field_types import setting_error
+from stacks.rules.place import Place
+from stacks.schema import Stack
 from stacks.slurm import CONTAINERS, NOTICE, seconds
-
-if TYPE_CHECKING:
-    from stacks.schema import Stack
 
 # Options of sbatch that the stack's own settings make, and those that would break the scripts, by what to say instead.
 OWN = {
@@ -48,12 +46,12 @@ TASK_OF_DSTACK = {
 SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so say how much of one you want"
 
 
-def faults(stack: Stack) -> Iterator[PydanticCustomError]:
-    """What is wrong, the most basic first."""
+def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+    """The most basic first."""
     if len(stack.fleets) > 1:
-        yield problem(f"{len(stack.fleets)} fleets, but a Slurm allocation is of like nodes; leave one", "fleets")
-    if not stack.checkpoints.says("path"):
-        yield problem("is missing; it is a folder on the file system that all nodes share, such as /shared/me", "checkpoints", "path")
+        yield setting_error(f"{len(stack.fleets)} fleets, but a Slurm allocation is of like nodes; leave one", "fleets")
+    if stack.checkpoints.kind == "shared" and not stack.checkpoints.says("path"):
+        yield setting_error("is missing; it is a folder on the file system that all nodes share, such as /shared/me", "checkpoints", "path")
     yield from _container(stack)
     yield from _allocation(stack)
     yield from _dstack(stack)
@@ -65,54 +63,66 @@ def _dstack(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.dstack is None:
         for key, instead in TASK_OF_DSTACK.items():
             if stack.task.says(key):
-                yield problem(f"belongs to flotilla:dstack, which is not set; for sbatch {instead}", "task", key)
+                yield setting_error(f"belongs to flotilla:dstack, which is not set; for sbatch {instead}", "task", key)
         if slurm.identity_file:
-            yield problem("belongs to flotilla:dstack, which is not set", "slurm", "identity_file")
+            yield setting_error("belongs to flotilla:dstack, which is not set", "slurm", "identity_file")
         return
     if "@" not in (slurm.login or ""):
-        yield problem("is missing or without its user; dstack logs in there: me@login.example.com", "slurm", "login")
+        yield setting_error("is missing or without its user; dstack logs in there: me@login.example.com", "slurm", "login")
     for key, why in (("identity_file", "dstack logs in with it"), ("partition", "dstack places runs by it")):
         if getattr(slurm, key) is None:
-            yield problem(f"is missing; {why}", "slurm", key)
+            yield setting_error(f"is missing; {why}", "slurm", key)
     if gpu and gpu.count and not gpu.name:
-        yield problem("is missing; dstack finds partitions by the GPU's name", "fleets", 0, "gpu", "name")
+        yield setting_error("is missing; dstack finds partitions by the GPU's name", "fleets", 0, "gpu", "name")
 
 
 def _container(stack: Stack) -> Iterator[PydanticCustomError]:
     container, image = stack.slurm.container, stack.task.image
     gpu = stack.fleets[0].gpu
     if container != "none" and image is None:
-        yield problem(f"is missing; slurm.container {container} runs an image", "task", "image")
+        yield setting_error(f"is missing; slurm.container {container} runs an image", "task", "image")
     if container == "none" and image is not None:
-        yield problem(f"none, but task.image names {image!r}; take one of {', '.join(CONTAINERS[1:])}", "slurm", "container")
+        yield setting_error(f"none, but task.image names {image!r}; take one of {', '.join(CONTAINERS[1:])}", "slurm", "container")
     if image is not None and image.startswith("/"):
         ending = {"pyxis": ".sqsh", "apptainer": ".sif"}.get(container)
         if ending is None:
-            yield problem(f"{image!r} is a file, but {container} takes an image by its name and tag", "task", "image")
+            yield setting_error(f"{image!r} is a file, but {container} takes an image by its name and tag", "task", "image")
         elif not image.endswith(ending):
-            yield problem(f"{image!r} is no file that {container} runs; those end in {ending}", "task", "image")
+            yield setting_error(f"{image!r} is no file that {container} runs; those end in {ending}", "task", "image")
     for index, mount in enumerate(stack.task.volumes):
         if not mount.startswith("/"):
-            yield problem(f"{mount!r} is a volume of dstack; on Slurm mount a folder, such as /data:/data", "task", "volumes", index)
+            yield setting_error(f"{mount!r} is a volume of dstack; on Slurm mount a folder, such as /data:/data", "task", "volumes", index)
         elif container == "none":
-            yield problem(f"{mount!r}, but without a container nodes see folders as they are; leave it out", "task", "volumes", index)
+            yield setting_error(f"{mount!r}, but without a container nodes see folders as they are; leave it out", "task", "volumes", index)
     if stack.task.shm_size and container not in ("docker", "podman"):
-        yield problem(f"belongs to slurm.container docker or podman, but that is {container}", "task", "shm_size")
+        yield setting_error(f"belongs to slurm.container docker or podman, but that is {container}", "task", "shm_size")
     if stack.slurm.gpu_type and not (gpu and gpu.count):
-        yield problem(f"{stack.slurm.gpu_type!r}, but fleets[0].gpu.count asks for no GPU", "slurm", "gpu_type")
+        yield setting_error(f"{stack.slurm.gpu_type!r}, but fleets[0].gpu.count asks for no GPU", "slurm", "gpu_type")
 
 
 def _allocation(stack: Stack) -> Iterator[PydanticCustomError]:
     slurm, fleet = stack.slurm, stack.fleets[0]
     if slurm.time and seconds(slurm.time) < 2 * NOTICE:
-        yield problem(f"{slurm.time!r} is short: jobs are asked to save {NOTICE} s before its end; take 10:00 or more", "slurm", "time")
+        yield setting_error(
+            f"{slurm.time!r} is short: jobs are asked to save {NOTICE} s before its end; take 10:00 or more", "slurm", "time"
+        )
     if not slurm.exclusive and slurm.container in ("docker", "podman"):
         text = f"False, but {slurm.container} does not know which GPUs Slurm gave the job; take whole nodes, or pyxis or apptainer"
-        yield problem(text, "slurm", "exclusive")
+        yield setting_error(text, "slurm", "exclusive")
     if not slurm.exclusive:
         for key in ("cpus", "memory"):
             if getattr(fleet, key) is None:
-                yield problem(f"is missing; {SHARED_NODES}", "fleets", 0, key)
+                yield setting_error(f"is missing; {SHARED_NODES}", "fleets", 0, key)
     for index, option in enumerate(slurm.sbatch):
         if instead := OWN.get(option.removeprefix("--").partition("=")[0]):
-            yield problem(f"{option} is set for you: {instead}", "slurm", "sbatch", index)
+            yield setting_error(f"{option} is set for you: {instead}", "slurm", "sbatch", index)
+
+
+PLACE = Place(
+    name="slurm",
+    program="infra.slurm",
+    errors=_errors,
+    checkpoints=("shared",),
+    settings=("slurm",),
+    start="sbatch build/slurm/ray-ppo.sbatch",
+)

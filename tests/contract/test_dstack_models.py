@@ -17,7 +17,7 @@ import yaml
 from cluster_tasks.ray import NODE_AGENT
 from stacks.dstack_api import FleetConfiguration, TaskConfiguration, create_file_archive, parse_apply_configuration
 from stacks.load import load, names
-from stacks.machines import MACHINES
+from stacks.places import machine
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = Path(__file__).parent / "golden"
@@ -63,7 +63,7 @@ def test_dstack_reads_the_task_as_it_is_meant(stack_name: str, files: Files) -> 
     )
     assert mounted and set(mounted) == {"/checkpoints"}
     gpu, fleet = parsed.resources.gpu, stack.fleets[0]
-    wanted = MACHINES[stack.cloud, fleet.machine].gpus if fleet.machine else fleet.gpu.count if fleet.gpu else 0  # type: ignore[index]
+    wanted = machine(stack.cloud, fleet.machine).gpus if fleet.machine else fleet.gpu.count if fleet.gpu else 0
     assert (gpu.count.min if gpu else 0) == wanted
     assert (parsed.stop_criteria or "").value == "master-done"  # type: ignore[union-attr]
 

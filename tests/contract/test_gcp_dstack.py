@@ -22,7 +22,7 @@ from plans import backend, of
 from infra.gcp.identity import DSTACK_PERMISSIONS
 from infra.gcp.names import ssh_rule
 from infra.preview import Plan
-from stacks.machines import machine
+from stacks.places import machine
 
 # By name of the gcp_plan, the machine type whose fabric dstack wires; and variants without fabric.
 FABRICS = {"tcpxo by dstack": "a3-megagpu-8g", "tcpx by dstack": "a3-highgpu-8g", "roce by dstack": "a4-highgpu-8g"}

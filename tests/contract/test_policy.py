@@ -11,10 +11,10 @@ from infra.policy import rules
 from infra.policy.rules import Resource
 from infra.preview import Plan
 from stacks import load
-from stacks.rules.shared import CLOUDS
+from stacks.places import clouds
 
 ROOT = Path(__file__).parents[2]
-STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in CLOUDS]
+STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in clouds()]
 ACCESS = {
     "identity_file": "~/.ssh/id",
     "public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me",

@@ -21,7 +21,8 @@ from infra.answers import Answer
 from infra.gcp import preflight as gcp
 from infra.gcp.api import Api
 from stacks import load
-from stacks.machines import MACHINES
+from stacks.places import machine as machine_type
+from stacks.rules.gcp import MACHINES
 from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -173,11 +174,11 @@ def test_on_demand_gpus_count_for_all_regions_too(google):
     ],
 )
 def test_each_way_to_buy_a_machine_has_its_quota(machine, kind, metric):
-    assert gcp.quota_metric(MACHINES["gcp", machine], kind) == metric
+    assert gcp.quota_metric(machine_type("gcp", machine), kind) == metric
 
 
 def test_every_machine_type_has_a_quota():
-    assert all(gcp.quota_metric(one, "on-demand") for (cloud, _), one in MACHINES.items() if cloud == "gcp")
+    assert all(gcp.quota_metric(one, "on-demand") for one in MACHINES)
 
 
 # Capacity

@@ -20,10 +20,10 @@ import pytest
 
 from infra.preview import Plan
 from stacks import load
-from stacks.rules.shared import CLOUDS
+from stacks.places import clouds
 
 ROOT = Path(__file__).parents[2]
-STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in CLOUDS]
+STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in clouds()]
 
 
 def faults(token: str, inputs: dict[str, Any]) -> list[str]:
@@ -127,7 +127,7 @@ def test_so_do_those_of_other_settings_on_gcp(name, gcp_plan):
 
 
 def _all_fit(plan: Plan) -> None:
-    resources = [one for one in plan.resources if not one.component and one.type.split(":")[0] in (*CLOUDS, "pulumi")]
+    resources = [one for one in plan.resources if not one.component and one.type.split(":")[0] in (*clouds(), "pulumi")]
     assert len(resources) > 15
     found = [f"{one.type} {one.name} {fault}" for one in resources for fault in faults(one.type, _decoded(one.type, one.inputs))]
     assert not found, "\n".join(found)

@@ -17,12 +17,12 @@ from infra import files, publish
 from stacks import load
 from stacks.dstack_api import parse_apply_configuration
 from stacks.load import StackError
-from stacks.rules.shared import CLOUDS
+from stacks.places import clouds
 from stacks.schema import Stack
 from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]
-STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud not in CLOUDS]  # a cloud's site is known after `up` alone
+STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud not in clouds()]  # a cloud's site is known after `up` alone
 ON_DSTACK = [name for name in STACKS if name != "slurm"]
 
 

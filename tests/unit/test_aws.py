@@ -16,11 +16,12 @@ from infra.aws.capacity import placed_together, purchase
 from infra.aws.site import Outputs, site, tunnel
 from stacks.cloud_settings import Capacity
 from stacks.load import StackError
-from stacks.machines import MACHINES, machine
+from stacks.places import machine
+from stacks.rules.aws import MACHINES
 from stacks.schema import Fleet, Stack
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
-TYPES = [one.name for one in MACHINES.values() if one.cloud == "aws"]
+TYPES = [known.name for known in MACHINES]
 
 
 # Addresses

@@ -12,7 +12,7 @@ from cluster_tasks import fabric, ray
 from cluster_tasks.fabric import FABRICS, LEFT_ALONE, Kind
 from stacks import load
 from stacks.load import StackError
-from stacks.machines import MACHINES, machine
+from stacks.places import PLACES, machine
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -44,7 +44,7 @@ def told(stack: Stack) -> dict[str, str | None]:
 
 
 def test_every_fabric_of_the_machine_table_and_of_a_stack_file_is_known():
-    assert {one.fabric for one in MACHINES.values()} <= set(FABRICS)
+    assert {known.fabric for place in PLACES.values() if place.cloud for known in place.cloud.machines} <= set(FABRICS)
     assert set(FABRICS) == set(get_args(Kind))
 
 

@@ -14,7 +14,9 @@ from gcp_stacks import DSTACK, KEY, PULUMI, stack
 
 from infra.gcp import addresses, capacity, checks, mounts, names, nodes, services, startup
 from infra.gcp.site import VOLUMES, Outputs, site
-from stacks.machines import MACHINES, NETWORKS, machine
+from stacks.machines import NETWORKS
+from stacks.places import machine
+from stacks.rules.gcp import MACHINES
 
 
 def fleet(base: dict[str, Any], *changes: tuple[str, Any]):
@@ -120,7 +122,7 @@ def test_machines_of_a_fabric_stand_side_by_side(changes, kind):
     assert capacity.placement(*fleet(PULUMI, *changes)) == kind
 
 
-@pytest.mark.parametrize("one", [one for one in MACHINES.values() if one.cloud == "gcp"], ids=lambda one: one.name)
+@pytest.mark.parametrize("one", MACHINES, ids=lambda one: one.name)
 def test_a_boot_disk_is_of_a_kind_that_the_machine_takes(one):
     wanted = stack(PULUMI, ("fleets.0.machine", one.name), ("fleets.0.nodes", 1)).fleets[0]
     boot, *others = nodes.disks(wanted, one)

@@ -15,10 +15,10 @@ from typing import Any
 import gpuhunt
 import pytest
 
-from stacks.machines import MACHINES, machine
+from stacks.places import machine
+from stacks.rules import aws, gcp
 
-AWS = [one for one in MACHINES.values() if one.cloud == "aws"]
-GCP = [one for one in MACHINES.values() if one.cloud == "gcp"]
+AWS, GCP = list(aws.MACHINES), list(gcp.MACHINES)
 
 
 def named(machines):
@@ -46,7 +46,7 @@ def source(module: str) -> str:
 
 
 def test_the_table_covers_the_gpu_families():
-    names = " ".join(one.name for one in MACHINES.values())
+    names = " ".join(one.name for one in AWS + GCP)
     for family in ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "g5", "g6", "g6e"):
         assert f"{family}." in names, family
     for family in ("a2-highgpu", "a2-ultragpu", "a3-highgpu", "a3-megagpu", "a3-ultragpu", "a4-highgpu", "g2-standard"):
@@ -129,14 +129,14 @@ def test_a_single_card_carries_both():
     assert layout("g6e.xlarge") == [(0, 0, "interface")]
 
 
-@named(list(MACHINES.values()))
+@named(AWS + GCP)
 def test_dstack_knows_the_gpu_with_this_memory(one):
     known = {(gpu.name, gpu.memory) for gpu in gpuhunt.KNOWN_NVIDIA_GPUS} | {(None, 0)}
     assert (one.gpu, one.gpu_memory) in known
     assert (one.gpu is None) == (one.gpus == 0)
 
 
-@named(list(MACHINES.values()))
+@named(AWS + GCP)
 def test_a_floor_is_below_the_line_rate_and_only_where_there_is_a_fabric(one):
     assert (one.nccl_floor is None) == (one.fabric == "none")
     if one.nccl_floor is not None:
@@ -206,11 +206,11 @@ def test_networks_carry_the_frames_that_the_fabric_wants():
         (
             "aws",
             "p5.48xlage",
-            "'p5.48xlage' is no aws machine type in stacks/machines.py; did you mean p5.48xlarge? (known: p6-b300.48xlarge, ",
+            "'p5.48xlage' is not a machine type of aws in stacks/rules/aws.py; did you mean p5.48xlarge? (known: p6-b300.48xlarge, ",
         ),
         ("gcp", "a3-megagpu", "did you mean a3-megagpu-8g?"),
         ("gcp", "p5.48xlarge", "'p5.48xlarge' is a machine type of aws, not of gcp (known: a4-highgpu-8g, "),
-        ("aws", "zzz", "'zzz' is no aws machine type in stacks/machines.py (known: "),
+        ("aws", "zzz", "'zzz' is not a machine type of aws in stacks/rules/aws.py (known: "),
     ],
 )
 def test_an_unknown_type_is_refused_with_the_nearest(cloud, name, said):

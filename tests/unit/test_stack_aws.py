@@ -39,7 +39,7 @@ BLOCK = PROD | {"fleets": [PROD["fleets"][0] | {"capacity": {"kind": "block", "i
 MISTAKES = [
     # the region and its network
     (DEV, "region", ..., "region: is missing; it is a region such as us-east-1"),
-    (DEV, "region", "us-central1", "region: 'us-central1' is no region of aws; one is us-east-1"),
+    (DEV, "region", "us-central1", "region: 'us-central1' is not a region of aws, such as us-east-1"),
     (DEV, "region", "Virginia", "region: 'Virginia' is not a region such as us-east-1 or us-central1"),
     (DEV, "project", "my-project", "project: belongs to flotilla:cloud gcp, but that is aws; an AWS account comes from your credentials"),
     (DEV, "network.cidr", "10.0.0.0/33", "network.cidr: '10.0.0.0/33' is not a network such as 10.64.0.0/16"),
@@ -174,8 +174,8 @@ def test_what_clouds_have_is_refused_elsewhere(setting):
         read({"cloud": "local", "fleets": [{"name": "laptop", "nodes": 2}]} | setting)
 
 
-@pytest.mark.parametrize("key", ["machine", "capacity", "image", "nics", "provision", "placement", "idle_duration"])
+@pytest.mark.parametrize("key", ["machine", "capacity", "image", "provision", "placement", "idle_duration"])
 def test_what_fleets_of_clouds_have_is_refused_elsewhere(key):
-    fleet = PROD["fleets"][0] | {"image": "ami-01234567", "nics": 1, "placement": "cluster", "idle_duration": "1h"}
+    fleet = PROD["fleets"][0] | {"image": "ami-01234567", "placement": "cluster", "idle_duration": "1h"}
     with pytest.raises(StackError, match=rf"flotilla:fleets\[0\].{key}: belongs to flotilla:cloud aws or gcp, but that is local$"):
         read({"cloud": "local", "fleets": [{"name": "laptop", "nodes": 2, key: fleet[key]}]})

@@ -13,11 +13,11 @@ from stacks.load import StackError
 # What is wrong, and what is said of it. `flotilla:` and the file stand in front of each.
 MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
     "no project": (DSTACK, [("project", None)], "project: is missing; with flotilla:cloud gcp it is the id of your GCP project"),
-    "a project that is no id": (DSTACK, [("project", "My Project")], "project: 'My Project' is not a GCP project id"),
+    "a project that is no id": (DSTACK, [("project", "My Project")], "project: 'My Project' is not a project id"),
     "no region": (DSTACK, [("region", None)], "region: is missing; it is a region such as us-central1"),
-    "a region of AWS": (DSTACK, [("region", "us-east-1")], "region: 'us-east-1' is no region of gcp; one is us-central1"),
+    "a region of AWS": (DSTACK, [("region", "us-east-1")], "region: 'us-east-1' is not a region of gcp, such as us-central1"),
     "a zone elsewhere": (DSTACK, [("network.zones", ["us-west1-a"])], "network.zones[0]: 'us-west1-a' is not in region us-central1"),
-    "an unknown machine": (DSTACK, [("fleets.0.machine", "a3-megagpu")], "fleets[0].machine: 'a3-megagpu' is no gcp machine type"),
+    "an unknown machine": (DSTACK, [("fleets.0.machine", "a3-megagpu")], "fleets[0].machine: 'a3-megagpu' is not a machine type of gcp"),
     "a machine of AWS": (
         DSTACK,
         [("fleets.0.machine", "p5.48xlarge")],
@@ -41,7 +41,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
     ),
     "more processors than there are": (DSTACK, [("fleets.0.cpus", 64)], "fleets[0].cpus: 64 is more than the 8 of g2-standard-8"),
     "cards of AWS": (PULUMI, [("fleets.0.nics", 4)], "fleets[0].nics: belongs to flotilla:cloud aws"),
-    "NAT of AWS": (DSTACK, [("network.nat", "per-zone")], "network.nat: per-zone belongs to flotilla:cloud aws"),
+    "NAT of AWS": (DSTACK, [("network.nat", "per-zone")], "network.nat: per-zone is not on flotilla:cloud gcp"),
     "account defaults of AWS": (DSTACK, [("account_defaults", True)], "account_defaults: belongs to flotilla:cloud aws"),
     "Lustre of AWS": (
         DSTACK,

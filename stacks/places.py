@@ -1,0 +1,40 @@
+"""The places that there are, and their machine types."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+from stacks.machines import Machine
+from stacks.rules import aws, gcp, local, slurm, ssh
+from stacks.rules.place import Cloud, Place
+from stacks.schema import Stack
+
+PLACES: dict[str, Place] = {place.name: place for place in (local.PLACE, ssh.PLACE, slurm.PLACE, aws.PLACE, gcp.PLACE)}
+
+
+def place_of(stack: Stack) -> Place:
+    return PLACES[stack.cloud]
+
+
+def cloud_of(stack: Stack) -> Cloud | None:
+    """What the stack's place adds as a cloud; None where it is none."""
+    return PLACES[stack.cloud].cloud
+
+
+def clouds() -> list[str]:
+    """Names of the places that rent out machines."""
+    return [name for name, place in PLACES.items() if place.cloud]
+
+
+def machine(cloud: str, name: str) -> Machine:
+    """The machine type of that name. Raises ValueError, which names the nearest."""
+    tables = {place.name: {known.name: known for known in place.cloud.machines} for place in PLACES.values() if place.cloud}
+    names = list(tables[cloud])
+    if name in tables[cloud]:
+        return tables[cloud][name]
+    other = next((other for other, table in tables.items() if name in table), None)
+    if other is not None:
+        raise ValueError(f"{name!r} is a machine type of {other}, not of {cloud} (known: {', '.join(names)})")
+    near = get_close_matches(name, names, n=1)
+    guess = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"{name!r} is not a machine type of {cloud} in stacks/rules/{cloud}.py{guess} (known: {', '.join(names)})")

@@ -1,0 +1,26 @@
+"""This machine as a place: every node is a tree of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic_core import PydanticCustomError
+
+from stacks.field_types import setting_error
+from stacks.rules.place import Place
+from stacks.schema import Stack
+
+
+def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.fabric is not None:
+            yield setting_error("joins machines, but with flotilla:cloud local all nodes are this one", "fleets", index, "fabric")
+
+
+PLACE = Place(
+    name="local",
+    program="infra.local",
+    errors=_errors,
+    checkpoints=("instance", "network", "shared"),
+    start="python -m cluster_tasks.local up, then ray job submit",
+)

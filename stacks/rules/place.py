@@ -1,0 +1,50 @@
+"""What a place is: everything that the rest of the project asks of one. Each is described in its own file beside this one.
+
+A new place is such a file, its line in stacks/places.py, and its Pulumi program: a package whose
+module `build` has `build(stack) -> Site`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pydantic_core import PydanticCustomError
+
+from stacks.machines import Machine
+from stacks.schema import Stack
+
+# Settings that every cloud has and no other place; `fleets.machine` is the machine of each fleet.
+CLOUD_SETTINGS = (
+    *("region", "tags", "monitoring", "network", "access", "budget", "ci", "protect", "environment"),
+    *(f"fleets.{key}" for key in ("machine", "provision", "capacity", "placement", "image", "idle_duration")),
+)
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """What a place that rents out machines adds."""
+
+    machines: tuple[Machine, ...]  # types that are known
+    machine_example: str
+    region: str  # pattern of a region's name
+    region_example: str
+    capacity: tuple[str, ...]  # kinds of flotilla:fleets[].capacity
+    cache: str  # kind of flotilla:checkpoints that has the locks and renames which a cache needs
+    preemption: str  # metadata service that says when a spot machine is taken back; --spot of the node agent
+    prices_page: str  # for people, where the catalogue is silent
+    zonal_prices: bool = False  # the catalogue lists zones in place of regions
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where nodes come from. The clouds among them have `cloud`."""
+
+    name: str  # of flotilla:cloud; a cloud's also in Pulumi's resource types, in dstack's backends and in gpuhunt's catalogue
+    program: str  # package: `build` has `build(stack) -> Site`; a cloud's may have `preflight`, `checks`, `preview_answers`
+    errors: Callable[[Stack], Iterator[PydanticCustomError]]  # what it refuses beyond stacks/rules/shared.py
+    checkpoints: tuple[str, ...]  # kinds of flotilla:checkpoints
+    settings: tuple[str, ...] = ()  # those that not every place has
+    hints: Mapping[str, str] = field(default_factory=dict)  # by setting of other places: why it is not needed here
+    start: str | None = None  # how a cluster starts where dstack does not start it
+    cloud: Cloud | None = None

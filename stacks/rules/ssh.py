@@ -1,0 +1,26 @@
+"""Your own machines as a place: dstack reaches them over SSH."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic_core import PydanticCustomError
+
+from stacks.field_types import setting_error
+from stacks.rules.place import Place
+from stacks.schema import Stack
+
+
+def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.ssh is None:
+            yield setting_error("is missing; with flotilla:cloud ssh a fleet lists its hosts there", "fleets", index, "ssh")
+
+
+PLACE = Place(
+    name="ssh",
+    program="infra.ssh",
+    errors=_errors,
+    checkpoints=("instance", "network", "shared"),
+    settings=("fleets.ssh",),
+)
