@@ -1,19 +1,22 @@
-"""The Pulumi program: read the stack, build its site, publish what runs on it."""
+"""The Pulumi program: read the stack, build its site, publish what runs on it.
+
+Pulumi runs it: `pulumi up --stack <stack>`. Without Pulumi's CLI: `python -m infra.preview <stack>`.
+"""
 
 import sys
 from importlib import import_module
 
+if __package__:  # `python -m infra`; the engine runs the folder by its path, which is in no package
+    asked = {"-h", "--help"} & {*sys.argv}
+    print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)
+    sys.exit(0 if asked else 2)
+
 import pulumi
-from pulumi.runtime.settings import SETTINGS
 
 from infra.config import read
 from infra.publish import Publication
 from stacks.load import StackError
 from stacks.places import place_of
-
-if SETTINGS.monitor is None:  # nobody would take the resources
-    print("infra: is the Pulumi program; run it by `pulumi up --stack STACK`, or by python -m infra.preview STACK", file=sys.stderr)
-    raise SystemExit(0 if "--help" in sys.argv else 2)
 
 try:
     stack = read()

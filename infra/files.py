@@ -19,14 +19,16 @@ from typing import Any
 import pulumi
 from pulumi import dynamic
 
+from stacks.errors import UserError
+
 
 def project_root() -> Path:
-    """The nearest folder, from the current one upwards, that holds Pulumi.yaml. Raises FileNotFoundError."""
+    """The nearest folder, from the current one upwards, that holds Pulumi.yaml. Raises UserError."""
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / "Pulumi.yaml").is_file():
             return folder
-    raise FileNotFoundError(f"no Pulumi.yaml in {here} or above; run this inside the project")
+    raise UserError(f"no Pulumi.yaml in {here} or above; run this inside the project")
 
 
 class FileProvider(dynamic.ResourceProvider):

@@ -12,16 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 
+if __name__ == "__main__":  # before imports that take seconds
+    from infra import end_on_interrupt
+
+    end_on_interrupt()
+
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
 from infra import prices
 from infra.answers import Answer, failed, ok, unknown
 from infra.files import project_root
+from stacks.errors import UserError
 from stacks.load import StackError, load
 from stacks.places import clouds, place_of
 from stacks.schema import Stack
@@ -73,12 +79,13 @@ def prices_page(stack: Stack) -> str:
     return cloud.prices_page if cloud else ""
 
 
-def table(found: list[Answer]) -> Table:
-    made = Table("", "check", "what was seen, and how to fix it", box=None, pad_edge=False)
-    for answer in found:
-        fix = f"\n[cyan]{escape(answer.fix)}[/]" if answer.fix else ""
-        made.add_row(f"[{COLOURS[answer.verdict]}]{answer.verdict}[/]", answer.check, escape(answer.says) + fix)
-    return made
+def lines(answers: list[Answer]) -> Iterator[str]:
+    """One line for each answer, and one for its fix, in rich's markup. The terminal wraps them: a command to copy stays one line."""
+    checks = max(len(answer.check) for answer in answers)
+    for answer in answers:
+        yield f"[{COLOURS[answer.verdict]}]{answer.verdict:<7}[/]  {answer.check:<{checks}}  {escape(answer.says)}"
+        if answer.fix:
+            yield f"{'':<7}  {'':<{checks}}  [cyan]{escape(answer.fix)}[/]"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -90,16 +97,15 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         found = preflight(load(options.stack, project_root()))
-    except (StackError, FileNotFoundError) as error:
+    except UserError as error:
         print(error, file=sys.stderr)
         return 2
     if options.json:
         print(json.dumps([asdict(answer) for answer in found], indent=2))
     else:
         console = Console(emoji=False, soft_wrap=True, highlight=False)
-        if not console.is_terminal:
-            console.width = 160
-        console.print(table(found))
+        for line in lines(found):
+            console.print(line)
         count = {verdict: sum(answer.verdict == verdict for answer in found) for verdict in COLOURS}
         console.print(f"\n{options.stack}: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()))
     return 1 if any(answer.verdict == "failed" for answer in found) else 0

@@ -22,6 +22,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+if __name__ == "__main__":  # before imports that take seconds
+    from infra import end_on_interrupt
+
+    end_on_interrupt()
+
 import pulumi
 from pulumi.runtime import mocks
 from pulumi.runtime.settings import get_root_resource
@@ -31,7 +36,8 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from infra.files import PROVIDERS, project_root
-from stacks.load import StackError, load, settings
+from stacks.errors import UserError
+from stacks.load import load, settings
 from stacks.places import PLACES, cloud_of
 from stacks.schema import Stack
 
@@ -231,12 +237,9 @@ def main(arguments: list[str] | None = None) -> int:
         root = project_root()
         planned = plan(options.stack, root)
         write(planned, root)
-    except (StackError, pulumi.RunError, FileNotFoundError) as error:
+    except (UserError, pulumi.RunError) as error:
         print(error, file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        print("interrupted; files may be missing in build/", file=sys.stderr)
-        return 130
     known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root))
     if options.json:
         print(json.dumps(asdict(planned) | {"cost": known}, indent=2, sort_keys=True, default=str))
@@ -244,7 +247,7 @@ def main(arguments: list[str] | None = None) -> int:
     console = Console(emoji=False, soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = PIPE
-    console.print(tree(planned))
+    console.print(tree(planned), soft_wrap=False, no_wrap=True, overflow="ellipsis")
     kinds = Counter(resource.kind for resource in planned.resources)
     console.print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
     for assumption in planned.assumed:

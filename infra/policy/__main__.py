@@ -1,13 +1,17 @@
-"""The policy pack: `pulumi preview --stack <stack> --policy-pack infra/policy`. Every rule is mandatory."""
+"""The policy pack, which Pulumi runs: `pulumi preview --stack <stack> --policy-pack infra/policy`. Every rule is mandatory.
+
+Its own environment is made by `make install-policy`.
+"""
 
 import sys
 from pathlib import Path
 
-try:
-    import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's own environment
-except ModuleNotFoundError:
-    print("infra.policy: is a policy pack; `make install-policy`, then pulumi preview --policy-pack infra/policy", file=sys.stderr)
-    raise SystemExit(0 if "--help" in sys.argv else 2) from None
+if __package__:  # `python -m infra.policy`; the engine runs the file by its path, which is in no package
+    asked = {"-h", "--help"} & {*sys.argv}
+    print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)
+    sys.exit(0 if asked else 2)
+
+import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's own environment
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the engine runs this file by itself
 

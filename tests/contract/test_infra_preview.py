@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -136,3 +140,45 @@ def test_a_plan_can_be_made_twice_in_one_process_and_leaves_the_current_folder_a
     assert Path.cwd() == here
     with pytest.raises(StackError):
         plan("nope", ROOT)
+
+
+def test_a_narrow_terminal_shows_where_a_line_is_cut(project):
+    """On a pseudo-terminal of 80 columns, as a person sees it."""
+    outer, inner = os.openpty()
+    command = [sys.executable, "-P", "-m", "infra.preview", "local"]
+    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "TERM": "xterm"}
+    with subprocess.Popen(command, cwd=project, env=environment, stdout=inner, stderr=inner) as process:
+        os.close(inner)
+        shown = b""
+        with contextlib.suppress(OSError):  # how Linux says that the other end is closed
+            while chunk := os.read(outer, 65536):
+                shown += chunk
+    os.close(outer)
+    assert process.returncode == 0
+    tree = [line for line in re.sub(r"\x1b\[[0-9;]*m", "", shown.decode()).splitlines() if "── " in line]
+    assert all(len(line) <= 80 for line in tree)
+    [folder] = [line for line in tree if "ray-cluster.dstack.yml" in line]
+    assert folder.rstrip().endswith("…")
+
+
+@pytest.mark.parametrize("name", ["preview", "preflight"])
+def test_an_interrupt_ends_a_command_with_one_line_while_it_still_imports(project, name):
+    command = [sys.executable, "-P", "-X", "importtime", "-m", f"infra.{name}", "aws-dev"]
+    with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        for line in process.stderr:  # the first import after the handler is in place
+            if line.split("|")[-1].strip().partition(".")[0] in ("rich", "grpc", "pydantic", "pulumi"):
+                break
+        process.send_signal(signal.SIGINT)
+        printed = [line for line in process.stderr if not line.startswith("import time:")]
+    assert (process.returncode, printed) == (130, ["interrupted\n"])
+
+
+@pytest.mark.parametrize("module", ["infra", "infra.policy"])
+def test_what_only_the_engine_runs_says_so(module):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+
+    asked, bare = run("--help"), run()
+    assert (asked.returncode, asked.stderr, bare.returncode, bare.stdout) == (0, "", 2, "")
+    assert asked.stdout == bare.stderr and "pulumi" in asked.stdout
