@@ -22,7 +22,7 @@ try:
     stack = read()
     made: list[pulumi.Resource] = []
     pulumi.runtime.register_stack_transformation(lambda args: made.append(args.resource))
-    # infra/local/build.py, infra/aws/build.py, ...: a cloud's SDK takes seconds to import, so only the stack's own is.
+    # infra/<place>/build.py: a cloud's SDK takes seconds to import, so only the stack's own is.
     site = import_module(f"{place_of(stack).program}.build").build(stack)
     if stack.dstack and stack.dstack.drive:
         from infra.dstack_resources import Managed  # with dstack's client, another second

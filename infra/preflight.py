@@ -1,7 +1,7 @@
 """Asks the cloud, before `pulumi up`, whether a stack can be had: credentials, zones, quota, capacity, images, addresses, budget.
 
-python -m infra.preflight aws-dev
-python -m infra.preflight gcp-prod --json
+python -m infra.preflight STACK
+python -m infra.preflight STACK --json
 
 Exit code 0: nothing failed. 1: a check failed, and its line says how to fix it. 2: an error in the stack file or the command.
 Nothing is created or changed.

@@ -16,11 +16,12 @@ import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the engine runs this file by itself
 
 from infra.policy import rules
+from infra.policy.resource import Resource, Rule
 
 
-def validation(rule: rules.Rule):
+def validation(rule: Rule):
     def validate(stack, report) -> None:
-        resources = [rules.Resource(each.resource_type, each.name, each.props) for each in stack.resources]
+        resources = [Resource(each.resource_type, each.name, each.props) for each in stack.resources]
         urns = {(each.resource_type, each.name): each.urn for each in stack.resources}
         for resource, violation in rules.violations(rule, resources):
             report(f"{resource.name} {violation}", urns[resource.type, resource.name])

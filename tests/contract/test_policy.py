@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from infra.aws.policy_rules import COMPANIONS
 from infra.policy import rules
-from infra.policy.rules import Resource
+from infra.policy.resource import Resource
 from infra.preview import Plan
 from stacks import load
 from stacks.places import clouds
@@ -204,10 +205,10 @@ def test_a_resource_that_breaks_a_rule_is_found(rule, kind, props, wrong):
     assert [what for _, what in rules.violations(rule, [Resource(kind, "mine", props)])] == [wrong]
 
 
-@pytest.mark.parametrize("missing", rules.COMPANIONS)
+@pytest.mark.parametrize("missing", COMPANIONS)
 def test_a_bucket_without_a_companion_is_found(missing):
     bucket = Resource("aws:s3/bucket:Bucket", "mine", {})
-    beside = [Resource(f"aws:s3/x:{kind}", "mine", {}) for kind in rules.COMPANIONS if kind != missing]
+    beside = [Resource(f"aws:s3/x:{kind}", "mine", {}) for kind in COMPANIONS if kind != missing]
     others = [Resource(f"aws:s3/x:{missing}", "another", {})]
     assert [*rules.private_buckets(bucket, [bucket, *beside, *others])] == [f"has no {missing} of its name"]
 
@@ -223,3 +224,12 @@ def test_every_rule_meets_something_in_the_stacks_that_it_judges(rule, planned):
     if rule is rules.private_buckets:
         everything = [one for one in everything if one.kind != "BucketVersioning"]
     assert [*rules.violations(rule, everything)]
+
+
+def test_each_cloud_has_rules_and_none_is_misspelt():
+    """A rule is found by its name: one that is misspelt would refuse nothing."""
+    names = {rule.__name__ for rule in rules.RULES}
+    assert sorted(rules.CLOUDS) == sorted(clouds())
+    for module in rules.CLOUDS.values():
+        own = {name for name, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__ and name[0] != "_"}
+        assert own <= names and set(module.EXCEPTIONS) <= names
