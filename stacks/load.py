@@ -1,6 +1,6 @@
 """Settings -> Stack: reads a stack file, or what Pulumi read of it, and says what is wrong with it.
 
-One mistake is one line: `stacks/Pulumi.local.yaml: flotilla:fleets[0].nodes: 'x' is not an integer >= 1`.
+All errors are reported together, each in one line: `stacks/Pulumi.local.yaml:6: flotilla:fleets[0].nodes: 'x' is not an integer >= 1`.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import yaml
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails
 
 from stacks.errors import StackError
+from stacks.lines import Location, line
 from stacks.places import PLACES
 from stacks.rules import shared as rules
 from stacks.schema import Stack
@@ -51,43 +52,62 @@ def load(name: str, root: Path) -> Stack:
 
     Raises StackError.
     """
-    return parse(name, settings(name, root))
+    return parse(name, settings(name, root), stack_file(name, root))
+
+
+def stack_file(name: str, root: Path) -> Path:
+    return root / "stacks" / f"Pulumi.{name}.yaml"
 
 
 def settings(name: str, root: Path) -> dict[str, Any]:
     """`{"flotilla:cloud": ..., ...}`: the raw settings of a stack over the defaults of Pulumi.yaml. Raises StackError."""
-    file = root / "stacks" / f"Pulumi.{name}.yaml"
     if name not in names(root):
         raise StackError(f"there is no stack {name!r} ({_source(name)} does not exist); the stacks are: {', '.join(names(root)) or 'none'}")
     declared = _read(root / "Pulumi.yaml", "Pulumi.yaml").get("config") or {}
     defaults = {key: spec["default"] for key, spec in declared.items() if isinstance(spec, dict) and "default" in spec}
-    config = _read(file, _source(name)).get("config") or {}
+    config = _read(stack_file(name, root), _source(name)).get("config") or {}
     if not isinstance(config, dict):
         raise StackError(f"{_source(name)}: config: {_shown(config)} is not a map of settings")
+    if not config:
+        raise StackError(f"{_source(name)}: has no settings; flotilla:cloud (one of {', '.join(PLACES)}) and flotilla:fleets are needed")
     return {key if ":" in key else f"{PROJECT}:{key}": value for key, value in (defaults | config).items()}
 
 
-def parse(name: str, settings: Mapping[str, Any]) -> Stack:
+def parse(name: str, settings: Mapping[str, Any], file: Path | None = None) -> Stack:
     """The stack called `name` from its settings by full key, such as `flotilla:cloud`.
 
     Values are plain data, or strings as `pulumi.Config` hands them on (JSON for lists and maps); an empty value means the
-    default. Keys of other namespaces are left alone. Raises StackError.
+    default. Keys of other namespaces are left alone. `file`: where they were read, for the line numbers of errors.
+
+    Raises StackError with a line for every error: of types and single sections first; of settings against one another and against
+    the place once those are in order, since what they say of a setting that could not be read would mislead.
     """
     ours = {key.removeprefix(f"{PROJECT}:"): value for key, value in settings.items() if key.startswith(f"{PROJECT}:")}
     values = {key: _decoded(key, value) for key, value in ours.items()}
-    errors = [f"{PROJECT}:{at}: is encrypted; {SECRET_HINT}" for key, value in values.items() for at in _encrypted(key, value)]
-    errors += [f"{PROJECT}:{key}: {_unknown(key, SETTINGS)}" for key in values if key not in SETTINGS]
-    if errors:
-        raise StackError(_lines(name, errors))
+    errors: list[Error] = [(at, f"is encrypted; {SECRET_HINT}") for key, value in values.items() for at in _encrypted((key,), value)]
+    encrypted = [at for at, _ in errors]
+    errors += [((key,), _unknown(key, SETTINGS)) for key in values if key not in SETTINGS]
     if (cloud := values.get("cloud")) and cloud not in PLACES:
-        raise StackError(_lines(name, [f"{PROJECT}:cloud: {_shown(cloud)} is not one of {', '.join(PLACES)}{_nearest(cloud, PLACES)}"]))
-    try:
-        stack = Stack.model_validate({"name": name} | {key: value for key, value in values.items() if value not in (None, "", {})})
-    except ValidationError as error:
-        raise StackError(_lines(name, [_line(details) for details in _innermost(error.errors())])) from None
-    if found := list(rules.errors(stack)):
-        raise StackError(_lines(name, [_own(error) for error in found]))
+        errors.append((("cloud",), f"{_shown(cloud)} is not {_allowed(_node(('cloud',)))}{_nearest(cloud, PLACES)}"))
+    known = {key: value for key, value in values.items() if key in SETTINGS and value not in (None, "", {})}
+    stack, wrong = _validated({"name": name} | known)
+    errors += [(at, text) for at, text in wrong if not any(at[: len(above)] == above for above in encrypted)]
+    if stack and not errors:
+        errors = [(_unnamed((error.context or {})["at"]), error.message()) for error in rules.errors(stack)]
+    if stack is None or errors:
+        raise StackError(_lines(name, errors, file))
     return stack
+
+
+Error = tuple[Location, str]  # the setting, () for the stack's name; and what a person reads of it
+
+
+def _validated(values: dict[str, Any]) -> tuple[Stack | None, list[Error]]:
+    try:
+        return Stack.model_validate(values), []
+    except ValidationError as error:
+        found = [_error(details) for details in _innermost(error.errors())]
+        return None, [(_unnamed(at), text) for at, text in found]
 
 
 SECRET_HINT = "rendered files are plain text, so name the variable in flotilla:task.env with a null value and set it in your shell"
@@ -97,8 +117,14 @@ def _source(name: str) -> str:
     return f"stacks/Pulumi.{name}.yaml"
 
 
-def _lines(name: str, errors: list[str]) -> str:
-    return "\n".join(f"{_source(name)}: {error}" for error in errors)
+def _lines(name: str, errors: list[Error], file: Path | None) -> str:
+    """In the order of the file."""
+    shown = []
+    for at, text in errors:
+        number = line(file, PROJECT, at) if file else None
+        what = f"{_at(at)}:" if at else "the stack's name"
+        shown.append((number or 0, f"{_source(name)}{f':{number}' if number else ''}: {what} {text}"))
+    return "\n".join(text for _, text in sorted(shown, key=lambda pair: pair[0]))
 
 
 def _read(file: Path, shown: str) -> dict[str, Any]:
@@ -134,14 +160,16 @@ def _decoded(key: str, value: Any) -> Any:
         return value  # the schema says what it should have been
 
 
-def _encrypted(at: str, value: Any) -> list[str]:
+def _unnamed(at: Location) -> Location:
+    """The stack's name stands in no line: it is the file's."""
+    return () if at == ("name",) else at
+
+
+def _encrypted(at: Location, value: Any) -> list[Location]:
     if isinstance(value, dict) and set(value) == {"secure"}:
         return [at]
-    if isinstance(value, dict):
-        return [found for key, item in value.items() for found in _encrypted(f"{at}.{key}", item)]
-    if isinstance(value, list):
-        return [found for index, item in enumerate(value) for found in _encrypted(f"{at}[{index}]", item)]
-    return []
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, item in items for found in _encrypted((*at, key), item)]
 
 
 def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
@@ -150,32 +178,20 @@ def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
     return [error for error in errors if not any(error["loc"] == place[: len(error["loc"])] != place for place in places)]
 
 
-def _line(details: ErrorDetails) -> str:
-    """One line: the setting, its value, what is allowed."""
-    loc = (*details["loc"], *details.get("ctx", {}).get("at", ()))
-    if loc == ("name",) and details["type"] == "stack":
-        return f"the stack's name {details['msg']}"
-    if loc == ("name",):
-        return f"the stack's name {_shown(details['input'])} is not {_allowed(_node(loc))}"
-    *parents, last = loc
-    at = _at(loc)
+def _error(details: ErrorDetails) -> Error:
+    """The setting; its value, and what is allowed."""
+    at = (*details["loc"], *details.get("ctx", {}).get("at", ()))
     match details["type"]:
         case "extra_forbidden":
-            return f"{at}: {_unknown(str(last), list(_node(tuple(parents))['properties']))}"
+            return at, _unknown(str(at[-1]), list(_node(at[:-1])["properties"]))
         case "missing":
-            return f"{at}: is missing; it is {_allowed(_node(loc))}"
+            return at, f"is missing; it is {_allowed(_node(at))}"
         case "stack":  # our own checks speak for themselves
-            return f"{at}: {details['msg']}"
-    return f"{at}: {_shown(details['input'])} is not {_allowed(_node(loc))}"
+            return at, details["msg"]
+    return at, f"{_shown(details['input'])} is not {_allowed(_node(at))}"
 
 
-def _own(error: PydanticCustomError) -> str:
-    """One line: our own checks speak for themselves."""
-    at = (error.context or {})["at"]
-    return f"the stack's name {error.message()}" if at == ("name",) else f"{_at(at)}: {error.message()}"
-
-
-def _at(loc: tuple[int | str, ...]) -> str:
+def _at(loc: Location) -> str:
     """A setting's full key, such as flotilla:fleets[0].nodes."""
     return f"{PROJECT}:" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc).removeprefix(".")
 
@@ -194,7 +210,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _node(loc: tuple[int | str, ...]) -> dict[str, Any]:
+def _node(loc: Location) -> dict[str, Any]:
     """The JSON schema of the setting at `loc`."""
     node = SCHEMA
     for part in loc:

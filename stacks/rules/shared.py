@@ -115,7 +115,7 @@ def _dstack(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     """What only dstack does: it starts clusters where nothing else does, and takes images from registries alone."""
     image = stack.task.image or ""
     if stack.task.job and place.start:
-        yield setting_error(f"is for dstack, but flotilla:cloud is {place.name}", "task", "job")
+        yield setting_error(f"is for dstack, but flotilla:cloud is {place.name}; there it is {place.start}", "task", "job")
     if stack.dstack and stack.dstack.drive and place.start:
         yield setting_error(f"no node of flotilla:cloud {place.name} is dstack's; leave it out", "dstack", "drive")
     if image.startswith("/") and "slurm" not in place.settings:

@@ -41,7 +41,6 @@ TASK_OF_DSTACK = {
     "stop_duration": "slurm.time is the limit",
     "utilization": "the cluster's own tools watch GPUs",
     "fleets": "an allocation is of like nodes",
-    "job": "sbatch takes the command: sbatch build/.../ray-ppo.sbatch python ...",
 }
 SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so say how much of one you want"
 

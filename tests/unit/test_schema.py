@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +155,15 @@ def test_a_mistake_is_one_line_that_names_file_setting_value_and_what_is_allowed
     settings = changed(base, path, value)
     with pytest.raises(StackError) as from_file:
         load.load("test", project(settings))
-    assert str(from_file.value).startswith(f"stacks/Pulumi.test.yaml: flotilla:{message}")
+    assert unnumbered(str(from_file.value)).startswith(f"stacks/Pulumi.test.yaml: flotilla:{message}")
     assert "\n" not in str(from_file.value)
     with pytest.raises(StackError) as from_pulumi:
         load.parse("test", as_pulumi(DEFAULTS | settings))
-    assert str(from_pulumi.value) == str(from_file.value)
+    assert str(from_pulumi.value) == unnumbered(str(from_file.value))
+
+
+def unnumbered(line: str) -> str:
+    return re.sub(r"^(\S+\.yaml):\d+: ", r"\1: ", line)
 
 
 def as_pulumi(settings: dict[str, Any]) -> dict[str, Any]:
@@ -166,11 +171,73 @@ def as_pulumi(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: json.dumps(value) if isinstance(value, list | dict) else value for key, value in settings.items()}
 
 
-def test_two_mistakes_are_two_lines(project):
-    settings = changed(changed(LOCAL, "fleets.0.nodes", "x"), "task.retry", "maybe")
+SIX_TYPES = """\
+config:
+  flotilla:cloud: sssh
+  flotilla:fleets:
+    - name: gpus
+      nodes: x
+      cpus: 0
+      machin: big
+  flotilla:task:
+    retry: maybe
+    env:
+      A: [1]
+"""
+SIX_RULES = """\
+config:
+  flotilla:cloud: slurm
+  flotilla:region: us-east-1
+  flotilla:fleets:
+    - {name: gpus, nodes: 2, machine: p5.48xlarge}
+    - {name: gpus, nodes: 2}
+  flotilla:task: {job: {command: python x.py}}
+  flotilla:checkpoints:
+    kind: instance
+"""
+
+
+def test_every_error_of_a_file_is_a_line_with_its_line_number(project):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").write_text(SIX_TYPES)
     with pytest.raises(StackError) as error:
-        load.load("test", project(settings))
-    assert [line.split(": ")[1] for line in str(error.value).splitlines()] == ["flotilla:fleets[0].nodes", "flotilla:task.retry"]
+        load.load("test", root)
+    assert [line.split(": ")[:2] for line in str(error.value).splitlines()] == [
+        ["stacks/Pulumi.test.yaml:2", "flotilla:cloud"],
+        ["stacks/Pulumi.test.yaml:5", "flotilla:fleets[0].nodes"],
+        ["stacks/Pulumi.test.yaml:6", "flotilla:fleets[0].cpus"],
+        ["stacks/Pulumi.test.yaml:7", "flotilla:fleets[0].machin"],
+        ["stacks/Pulumi.test.yaml:9", "flotilla:task.retry"],
+        ["stacks/Pulumi.test.yaml:11", "flotilla:task.env.A"],
+    ]
+
+
+def test_every_error_of_settings_against_one_another_is_a_line(project):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").write_text(SIX_RULES)
+    with pytest.raises(StackError) as error:
+        load.load("test", root)
+    assert [line.split(": ")[:2] for line in str(error.value).splitlines()] == [
+        ["stacks/Pulumi.test.yaml:3", "flotilla:region"],
+        ["stacks/Pulumi.test.yaml:4", "flotilla:fleets"],
+        ["stacks/Pulumi.test.yaml:5", "flotilla:fleets[0].machine"],
+        ["stacks/Pulumi.test.yaml:6", "flotilla:fleets[1].name"],
+        ["stacks/Pulumi.test.yaml:7", "flotilla:task.job"],
+        ["stacks/Pulumi.test.yaml:9", "flotilla:checkpoints.kind"],
+    ]
+
+
+def test_what_is_missing_has_the_line_of_what_it_is_missing_from(project):
+    with pytest.raises(StackError, match=r"^stacks/Pulumi.test.yaml:4: flotilla:fleets\[0\].nodes: is missing"):
+        load.load("test", project({"flotilla:cloud": "local", "flotilla:fleets": [{"name": "laptop"}]}))
+
+
+@pytest.mark.parametrize("text", ["", "config:\n", "config: {}\n"])
+def test_an_empty_file_is_one_line(project, text):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").write_text(text)
+    with pytest.raises(StackError, match=r"^stacks/Pulumi.test.yaml: has no settings; flotilla:cloud \(one of local, .*are needed$"):
+        load.load("test", root)
 
 
 @pytest.mark.parametrize("name", load.names(ROOT))

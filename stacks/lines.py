@@ -1,0 +1,31 @@
+"""Where in a stack file a setting stands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+Location = tuple[int | str, ...]  # such as ("fleets", 0, "nodes")
+
+
+def line(file: Path, project: str, location: Location) -> int | None:
+    """The line, from 1, of the key or list item at `location`, or of what it is missing from; None where the file has neither."""
+    try:
+        node = yaml.compose(file.read_text(), Loader=yaml.CSafeLoader)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    found = None
+    for part in ("config", *location):
+        if isinstance(node, yaml.MappingNode):
+            entry = next(((key, value) for key, value in node.value if key.value in (part, f"{project}:{part}")), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            entry = (node.value[part], node.value[part])
+        else:
+            entry = None
+        if entry is None:
+            break
+        found, node = entry[0].start_mark.line + 1, entry[1]
+        if part == "config":
+            found = None  # says nothing about a setting
+    return found
