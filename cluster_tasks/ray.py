@@ -62,7 +62,7 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
         user=task.user,
         privileged=bool(site.mount) or None,
         shell="bash",
-        env=_environment(stack, site, fleets),
+        env=_environment(stack, fleets),
         groups=groups if several else None,
         **({} if several else _nodes(stack, site, fleets, first, job)),
         volumes=_volumes(stack, site) or None,
@@ -142,8 +142,8 @@ def _commands(stack: Stack, fleet: Fleet, more: list[str]) -> list[str]:
 
 
 def flags(stack: Stack, fleet: Fleet) -> list[str]:
-    """Only what differs from the agent's defaults, so that the command stays readable."""
-    flags: list[str] = []
+    """The stack's name, and only what differs from the agent's defaults, so that the command stays readable."""
+    flags = ["--stack", stack.name]
     if fleet.cpus is not None:
         flags += ["--num-cpus", str(fleet.cpus)]
     if fleet.resources:
@@ -158,11 +158,9 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
     return flags
 
 
-def _environment(stack: Stack, site: Site, fleets: list[Fleet]) -> list[str]:
+def _environment(stack: Stack, fleets: list[Fleet]) -> list[str]:
     """`NAME=value` lines; a bare name is taken from the shell of the person who applies."""
-    env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS}
-    if site.is_remote:
-        env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
+    env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
     env |= {name: one.value for name, one in fabric.of_cluster(stack, fleets).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
 

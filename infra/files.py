@@ -8,8 +8,6 @@ same on every machine.
 from __future__ import annotations
 
 import contextlib
-import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -19,6 +17,7 @@ from typing import Any
 import pulumi
 from pulumi import dynamic
 
+from cluster_tasks.identity import is_private, make_token
 from stacks.errors import UserError
 
 
@@ -95,16 +94,16 @@ class TokenProvider(dynamic.ResourceProvider):
     serialize_as_secret_always = False
 
     def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
-        _make_token(project_root() / props["path"])
+        make_token(project_root() / props["path"])
         return dynamic.CreateResult(props["path"], {"path": props["path"]})
 
     def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.DiffResult:
         moved = _olds["path"] != _news["path"]
-        lost = not _private(project_root() / _news["path"])
+        lost = not is_private(project_root() / _news["path"])
         return dynamic.DiffResult(changes=moved or lost, replaces=["path"] if moved else [], delete_before_replace=True)
 
     def update(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.UpdateResult:
-        _make_token(project_root() / _news["path"])
+        make_token(project_root() / _news["path"])
         return dynamic.UpdateResult({"path": _news["path"]})
 
     def read(self, id_: str, props: dict[str, Any]) -> dynamic.ReadResult:
@@ -173,21 +172,6 @@ def _write(file: Path, text: str) -> None:
         part.write(text)
     Path(part.name).chmod(0o644)  # mkstemp's 0600 would keep the files from a group that shares the checkout
     Path(part.name).replace(file)
-
-
-def _make_token(file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_file() and file.stat().st_size:
-        file.chmod(0o600)
-        return
-    file.unlink(missing_ok=True)
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
-        out.write(secrets.token_hex(32))
-
-
-def _private(token: Path) -> bool:
-    """Whether the token is there, not empty and readable by its owner alone."""
-    return token.is_file() and token.stat().st_size > 0 and token.stat().st_mode & 0o077 == 0
 
 
 def _remove(path: str) -> None:

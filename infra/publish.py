@@ -13,6 +13,7 @@ import pulumi
 import yaml
 
 from cluster_tasks import ray, slurm
+from cluster_tasks.identity import ADDRESS, STACK, TOKEN
 from fleets import backend, fleet, volume
 from infra.files import File, Folder, Token
 from stacks.load import StackError
@@ -20,8 +21,6 @@ from stacks.places import cloud_of
 from stacks.rules.shared import warnings
 from stacks.schema import Stack
 from stacks.site import Site
-
-TOKEN = "ray.token"
 
 
 class Publication(pulumi.ComponentResource):
@@ -37,8 +36,7 @@ class Publication(pulumi.ComponentResource):
             File(name, f"{folder}/{name}", texts[name], opts=child)
         agent = f"{folder}/{ray.NODE_AGENT.name}"
         Folder(ray.NODE_AGENT.name, agent, {f"{agent}/{name}": text for name, text in ray.node_agent().items()}, opts=child)
-        if is_remote(stack):
-            Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
+        Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
         following = pulumi.Output.from_input(site).apply(partial(next_commands, stack))
         warned = warnings(stack)
         for warning in warned:
@@ -141,20 +139,24 @@ def address(stack: Stack) -> str:
 
 
 def environment(stack: Stack, site: Site) -> str:
-    """A file to source: points `ray job` at the cluster and, where it asks for one, shows it the token."""
-    head = f"# Made from stacks/Pulumi.{stack.name}.yaml. In the project's folder:  . build/{stack.name}/env.sh\n"
-    head += f"export RAY_ADDRESS={address(stack)}\n"
-    if not site.is_remote:
-        return head
+    """A file to source: the stack's name, its cluster's address, and the token to show to that cluster."""
+    head = "# shellcheck shell=bash\n"
+    head += f"# Made from stacks/Pulumi.{stack.name}.yaml. In the project's folder:  . build/{stack.name}/env.sh\n"
+    head += f"export {STACK}={stack.name}\nexport RAY_ADDRESS={address(stack)}\n"
     head += f"export DSTACK_PROJECT={stack.dstack.project}\n" if stack.dstack else ""
-    return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN)
+    moved = "" if site.is_remote else MOVED.format(address=ADDRESS)
+    return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN, moved=moved)
 
 
+# `local up` may have found its port taken; it writes where its dashboard is, not into env.sh, which is Pulumi's.
+MOVED = """\
+[ ! -f "$flotilla_folder/{address}" ] || RAY_ADDRESS=$(cat -- "$flotilla_folder/{address}") # of the cluster that is up
+"""
 # bash names the sourced file in BASH_SOURCE, zsh in $0; a plain sh in neither, where the project's folder has to be the current one.
 TOKEN_ENVIRONMENT = """\
-flotilla_folder=$(CDPATH= cd -- "$(dirname -- "${{BASH_SOURCE:-$0}}")" 2>/dev/null && pwd)
+flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${{BASH_SOURCE:-$0}}")" 2>/dev/null && pwd)
 [ -f "$flotilla_folder/{token}" ] || flotilla_folder=$PWD/{folder}
-export RAY_AUTH_MODE=token
+{moved}export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/{token}" # `ray job` reads it here
 RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN # `dstack apply` takes it from the environment
 unset flotilla_folder

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
+from cluster_tasks.identity import environment
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT, ray_cluster
 from stacks.schema import Stack
@@ -41,7 +42,12 @@ class Cluster:
 
     def job(self, *command: str, flags: tuple[str, ...] = (), timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """`ray job submit ...`, from the project's folder."""
-        return self._run(RAY, "job", "submit", "--address", f"http://127.0.0.1:{self.port}", *flags, "--", *command, timeout=timeout)
+        line = (RAY, "job", "submit", "--address", self.url, *flags, "--", *command)
+        return self._run(*line, timeout=timeout, env=environment(self.root, self.url))
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def log(self, name: str) -> str:
         return (self.root / f"logs/{name}.log").read_text()
@@ -52,9 +58,9 @@ class Cluster:
         return [guard, *guard.children(recursive=True)]
 
     @staticmethod
-    def _run(*line: str, timeout: float) -> subprocess.CompletedProcess[str]:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "DSTACK_"))}
-        return subprocess.run(line, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout, check=False)
+    def _run(*line: str, timeout: float, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "SLURM_", "DSTACK_", "FLOTILLA_"))}
+        return subprocess.run(line, cwd=ROOT, env=kept | (env or {}), capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "") -> Cluster:

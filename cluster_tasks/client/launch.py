@@ -26,10 +26,10 @@ import urllib.error
 from pathlib import Path
 from typing import IO, Any
 
+from cluster_tasks import identity
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
 from cluster_tasks.client.dstack_server import ConnectionFailed, connect
 from cluster_tasks.client.submit import SubmitError, check
-from cluster_tasks.node.dashboard import Dashboard
 from stacks.load import StackError, load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -40,13 +40,11 @@ INTERRUPTED = 130
 
 def environment(stack: Stack, folder: Path, url: str) -> dict[str, str]:
     """What `. build/<stack>/env.sh` sets. Raises ClusterError where the files are not there."""
-    token = folder / "ray.token"
-    lacking = [file.name for file in (token, folder / "ray-cluster.dstack.yml") if not file.is_file()]
+    lacking = [file.name for file in (folder / identity.TOKEN, folder / "ray-cluster.dstack.yml") if not file.is_file()]
     if lacking:
         how = f"pulumi up --stack {stack.name}, or without its CLI python -m infra.preview {stack.name}"
         raise ClusterError(f"{os.path.relpath(folder / lacking[0], ROOT)} is missing; first: {how}")
-    ours = {"RAY_ADDRESS": url, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_AUTH_TOKEN": token.read_text().strip()}
-    return dict(os.environ) | ours | ({"DSTACK_PROJECT": stack.dstack.project} if stack.dstack else {})
+    return dict(os.environ) | identity.environment(folder, url) | ({"DSTACK_PROJECT": stack.dstack.project} if stack.dstack else {})
 
 
 def cluster(stack: Stack, port: int | None) -> DstackRun:
@@ -56,7 +54,7 @@ def cluster(stack: Stack, port: int | None) -> DstackRun:
     port = port or stack.task.dashboard_port
     url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
     env = environment(stack, folder, url)
-    return DstackRun(connect(stack), stack.task.name, folder, env, Dashboard(url, env["RAY_AUTH_TOKEN"]), port)
+    return DstackRun(connect(stack), stack.task.name, folder, env, identity.KnownDashboard.of(url, env), port)
 
 
 class Launch:
@@ -206,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
         else:
             console.print(f"the cluster is still up; to end it: dstack stop {run.name}")
         return code
-    except (StackError, ConnectionFailed, SubmitError) as error:
+    except (StackError, ConnectionFailed, SubmitError, identity.WrongCluster) as error:
         console.print(f"error: {error}", markup=False)
         return 2
     except ClusterError as error:

@@ -23,6 +23,7 @@ from rich.table import Table
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun
 from cluster_tasks.client.dstack_server import ConnectionFailed
 from cluster_tasks.client.launch import cluster
+from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.dstack_api import Instance, InstanceStatus, JobStatus, Run
 from stacks.load import StackError, load
@@ -167,7 +168,7 @@ def main(argv: list[str] | None = None) -> int:
         stack = load(options.stack, ROOT)
         run = cluster(stack, None)
         status = find(stack, run, datetime.now(UTC))
-    except (StackError, ClusterError, ConnectionFailed) as error:
+    except (StackError, ClusterError, ConnectionFailed, WrongCluster) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:

@@ -21,7 +21,8 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cluster_tasks.node.dashboard import Dashboard, ray_token
+from cluster_tasks.identity import KnownDashboard
+from cluster_tasks.node.dashboard import Dashboard
 from stacks.errors import UserError
 
 CLUSTER = "`dstack ps`, or for the local cluster `python -m cluster_tasks.local status`, says whether it is up"
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `ray job submit` ends with this process
     try:
         address, source = address_from(options.address, os.environ)
-        dashboard = Dashboard(address, ray_token(os.environ))
+        dashboard = KnownDashboard.of(address, os.environ)
         if options.runtime_env and not Path(options.runtime_env).is_file():
             raise SubmitError(
                 f"--runtime-env {options.runtime_env}: no such file; `pulumi up` or `python -m infra.preview <stack>` renders it"

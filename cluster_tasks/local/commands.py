@@ -36,6 +36,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cluster_tasks.identity import TOKEN, KnownDashboard
 from cluster_tasks.local.plan import (
     MARKER,
     STOP_SECONDS,
@@ -44,20 +45,21 @@ from cluster_tasks.local.plan import (
     dashboard_port,
     make_plan,
     make_ray_folder,
-    named_port,
     node_addresses,
     node_gpus,
     place_files,
     read_task,
     task_environment,
+    token_of,
 )
 from cluster_tasks.local.state import Cluster, clean_up, end, kill_marked, tail
 from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
-from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
+from cluster_tasks.node.dashboard import missing, ray_token
 from cluster_tasks.node.ports import free_port
 from stacks.dstack_api import TaskConfiguration
 
-DEFAULT_FILE = Path("build/local/ray-cluster.dstack.yml")
+ROOT = Path(__file__).resolve().parents[2]
+TASK_FILE = Path("build/local/ray-cluster.dstack.yml")
 STOP_LIMIT = STOP_SECONDS + 2 * STOP_GRACE_SECONDS  # jobs save, the head ends, the workers end
 
 console = Console(emoji=False, highlight=False, soft_wrap=True)
@@ -77,7 +79,7 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
                 raise LocalError(f"{file} has changed since its cluster was started; first: python -m cluster_tasks.local down {file}")
             wait_until_whole(task, cluster, timeout, lambda: cluster.supervisor is not None)
             console.print(f"already up since {cluster.started}")
-            say_next(file, task, cluster)
+            say_next(file, cluster)
             return 0
         found, note = dashboard_port(task, port)
         if note:
@@ -95,7 +97,7 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
                 stderr=output,
                 start_new_session=True,
                 env=os.environ | {MARKER: str(root)},
-                cwd=Path(__file__).parents[2],
+                cwd=ROOT,
             )
         owner = supervisor.stdin
         assert owner is not None
@@ -107,7 +109,7 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
                 plan.send(owner)
             wait_until_whole(task, cluster, timeout, lambda: supervisor.poll() is None)
             console.print(f"ready after {time.monotonic() - begin:.1f} s")
-            say_next(file, task, cluster)
+            say_next(file, cluster)
             if not hold:
                 owner.write(b"d")  # the cluster may live on without us
                 owner.flush()
@@ -153,19 +155,19 @@ def status(file: Path, as_json: bool) -> int:
         print(json.dumps({"up": cluster is not None, "whole": whole, "missing": lacking, "nodes": nodes} | about, indent=2))
         return 0 if whole else 1
     if cluster is None:
-        console.print(f"not up; start it with: python -m cluster_tasks.local up {file}")
+        console.print(f"not up; start it with: python -m cluster_tasks.local up {shown(file)}")
         return 1
     table = Table("rank", "address", "state", "CPUs", "GPUs", "log")
     for row in nodes:
-        shown = row | {"log": os.path.relpath(str(row["log"]))}  # whole also where there are 80 columns
-        table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value) for value in shown.values()))
+        cells = row | {"log": os.path.relpath(str(row["log"]))}  # whole also where there are 80 columns
+        table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value) for value in cells.values()))
     console.print(table)
     if found is None:
         console.print(f"the dashboard at {cluster.dashboard} does not answer; the head's log: {root / 'logs/node-0.log'}")
     else:
         waiting = f", waiting for {', '.join(lacking)}" if lacking else ""
         console.print(f"dashboard {cluster.dashboard}, up since {cluster.started}{waiting}")
-    say_address(task, cluster)
+    console.print(f"to use it:  {sourced(cluster)}")
     return 0 if whole else 1
 
 
@@ -220,24 +222,37 @@ def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, 
 
 
 def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str, float]] | None:
+    """Resources of the nodes by address; None where the dashboard does not answer. Raises LocalError where another cluster's does."""
+    root = Path(cluster.root)
     try:
-        token = ray_token(task_environment(task, Path(cluster.root), os.environ))
+        token = ray_token({"RAY_AUTH_MODE": "token", **task_environment(task, root, os.environ), "RAY_AUTH_TOKEN": token_of(root)})
+        return KnownDashboard(cluster.dashboard, token, source=str(root / TOKEN)).alive_nodes()
     except ValueError as error:
         raise LocalError(str(error)) from None
-    return Dashboard(cluster.dashboard, token).alive_nodes()
 
 
-def say_next(file: Path, task: TaskConfiguration, cluster: Cluster) -> None:
-    console.print(f"dashboard  {cluster.dashboard}")
-    console.print(f"submit     ray job submit --address {cluster.dashboard} --working-dir . -- python your_script.py")
-    console.print(f"stop       python -m cluster_tasks.local down {file}")
-    say_address(task, cluster)
+def say_next(file: Path, cluster: Cluster) -> None:
+    console.print(f"dashboard  {cluster.dashboard}  (the page asks for the token: cat {shown(Path(cluster.root) / TOKEN)})")
+    console.print(f"submit     {sourced(cluster)} && ray job submit --working-dir . -- python your_script.py")
+    console.print(f"stop       python -m cluster_tasks.local down {shown(file)}")
 
 
-def say_address(task: TaskConfiguration, cluster: Cluster) -> None:
-    """Where --port has moved the dashboard, env.sh is wrong."""
-    if cluster.ports.dashboard != named_port(task):
-        console.print(f"env.sh names port {named_port(task)}; instead:  export RAY_ADDRESS={cluster.dashboard}")
+def sourced(cluster: Cluster) -> str:
+    """What sets up a shell for the cluster: env.sh, which reads the address that `up` leaves beside it, or the same by hand."""
+    script, token = Path(cluster.root) / "env.sh", Path(cluster.root) / TOKEN
+    exports = f"export RAY_ADDRESS={cluster.dashboard} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}"
+    return f". {shown(script)}" if script.is_file() else exports
+
+
+def shown(path: Path) -> str:
+    """As a person types it in the current folder."""
+    return os.path.relpath(path)
+
+
+def default_file() -> Path:
+    """The rendered task of the stack `local`, looked for from the current folder upwards, and beside this package."""
+    here = Path.cwd()
+    return next((folder / TASK_FILE for folder in (here, *here.parents, ROOT) if (folder / TASK_FILE).is_file()), TASK_FILE)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -245,7 +260,7 @@ def main(argv: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (("up", "start"), ("run", "start and hold"), ("status", "show the nodes"), ("down", "stop")):
         command = commands.add_parser(name, help=text)
-        command.add_argument("file", type=Path, nargs="?", default=DEFAULT_FILE)
+        command.add_argument("file", type=Path, nargs="?", default=default_file(), help=f"default: {TASK_FILE} of this project")
         if name in ("up", "run"):
             command.add_argument("--port", help="of the dashboard; auto: the next free one")
             command.add_argument("--timeout", type=float, default=120, help="seconds until it must be whole")

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster_tasks.client.render import render
+from cluster_tasks.identity import KnownDashboard, environment
 from cluster_tasks.local.state import Cluster
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import demo_job
@@ -125,16 +126,21 @@ def train(address: str, name: str, warm: str = "demo-sft", kill_at: int | None =
     """Submit until it ends well; the same command goes on where a dead job stopped."""
     job = ["--address", address, "--working-dir", ".", "--", "python", "-m", "trainer.train_ppo"]
     job += ["--config", f"{RECIPES}/demo.yaml", f"run.name={name}", *([f"model.path=run:{warm}"] if warm != "demo-sft" else [])]
+    env = os.environ | environment(BUILD, address)
     kill = Kill(RUNS / name / "metrics.jsonl", kill_at) if kill_at is not None else None
     if kill:
         kill.start()
+    show([".", "build/local/env.sh"])
     for attempt in range(1, ATTEMPTS + 1):
         if attempt > 1:
             console.print("[yellow]the job ended early; the same submit goes on from its last checkpoint")
         show(["ray", "job", "submit", *job])
         submission = f"{name}-{time.strftime('%H%M%S')}"
         code = _follow(
-            python("-m", "cluster_tasks.client.submit", "--submission-id", submission, *job), Dashboard(address, None), submission
+            python("-m", "cluster_tasks.client.submit", "--submission-id", submission, *job),
+            KnownDashboard.of(address, env),
+            submission,
+            env,
         )
         if code == 0:
             break
@@ -146,10 +152,10 @@ def train(address: str, name: str, warm: str = "demo-sft", kill_at: int | None =
         raise DemoError(f"nothing was killed: {name} ended before it had written step {kill.step}, or none of its processes was found")
 
 
-def _follow(command: list[str], dashboard: Dashboard, submission: str) -> int:
+def _follow(command: list[str], dashboard: Dashboard, submission: str, env: dict[str, str] | None = None) -> int:
     """Run the command that submits and watches a job, passing on what the job prints and leaving out what Ray says about uploading."""
     late = threading.Event()
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
 
         def give_up() -> None:
             late.set()
@@ -296,7 +302,8 @@ def main(argv: list[str]) -> int:
             if not options.keep:
                 run(down, quiet=True, check=False)
             elif Cluster.running(BUILD):
-                console.print("the cluster stays up; to stop it:")
+                console.print("the cluster stays up; to use it, and to stop it:")
+                show([".", str((BUILD / "env.sh").relative_to(ROOT))])
                 show(down)
         report(stages, memory, trained)
     except DemoError as error:

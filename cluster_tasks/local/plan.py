@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import yaml
 
+from cluster_tasks.identity import TOKEN, make_token
 from cluster_tasks.local.supervisor import NodeProcess, Plan
 from cluster_tasks.node.ports import port_is_free
 from stacks.dstack_api import ConfigurationError, EnvSentinel, TaskConfiguration, parse_apply_configuration
@@ -96,9 +97,18 @@ def volume_folders(task: TaskConfiguration, root: Path) -> dict[str, Path]:
     return {mount.path.rstrip("/"): root / "volumes" / mount.path.strip("/") for mount in task.volumes}
 
 
+def token_of(root: Path) -> str:
+    """The token that lies beside the task file; made where there is none. Raises LocalError where it is another user's."""
+    try:
+        return make_token(root / TOKEN)
+    except PermissionError as error:
+        raise LocalError(f"{root / TOKEN} belongs to another user ({error.strerror}); render the stack in a clone of your own") from None
+
+
 def task_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, str]) -> dict[str, str]:
     """The task's `env`, bare names taken from the shell, paths below a volume's mount rewritten to its folder here."""
     folders, env = volume_folders(task, root), {}
+    shell = {**shell, "RAY_AUTH_TOKEN": token_of(root)}  # not the shell's, which may be another cluster's
     for name, value in task.env.items():
         if isinstance(value, EnvSentinel) and name not in shell:
             raise LocalError(f"the task takes {name} from your shell, where it is not set")
@@ -109,13 +119,15 @@ def task_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, st
 
 
 def make_plan(task: TaskConfiguration, root: Path, ports: Ports, shell: Mapping[str, str]) -> Plan:
-    """The process of each node, as data. Pure."""
+    """The process of each node, as data."""
     addresses, gpus = node_addresses(task), node_gpus(task)
     kept = {
         name: value for name, value in shell.items() if not name.startswith(("RAY_ADDRESS", "RAY_API_", "RAY_AUTH_", "DSTACK_", "SLURM_"))
     }
     shared = kept | {
         MARKER: str(root),
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": token_of(root),
         "PATH": f"{Path(sys.executable).parent}:{shell.get('PATH', '/usr/bin:/bin')}",
         **task_environment(task, root, shell),
         "DSTACK_RUN_NAME": task.name or "local",

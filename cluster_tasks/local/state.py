@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from cluster_tasks.identity import ADDRESS
 from cluster_tasks.local.plan import MARKER, LocalError, Ports, ray_folder
 from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
 
@@ -39,6 +40,7 @@ class Cluster:
 
     def write(self) -> None:
         (Path(self.root) / "cluster.json").write_text(json.dumps(asdict(self), indent=2) + "\n")
+        (Path(self.root) / ADDRESS).write_text(f"{self.dashboard}\n")  # env.sh reads it
 
     @classmethod
     def running(cls, root: Path) -> Cluster | None:
@@ -91,7 +93,8 @@ def clean_up(root: Path) -> None:
         shutil.rmtree(kept, ignore_errors=True)
         shutil.copytree(session.resolve(), kept, symlinks=True)
     shutil.rmtree(ray_folder(root), ignore_errors=True)
-    (root / "cluster.json").unlink(missing_ok=True)
+    for name in ("cluster.json", ADDRESS):
+        (root / name).unlink(missing_ok=True)
 
 
 def tail(root: Path, count: int = 12) -> str:

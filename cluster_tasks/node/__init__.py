@@ -24,6 +24,7 @@ In the order in which they are best read:
     watch, job                 what the head looks after: its nodes, its job
     vitals, notices            full disks and short memory; a spot machine's notice
     ray, dashboard             Ray on this node; what Ray says of the cluster
+    identity                   whose cluster this is, for who asks on the dashboard's port
     network, ports             addresses and interfaces; what listens where
     waiting, endings           waits with a deadline; exit codes and what is raised on the way to one
 

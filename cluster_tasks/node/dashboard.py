@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import io
 import json
-import urllib.request
+import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+
+ASK_SECONDS = 10
 
 
 @dataclass(frozen=True)
@@ -21,12 +26,23 @@ class Dashboard:
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """JSON; POST where there is a body. Raises OSError where nothing answers, or not with JSON."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
-        request = urllib.request.Request(f"{self.url}{path}", None if body is None else json.dumps(body).encode(), headers)
-        try:
-            with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
-                return json.load(answer)
-        except (http.client.HTTPException, ValueError) as error:  # cut off, or another service
-            raise OSError(f"{path}: {error}") from error
+        parts = urlsplit(self.url)
+        connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        with contextlib.closing(connect(parts.hostname or "", parts.port, timeout=ASK_SECONDS)) as connection:
+            self.verify(connection)
+            text = None if body is None else json.dumps(body)
+            try:
+                connection.request("GET" if body is None else "POST", f"{parts.path}{path}", text, headers)
+                answer = connection.getresponse()
+                content = answer.read()
+                if answer.status >= 300:
+                    raise urllib.error.HTTPError(f"{self.url}{path}", answer.status, answer.reason, answer.headers, io.BytesIO(content))
+                return json.loads(content)
+            except (http.client.HTTPException, ValueError) as error:  # cut off, or another service
+                raise OSError(f"{path}: {error}") from error
+
+    def verify(self, connection: http.client.HTTPConnection) -> None:
+        """Before the token is shown on a connection. On the head itself there is nothing to doubt; cluster_tasks/identity.py does."""
 
     def alive_nodes(self) -> dict[str, dict[str, float]] | None:
         """Resources of the nodes that are ALIVE, by address; None where it does not answer (yet)."""

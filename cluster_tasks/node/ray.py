@@ -13,8 +13,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
+from . import identity
 from .network import interfaces
 from .ports import free_port, port_answers
 from .settings import Settings
@@ -44,7 +46,7 @@ def ray_command(settings: Settings) -> list[str]:
     head, own = settings.addresses[0], settings.addresses[settings.rank]
     flags: dict[str, Any] = {"--node-ip-address": own, "--num-cpus": settings.num_cpus, "--dashboard-agent-listen-port": 0}
     if settings.rank == 0:
-        flags |= {"--port": settings.port, "--dashboard-host": "127.0.0.1", "--dashboard-port": settings.dashboard_port}
+        flags |= {"--port": settings.port, "--dashboard-host": "127.0.0.1", "--dashboard-port": settings.ray_dashboard_port}
         # Ray always starts its client server, which nothing here uses: any free port instead of 10001, which another Ray may have.
         flags |= {"--include-dashboard": "true", "--ray-client-server-port": free_port()}
     else:
@@ -62,17 +64,22 @@ class Ray:
 
     process: subprocess.Popen[bytes]
     output: IO[bytes]
+    front: subprocess.Popen[bytes] | None = None  # on the head: identity.py, on the dashboard's port
 
     def ended(self) -> str | None:
         """None while it runs; else its exit code and last words."""
         if self.process.poll() is None:
-            return None
-        self.output.seek(0)
-        text = self.output.read().decode(errors="replace")
+            code = self.front.poll() if self.front else None
+            return None if code is None else f"what listens on the dashboard's port ended with code {code}: {self._text().strip()[-300:]}"
+        text = self._text()
         died = dict(RAY_PART.findall(text))
         who = ": " + ", ".join(f"{part} {code}" for part, code in died.items()) if died else f" with code {self.process.returncode}:"
         lines = [line for line in text.splitlines() if not RAY_NOISE.search(line)][-12:]
         return "\n".join([f"Ray ended on this node{who}", *lines])
+
+    def _text(self) -> str:
+        self.output.seek(0)
+        return self.output.read().decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -82,10 +89,12 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
     env = RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | os.environ
     if settings.node_gpus:
         env[NODE_GPUS] = ",".join(map(str, settings.node_gpus))
-    with tempfile.TemporaryFile() as output:
+    if settings.rank == 0:  # what jobs print of the dashboard: the port that is forwarded, not Ray's own behind it
+        env.setdefault("RAY_OVERRIDE_DASHBOARD_URL", settings.dashboard.url)
+    with tempfile.TemporaryFile() as output, identity_front(settings, output) as front:
         process = spawn(ray_command(settings), env, output)
         try:
-            yield Ray(process, output)
+            yield Ray(process, output, front)
         finally:
             # Else there is nobody whom Ray could say goodbye to, and it would only hang.
             if port_answers(settings.addresses[0], settings.port):
@@ -98,6 +107,24 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
                 process.wait(RAY_STOP_SECONDS)
             except subprocess.TimeoutExpired:  # the kernel holds it, as on a file system that hangs
                 log.error("Ray, pid %d, was killed but has not ended within %d s", process.pid, RAY_STOP_SECONDS)
+
+
+@contextlib.contextmanager
+def identity_front(settings: Settings, output: IO[bytes]) -> Iterator[subprocess.Popen[bytes] | None]:
+    """What says whose cluster this is, on the head's dashboard port, inside the `with`."""
+    if settings.rank != 0:
+        yield None
+        return
+    program = [sys.executable, "-I", str(Path(__file__).with_name("identity.py"))]
+    ports = ["--listen", str(settings.dashboard_port), "--ray", str(settings.ray_dashboard_port)]
+    env = {name: value for name, value in os.environ.items() if name != identity.TOKEN}
+    token = {identity.TOKEN: settings.dashboard.token} if settings.dashboard.token else {}
+    front = spawn([*program, *ports, "--stack", settings.stack], env | token, output)
+    try:
+        yield front
+    finally:
+        front.kill()
+        front.wait()
 
 
 def spawn(command: list[str], env: dict[str, str], output: IO[bytes] | None = None) -> subprocess.Popen[bytes]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from .dashboard import Dashboard, ray_token
 from .network import ALONE, resolve
+from .ports import free_port
 
 SCONTROL_SECONDS = 30  # slurmctld may be busy
 
@@ -25,11 +26,13 @@ class Settings(argparse.Namespace):
     node_gpus: list[int] | None  # expected on each node where they are not alike, in order of rank
     patience: int  # seconds that a lost node has to return
     dashboard: Dashboard  # the head's, as the head itself reaches it
+    ray_dashboard_port: int  # on which Ray's own dashboard listens, behind identity.py
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node", description="Starts this node of a Ray cluster.")
     add = parser.add_argument
+    add("--stack", default="", help="name of the stack whose cluster this is; told to who asks, see identity.py")
     add("--rank", type=int, help="0 is the head")
     add("--addresses", type=lambda text: text.split(","), help="addresses of all nodes in order of rank, with commas")
     add("--network", type=ipaddress.ip_network, help="CIDR; nodes talk to one another on their address in it")
@@ -62,6 +65,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     settings = _parser().parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
     resources, of_hosts = json_flag("--resources", settings.resources), json_flag("--host-resources", settings.host_resources)
     settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))
+    settings.ray_dashboard_port = free_port()
     rank, addresses, gpus = who_am_i(settings, env)
     if not 0 <= rank < len(addresses):
         raise ValueError(f"rank {rank} is out of range for {len(addresses)} addresses: {', '.join(addresses)}")

@@ -70,10 +70,9 @@ def test_every_plan_has_the_whole_node_agent_as_one_resource(planned):
         assert folder.inputs["texts"] == {f"build/{name}/node/{file}": text for file, text in modules.items()}
 
 
-def test_this_machine_needs_no_fleet_and_no_token():
+def test_this_machine_needs_no_fleet():
     texts = publish.rendered(*built("local"))
     assert list(texts) == ["ray-cluster.dstack.yml", "runtime-env.yaml", "env.sh"]
-    assert [line for line in texts["env.sh"].splitlines() if not line.startswith("#")] == ["export RAY_ADDRESS=http://localhost:8265"]
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -157,6 +156,21 @@ def test_env_sh_shows_ray_its_token(tmp_path, shell, elsewhere):
     out = subprocess.run([shell, "-c", f". {file}; {show}"], cwd=cwd, capture_output=True, text=True, timeout=30, check=True)
     assert out.stdout.splitlines() == ["http://localhost:8265", "token", f"{folder}/ray.token", "abc", "unset"]
     assert not out.stderr
+
+
+def test_env_sh_names_the_stack_and_follows_a_local_cluster_to_another_port(tmp_path):
+    folder = tmp_path / "build/local"
+    folder.mkdir(parents=True)
+    (folder / "env.sh").write_text(publish.rendered(*built("local"))["env.sh"])
+    (folder / "ray.token").write_text("abc")
+
+    def sourced() -> list[str]:
+        show = '. build/local/env.sh && printf "%s\n" "$FLOTILLA_STACK" "$RAY_ADDRESS" "$RAY_AUTH_TOKEN"'
+        return subprocess.run(["sh", "-c", show], cwd=tmp_path, capture_output=True, text=True, timeout=30, check=True).stdout.split()
+
+    assert sourced() == ["local", "http://localhost:8265", "abc"]
+    (folder / "address").write_text("http://127.0.0.1:8267\n")
+    assert sourced() == ["local", "http://127.0.0.1:8267", "abc"]
 
 
 # The providers, called as the engine calls them.

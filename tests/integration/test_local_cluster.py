@@ -16,6 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster_tasks.identity import environment
 from cluster_tasks.local.plan import MARKER, ray_folder
 from cluster_tasks.node.errors import NODE_LOST
 from cluster_tasks.node.network import own_addresses
@@ -89,8 +90,8 @@ def test_a_failing_job_fails_its_submit(shared: Cluster) -> None:
 
 
 def test_a_checked_submit_prints_the_jobs_output_and_ends_with_its_code(shared: Cluster) -> None:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    line = [sys.executable, "-m", "cluster_tasks.client.submit", "--address", f"http://127.0.0.1:{shared.port}", "--"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | environment(shared.root, shared.url)
+    line = [sys.executable, "-m", "cluster_tasks.client.submit", "--"]
     done = subprocess.run(
         [*line, "python", "-c", "print('HEARD'); raise SystemExit(3)"],
         cwd=ROOT,
@@ -210,7 +211,7 @@ def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(fresh: Cluster) -> 
     found = json.loads((cluster.root / "cluster.json").read_text())["ports"]["dashboard"]
     assert f"port {cluster.port} is in use" in done.stdout
     assert f"the dashboard is on {found}" in done.stdout
-    assert f"export RAY_ADDRESS=http://127.0.0.1:{found}" in done.stdout
+    assert (cluster.root / "address").read_text() == f"http://127.0.0.1:{found}\n"  # env.sh reads it
     cluster = Cluster(cluster.file, found)
     # A job with a child that has left its session, as daemons do.
     assert cluster.job("python", "-c", "import subprocess; subprocess.run(['setsid', 'sleep', '300'])", flags=DETACHED).returncode == 0

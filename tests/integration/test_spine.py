@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster_tasks.identity import environment
 from cluster_tasks.local.plan import MARKER
 from cluster_tasks.node.ports import free_port
 
@@ -45,7 +46,8 @@ def submit(address: str, project: Path, name: str) -> subprocess.Popen[str]:
     """The README's line for the kept cluster, on a run of its own."""
     train = ["python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo.yaml", f"run.name={name}", *STEPS]
     line = [RAY, "job", "submit", "--address", address, "--working-dir", ".", "--", *train]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    env = kept | environment(project / "build/local", address)
     return subprocess.Popen(line, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

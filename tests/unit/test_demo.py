@@ -39,6 +39,7 @@ def test_after_an_interrupt_nothing_holds_the_demo(monkeypatch):
 def build(tmp_path, monkeypatch) -> Path:
     """A folder of its own, so that a demo that runs on this machine is not touched."""
     monkeypatch.setattr(demo, "BUILD", tmp_path)
+    (tmp_path / "ray.token").write_text("secret")
     monkeypatch.setattr(demo, "RUNS", tmp_path)
     return tmp_path
 
@@ -135,7 +136,7 @@ def test_a_cluster_that_was_kept_is_neither_used_nor_stopped(build, capsys):
     try:
         Cluster(str(build), guard.pid, "today", NOWHERE.url, Ports(dashboard=9, gcs=1), "digest").write()
         assert demo.main([]) == 1
-        assert guard.poll() is None and list(build.iterdir()) == [build / "cluster.json"]
+        assert guard.poll() is None and {file.name for file in build.iterdir()} == {"cluster.json", "address", "ray.token"}
         [line] = capsys.readouterr().out.splitlines()
         assert line.startswith("error: a cluster of build/local is up") and "cluster_tasks.local down" in line
     finally:

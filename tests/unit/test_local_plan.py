@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +25,7 @@ from cluster_tasks.local.plan import (
 )
 from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 
-TASK = {
+TASK: dict[str, Any] = {
     "type": "task",
     "name": "ray",
     "nodes": 2,
@@ -73,9 +74,20 @@ def test_each_node_is_told_as_dstack_tells_it(tmp_path: Path) -> None:
     assert {"--dashboard-port=8300", "--port=7000"} <= set(flags)
 
 
-def test_another_clusters_address_does_not_reach_the_nodes(tmp_path: Path) -> None:
-    for node in make_plan(task(), tmp_path, Ports(8300, 7000), SHELL).nodes:
-        assert not {"RAY_ADDRESS", "SLURM_JOB_ID"} & node.env.keys()
+def test_another_clusters_address_and_token_do_not_reach_the_nodes(tmp_path: Path) -> None:
+    (tmp_path / "ray.token").write_text("ours\n")
+    other = SHELL | {"RAY_AUTH_TOKEN": "theirs", "RAY_AUTH_TOKEN_PATH": "/theirs"}
+    rendered = task(env=["RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN", *TASK["env"]])
+    for node in make_plan(rendered, tmp_path, Ports(8300, 7000), other).nodes:
+        assert not {"RAY_ADDRESS", "SLURM_JOB_ID", "RAY_AUTH_TOKEN_PATH"} & node.env.keys()
+        assert (node.env["RAY_AUTH_MODE"], node.env["RAY_AUTH_TOKEN"]) == ("token", "ours")
+
+
+def test_a_cluster_has_a_token_of_its_own_whatever_its_task_says(tmp_path: Path) -> None:
+    node = make_plan(task(), tmp_path, Ports(8300, 7000), SHELL).nodes[0]
+    assert node.env["RAY_AUTH_TOKEN"] == (tmp_path / "ray.token").read_text()
+    assert (tmp_path / "ray.token").stat().st_mode & 0o777 == 0o600
+    assert node.env["RAY_AUTH_MODE"] == "token"
 
 
 def test_every_node_has_its_own_share_of_the_gpus(tmp_path: Path) -> None:

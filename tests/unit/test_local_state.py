@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cluster_tasks.local import commands as local
-from cluster_tasks.local.plan import MARKER, Ports
-from cluster_tasks.local.state import Cluster, end
-from cluster_tasks.node.ports import free_port
+from cluster_tasks.local.plan import MARKER, LocalError, Ports
+from cluster_tasks.local.state import Cluster, clean_up, end
+from cluster_tasks.node.ports import free_port, port_is_free
 
 TASK = "type: task\nname: ray\nnodes: 2\ncommands: [exec x]\nports: [{port}:8265]\nresources: {{cpu: 1}}\n"
+ROOT = Path(__file__).parents[2]
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
 
 
@@ -44,14 +46,43 @@ def test_status_says_that_the_dashboard_does_not_answer(silent: Path, capsys: py
     assert (state["up"], state["whole"], state["missing"]) == (True, False, ["the dashboard"])
 
 
-def test_where_the_port_has_moved_the_right_address_is_shown_to_type(silent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_address_lies_where_env_sh_reads_it_while_the_cluster_is_up(silent: Path) -> None:
     address = json.loads((silent.parent / "cluster.json").read_text())["dashboard"]
+    assert (silent.parent / "address").read_text() == f"{address}\n"
+    clean_up(silent.parent)
+    assert not (silent.parent / "address").exists()
+
+
+def test_how_to_use_a_cluster_is_shown_with_and_without_env_sh(silent: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = silent.parent
+    address = json.loads((root / "cluster.json").read_text())["dashboard"]
     local.status(silent, as_json=False)
-    assert f"export RAY_ADDRESS={address}\n" in capsys.readouterr().out
-    port = address.rpartition(":")[2]
-    silent.write_text(TASK.format(port=port))
+    assert f"export RAY_ADDRESS={address} RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={root}/ray.token" in capsys.readouterr().out
+    (root / "env.sh").touch()
     local.status(silent, as_json=False)
-    assert "export RAY_ADDRESS" not in capsys.readouterr().out  # env.sh is right
+    assert f". {os.path.relpath(root / 'env.sh')}" in capsys.readouterr().out
+
+
+def test_a_strangers_cluster_on_the_port_is_named_and_not_listed(silent: Path) -> None:
+    address = json.loads((silent.parent / "cluster.json").read_text())["dashboard"]
+    front = [sys.executable, "-I", str(ROOT / "cluster_tasks/node/identity.py"), "--ray", "1", "--stack", "local"]
+    with subprocess.Popen([*front, "--listen", address.rpartition(":")[2]], env={"RAY_AUTH_TOKEN": "of a stranger"}) as stranger:
+        deadline = time.monotonic() + 20
+        while port_is_free(int(address.rpartition(":")[2])):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with pytest.raises(LocalError, match="it has another token; nothing was sent to it"):
+            local.status(silent, as_json=False)
+        stranger.kill()
+
+
+def test_the_rendered_task_is_found_from_any_folder_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    task = tmp_path / "build/local/ray-cluster.dstack.yml"
+    task.parent.mkdir(parents=True)
+    task.touch()
+    (tmp_path / "docs/deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "docs/deep")
+    assert local.default_file() == task
 
 
 def test_a_supervisor_that_does_not_end_is_killed_at_the_deadline(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
+# shellcheck shell=bash
 # Made from stacks/Pulumi.aws-prod.yaml. In the project's folder:  . build/aws-prod/env.sh
+export FLOTILLA_STACK=aws-prod
 export RAY_ADDRESS=http://localhost:8265
 export DSTACK_PROJECT=main
-flotilla_folder=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
+flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
 [ -f "$flotilla_folder/ray.token" ] || flotilla_folder=$PWD/build/aws-prod
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/ray.token" # `ray job` reads it here

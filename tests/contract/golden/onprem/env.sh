@@ -1,6 +1,8 @@
+# shellcheck shell=bash
 # Made from stacks/Pulumi.onprem.yaml. In the project's folder:  . build/onprem/env.sh
+export FLOTILLA_STACK=onprem
 export RAY_ADDRESS=http://localhost:8265
-flotilla_folder=$(CDPATH= cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
+flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
 [ -f "$flotilla_folder/ray.token" ] || flotilla_folder=$PWD/build/onprem
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/ray.token" # `ray job` reads it here
