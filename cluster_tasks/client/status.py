@@ -89,13 +89,17 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     fleets = [fleet for fleet in run.fleets() if fleet.name in names]
     machines = [machine(one, fleet.name, now) for fleet in fleets for one in fleet.instances if one.status != InstanceStatus.TERMINATED]
     found = run.get()
-    ray_nodes = run.dashboard.alive_nodes()
+    stranger = []
+    try:
+        ray_nodes = run.dashboard.alive_nodes()
+    except WrongCluster as error:  # it got no token, and its jobs are not this stack's
+        ray_nodes, stranger = None, [str(error)]
     alive = None if ray_nodes is None else len(ray_nodes)
     jobs = find_jobs(run.dashboard, now) if ray_nodes is not None else []
     nodes = [job.job_submissions[-1].status.value for job in found.jobs] if found and not found.status.is_finished() else []
     trouble = [f"machine {one.name}: {one.trouble}" for one in machines if one.trouble]
     trouble += [f"no fleet {name}" for name in sorted(names - {fleet.name for fleet in fleets})]
-    trouble += run_trouble(run.name, found, alive)
+    trouble += run_trouble(run.name, found, alive) + stranger
     state = found.status.value if found else None
     return Status(stack.name, machines, state, nodes, alive, jobs, found.cost if found else 0.0, trouble)
 

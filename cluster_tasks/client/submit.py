@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -27,6 +28,14 @@ from stacks.errors import UserError
 
 CLUSTER = "`dstack ps`, or for the local cluster `python -m cluster_tasks.local status`, says whether it is up"
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
+
+
+ANSI = re.compile(rb"\x1b\[[0-9;]*m")
+NO_COLOR = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
+SAID = rb"^\d{4}-\d\d-\d\d [\d:,]+\t(?:INFO|SUCC|ERR|WARN|WARNING) "  # by Ray's client, not by the job
+NOISE = re.compile(SAID + rb"(?:cli|sdk|packaging|dashboard_sdk|job_manager)\.py:|^Running entrypoint for job ")
+ACCEPTED = re.compile(SAID + rb"cli\.py:\d+ -- Job '(.+)' submitted successfully")
+ENDED = re.compile(SAID + rb"cli\.py:\d+ -- Job '.+' (?:failed|succeeded|was stopped)")
 
 
 class SubmitError(UserError):
@@ -74,13 +83,54 @@ def check(dashboard: Dashboard, source: str) -> None:
 
 
 def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str]) -> int:
-    """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own."""
+    """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own; 130 after Ctrl-C."""
     command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", dashboard.url, "--submission-id", name]
-    code = subprocess.call([*command, *flags, "--", *job])
+    submitted = False
+    with subprocess.Popen(
+        [*command, *flags, "--", *job],
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,  # Ctrl-C is for us; Ray would say "Aborted!" and nothing else
+    ) as client:
+        assert client.stdout
+        try:
+            for line in without_noise(client.stdout):
+                sys.stdout.buffer.write(ANSI.sub(b"", line) if NO_COLOR else line)
+                if line.startswith(name.encode()):
+                    submitted = True
+                    print(next_steps(name, dashboard.url))
+                sys.stdout.flush()
+            code = client.wait()
+        except KeyboardInterrupt:
+            client.kill()
+            left = f"{name} goes on running\n{next_steps(name, dashboard.url)}" if submitted else f"interrupted before {name} was accepted"
+            print(left, file=sys.stderr)
+            return 130
     try:  # Ray says 1 for every job that failed
         return code and (dashboard.exit_code(name) or code)
     except OSError:
         return code  # the job was not accepted, or the cluster is gone; Ray has said so
+
+
+def without_noise(output: Iterable[bytes]) -> Iterator[bytes]:
+    """What `ray job submit` prints, less its own report: it ends with the log of a failed job once more, which was just shown."""
+    ended = False  # read to the end all the same: the client would wait for who reads
+    for line in output:
+        plain = ANSI.sub(b"", line)
+        if found := ACCEPTED.search(plain):
+            yield found[1] + b" submitted successfully\n"
+        elif ENDED.search(plain):
+            ended = True
+        elif not ended and not NOISE.match(plain):
+            yield line
+
+
+def next_steps(name: str, url: str) -> str:
+    """How to follow and how to stop a job."""
+    address = "" if os.environ.get("RAY_ADDRESS") == url else f" --address {url}"
+    return f"  follow  ray job logs{address} --follow {name}\n  stop    ray job stop{address} {name}"
 
 
 def main(argv: list[str] | None = None) -> int:

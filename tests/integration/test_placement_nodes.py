@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cluster_tasks.identity import KnownDashboard, environment
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ray import NODE_GPUS
 from lab.local import PROJECT, Cluster, render
@@ -69,7 +70,7 @@ def test_reference_and_rollout_engines_are_on_the_small_gpus_policy_and_critic_o
     ]
     done = cluster.job("python", "-m", "trainer.train_ppo", *settings, flags=PROJECT)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert homes(Dashboard(f"http://127.0.0.1:{cluster.port}", None)) == {
+    assert homes(KnownDashboard.of(cluster.url, environment(cluster.root, cluster.url))) == {
         "policy-0": LARGE,
         "critic-0": LARGE,
         "reference-0": SMALL,
