@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster_tasks import fabric
+from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from stacks.places import cloud_of
+from stacks.rendered import present
 from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
 from stacks.site import Site
 
 CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there
-DASHBOARD_PORT = 8265  # inside the node; flotilla:task.dashboard_port is where a person finds it
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
-STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
 RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minutes between attempts
 RUNTIME_ENV = "runtime-env.yaml"
@@ -46,14 +46,14 @@ def ray_job(stack: Stack, site: Site, job: Job) -> dict[str, Any]:
         "retry": {"on_events": events, "duration": RETRY},
         "schedule": {"cron": job.schedule} if job.schedule else None,
     }
-    return _present(**(task | changes))
+    return present(**(task | changes))
 
 
 def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, Any]:
     fleets, task = [site.equipped(fleet) for fleet in stack.cluster_fleets()], stack.task
     first, several = fleets[0], len(fleets) > 1
     groups = [{"name": one.name, "nodes": one.nodes} | _nodes(stack, site, fleets, one, job) for one in fleets]
-    return _present(
+    return present(
         type="task",
         name=task.name,
         nodes=None if several else first.nodes,
@@ -86,7 +86,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     more = ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
     more += ["--per-host"] if site.is_remote and stack.checkpoints.kind == "instance" else []
     more += [*_gpus(fleets), *(job or [])]
-    return _present(
+    return present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleet, more)],
         ports=[port] if fleet is fleets[0] else None,
         resources=none | fleet.requirements() | {"shm_size": stack.task.shm_size or SHM},
@@ -183,7 +183,3 @@ def _mount(checkpoints: Checkpoints) -> str:
     if checkpoints.volume is None:
         raise ValueError("flotilla:checkpoints.volume is missing; kind: network needs the name of the dstack volume")
     return f"{checkpoints.volume}:{CHECKPOINTS}"
-
-
-def _present(**settings: Any) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if value is not None}

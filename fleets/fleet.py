@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stacks.rendered import present
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
 
@@ -28,7 +29,7 @@ def _offers(backend: dict[str, Any], fleet: Fleet, zones: tuple[str, ...]) -> di
     """Which of a cloud's machines dstack may launch. A fleet that names its machine type shrinks to nothing when idle."""
     named = fleet.machine is not None
     borrowed = backend["type"] == "slurm"  # nodes come with runs and go with them; dstack cannot hold one
-    return _present(
+    return present(
         nodes=f"0..{fleet.nodes}" if named or borrowed else fleet.nodes,
         backends=[backend["type"]],
         availability_zones=list(zones) or None,
@@ -43,7 +44,7 @@ def _offers(backend: dict[str, Any], fleet: Fleet, zones: tuple[str, ...]) -> di
 def _ssh_config(ssh: Ssh, site: Site) -> dict[str, Any]:
     # dstack's server refuses both: it looks for each host's address in the network only where none is given.
     network = None if any(host.internal_ip for host in ssh.hosts) else ssh.network or site.network
-    return _present(
+    return present(
         user=ssh.user,
         identity_file=str(ssh.identity_file),
         network=str(network) if network else None,
@@ -66,7 +67,7 @@ def _together(ssh: Ssh, others: list[Ssh]) -> Ssh:
 
 def _host(host: Host) -> str | dict[str, Any]:
     """A bare name where nothing else is said of the host, as a person would write it."""
-    settings = _present(
+    settings = present(
         internal_ip=str(host.internal_ip) if host.internal_ip else None,
         user=host.user,
         port=host.port,
@@ -77,7 +78,3 @@ def _host(host: Host) -> str | dict[str, Any]:
 
 def _jump(jump: JumpHost) -> dict[str, Any]:
     return {"hostname": jump.hostname, "port": jump.port, "user": jump.user, "identity_file": str(jump.identity_file)}
-
-
-def _present(**settings: Any) -> dict[str, Any]:
-    return {key: value for key, value in settings.items() if value is not None}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cluster_tasks.checks import facts as node_facts
 from cluster_tasks.checks.facts import Facts
 from cluster_tasks.checks.links import SHARED, Reach, Speed
-from cluster_tasks.node.checks import device_fault
+from cluster_tasks.node.checks import device_error
 
 SHM_GIB, OPEN_FILES, PROCESSES = 1.0, 4096, 4096
 SKEW_SECONDS, SKEW_TOLD = 5.0, 0.5  # a failure; worth a word
@@ -108,7 +108,7 @@ def _node(expected: Expected, one: Facts) -> Iterator[Finding]:
 def _gpus(one: Facts) -> Iterator[Finding]:
     for name in node_facts.VISIBLE:
         devices = one.environment.get(name, "")
-        if fault := device_fault(devices):
+        if fault := device_error(devices):
             yield Finding(True, one.rank, f"{name}={devices} {fault}", "list each GPU of the node once, or unset it")
     outer, inner = one.environment.get("ROCR_VISIBLE_DEVICES"), one.environment.get("HIP_VISIBLE_DEVICES")
     if outer and inner:  # the inner ones count what the outer one lets through

@@ -20,7 +20,8 @@ from rich.console import Console
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
-from cluster_tasks.ray import DASHBOARD_PORT
+from cluster_tasks.node.settings import DASHBOARD_PORT
+from cluster_tasks.node.waiting import wait_until
 from stacks.dstack_api import ClientError, Fleet, JobStatus, JobTerminationReason, Run, ServerClientError
 from stacks.errors import UserError
 
@@ -52,16 +53,11 @@ def shown(arguments: list[str]) -> list[str]:
     return [str(Path(sys.executable).with_name(arguments[0])), *arguments[1:]]
 
 
-def wait(lacking: Callable[[], str | None], seconds: float) -> None:
-    """Until nothing is lacking; prints what is, when that changes. Raises ClusterError at the deadline."""
-    deadline, said = time.monotonic() + seconds, None
-    while line := lacking():
-        if line != said:
-            said = line
-            console.print(line, markup=False)
-        if time.monotonic() > deadline:
-            raise ClusterError(f"{line}: not within {seconds:.0f} s (--timeout)", NOT_READY)
-        time.sleep(1)
+def wait(missing: Callable[[], str | None], seconds: float) -> None:
+    """Until nothing is missing; prints what is, when that changes. Raises ClusterError at the deadline."""
+    line = wait_until(missing, time.monotonic() + seconds, lambda line: console.print(line, markup=False), every=1)
+    if line:
+        raise ClusterError(f"{line}: not within {seconds:.0f} s (--timeout)", NOT_READY)
 
 
 @dataclass(frozen=True)

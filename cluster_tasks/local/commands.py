@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -28,7 +27,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -56,7 +55,9 @@ from cluster_tasks.local.state import Cluster, clean_up, end, kill_marked, tail
 from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
 from cluster_tasks.node.dashboard import missing, ray_token
 from cluster_tasks.node.ports import free_port
+from cluster_tasks.node.waiting import wait_until
 from stacks.dstack_api import TaskConfiguration
+from stacks.locks import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILE = Path("build/local/ray-cluster.dstack.yml")
@@ -72,7 +73,7 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
     """Starts the cluster and returns when it is whole; with `hold`, when it has ended."""
     task, root, begin = read_task(file), file.parent.resolve(), time.monotonic()
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
-    with one_at_a_time(root):
+    with one_at_a_time(root / "cluster.lock", LocalError(f"another `up` of {root} is at work; wait for it")):
         cluster = Cluster.running(root)
         if cluster is not None:
             if cluster.task != digest:
@@ -192,33 +193,22 @@ def down(file: Path, timeout: float) -> int:
 # What they need
 
 
-@contextlib.contextmanager
-def one_at_a_time(root: Path) -> Iterator[None]:
-    """Two `up` at once would start two clusters."""
-    with (root / "cluster.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise LocalError(f"another `up` of {root} is at work; wait for it") from None
-        yield
-
-
 def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, lives: Callable[[], bool]) -> None:
     """Until every node and GPU is ALIVE; says what is missing when that changes."""
-    start, said = time.monotonic(), []
-    while True:
+    start = time.monotonic()
+
+    def missing_nodes() -> str | None:
         alive = alive_nodes(task, cluster)
-        lacking = ["the dashboard"] if alive is None else missing(node_addresses(task), node_gpus(task), alive)
-        if not lacking:
-            return
-        if not lives():
+        names = ["the dashboard"] if alive is None else missing(node_addresses(task), node_gpus(task), alive)
+        if names and not lives():
             raise LocalError(f"the cluster ended while it started:\n{tail(Path(cluster.root))}")
-        if time.monotonic() - start > timeout:
-            raise LocalError(f"not ready within {timeout:.0f} s (--timeout): waiting for {', '.join(lacking)}\n{tail(Path(cluster.root))}")
-        if lacking != said:
-            said = lacking
-            console.print(f"waiting for {', '.join(lacking)}, {time.monotonic() - start:.0f} s of {timeout:.0f}")
-        time.sleep(0.2)
+        return ", ".join(names) or None
+
+    def say(line: str) -> None:
+        console.print(f"waiting for {line}, {time.monotonic() - start:.0f} s of {timeout:.0f}")
+
+    if line := wait_until(missing_nodes, start + timeout, say):
+        raise LocalError(f"not ready within {timeout:.0f} s (--timeout): waiting for {line}\n{tail(Path(cluster.root))}")
 
 
 def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str, float]] | None:

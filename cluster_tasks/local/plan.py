@@ -19,11 +19,10 @@ import yaml
 from cluster_tasks.identity import TOKEN, make_token
 from cluster_tasks.local.supervisor import NodeProcess, Plan
 from cluster_tasks.node.ports import port_is_free
+from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from stacks.dstack_api import ConfigurationError, EnvSentinel, TaskConfiguration, parse_apply_configuration
 from stacks.errors import UserError
 
-STOP_SECONDS = 120  # the node agent's own default of --stop-timeout
-DASHBOARD_PORT = 8265  # as the task names it
 OBJECT_STORE_MB = 500  # per node; shared memory is taken as it is used
 MARKER = "FLOTILLA_CLUSTER"  # in the environment of every process of a cluster: the folder of its task file
 

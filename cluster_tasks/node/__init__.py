@@ -22,11 +22,11 @@ In the order in which they are best read:
     settings, checks           flags and what the scheduler says; what is refused before Ray starts
     head, worker, torchrun     what a node becomes
     watch, job                 what the head looks after: its nodes, its job
-    vitals, notices            full disks and short memory; a spot machine's notice
+    health, preemption         full disks and short memory; a spot machine's notice
     ray, dashboard             Ray on this node; what Ray says of the cluster
     identity                   whose cluster this is, for who asks on the dashboard's port
     network, ports             addresses and interfaces; what listens where
-    waiting, endings           waits with a deadline; exit codes and what is raised on the way to one
+    waiting, errors            waits with a deadline; exit codes and what is raised on the way to one
 
 The folder is copied to every node by itself, which is why its modules import one another by relative names, and nothing else of
 this project. None of them may be named as a module of the standard library: Python looks for those in the folder first, until

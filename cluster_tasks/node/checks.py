@@ -13,18 +13,18 @@ from .settings import Settings
 
 
 def quick_checks(settings: Settings, env: Mapping[str, str]) -> list[str]:
-    """What is worth a word before Ray starts here. Raises ValueError for what cannot work."""
+    """Warnings before Ray starts here. Raises ValueError for what cannot work."""
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         devices = env.get(name, "")
-        if fault := device_fault(devices):
-            raise ValueError(f"{name}={devices} {fault}; list each GPU of this node once, or unset it")
+        if error := device_error(devices):
+            raise ValueError(f"{name}={devices} {error}; list each GPU of this node once, or unset it")
         if devices and settings.gpus and (shown := len(devices.split(","))) < settings.gpus:
             raise ValueError(f"{name}={devices} shows {shown} GPUs, but this node is to have {settings.gpus}")
     shared = shutil.disk_usage("/dev/shm").total / 2**30 if Path("/dev/shm").exists() else 0
     return [] if shared >= 1 else [f"/dev/shm has {shared:.2g} GB, where Ray and NCCL need gigabytes: flotilla:task.shm_size"]
 
 
-def device_fault(devices: str) -> str | None:
+def device_error(devices: str) -> str | None:
     """What is wrong with a list of visible devices. CUDA sees those before the first that it does not know, and says nothing."""
     names = [name.strip() for name in devices.split(",")]
     if len(names) == 1:  # nothing, -1 and NoDevFiles mean no GPU
@@ -49,23 +49,23 @@ def one_list_of_gpus(env: MutableMapping[str, str], kfd: Path = Path("/dev/kfd")
 
 
 def claim_checkpoints(settings: Settings, env: Mapping[str, str]) -> list[str]:
-    """Notes in FLOTILLA_RUNS which head it serves; says what the note of the run before means. Raises ValueError where it may not write."""
+    """Records in FLOTILLA_RUNS which head it serves; warns by the record of the run before. Raises ValueError where it may not write."""
     if not (place := env.get("FLOTILLA_RUNS")):
         return []
-    note = Path(place) / f".node-{env.get('DSTACK_RUN_NAME', 'ray')}.json"
+    record = Path(place) / f".node-{env.get('DSTACK_RUN_NAME', 'ray')}.json"
     own, head = settings.addresses[settings.rank], settings.addresses[0]
     try:
-        note.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=note.parent):
+        record.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=record.parent):
             pass
         if not settings.per_host:
             return []
-        before = json.loads(note.read_text())["head"] if note.exists() else None
-        note.write_text(json.dumps({"head": head}))
+        before = json.loads(record.read_text())["head"] if record.exists() else None
+        record.write_text(json.dumps({"head": head}))
     except OSError as error:
         who = f"{os.getuid()}:{os.getgid()}"
-        mend = f"on the host `chown {who}` the folder that is mounted there, or leave flotilla:task.user out"
-        raise ValueError(f"user {who} cannot write checkpoints to {place}: {error.strerror}; {mend}") from None
+        fix = f"on the host `chown {who}` the folder that is mounted there, or leave flotilla:task.user out"
+        raise ValueError(f"user {who} cannot write checkpoints to {place}: {error.strerror}; {fix}") from None
     return where_checkpoints_are(own, head, before)
 
 

@@ -18,7 +18,7 @@ ASK_SECONDS = 10
 
 @dataclass(frozen=True)
 class Dashboard:
-    """What the head's dashboard, which is also the job API, tells to who shows the token. It is never asked through a proxy."""
+    """What the head's dashboard, which is also the job API, answers to who shows the token. It is never asked through a proxy."""
 
     url: str
     token: str | None
@@ -84,7 +84,7 @@ def ray_token(env: Mapping[str, str]) -> str | None:
 
 
 def missing(addresses: list[str], gpus: int | list[int] | None, alive: Mapping[str, Mapping[str, float]]) -> list[str]:
-    """What the cluster still lacks, in words; empty when it is whole. `gpus` of every node, or of each in order."""
+    """What the cluster still misses, in words; empty when it is complete. `gpus` of every node, or of each in order."""
     if gone := [address for address in addresses if address not in alive]:
         return gone
     wanted = gpus if isinstance(gpus, list) else [gpus or 0] * len(addresses)

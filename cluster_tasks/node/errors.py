@@ -22,7 +22,7 @@ class Reclaimed(Failure):
 
 
 class HeadEnded(Exception):
-    """The head has said farewell."""
+    """The head has sent its shutdown notice."""
 
 
 class Stopped(Exception):

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass
-class Vitals:
+class Health:
     """What ends training without a word of its own: full disks, and the kernel's killing where memory is short."""
 
     folders: list[str]
@@ -26,11 +26,11 @@ class Vitals:
     full: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, settings: Settings) -> Vitals:
+    def of(cls, settings: Settings) -> Health:
         folders = (settings.temp_dir or tempfile.gettempdir(), os.environ.get("FLOTILLA_RUNS"))
         return cls([folder for folder in folders if folder and Path(folder).is_dir()], oom_kills())
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Logs what is new."""
         for folder in self.folders:
             disk = shutil.disk_usage(folder)
@@ -45,7 +45,7 @@ class Vitals:
 
 
 def oom_kills() -> int:
-    """Processes of this container that the kernel has killed for want of memory, by cgroup v2 or v1; 0 where neither tells."""
+    """Processes of this container that the kernel has killed for want of memory, by cgroup v2 or v1; 0 where neither says."""
     for file in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
         with contextlib.suppress(OSError):
             counts = dict(line.split() for line in Path(file).read_text().splitlines())

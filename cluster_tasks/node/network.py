@@ -23,14 +23,14 @@ def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | 
         found = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError as error:
         raise ValueError(f"host {name} does not resolve to an address: {error}") from None
-    known = [*found, *(map(ipaddress.ip_address, own_addresses()) if any(one.is_loopback for one in found) else ())]
-    usable = [one for one in known if one in network] if network else [one for one in found if not one.is_loopback]
+    known = [*found, *(map(ipaddress.ip_address, own_addresses()) if any(address.is_loopback for address in found) else ())]
+    usable = [address for address in (known if network else found) if (address in network if network else not address.is_loopback)]
     if not usable:
-        lacks = (
+        why = (
             f"no address in --network {network}" if network else "no address that other nodes reach; give --network, or correct /etc/hosts"
         )
-        raise ValueError(f"host {name} has {lacks}: it resolves to {', '.join(map(str, found))}")
-    return str(min(usable, key=lambda one: one.version))  # the first of the lower version
+        raise ValueError(f"host {name} has {why}: it resolves to {', '.join(map(str, found))}")
+    return str(min(usable, key=lambda address: address.version))  # the first of the lower version
 
 
 def own_addresses() -> dict[str, str]:

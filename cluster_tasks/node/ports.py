@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from .errors import HeadEnded
 
 PROBE_SECONDS = 3  # within which a host answers that is there
-FAREWELL = b"flotilla: the job is done"  # what workers hear on Ray's port, to tell an end from a death
+SHUTDOWN_NOTICE = b"flotilla: the job is done"  # what workers hear on Ray's port, to tell an end from a death
 
 
 def free_port() -> int:
@@ -34,13 +34,13 @@ def port_is_free(port: int) -> bool:
 def port_answers(address: str, port: int, listen: bool = False) -> bool | None:
     """True: it is open. False: it refuses, nothing listens. None: no answer, which may be the network.
 
-    With `listen`, raises HeadEnded where it says farewell.
+    With `listen`, raises HeadEnded at its shutdown notice.
     """
     try:
         with socket.create_connection((address, port), timeout=3) as probe:
             probe.settimeout(1)
             with contextlib.suppress(TimeoutError):
-                if listen and probe.recv(len(FAREWELL)) == FAREWELL:
+                if listen and probe.recv(len(SHUTDOWN_NOTICE)) == SHUTDOWN_NOTICE:
                     raise HeadEnded
     except ConnectionRefusedError:
         return False

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from .settings import Settings
 
-NOTICE_SECONDS = 5  # between two looks for a spot machine's notice, which comes half a minute ahead, or two
+NOTICE_SECONDS = 5  # between two requests for a spot machine's notice, which comes half a minute ahead, or two
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Notices:
-    """A cloud's word that it takes a spot machine back. A worker tells the head by a file among the checkpoints, which both see."""
+class Preemption:
+    """A cloud's notice that it takes a spot machine back, handed to the head by a file among the checkpoints, which all nodes see."""
 
     service: str | None  # --spot
     file: Path
@@ -27,16 +27,16 @@ class Notices:
     asked: float = 0
 
     @classmethod
-    def of(cls, settings: Settings) -> Notices:
+    def of(cls, settings: Settings) -> Preemption:
         place, run = os.environ.get("FLOTILLA_RUNS"), os.environ.get("DSTACK_RUN_NAME", "ray")
         return cls(settings.spot if place else None, Path(place or "/") / f".leaving-{run}", settings.addresses[settings.rank])
 
     def clear(self) -> None:
-        """Forgets those of an earlier attempt."""
+        """Forgets the notice of an earlier attempt."""
         if self.service:
             self.file.unlink(missing_ok=True)
 
-    def look(self) -> str | None:
+    def poll(self) -> str | None:
         """Address of the node that is taken back."""
         if self.service is None:
             return None

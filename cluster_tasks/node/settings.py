@@ -14,6 +14,8 @@ from .dashboard import Dashboard, ray_token
 from .network import ALONE, resolve
 from .ports import free_port
 
+DASHBOARD_PORT = 8265  # on the node; flotilla:task.dashboard_port is where a person finds it
+STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
 SCONTROL_SECONDS = 30  # slurmctld may be busy
 
 
@@ -43,13 +45,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--host-resources", default="", help='the same of single nodes, by address, such as {"10.0.0.5": {"v100": 8}}')
     add("--object-store-mb", type=int, help="size of the object store; default: 30 %% of memory")
     add("--port", type=int, default=6379, help="of the head, for the other nodes")
-    add("--dashboard-port", type=int, default=8265)
+    add("--dashboard-port", type=int, default=DASHBOARD_PORT)
     add("--pin-ports", action="store_true", help="give Ray's other ports fixed numbers too, for firewalls; needs a node of its own")
     add("--temp-dir", help="Ray's folder for sockets and logs; keep it short")
     add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
     add("--rejoin-timeout", type=int, default=20, help="seconds within which a lost node must be back, with --on-node-loss fail")
     add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")
-    add("--stop-timeout", type=int, default=120, help="seconds that a stopped job has to save a checkpoint")
+    add("--stop-timeout", type=int, default=STOP_SECONDS, help="seconds that a stopped job has to save a checkpoint")
     add("--per-host", action="store_true", help="checkpoints are in a folder of each host: say where those of the run before are")
     add("--spot", choices=["imdsv2", "compute-metadata"], help="metadata service that says when a spot machine is taken back")
     add("--job", help="command of a Ray job")

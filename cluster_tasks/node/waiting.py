@@ -1,4 +1,4 @@
-"""Waits that a signal ends and that say what they wait for."""
+"""Waits that say what they wait for and have a deadline; the agent's own also end with a signal."""
 
 from __future__ import annotations
 
@@ -9,22 +9,45 @@ from collections.abc import Callable
 from .errors import NOT_READY, Failure, Stopped
 from .settings import Settings
 
+REPEAT_SECONDS = 10  # after which the agent says again what it waits for
 signals: list[int] = []  # that have come, in order
 
 log = logging.getLogger(__name__)
 
 
-def wait(lacking: Callable[[], str | None], settings: Settings, deadline: float) -> None:
-    """Until nothing is lacking; says what is, whenever that changes and every 10 s. Raises Failure at the deadline."""
+def wait_until(
+    missing: Callable[[], str | None],
+    deadline: float,
+    say: Callable[[str], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+    every: float = 0.2,
+    repeat: float = float("inf"),
+) -> str | None:
+    """Until nothing is missing: None; at the deadline, on the monotonic clock, what still is.
+
+    Says what is missing when that changes, and again after `repeat` seconds.
+    """
     said, again = None, 0.0
-    while line := lacking():
+    while line := missing():
         now = time.monotonic()
         if now > deadline:
-            raise Failure(NOT_READY, f"{line}: not within {settings.join_timeout} s (--join-timeout)")
+            return line
         if line != said or now > again:
-            said, again = line, now + 10
-            log.info("%s, %.0f s left", line, deadline - now)
-        pause(0.2)
+            said, again = line, now + repeat
+            say(line)
+        sleep(every)
+    return None
+
+
+def wait(missing: Callable[[], str | None], settings: Settings, deadline: float) -> None:
+    """As the agent waits. Raises Failure at the deadline, Stopped at a signal."""
+
+    def say(line: str) -> None:
+        log.info("%s, %.0f s left", line, deadline - time.monotonic())
+
+    if line := wait_until(missing, deadline, say, sleep=pause, repeat=REPEAT_SECONDS):
+        raise Failure(NOT_READY, f"{line}: not within {settings.join_timeout} s (--join-timeout)")
 
 
 def pause(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The head's watch over a cluster that is whole: its nodes, its Ray, its job."""
+"""The head's watch over a complete cluster: its nodes, its Ray, its job."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from .errors import NODE_LOST, RAY_FAILED, Failure, Reclaimed
-from .health import Vitals
+from .health import Health
 from .job import Job
 from .ports import silent
-from .preemption import Notices
+from .preemption import Preemption
 from .ray import Ray
 from .settings import Settings
 from .waiting import pause
@@ -23,11 +23,11 @@ log = logging.getLogger(__name__)
 
 def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
     """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
-    presence, vitals, notices = Presence.of(settings), Vitals.of(settings), Notices.of(settings)
+    liveness, health, preemption = Liveness.of(settings), Health.of(settings), Preemption.of(settings)
     code, ended, answered = None, 0.0, time.monotonic()
     while True:
         pause(1)
-        vitals.tell()
+        health.report()
         now = time.monotonic()
         if end := ray.ended():
             raise Failure(RAY_FAILED, end)
@@ -36,20 +36,20 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
         # A job may fail before it is known that it lost a node.
         if code is not None and (code == 0 or len(settings.addresses) == 1 or now - ended > BLAME_SECONDS):
             return code
-        if address := notices.look():
+        if address := preemption.poll():
             raise Reclaimed(NODE_LOST, f"the cloud takes the machine of {address} back; jobs were asked to save")
         alive = settings.dashboard.alive_nodes()
         if alive is not None:
             answered = now
-            presence.look(alive)
+            liveness.update(alive)
         elif now - answered > settings.join_timeout:
             raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
-        if code is not None and presence.lost:
-            raise Failure(NODE_LOST, f"the job failed with {code} when {' and '.join(presence.lost)} was lost")
+        if code is not None and liveness.lost:
+            raise Failure(NODE_LOST, f"the job failed with {code} when {' and '.join(liveness.lost)} was lost")
 
 
 @dataclass
-class Presence:
+class Liveness:
     """Which nodes are there: those that Ray calls ALIVE and whose hosts answer. Ray alone takes 50 s to miss a host that is cut off."""
 
     settings: Settings
@@ -57,12 +57,12 @@ class Presence:
     lost: dict[str, float] = field(default_factory=dict)  # address: since when
 
     @classmethod
-    def of(cls, settings: Settings) -> Presence:
+    def of(cls, settings: Settings) -> Liveness:
         others = settings.addresses[1:]
         return cls(settings, set(others) - silent(others, settings.port))
 
-    def look(self, alive: Mapping[str, Mapping[str, float]]) -> None:
-        """Says who is gone and who is back. Raises Failure when one is gone for too long."""
+    def update(self, alive: Mapping[str, Mapping[str, float]]) -> None:
+        """Reports who is gone and who is back. Raises Failure when one is gone for too long."""
         policy, limit = f"--on-node-loss {self.settings.on_node_loss}", self.settings.patience
         here, now = alive.keys() - silent(self.probed, self.settings.port), time.monotonic()
         for rank, address in enumerate(self.settings.addresses):

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 
 from .errors import NODE_LOST, RAY_FAILED, Failure, Stopped, say
-from .health import Vitals
+from .health import Health
 from .ports import port_answers
-from .preemption import Notices
+from .preemption import Preemption
 from .ray import RAY_STOP_SECONDS, ray_node
 from .settings import Settings
 from .waiting import pause, wait
 
-HEAD_GONE_SECONDS = 12  # its port refuses for so long: it has ended. Longer than its Ray takes to stop, after which it says farewell
+HEAD_GONE_SECONDS = 12  # its port refuses for so long: it has ended. Longer than its Ray takes to stop, after which comes its notice
 STEADY_SECONDS = 40  # Ray gives up joining earlier than that, so what has run for longer had joined
 
 log = logging.getLogger(__name__)
@@ -29,12 +29,12 @@ def run_worker(settings: Settings) -> int:
         wait_for_head(settings, deadline, joined)
         log.info("joining the cluster of %s", settings.addresses[0])
         start = heard = time.monotonic()
-        vitals, notices = Vitals.of(settings), Notices.of(settings)
+        health, preemption = Health.of(settings), Preemption.of(settings)
         with ray_node(settings) as ray, outlasting_jobs(settings):
             while not (end := ray.ended()):
                 pause(1)
-                vitals.tell()
-                notices.look()
+                health.report()
+                preemption.poll()
                 answers, silence = head_answers(settings), time.monotonic() - heard
                 if answers:
                     heard = time.monotonic()
@@ -54,17 +54,17 @@ def run_worker(settings: Settings) -> int:
 def wait_for_head(settings: Settings, deadline: float, joined: bool) -> None:
     start = time.monotonic()
 
-    def lacking() -> str | None:
+    def missing() -> str | None:
         answers = head_answers(settings)
         if joined and answers is False and time.monotonic() - start > HEAD_GONE_SECONDS:
             raise head_is_gone(settings)
         return None if answers else f"waiting for the head at {settings.addresses[0]}:{settings.port}"
 
-    wait(lacking, settings, deadline)
+    wait(missing, settings, deadline)
 
 
 def head_answers(settings: Settings) -> bool | None:
-    """As `port_answers`. Raises HeadEnded when it has said farewell; Ray speaks first too, so this does not wait."""
+    """As `port_answers`. Raises HeadEnded at its shutdown notice; Ray speaks first too, so this does not wait."""
     return port_answers(settings.addresses[0], settings.port, listen=True)
 
 

@@ -12,17 +12,15 @@ build/server/, the token of its admin among them, in a file that only you can re
 from __future__ import annotations
 
 import argparse
-import contextlib
-import fcntl
 import hashlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
 
 from fleets.server.process import Server, ServerError, token
+from stacks.locks import one_at_a_time
 
 if TYPE_CHECKING:
     from dstack.api.server import APIClient
@@ -42,7 +40,7 @@ def up(folder: Path, stack: str | None, port: int | None, seconds: float) -> int
     folder.chmod(0o700)
     config = wanted_config(folder, stack)
     digest = hashlib.sha256(config.encode()).hexdigest()
-    with one_at_a_time(folder):
+    with one_at_a_time(folder / "lock", ServerError(f"another `up` of {folder} is at work; wait for it")):
         server = Server.running(folder)
         if server and port not in (None, int(server.url.rpartition(":")[2])):
             raise ServerError(f"the server is up on {server.url}; to move it: python -m fleets.server down, then up --port {port}")
@@ -200,17 +198,6 @@ def write_private(file: Path, text: str) -> None:
     file.touch(mode=0o600)
     file.chmod(0o600)
     file.write_text(text)
-
-
-@contextlib.contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Two `up` at once would start two servers on one database."""
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ServerError(f"another `up` of {folder} is at work; wait for it") from None
-        yield
 
 
 def port_number(text: str) -> int:

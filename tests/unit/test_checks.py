@@ -14,8 +14,8 @@ from cluster_tasks.checks import facts as node_facts
 from cluster_tasks.checks.facts import Card, Disk, Facts
 from cluster_tasks.checks.links import Door, Probe, Reach, Speed, reach
 from cluster_tasks.checks.rules import Expected, Finding, Measured, findings
-from cluster_tasks.node.checks import device_fault, quick_checks
-from cluster_tasks.node.head import clock_faults
+from cluster_tasks.node.checks import device_error, quick_checks
+from cluster_tasks.node.head import clock_errors
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.settings import Settings
 from cluster_tasks.ray import NODE_AGENT
@@ -41,7 +41,7 @@ from cluster_tasks.ray import NODE_AGENT
     ],
 )
 def test_visible_devices_are_a_list_without_duplicates_and_holes(devices: str, fault: str | None) -> None:
-    found = device_fault(devices)
+    found = device_error(devices)
     assert found is None if fault is None else fault in (found or "")
 
 
@@ -300,7 +300,7 @@ def test_the_agent_does_not_start_with_fewer_devices_than_it_is_to_have() -> Non
 
 def test_the_agent_tells_whose_clock_is_far_from_the_heads() -> None:
     seen = {"10.0.0.1": 1000.0, "10.0.0.2": 1002.0, "10.0.0.3": 1003.0}
-    told = clock_faults(seen, {"10.0.0.1": 995.0, "10.0.0.2": 1302.0, "10.0.0.3": 903.0})
+    told = clock_errors(seen, {"10.0.0.1": 995.0, "10.0.0.2": 1302.0, "10.0.0.3": 903.0})
     assert [line.split(";")[0] for line in told] == [
         "the clock of 10.0.0.2 is about 300 s ahead of the head's",
         "the clock of 10.0.0.3 is about 100 s behind the head's",

@@ -6,17 +6,23 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from cluster_tasks.node import watch
 from cluster_tasks.node.checks import claim_checkpoints
-from cluster_tasks.node.errors import NODE_LOST, Failure, HeadEnded
-from cluster_tasks.node.head import say_farewell
+from cluster_tasks.node.errors import NODE_LOST, RAY_FAILED, Failure, HeadEnded, Reclaimed
+from cluster_tasks.node.head import send_shutdown_notice
+from cluster_tasks.node.job import Job
 from cluster_tasks.node.ports import free_port, silent
 from cluster_tasks.node.ray import Ray
 from cluster_tasks.node.settings import Settings, read_settings
-from cluster_tasks.node.watch import Presence
+from cluster_tasks.node.watch import Liveness
 from cluster_tasks.node.worker import head_answers
 
 TWO = ["--rank", "0", "--addresses", "127.0.0.2,127.0.0.3"]
@@ -44,21 +50,21 @@ def test_a_host_that_refuses_is_there() -> None:
 
 
 def test_a_lost_node_is_said_waited_for_and_then_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    presence = Presence.of(settings("--rejoin-timeout", "-1"))
-    presence.look({"127.0.0.2": {}, "127.0.0.3": {}})
-    assert not presence.lost
-    presence.look({"127.0.0.2": {}})
+    liveness = Liveness.of(settings("--rejoin-timeout", "-1"))
+    liveness.update({"127.0.0.2": {}, "127.0.0.3": {}})
+    assert not liveness.lost
+    liveness.update({"127.0.0.2": {}})
     assert "lost node 1 (127.0.0.3), Ray has ended there" in caplog.text
     with pytest.raises(Failure, match=r"node 1 \(127\.0\.0\.3\) is lost: not back within -1 s") as failure:
-        presence.look({"127.0.0.2": {}})
+        liveness.update({"127.0.0.2": {}})
     assert failure.value.code == NODE_LOST
 
 
 def test_a_node_that_is_back_is_not_lost() -> None:
-    presence = Presence.of(settings("--rejoin-timeout", "100"))
-    presence.look({"127.0.0.2": {}})
-    presence.look({"127.0.0.2": {}, "127.0.0.3": {}})
-    assert not presence.lost
+    liveness = Liveness.of(settings("--rejoin-timeout", "100"))
+    liveness.update({"127.0.0.2": {}})
+    liveness.update({"127.0.0.2": {}, "127.0.0.3": {}})
+    assert not liveness.lost
 
 
 def test_waiting_for_lost_nodes_gives_them_as_long_as_for_joining() -> None:
@@ -66,13 +72,13 @@ def test_waiting_for_lost_nodes_gives_them_as_long_as_for_joining() -> None:
     assert settings().patience == 20
 
 
-def test_a_worker_tells_the_heads_farewell_from_its_death_and_from_ray() -> None:
+def test_a_worker_tells_the_heads_shutdown_notice_from_its_death_and_from_ray() -> None:
     one = settings()
     assert head_answers(one) is False
     thread = served("127.0.0.2", one.port, b"\x00\x00\x18\x04 as Ray's server greets")
     assert head_answers(one) is True
     thread.join()
-    said = threading.Thread(target=say_farewell, args=(one,))
+    said = threading.Thread(target=send_shutdown_notice, args=(one,))
     said.start()
     with pytest.raises(HeadEnded):
         while True:
@@ -107,3 +113,91 @@ def test_a_folder_of_each_host_remembers_whose_checkpoints_it_has(tmp_path: Path
     [said] = claim_checkpoints(moved, env)
     assert "are on 127.0.0.2, but now the head is 127.0.0.3" in said
     assert claim_checkpoints(settings(), env) == [], "of a folder that all share there is nothing to say"
+
+
+@dataclass
+class Scene:
+    """What the head sees, second by second; the clock is its own, and so nothing here waits."""
+
+    job: int | None = None  # the job's exit code
+    alive: dict[str, dict[str, float]] | None = field(default_factory=lambda: {"127.0.0.2": {}, "127.0.0.3": {}})
+    now: float = 1000.0
+    steps: dict[int, Callable[[], None]] = field(default_factory=dict)  # by the second
+    end: str | None = None
+
+    def pause(self, seconds: float) -> None:
+        self.now += seconds
+        self.steps.get(round(self.now - 1000), lambda: None)()
+        assert self.now < 2000, "it watches forever"
+
+    def exit_code(self, _: object) -> int | None:
+        return self.job
+
+    def alive_nodes(self) -> dict[str, dict[str, float]] | None:
+        return self.alive
+
+    def ended(self) -> str | None:
+        return self.end
+
+
+@pytest.fixture
+def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
+    scene = Scene()
+    monkeypatch.setattr(watch, "pause", scene.pause)
+    monkeypatch.setattr(watch, "time", SimpleNamespace(monotonic=lambda: scene.now))
+    monkeypatch.setattr(watch, "silent", lambda addresses, port: set())
+    return scene
+
+
+def watched(scene: Scene, *flags: str) -> int:
+    """The watch's exit code; what it asks of Ray, of the job and of the dashboard is the scene's."""
+    here: Any = settings(*flags)
+    here.dashboard = scene
+    return watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene))
+
+
+def test_a_job_that_failed_is_believed_after_the_time_in_which_a_nodes_loss_is_known(scene: Scene) -> None:
+    scene.steps[3] = lambda: setattr(scene, "job", 9)
+    assert watched(scene) == 9
+    assert scene.now - 1003 > 5, "it may have failed for a node that is not known to be lost yet"
+    assert scene.now - 1003 <= 7
+
+
+def test_a_job_that_failed_because_a_node_was_lost_is_another_try(scene: Scene) -> None:
+    scene.steps[3] = lambda: setattr(scene, "job", 9)
+    scene.steps[8] = lambda: setattr(scene, "alive", {"127.0.0.2": {}})
+    with pytest.raises(Failure, match=r"the job failed with 9 when 127\.0\.0\.3 was lost") as failure:
+        watched(scene)
+    assert failure.value.code == NODE_LOST
+
+
+def test_a_job_that_succeeded_is_believed_at_once(scene: Scene) -> None:
+    scene.steps[3] = lambda: setattr(scene, "job", 0)
+    assert watched(scene) == 0
+    assert scene.now == 1003
+
+
+def test_a_dashboard_that_is_silent_for_too_long_ends_the_run(scene: Scene) -> None:
+    scene.steps[10] = lambda: setattr(scene, "alive", None)
+    with pytest.raises(Failure, match=r"the dashboard has not answered for 60 s") as failure:
+        watched(scene, "--join-timeout", "60")
+    assert failure.value.code == RAY_FAILED
+    assert 60 < scene.now - 1009 <= 62
+
+
+def test_rays_own_end_is_the_runs(scene: Scene) -> None:
+    scene.steps[2] = lambda: setattr(scene, "end", "Ray ended on this node")
+    with pytest.raises(Failure, match="Ray ended on this node") as failure:
+        watched(scene)
+    assert (failure.value.code, scene.now) == (RAY_FAILED, 1002)
+
+
+def test_a_machine_that_is_taken_back_ends_the_run_while_jobs_can_save(
+    scene: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path))
+    monkeypatch.setattr("cluster_tasks.node.preemption.reclaimed", lambda cloud: False)
+    scene.steps[4] = lambda: (tmp_path / ".leaving-ray").write_text("127.0.0.3") and None
+    with pytest.raises(Reclaimed, match=r"takes the machine of 127\.0\.0\.3 back") as failure:
+        watched(scene, "--spot", "aws")
+    assert (failure.value.code, scene.now) == (NODE_LOST, 1004)

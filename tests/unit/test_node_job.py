@@ -1,0 +1,78 @@
+"""The end of jobs, against a server that answers as Ray's dashboard does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cluster_tasks.node.job import stop_jobs
+from cluster_tasks.node.settings import Settings, read_settings
+
+
+class Jobs(ThreadingHTTPServer):
+    """`states` of jobs by name; one that is asked to stop ends when it has been listed so many times more."""
+
+    def __init__(self, states: dict[str, str], listings: int = 2):
+        self.states, self.left, self.asked = states, dict.fromkeys(states, listings), []
+        super().__init__(("127.0.0.1", 0), Answers)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def settings(self) -> Settings:
+        return read_settings(["--rank", "0", "--addresses", "127.0.0.2", "--dashboard-port", str(self.server_port)], {})
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Jobs
+
+    def do_GET(self) -> None:
+        for name in self.server.asked:
+            self.server.left[name] -= 1
+            if not self.server.left[name]:
+                self.server.states[name] = "STOPPED"
+        listed = [{"submission_id": name, "status": state} for name, state in self.server.states.items()]
+        self.answer([*listed, {"submission_id": None, "status": "RUNNING"}])  # a driver that somebody started by hand
+
+    def do_POST(self) -> None:
+        self.server.asked.append(self.path.split("/")[3])
+        self.answer({})
+
+    def answer(self, body: object) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_message(self, format: str, *args: object) -> None: ...
+
+
+@pytest.fixture
+def jobs(request: pytest.FixtureRequest) -> Iterator[Jobs]:
+    with Jobs(dict(request.param)) as server:
+        yield server
+        server.shutdown()
+
+
+@pytest.mark.parametrize("jobs", [{"running": "RUNNING", "starting": "PENDING", "done": "SUCCEEDED", "broken": "FAILED"}], indirect=True)
+def test_jobs_that_run_or_are_about_to_are_asked_once_and_waited_for(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    stop_jobs(jobs.settings(), 30)
+    assert sorted(jobs.asked) == ["running", "starting"]
+    assert jobs.states == {"running": "STOPPED", "starting": "STOPPED", "done": "SUCCEEDED", "broken": "FAILED"}
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("jobs", [{"stuck": "RUNNING"}], indirect=True)
+def test_a_job_that_does_not_stop_is_named_at_the_deadline(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
+    jobs.left["stuck"] = 10**6
+    stop_jobs(jobs.settings(), 1)
+    assert caplog.messages == ["jobs did not stop within 1 s: stuck"]
+
+
+def test_a_dashboard_that_is_gone_ends_the_wait_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    with Jobs({}) as server:
+        settings = server.settings()
+        server.shutdown()
+    stop_jobs(settings, 3600)
+    assert "jobs cannot be asked to stop, the dashboard does not answer" in caplog.text
