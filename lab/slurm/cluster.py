@@ -99,17 +99,21 @@ class Cluster:
     def power_on(self, node: str) -> None:
         self.run(f"bash {HERE}/power_on.sh {node}")
 
-    def ssh(self, folder: Path) -> Path:
-        """Makes a key, and an sshd on the login node and on n1 that takes it. Returns the client's configuration; the key is `id`."""
-        folder.mkdir()
-        self.run(f"ssh-keygen -q -t ed25519 -N '' -f {folder}/id && ssh-keygen -q -t ed25519 -N '' -f {folder}/host")
+    def ssh(self) -> Path:
+        """An sshd on the login node and on n1, started where none listens: n1 loses its own with its power. Returns the client's
+        configuration; the key that they take is `id` beside it."""
+        folder = self.folder / "ssh"
+        if not folder.exists():
+            folder.mkdir()
+            self.run(f"ssh-keygen -q -t ed25519 -N '' -f {folder}/id && ssh-keygen -q -t ed25519 -N '' -f {folder}/host")
         quiet = "StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n  LogLevel ERROR"
         (folder / "config").write_text(f"Host *\n  IdentityFile {folder}/id\n  {quiet}\n")
         options = ("PermitRootLogin=yes", f"AuthorizedKeysFile={folder}/id.pub", "StrictModes=no", "UsePAM=no", "PidFile=none")
         options += (f"SetEnv=SLURM_CONF={self.folder}/etc/slurm.conf",)
-        sshd = f"mkdir -p /run/sshd && /usr/sbin/sshd -h {folder}/host " + " ".join(f"-o {option}" for option in options)
+        flags = " ".join(f"-o {option}" for option in options)
+        sshd = f"(: </dev/tcp/127.0.0.1/22) 2>/dev/null || {{ mkdir -p /run/sshd && /usr/sbin/sshd -h {folder}/host {flags}; }}"
         self.run(sshd)
-        self.run(f"nsenter -t $(cat /proc/$(cat /run/n1.pid)/task/*/children) -m -n -u -p sh -c '{sshd}'")
+        self.run(f"nsenter -t $(cat /proc/$(cat /run/n1.pid)/task/*/children) -m -n -u -p bash -c '{sshd}'")
         return folder / "config"
 
     # Jobs

@@ -21,13 +21,20 @@ SUBMIT = "ray job submit --runtime-env build/lab/runtime-env.yaml --working-dir 
 GRPO = (
     "python -m trainer.train_ppo --config trainer/recipes/demo.yaml rollout.engine=hf trainer.prompts_per_step=16 trainer.eval_prompts=32"
 )
-GRPO += " trainer.steps=40 trainer.checkpoint_every=5"
+GRPO += " trainer.steps=100000 trainer.checkpoint_every=5"  # it runs until the test has seen enough, however quick the machine is
 
 
 def steps(lab: Lab, run: str) -> int:
     """Steps that are done, by what the run writes on the volume."""
     file = lab.shared / run / "metrics.jsonl"
     return json.loads(file.read_text().splitlines()[-1])["step"] if file.exists() and file.stat().st_size else 0
+
+
+def resumes(lab: Lab) -> int:
+    """The step that the attempt which is being made resumes after, as its job reports it."""
+    lab.wait_run("ray-job", "running", timeout=500)
+    said = wait_for("where it resumes", lambda: re.search(r"step (\d+) of 100000", lab.logs("ray-job")), 300, 1)
+    return int(said[1])
 
 
 def apply(lab: Lab) -> subprocess.Popen[bytes]:
@@ -45,7 +52,7 @@ def test_a_stopped_run_goes_on_where_it_was(lab: Lab):
     refused = lab.user("RAY_ADDRESS=http://localhost:8265 ray job list")
     assert refused.returncode != 0, "the job API wants the token"
     assert "Authentication" in refused.stdout
-    endless = f"{ENV}; {SUBMIT} {GRPO} run.name=grpo trainer.steps=100000"
+    endless = f"{ENV}; {SUBMIT} {GRPO} run.name=grpo"
     job = lab.start(endless, "job.log")
     wait_for("step 8", lambda: steps(lab, "grpo") >= 8, 300)
     lab.stop("ray")
@@ -76,13 +83,12 @@ def test_a_job_goes_on_from_its_checkpoint_after_a_host_was_cut_off(lab: Lab):
     wait_for("the agents on both sides to end the run", lambda: not head.agents() and not worker.agents(), 120)
     worker.link(up=True)
     wait_for("a second attempt", lambda: lab.jobs("ray-job")[0]["submission"] == 2, 300, 1)
-    lab.wait_run("ray-job", "done", timeout=500)
+    resumed = resumes(lab)
+    assert resumed > 0, "the second attempt found the checkpoint"
+    wait_for("more steps", lambda: steps(lab, "lost") > resumed + 2, 300)
     # dstack ends the other node when it has seen one end: which of them it sees first is chance.
     first = [job["job_submissions"][0]["exit_status"] for job in lab.api("runs/get", run_name="ray-job")["jobs"]]
     assert 75 in first, "sooner than dstack would have ended it, and with a reason"
-    assert steps(lab, "lost") == 40
-    assert re.search(r"step [1-9]\d* of 40", lab.logs("ray-job")), "the second attempt found the checkpoint"
-    lab.wait_idle()
 
 
 def test_a_job_that_fails_fails_the_run_with_its_code(lab: Lab):
@@ -98,7 +104,7 @@ def test_a_job_that_fails_fails_the_run_with_its_code(lab: Lab):
 @pytest.mark.slow
 @pytest.mark.usefixtures("model")
 def test_a_job_saves_when_a_spot_machine_is_taken_back(lab: Lab):
-    job = {"command": f"{GRPO} run.name=spot trainer.checkpoint_every=40", "retry": True}
+    job = {"command": f"{GRPO} run.name=spot trainer.checkpoint_every=100000", "retry": True}
     lab.stack(task={"job": job, "env": {"FLOTILLA_NODE_ARGS": "--spot aws"}})
     lab.must(APPLY_JOB)
     wait_for("step 4", lambda: steps(lab, "spot") >= 4, 400)
@@ -109,5 +115,4 @@ def test_a_job_saves_when_a_spot_machine_is_taken_back(lab: Lab):
     done = steps(lab, "spot")
     interrupt(notice)
     worker.sh("ip addr del 169.254.169.254/32 dev lo")
-    lab.wait_run("ray-job", "done", timeout=500)
-    assert f"step {done} of 40" in lab.logs("ray-job"), "nothing was lost, though no checkpoint was due"
+    assert resumes(lab) == done, "nothing was lost, though no checkpoint was due"

@@ -157,8 +157,7 @@ for offer in SlurmCompute(SlurmConfig.model_validate(config.model_dump())).get_a
 
 def test_dstacks_own_backend_finds_the_nodes_by_what_is_rendered_for_it(projects, slurm):
     """By SSH to the login node. Its jobs need Pyxis, which Debian does not have, so none is run."""
-    allocation = {"partition": "gpu", "login": "root@10.77.0.254", "identity_file": str(slurm.folder / "dstack-ssh/id")}
-    slurm.ssh(slurm.folder / "dstack-ssh")
+    allocation = {"partition": "gpu", "login": "root@10.77.0.254", "identity_file": str(slurm.ssh().with_name("id"))}
     project = projects("dstack", fleets=WHOLE["fleets"], slurm=allocation, dstack={"server": "http://127.0.0.1:3000"})
     done = slurm.run(f"{sys.executable} -c {shlex.quote(OFFERS)}", folder=project.folder, check=False)
     assert done.returncode == 0, done.stderr
