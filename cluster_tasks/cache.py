@@ -105,27 +105,27 @@ class Receiver:
         self.cache = Path(cache or constants.HF_HUB_CACHE)
 
     def lacks(self, wanted: list[Entry]) -> list[Entry]:
-        return [one for one in wanted if not self._has(one)]
+        return [entry for entry in wanted if not self._has(entry)]
 
-    def _has(self, one: Entry) -> bool:
-        path = self.cache / one.path
-        return path.is_symlink() if one.link else path.is_file() and path.stat().st_size == one.size
+    def _has(self, entry: Entry) -> bool:
+        path = self.cache / entry.path
+        return path.is_symlink() if entry.link else path.is_file() and path.stat().st_size == entry.size
 
-    def write(self, one: Entry, offset: int, data: bytes) -> None:
+    def write(self, entry: Entry, offset: int, data: bytes) -> None:
         """A part of a file, which gets its name with the last part."""
-        path = self.cache / one.path
+        path = self.cache / entry.path
         part = path.with_name(path.name + PART)
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(data)
-        if offset + len(data) == one.size:
+        if offset + len(data) == entry.size:
             part.replace(path)
 
-    def link(self, one: Entry) -> None:
-        path = self.cache / one.path
+    def link(self, entry: Entry) -> None:
+        path = self.cache / entry.path
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.symlink_to(one.link)
+        path.symlink_to(entry.link)
 
 
 def hand_on(folder: Path, receivers: list[Any]) -> int:
@@ -138,15 +138,15 @@ def hand_on(folder: Path, receivers: list[Any]) -> int:
 
     wanted, sent = list(entries(folder)), 0
     try:
-        lacking = ray.get([one.lacks.remote(wanted) for one in receivers], timeout=HAND_ON_SECONDS)
+        lacking = ray.get([receiver.lacks.remote(wanted) for receiver in receivers], timeout=HAND_ON_SECONDS)
         for entry in wanted:
-            takers = [one for one, lacks in zip(receivers, lacking, strict=True) if entry in lacks]
+            takers = [receiver for receiver, lacks in zip(receivers, lacking, strict=True) if entry in lacks]
             if takers and entry.link:
-                ray.get([one.link.remote(entry) for one in takers], timeout=HAND_ON_SECONDS)
+                ray.get([receiver.link.remote(entry) for receiver in takers], timeout=HAND_ON_SECONDS)
             elif takers:
                 for offset, data in _chunks(folder.parent / entry.path):
                     shared = ray.put(data)  # Ray's stores pass it on from node to node
-                    ray.get([one.write.remote(entry, offset, shared) for one in takers], timeout=HAND_ON_SECONDS)
+                    ray.get([receiver.write.remote(entry, offset, shared) for receiver in takers], timeout=HAND_ON_SECONDS)
                 sent += entry.size
     except RayError as error:
         raise CacheError(f"{folder.name} cannot be handed on: {_first(error)}") from None
@@ -167,9 +167,9 @@ def _other_nodes() -> list[Any]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     own = ray.get_runtime_context().get_node_id()
-    others = [one["NodeID"] for one in ray.nodes() if one["Alive"] and one["NodeID"] != own]
+    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
     where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others]
-    return [ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=one).remote() for one in where]
+    return [ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=place).remote() for place in where]
 
 
 def _first(error: BaseException) -> str:

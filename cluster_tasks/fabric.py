@@ -132,7 +132,7 @@ def kind(stack: Stack, fleet: Fleet) -> Kind:
 
     Raises ValueError for a machine type that its place does not know.
     """
-    if sum(one.nodes for one in stack.fleets) == 1:
+    if sum(fleet.nodes for fleet in stack.fleets) == 1:
         return "none"
     if fleet.fabric is not None:
         return fleet.fabric.kind
@@ -167,12 +167,12 @@ def of_cluster(stack: Stack, fleets: Iterable[Fleet]) -> dict[str, Setting]:
     """
     found: dict[str, Setting] = {}
     for fleet in fleets:
-        for name, one in environment(stack, fleet).items():
-            before = found.get(name, one)
+        for name, setting in environment(stack, fleet).items():
+            before = found.get(name, setting)
             if name == FLOOR:
-                found[name] = min(before, one, key=lambda setting: float(setting.value or 0))
-            elif before.value != one.value:
-                wants = f"{name}={before.value} ({before.origin}) and {name}={one.value} ({one.origin})"
+                found[name] = min(before, setting, key=lambda setting: float(setting.value or 0))
+            elif before.value != setting.value:
+                wants = f"{name}={before.value} ({before.origin}) and {name}={setting.value} ({setting.origin})"
                 raise ValueError(
                     f"flotilla:task.fleets: {wants} cannot both be in one cluster's environment; say in flotilla:task.env which"
                 )
@@ -211,9 +211,9 @@ def described(stack: Stack) -> Iterator[str]:
     for fleet in stack.fleets:
         fabric, settings = kind(stack, fleet), environment(stack, fleet)
         yield f"fleet {fleet.name}: {fleet.nodes} nodes, fabric {fabric}"
-        for name, one in settings.items():
-            yield f"  {name} from your shell" if one.value is None else f"  {name}={one.value}"
-            yield f"      {one.reason} ({one.origin})"
+        for name, setting in settings.items():
+            yield f"  {name} from your shell" if setting.value is None else f"  {name}={setting.value}"
+            yield f"      {setting.reason} ({setting.origin})"
         for name, reason in ON_THE_NODE.items():
             if name not in settings:
                 yield f"  {name}: chosen on each node\n      {reason} (node agent)"

@@ -52,7 +52,7 @@ def ray_job(stack: Stack, site: Site, job: Job) -> dict[str, Any]:
 def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, Any]:
     fleets, task = [site.equipped(fleet) for fleet in stack.cluster_fleets()], stack.task
     first, several = fleets[0], len(fleets) > 1
-    groups = [{"name": one.name, "nodes": one.nodes} | _nodes(stack, site, fleets, one, job) for one in fleets]
+    groups = [{"name": fleet.name, "nodes": fleet.nodes} | _nodes(stack, site, fleets, fleet, job) for fleet in fleets]
     return present(
         type="task",
         name=task.name,
@@ -161,7 +161,7 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
 def _environment(stack: Stack, fleets: list[Fleet]) -> list[str]:
     """`NAME=value` lines; a bare name is taken from the shell of the person who applies."""
     env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
-    env |= {name: one.value for name, one in fabric.of_cluster(stack, fleets).items()}
+    env |= {name: setting.value for name, setting in fabric.of_cluster(stack, fleets).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
 
 

@@ -39,7 +39,7 @@ SCRIPTS = (
 
 def scripts(stack: Stack, site: Site) -> dict[str, str]:
     """The text of each script by the name of its file."""
-    return {f"{one.name}.sbatch": render(stack, site, one) for one in SCRIPTS}
+    return {f"{script.name}.sbatch": render(stack, site, script) for script in SCRIPTS}
 
 
 def render(stack: Stack, site: Site, script: Script) -> str:
@@ -100,7 +100,7 @@ def _start(stack: Stack) -> list[str]:
 def variables(stack: Stack) -> dict[str, str | None]:
     """The environment of every node; None is taken from the shell of the person who submits."""
     ours: dict[str, str | None] = {"FLOTILLA_RUNS": str(stack.checkpoints.path), "RAY_AUTH_MODE": "token"}
-    return ours | {name: one.value for name, one in fabric.environment(stack, stack.fleets[0]).items()}
+    return ours | {name: setting.value for name, setting in fabric.environment(stack, stack.fleets[0]).items()}
 
 
 def _environment(stack: Stack, fleet: Fleet, env: dict[str, str | None]) -> list[str]:

@@ -1,11 +1,11 @@
-"""Is this cluster fit for a job? One table, a row per node, and below it what is wrong and how it is mended.
+"""Is this cluster fit for a job? One table, a row per node, and below it the errors, each with its fix.
 
     ray job submit --working-dir . -- python -m cluster_tasks.checks             on a Ray cluster
     srun --ntasks-per-node=1 python -m cluster_tasks.checks                       on a Slurm allocation, without Ray
     python -m cluster_tasks.checks --rank 0 --addresses 10.0.0.1,10.0.0.2         by hand, once on every node
     python -m cluster_tasks.checks --here                                         this machine alone
 
-Exit codes: 0 where nothing hard is wrong, 1 where something is, 2 for a mistake on the command line or a node that did not answer.
+Exit codes: 0 where there is no error, 1 where there is one, 2 for a mistake on the command line or a node that did not answer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.table import Table
 
 from cluster_tasks.checks.group import Group, GroupError, OneNode, RayNodes, StoreNodes
 from cluster_tasks.checks.links import Speed
-from cluster_tasks.checks.rules import Expected, Finding, Measured, findings
+from cluster_tasks.checks.rules import CheckError, Expected, Measured, check_errors
 from cluster_tasks.node.network import ALONE
 from cluster_tasks.node.ray import NODE_GPUS
 from cluster_tasks.node.settings import Settings, counts, who_am_i
@@ -36,44 +36,44 @@ SPEED_LIMIT = 120  # seconds for the bandwidth test, the start of torch included
 def measure(group: Group, addresses: list[str], seconds: float) -> Measured:
     """Takes all nodes through the steps of a Probe, in step. Bandwidth is left out where `seconds` is 0 or nodes do not reach others."""
     facts = group.call("facts")
-    ports = group.call("open_door")
+    ports = group.call("serve_clock")
     reach = group.call("reach", [list(pair) for pair in zip(addresses, ports, strict=True)])
-    note = str(group.call("free_port")[0])  # any word that all know
-    group.call("leave_note", note)
-    notes = group.call("notes", note)
-    group.call("take_notes_away", note)
+    marker = str(group.call("free_port")[0])  # any word that all know
+    group.call("leave_marker", marker)
+    markers = group.call("markers", marker)
+    group.call("remove_markers", marker)
     speed: list[Speed] = []
-    if seconds and not any(one.error for row in reach for one in row):
-        gpus = [len(one.gpus) if one.offered is None else one.offered for one in facts]
+    if seconds and not any(peer.error for row in reach for peer in row):
+        gpus = [len(node.gpus) if node.offered is None else node.offered for node in facts]
         lead = next((rank for rank, count in enumerate(gpus) if count), 0)  # the first that takes part
         port = group.call("free_port")[lead]
         speed = group.call("speed", addresses[lead], port, gpus, seconds, SPEED_LIMIT)
-    return Measured(facts, reach, notes, speed)
+    return Measured(facts, reach, markers, speed)
 
 
-def table(found: Measured, wrong: list[Finding]) -> Table:
+def table(found: Measured, errors: list[CheckError]) -> Table:
     """A row per node."""
     shown = Table("node", "address", "host", "state", "CPUs", "GPUs", "driver", "torch", "Ray", "shm", "free", "clock", "reach", "GB/s")
-    for index, one in enumerate(found.facts):
-        of_node = [finding for finding in wrong if finding.node == one.rank]
-        bad = sum(finding.hard for finding in of_node)
-        state = f"[red]{bad} wrong[/]" if bad else f"[yellow]{len(of_node)} noted[/]" if of_node else "ok"
+    for index, node in enumerate(found.facts):
+        of_node = [error for error in errors if error.node == node.rank]
+        bad = sum(error.hard for error in of_node)
+        state = f"[red]{bad} error{'s' * (bad > 1)}[/]" if bad else f"[yellow]{len(of_node)} noted[/]" if of_node else "ok"
         row = found.reach[index] if found.reach else []
         speed = found.speed[index] if found.speed else None
         rate = f"{speed.all_reduce:.3g} / {speed.point_to_point:.3g}" if speed and speed.all_reduce and speed.point_to_point else "-"
-        models = dict.fromkeys(one.gpus)
+        models = dict.fromkeys(node.gpus)
         shown.add_row(
-            str(one.rank),
-            one.address,
-            one.host,
+            str(node.rank),
+            node.address,
+            node.host,
             state,
-            str(one.cpus),
-            ", ".join(f"{one.gpus.count(model)} x {model}" for model in models) or str(one.offered or 0),
-            one.versions.get("driver", "-"),
-            one.versions.get("torch", "-"),
-            one.versions.get("ray", "-"),
-            f"{one.shm:.0f} GB",
-            f"{min(disk.free for disk in one.disks):.0f} GB",
+            str(node.cpus),
+            ", ".join(f"{node.gpus.count(model)} x {model}" for model in models) or str(node.offered or 0),
+            node.versions.get("driver", "-"),
+            node.versions.get("torch", "-"),
+            node.versions.get("ray", "-"),
+            f"{node.shm:.0f} GB",
+            f"{min(disk.free for disk in node.disks):.0f} GB",
             f"{found.reach[0][index].skew * 1000:+.0f} ms" if found.reach else "-",
             f"{sum(not peer.error for peer in row)} of {len(row)}",
             rate,
@@ -81,21 +81,21 @@ def table(found: Measured, wrong: list[Finding]) -> Table:
     return shown
 
 
-def show(console: Console, found: Measured, wrong: list[Finding], seconds: float) -> None:
-    console.print(table(found, wrong))
-    for one in wrong:
-        kind, whose = ("ERROR" if one.hard else "note "), "" if one.node is None else f"node {one.node}: "
-        console.print(f"{kind} {whose}{one.text}\n      fix: {one.fix}", markup=False, highlight=False, soft_wrap=True)
-    bad = sum(one.hard for one in wrong)
+def show(console: Console, found: Measured, errors: list[CheckError], seconds: float) -> None:
+    console.print(table(found, errors))
+    for error in errors:
+        kind, whose = ("ERROR" if error.hard else "note "), "" if error.node is None else f"node {error.node}: "
+        console.print(f"{kind} {whose}{error.text}\n      fix: {error.fix}", markup=False, highlight=False, soft_wrap=True)
+    bad = sum(error.hard for error in errors)
     means = {"cuda": "NCCL or RCCL between GPUs", "cpu": "gloo between CPUs"}
     device = means[found.speed[0].device] if found.speed else "not measured"
     bandwidth = f"GB/s (all-reduce / to the next node): {device}"
-    console.print(f"{len(found.facts)} nodes, {bad} errors, {len(wrong) - bad} notes, {seconds:.1f} s; {bandwidth}", soft_wrap=True)
+    console.print(f"{len(found.facts)} nodes, {bad} errors, {len(errors) - bad} notes, {seconds:.1f} s; {bandwidth}", soft_wrap=True)
 
 
-def as_json(found: Measured, wrong: list[Finding], seconds: float) -> str:
-    ok = not any(one.hard for one in wrong)
-    return json.dumps({"ok": ok, "seconds": seconds, "findings": [dataclasses.asdict(one) for one in wrong]} | dataclasses.asdict(found))
+def as_json(found: Measured, errors: list[CheckError], seconds: float) -> str:
+    ok = not any(error.hard for error in errors)
+    return json.dumps({"ok": ok, "seconds": seconds, "errors": [dataclasses.asdict(error) for error in errors]} | dataclasses.asdict(found))
 
 
 def scheduled(options: Any) -> tuple[int, list[str], int | None] | None:
@@ -138,21 +138,21 @@ def main(argv: list[str] | None = None) -> int:
     expected = Expected(
         addresses=tuple(known[1]) if known else None,
         nodes=options.nodes,
-        gpus=options.gpus or _told(known),
+        gpus=options.gpus or _expected_gpus(known),
         free=options.free,
         floor=options.floor,
     )
-    wrong = findings(expected, found)
+    errors = check_errors(expected, found)
     if group.rank == 0:
         seconds = time.monotonic() - start
         if options.json:
-            print(as_json(found, wrong, seconds))
+            print(as_json(found, errors, seconds))
         else:
-            show(Console(emoji=False, width=None if sys.stdout.isatty() else 180), found, wrong, seconds)
-    return 1 if any(one.hard for one in wrong) else 0
+            show(Console(emoji=False, width=None if sys.stdout.isatty() else 180), found, errors, seconds)
+    return 1 if any(error.hard for error in errors) else 0
 
 
-def _told(known: tuple[int, list[str], int | None] | None) -> list[int] | None:
+def _expected_gpus(known: tuple[int, list[str], int | None] | None) -> list[int] | None:
     """GPUs that nodes should have: of each, as the agent tells jobs where nodes are not alike, else as the scheduler says of this one."""
     if known is None:
         return None

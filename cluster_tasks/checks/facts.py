@@ -102,7 +102,7 @@ def facts(rank: int, address: str, env: Mapping[str, str], offered: int | None =
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         locked_memory=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[0],
-        disks=tuple(disk(one.use, Path(one.path)) for one in folders(env)),
+        disks=tuple(disk(folder.use, Path(folder.path)) for folder in folders(env)),
         cards=tuple(cards(Path("/sys/class/infiniband"))),
         verbs=len(list(Path("/dev/infiniband").glob("uverbs*"))),
     )
@@ -174,11 +174,11 @@ def _gpus() -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
 def amd(sys: Path) -> tuple[tuple[str, ...], dict[str, int], dict[str, str]]:
     """The same of AMD GPUs, from the kernel's tables below `sys`."""
     nodes = sys / "class/kfd/kfd/topology/nodes"
-    found = [one for one in sorted(nodes.glob("*")) if _text(one / "gpu_id") not in ("", "0")]
+    found = [node for node in sorted(nodes.glob("*")) if _text(node / "gpu_id") not in ("", "0")]
     if not found:
         return (), {}, {}
-    models = tuple(_text(one / "name") or "AMD GPU" for one in found)
-    ids = {one.name for one in found}
+    models = tuple(_text(node / "name") or "AMD GPU" for node in found)
+    ids = {node.name for node in found}
     kinds: dict[str, int] = {}
     for link in nodes.glob("*/io_links/*/properties"):
         said = {key: value for key, _, value in (line.partition(" ") for line in _text(link).splitlines())}

@@ -99,27 +99,27 @@ class RayNodes:
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
             raise GroupError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {_first(error)}") from None
-        alive = [one for one in ray.nodes() if one["Alive"]]
+        alive = [node for node in ray.nodes() if node["Alive"]]
         rank = {address: index for index, address in enumerate(order)}
         head = "node:__internal_head__"
-        self.nodes = sorted(alive, key=lambda one: (head not in one["Resources"], rank.get(one["NodeManagerAddress"], len(rank))))
-        self.addresses = [one["NodeManagerAddress"] for one in self.nodes]
+        self.nodes = sorted(alive, key=lambda node: (head not in node["Resources"], rank.get(node["NodeManagerAddress"], len(rank))))
+        self.addresses = [node["NodeManagerAddress"] for node in self.nodes]
         self.probes = [self._probe(rank, 0) for rank in range(len(self.nodes))]
 
     def _probe(self, rank: int, gpus: float) -> Any:
         import ray
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        one = self.nodes[rank]
-        where = NodeAffinitySchedulingStrategy(one["NodeID"], soft=False)
+        node = self.nodes[rank]
+        where = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
         actor = ray.remote(NodeProbe).options(num_cpus=0, num_gpus=gpus, scheduling_strategy=where, max_restarts=0)
-        return actor.remote(rank, self.addresses[rank], int(one["Resources"].get("GPU", 0)))
+        return actor.remote(rank, self.addresses[rank], int(node["Resources"].get("GPU", 0)))
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         import ray
         from ray.exceptions import GetTimeoutError, RayError
 
-        gpus = [int(one["Resources"].get("GPU", 0)) for one in self.nodes]
+        gpus = [int(node["Resources"].get("GPU", 0)) for node in self.nodes]
         # Only an actor that Ray gave the GPUs may use them.
         asked = [rank for rank, count in enumerate(gpus) if count and method == "speed"]
         probes = [self._probe(rank, gpus[rank]) if rank in asked else probe for rank, probe in enumerate(self.probes)]

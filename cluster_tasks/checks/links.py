@@ -24,7 +24,7 @@ from cluster_tasks.node.network import interfaces
 
 REACH_SECONDS = 5  # to connect; a firewall that drops packets takes all of it
 SHARED = ("checkpoints", "cache")  # folders that all nodes should see alike
-NOTE = ".flotilla-shared-"
+MARKER = ".flotilla-shared-"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Speed:
     library: str = ""  # version of the NCCL or RCCL that was loaded; empty without GPUs
 
 
-class Door:
+class ClockServer:
     """Listens on an address, at a port of the kernel's choice as Ray's and NCCL's own are, and tells who connects the time."""
 
     def __init__(self, address: str, clock: Callable[[], float] = time.time):
@@ -71,8 +71,8 @@ def reach(address: str, port: int) -> Reach:
     try:
         with socket.create_connection((address, port), timeout=REACH_SECONDS) as connection:
             connection.settimeout(REACH_SECONDS)
-            told = b"".join(iter(lambda: connection.recv(8), b""))
-        [theirs] = struct.unpack("!d", told)
+            answer = b"".join(iter(lambda: connection.recv(8), b""))
+        [theirs] = struct.unpack("!d", answer)
     except (OSError, struct.error) as error:
         return Reach(f"{type(error).__name__}: {error}", time.time() - start, 0.0)
     end = time.time()
@@ -85,48 +85,48 @@ class Probe:
     def __init__(self, rank: int, address: str, offered: int | None = None, env: Mapping[str, str] | None = None):
         self.rank, self.address, self.offered = rank, address, offered
         self.env = dict(os.environ if env is None else env)
-        self.door: Door | None = None
+        self.clock_server: ClockServer | None = None
 
     def facts(self) -> node_facts.Facts:
         return node_facts.facts(self.rank, self.address, self.env, self.offered)
 
-    def open_door(self) -> int:
+    def serve_clock(self) -> int:
         """The port; 0 where this node has not the address that it is known by."""
         try:
-            self.door = Door(self.address)
+            self.clock_server = ClockServer(self.address)
         except OSError:
             return 0
-        return self.door.port
+        return self.clock_server.port
 
     def reach(self, peers: list[tuple[str, int]]) -> list[Reach]:
         """All peers, itself among them, in order of rank."""
         with ThreadPoolExecutor(max_workers=64) as pool:
             return list(pool.map(lambda peer: reach(*peer), peers))
 
-    def leave_note(self, name: str) -> bool:
+    def leave_marker(self, name: str) -> bool:
         """Puts a file into each folder that should be shared."""
         for folder in self._folders().values():
             with contextlib.suppress(OSError):  # that it cannot be written is among the facts
-                (folder / f"{NOTE}{name}-{self.rank}").touch()
+                (folder / f"{MARKER}{name}-{self.rank}").touch()
         return True
 
-    def notes(self, name: str) -> dict[str, list[int]]:
-        """Ranks whose notes are in each folder. Listing a folder asks a file server anew, where looking for a name may not."""
-        start = f"{NOTE}{name}-"
+    def markers(self, name: str) -> dict[str, list[int]]:
+        """Ranks whose markers are in each folder. Listing a folder asks a file server anew, where looking for a name may not."""
+        start = f"{MARKER}{name}-"
         found: dict[str, list[int]] = {}
         for use, folder in self._folders().items():
             listed = os.listdir(folder) if folder.is_dir() else []  # noqa: PTH208 - names alone
-            found[use] = sorted(int(one.removeprefix(start)) for one in listed if one.startswith(start))
+            found[use] = sorted(int(name.removeprefix(start)) for name in listed if name.startswith(start))
         return found
 
-    def take_notes_away(self, name: str) -> bool:
+    def remove_markers(self, name: str) -> bool:
         for folder in self._folders().values():
             with contextlib.suppress(OSError):
-                (folder / f"{NOTE}{name}-{self.rank}").unlink(missing_ok=True)
+                (folder / f"{MARKER}{name}-{self.rank}").unlink(missing_ok=True)
         return True
 
     def _folders(self) -> dict[str, Path]:
-        return {one.use: Path(one.path) for one in node_facts.folders(self.env) if one.use in SHARED}
+        return {folder.use: Path(folder.path) for folder in node_facts.folders(self.env) if folder.use in SHARED}
 
     def free_port(self) -> int:
         """For rank 0, on which the processes that measure meet."""
@@ -136,7 +136,7 @@ class Probe:
     def speed(self, head: str, port: int, counts: list[int], seconds: float, limit: float) -> Speed:
         """Runs a process for each GPU of all nodes, which `counts` has, or one on each node's CPU where there is no GPU at all.
 
-        They have `limit` seconds, then they are killed: NCCL waits for ever for a peer that does not come.
+        They have `limit` seconds, then they are killed: NCCL waits forever for a peer that does not come.
         """
         device = "cuda" if any(counts) else "cpu"
         ranks = counts if any(counts) else [1] * len(counts)
@@ -177,7 +177,7 @@ class Probe:
                 error = error or _last(errors)
         if error:
             return Speed(None, None, device, error)
-        all_reduce, point_to_point = (min(one[key] for one in results) for key in ("all_reduce", "point_to_point"))
+        all_reduce, point_to_point = (min(result[key] for result in results) for key in ("all_reduce", "point_to_point"))
         return Speed(all_reduce, point_to_point, device, "", results[0]["library"])
 
 

@@ -74,7 +74,7 @@ def test_two_nodes_find_every_fault_of_one_of_them(tmp_path: Path, full_disk: Pa
     code, output, errors = ended(first)
     assert (code, ended(second)[0]) == (1, 1), output + errors
     found = json.loads(output)
-    wrong = {(one["node"], one["text"]): one for one in found["findings"]}
+    wrong = {(one["node"], one["text"]): one for one in found["errors"]}
     for rank, text in [
         (1, "CUDA_VISIBLE_DEVICES=0,1,0,1 names 0 twice"),
         (1, "NCCL_SOCKET_IFNAME==eth77 is no interface here"),
@@ -89,7 +89,7 @@ def test_two_nodes_find_every_fault_of_one_of_them(tmp_path: Path, full_disk: Pa
         assert hard == [True], f"{text}: {list(wrong)}"
     [shared] = [one for (_, words), one in wrong.items() if "folder of the cache is not the same on all nodes (node 0, 1)" in words]
     assert not shared["hard"]
-    assert all(one["node"] != 0 for one in found["findings"])
+    assert all(one["node"] != 0 for one in found["errors"])
     assert found["ok"] is False
     assert found["speed"][1]["all_reduce"] > 0  # gloo went over the interface of the address, whatever NCCL is told
     assert not list(tmp_path.glob(".flotilla-*"))
@@ -173,11 +173,11 @@ def test_a_job_checks_the_cluster_that_it_runs_on(cluster: Cluster) -> None:
     done = cluster.job("sh", "-c", f"{checks} --json --seconds 0.2 && {{ {wrong}; }}", flags=PROJECT)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"ok"')))
-    assert found["ok"], found["findings"]
+    assert found["ok"], found["errors"]
     assert [(one["rank"], one["address"]) for one in found["facts"]] == [(0, "127.0.0.2"), (1, "127.0.0.3")]
     assert all(not peer["error"] for row in found["reach"] for peer in row)
     assert all(one["all_reduce"] > 0 and one["point_to_point"] > 0 for one in found["speed"])
-    assert found["notes"] == [{"checkpoints": [0, 1], "cache": [0, 1]}] * 2
+    assert found["markers"] == [{"checkpoints": [0, 1], "cache": [0, 1]}] * 2
     assert done.stdout.count("ENDED 1") == 2
     for text in ("2 of 3 nodes are there", "node 0: 0 of 1 GPUs", "node 1: 0 of 1 GPUs", "node 1: 0 of 2 GPUs"):
         assert text in done.stdout

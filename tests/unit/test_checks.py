@@ -12,8 +12,8 @@ import pytest
 
 from cluster_tasks.checks import facts as node_facts
 from cluster_tasks.checks.facts import Card, Disk, Facts
-from cluster_tasks.checks.links import Door, Probe, Reach, Speed, reach
-from cluster_tasks.checks.rules import Expected, Finding, Measured, findings
+from cluster_tasks.checks.links import ClockServer, Probe, Reach, Speed, reach
+from cluster_tasks.checks.rules import CheckError, Expected, Measured, check_errors
 from cluster_tasks.node.checks import device_error, quick_checks
 from cluster_tasks.node.head import clock_errors
 from cluster_tasks.node.ports import free_port
@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_written_says_why(tmp_path: Path) -> None:
 
 
 def test_a_peers_clock_is_compared_with_ours() -> None:
-    door = Door("127.0.0.1", clock=lambda: time.time() + 60)
+    door = ClockServer("127.0.0.1", clock=lambda: time.time() + 60)
     found = reach("127.0.0.1", door.port)
     assert found.error == ""
     assert abs(found.skew - 60) <= found.seconds
@@ -147,15 +147,15 @@ GOOD = Facts(
     verbs=8,
 )
 OTHER = replace(GOOD, rank=1, address="10.0.0.2", host="gpu2", boot="b")
-NOTES = {"checkpoints": [0, 1], "cache": [0, 1]}
+MARKERS = {"checkpoints": [0, 1], "cache": [0, 1]}
 FINE = Reach("", 0.001, 0.0)
 EXPECTED = Expected(("10.0.0.1", "10.0.0.2"), None, [8], 10, 160)
 
 
-def judged(second: Facts = OTHER, first: Facts = GOOD, expected: Expected = EXPECTED, **measured: list) -> list[Finding]:
+def judged(second: Facts = OTHER, first: Facts = GOOD, expected: Expected = EXPECTED, **measured: list) -> list[CheckError]:
     speed = [Speed(180.0, 40.0, "cuda", "", "2.29.7")] * 2
-    found = {"facts": [first, second], "reach": [[FINE, FINE]] * 2, "notes": [NOTES] * 2, "speed": speed}
-    return findings(expected, Measured(**found | measured))
+    found = {"facts": [first, second], "reach": [[FINE, FINE]] * 2, "markers": [MARKERS] * 2, "speed": speed}
+    return check_errors(expected, Measured(**found | measured))
 
 
 def test_nothing_is_wrong_with_two_like_nodes() -> None:
@@ -260,7 +260,7 @@ def test_clocks_that_differ_are_told(skew: float, hard: bool) -> None:
 
 
 def test_folders_that_are_not_shared_are_told_but_no_error() -> None:
-    [one] = judged(notes=[{"checkpoints": [0, 1], "cache": [0]}, {"checkpoints": [0, 1], "cache": [1]}])
+    [one] = judged(markers=[{"checkpoints": [0, 1], "cache": [0]}, {"checkpoints": [0, 1], "cache": [1]}])
     assert (one.hard, "the folder of the cache is not the same on all nodes (node 0, 1)" in one.text) == (False, True)
     assert "flotilla:cache.path" in one.fix
 

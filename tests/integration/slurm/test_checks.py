@@ -23,7 +23,5 @@ def test_srun_checks_all_nodes_of_an_allocation(slurm):
         (1, "10.77.0.2", "n2", "eth0"),
     ]
     assert all(not peer["error"] for row in found["reach"] for peer in row)
-    assert [one["text"].split(" GB/s")[1] for one in found["findings"] if one["hard"]] == [", at least 100 are to be had"], found[
-        "findings"
-    ]
+    assert [one["text"].split(" GB/s")[1] for one in found["errors"] if one["hard"]] == [", at least 100 are to be had"], found["errors"]
     assert done.returncode == 1
