@@ -12,7 +12,7 @@ from cluster_tasks.node.settings import read_settings
 
 
 def of(rank: int) -> Preemption:
-    return Preemption.of(read_settings(["--rank", str(rank), "--addresses", "127.0.0.2,127.0.0.3", "--spot", "aws"], {}))
+    return Preemption.of(read_settings(["--rank", str(rank), "--addresses", "127.0.0.2,127.0.0.3", "--spot", "imdsv2"], {}))
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_a_job_that_fails_fails_the_run_with_its_code(lab: Lab):
 @pytest.mark.usefixtures("model")
 def test_a_job_saves_when_a_spot_machine_is_taken_back(lab: Lab):
     job = {"command": f"{GRPO} run.name=spot trainer.checkpoint_every=100000", "retry": True}
-    lab.stack(task={"job": job, "env": {"FLOTILLA_NODE_ARGS": "--spot aws"}})
+    lab.stack(task={"job": job, "env": {"FLOTILLA_NODE_ARGS": "--spot imdsv2"}})
     lab.must(APPLY_JOB)
     wait_for("step 4", lambda: steps(lab, "spot") >= 4, 400)
     worker = lab.host("ray-job", 1)
