@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -257,3 +258,23 @@ def test_the_environment_names_stack_address_and_token(tmp_path: Path) -> None:
     assert (env["RAY_ADDRESS"], env["FLOTILLA_STACK"], env["RAY_AUTH_TOKEN"]) == ("http://localhost:1", "lab", "secret")
     known = KnownDashboard.of(env["RAY_ADDRESS"], env)
     assert (known.token, known.stack, known.source) == ("secret", "lab", str(tmp_path / "lab/ray.token"))
+
+
+AS_NOBODY = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+AS_NOBODY += ["--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search"]  # to reach the Python that root has installed
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="only root can run commands as another user (setpriv)")
+def test_a_second_users_job_for_the_first_users_cluster_is_refused_and_reaches_nobody(recorder: Recorder) -> None:
+    env = {"HOME": "/nonexistent", "PATH": os.environ["PATH"], "PYTHONDONTWRITEBYTECODE": "1", "FLOTILLA_STACK": "local"}
+    env |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": OTHER}
+    with front(recorder.server_port, TOKEN, "local") as url:
+        line = [*AS_NOBODY, sys.executable, "-m", "cluster_tasks.client.submit", "--address", url, "--", "true"]
+        done = subprocess.run(line, cwd=FRONT.parents[2], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert (
+        f"{url} is the cluster of stack local, id {identity.fingerprint(TOKEN)}, run by {identity.owner()}, not local, id " in done.stderr
+    )
+    assert "it has another token; nothing was sent to it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert recorder.heard == []
