@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import yaml
 
+from infra import preview
 from infra.preview import Resource
 
 
@@ -48,6 +49,20 @@ def test_destroy_ends_machines_before_anything_of_the_network_goes(changed):
     assert site <= set(made["Backend", "aws"].options["dependencies"])
     assert made["Backend", "aws"].urn in made["Fleet", "gpus"].options["dependencies"]
     assert made["Fleet", "gpus"].urn in made["Machines", "gpus"].options["dependencies"]
+
+
+def test_a_stack_made_under_the_components_old_name_keeps_what_is_below_it(changed, monkeypatch):
+    """Without the alias the engine would replace fleets and their machines, whose URNs hold the component's type."""
+    aliases = {}
+
+    class Spy(preview.Recorder):
+        def RegisterResource(self, request):
+            aliases[request.type] = [alias.spec.type for alias in request.aliases]
+            return super().RegisterResource(request)
+
+    monkeypatch.setattr(preview, "Recorder", Spy)
+    changed("onprem", {"dstack": {"drive": True}})
+    assert aliases["flotilla:dstack:Managed"] == ["flotilla:dstack:Driven"]
 
 
 def test_the_volume_of_a_protected_stack_is_protected(changed):

@@ -249,9 +249,10 @@ def test_an_unknown_subnet_is_aws_word(ec2):
 # The whole
 
 
-def test_a_call_that_is_forbidden_says_what_to_allow_and_fails_nothing():
+@pytest.mark.parametrize("code", ["AccessDenied", "AccessDeniedException", "UnauthorizedOperation"])
+def test_a_call_that_is_forbidden_says_what_to_allow_and_fails_nothing(code):
     wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
-    refused = stubbed("service-quotas", ("get_service_quota", "AccessDeniedException", wanted))
+    refused = stubbed("service-quotas", ("get_service_quota", code, wanted))
     [found] = aws.answers("quota", aws.quota, api(stack(), service_quotas=refused))
     assert (found.verdict, found.fix) == ("unknown", "allow GetServiceQuota to this identity")
 

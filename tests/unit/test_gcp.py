@@ -66,6 +66,11 @@ def test_ids_fit_and_differ(length):
     assert not names.pool("gcp-dev").startswith("gcp-")  # Google's own
 
 
+def test_a_name_is_shortened_only_where_it_does_not_fit():
+    assert names.account("a" * 24 + "-nodes") == "a" * 24 + "-nodes"  # 30 characters
+    assert len(names.account("a" * 25 + "-nodes")) <= 30
+
+
 def test_the_longest_names_that_are_let_through_fit():
     longest = stack(DSTACK, ("fleets.0.name", "f" * 33))
     assert checks.machines(longest)
@@ -116,6 +121,7 @@ def test_what_is_not_sold_on_demand_ends_with_its_reservation():
         ([("fleets.0.machine", "g2-standard-8")], None),
         ([("fleets.0.machine", "g2-standard-8"), ("fleets.0.placement", "cluster")], "compact"),
         ([("fleets.0.machine", "a4-highgpu-8g"), ("fleets.0.capacity", {"kind": "flex-start"})], "workload"),
+        ([("fleets.0.machine", "a3-highgpu-8g"), ("fleets.0.capacity", {"kind": "flex-start"})], None),
     ],
 )
 def test_machines_of_a_fabric_stand_side_by_side(changes, kind):
