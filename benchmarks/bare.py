@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from trainer.config import TrainConfig
+from trainer.configs.ppo import PpoConfig
 from trainer.data.prompts import answer_ids
 from trainer.types import Prompt
 
@@ -15,7 +15,7 @@ from trainer.types import Prompt
 class HfEngine:
     """Static-batch generation with a key-value cache, by the very model that is trained."""
 
-    def __init__(self, config: TrainConfig, model: Any, tokenizer: Any):
+    def __init__(self, config: PpoConfig, model: Any, tokenizer: Any):
         self.model, self.limit = model, config.rollout.max_new_tokens
         self.temperature = config.rollout.temperature
         self.eos, self.pad = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -46,7 +46,7 @@ class HfEngine:
 class VllmEngine:
     """vLLM in this process, with the settings of `trainer.rollout.vllm`."""
 
-    def __init__(self, config: TrainConfig, model: Any, tokenizer: Any):
+    def __init__(self, config: PpoConfig, model: Any, tokenizer: Any):
         import vllm
 
         from trainer.rollout.vllm import CPU_CACHE_BYTES, _keep_linear_weights
@@ -102,7 +102,7 @@ class VllmEngine:
 def update(
     model: Any,
     optimizer: torch.optim.Optimizer,
-    config: TrainConfig,
+    config: PpoConfig,
     prompts_BP: torch.Tensor,
     tokens_BT: torch.Tensor,
     logprobs_BT: torch.Tensor,
@@ -132,7 +132,7 @@ def grpo_step(
     drawn: list[Prompt],
     tokenizer: Any,
     reward: Callable[..., float],
-    config: TrainConfig,
+    config: PpoConfig,
 ) -> tuple[int, float]:
     """Hand the weights over, sample, score, update. Returns the number of response tokens and the mean reward."""
     prompts = [p for p in drawn for _ in range(config.algorithm.group_size)]

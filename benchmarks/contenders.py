@@ -1,7 +1,7 @@
 """The contenders of `benchmarks.step`: Flotilla's actors, a bare loop in one process, and TRL's GRPOTrainer.
 
 All start from the same model and read the same prompts in the same order; group size, learning rate, AdamW's betas, clipping, dtype
-and limits come from one `TrainConfig`. Each is imported in its own process only.
+and limits come from one `PpoConfig`. Each is imported in its own process only.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def flotilla(turns: Turns, settings: list[str]) -> None:
     from trainer import metrics, train_ppo
     from trainer.actors import wait
     from trainer.cli import parse
+    from trainer.configs.ppo import PpoConfig
     from trainer.runs import run_folder
 
     class Metrics(metrics.Metrics):
@@ -51,7 +52,7 @@ def flotilla(turns: Turns, settings: list[str]) -> None:
         wait(workers.engines.ready(), config.rollout.timeout, "sampling")
 
     workers: WorkerGroups | None = None
-    config = parse(settings, prog=PROGRAM)
+    config = parse(settings, prog=PROGRAM, model=PpoConfig)
     episodes = config.trainer.prompts_per_step * config.algorithm.group_size
     loop_of_trainer, train_ppo.loop, train_ppo.Metrics = train_ppo.loop, loop, Metrics
     train_ppo.train(config, run_folder(config))
@@ -64,12 +65,13 @@ def bare(turns: Turns, settings: list[str]) -> None:
 
     from benchmarks.bare import HfEngine, VllmEngine, grpo_step
     from trainer.cli import parse
+    from trainer.configs.ppo import PpoConfig
     from trainer.data.loader import Loader
     from trainer.data.prompts import load_prompts
     from trainer.models import load_tokenizer
     from trainer.rewards import resolve
 
-    config = parse(settings, prog=PROGRAM)
+    config = parse(settings, prog=PROGRAM, model=PpoConfig)
     torch.set_num_threads(config.placement.threads or 1)
     torch.manual_seed(config.run.seed)
     tokenizer = load_tokenizer(config.model)
@@ -93,13 +95,14 @@ def trl(turns: Turns, settings: list[str], micro_batch: int | None = None) -> No
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     from trainer.cli import parse
+    from trainer.configs.ppo import PpoConfig
     from trainer.data.loader import Loader
     from trainer.data.prompts import load_prompts
     from trainer.models import load_tokenizer
     from trainer.rewards import resolve
     from trainer.runs import run_folder
 
-    config = parse(settings, prog=PROGRAM)
+    config = parse(settings, prog=PROGRAM, model=PpoConfig)
     torch.set_num_threads(config.placement.threads or 1)
     loader = Loader(
         load_prompts(config.data, load_tokenizer(config.model)).prompts,

@@ -91,16 +91,18 @@ def bare(result: str) -> None:
     from benchmarks.bare import VllmEngine, grpo_step, supervised_step
     from trainer import models
     from trainer.cli import parse
+    from trainer.configs.ppo import PpoConfig
+    from trainer.configs.sft import SftConfig
     from trainer.data.loader import Loader
     from trainer.data.prompts import load_prompts
     from trainer.rewards import resolve
 
     with tempfile.TemporaryDirectory() as folder:
-        config = parse(["--config", "trainer/recipes/demo-sft.yaml"], prog="benchmarks.demo", supervised=True)
+        config = parse(["--config", "trainer/recipes/demo-sft.yaml"], prog="benchmarks.demo", model=SftConfig)
         torch.set_num_threads(config.placement.threads or 1)
         lm, tokenizer = models.load_lm(config.model, config.run.seed, torch.device("cpu")), models.load_tokenizer(config.model)
         models.export(lm, lm.state_dict(), tokenizer, Path(folder))
-        after = parse(["--config", "trainer/recipes/demo.yaml", f"model.path={folder}"], prog="benchmarks.demo")
+        after = parse(["--config", "trainer/recipes/demo.yaml", f"model.path={folder}"], prog="benchmarks.demo", model=PpoConfig)
         engine = VllmEngine(after, lm, tokenizer)
         seconds = {"vLLM start": time.perf_counter() - began}
         began = time.perf_counter()

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.report import Ratio, Report
 from trainer import models
-from trainer.config import ModelConfig
+from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, attach, efficiency, pack
 from trainer.models import PolicyModel
 

@@ -146,7 +146,7 @@ def make_long_model() -> None:
     import torch
 
     from trainer import models
-    from trainer.config import ModelConfig
+    from trainer.configs.sections import ModelConfig
 
     config = ModelConfig(init=LONG_MODEL, tokenizer=f"characters:{LETTERS}", dtype="float32")
     lm = models.load_lm(config, 0, torch.device("cpu"))

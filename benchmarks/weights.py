@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.report import Ratio, Report
 from trainer import actors, models, weights
-from trainer.config import ModelConfig
+from trainer.configs.sections import ModelConfig
 
 ROUNDS, WARM_UP = 12, 2
 BUCKET_BYTES = 256 << 20  # the default of rollout.bucket_mb

@@ -1,6 +1,6 @@
 """Errors that a person made, or can fix: every command shows their text without a traceback and ends with exit code 2 or the error's own.
 
-The trainer and the node agent have their own, since they are shipped alone (`trainer.config.ConfigError`, `cluster_tasks.node.errors`).
+The trainer and the node agent have their own, since they are shipped alone (`trainer.errors.ConfigError`, `cluster_tasks.node.errors`).
 """
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trainer.config import ModelConfig
+from trainer.configs.sections import ModelConfig
 
 INIT = {
     "model_type": "qwen2",

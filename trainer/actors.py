@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 
 class RunError(RuntimeError):

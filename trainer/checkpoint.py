@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -62,8 +62,8 @@ class Checkpoint:
         if "world_size" in wrong:
             found = self.state.get("world_size")
             raise CheckpointError(
-                f"{self.folder} was written by {found} ranks, placement.ranks is {wrong['world_size']}: "
-                f"set placement.ranks={found}, or choose another run.name"
+                f"{self.folder} was written by {found} ranks, this run has {wrong['world_size']}: "
+                f"set placement.ranks={found} (train_sft: torchrun --nproc-per-node {found}), or choose another run.name"
             )
         for key, want in wrong.items():
             raise CheckpointError(f"{self.folder}: {key} is {self.state.get(key)!r} there and {want!r} here; choose another run.name")

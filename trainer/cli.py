@@ -6,24 +6,27 @@ Every mistake is found before any process starts, and all of them are reported t
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import yaml
 from pydantic import ValidationError
 
 from trainer import yaml_io
 from trainer.checkpoint import NO_SPACE, reasons
-from trainer.config import ConfigError, TrainConfig
 from trainer.config_help import allowed, find, print_settings, settings, show
+from trainer.configs.sections import Config, Rule, broken_rules, value_of
+from trainer.errors import ConfigError
 from trainer.metrics import NonFiniteError
 from trainer.runs import check_paths, derived_name
 
+C = TypeVar("C", bound=Config)
 Values = dict[str, Any]
 Sources = dict[str, str]  # dotted key -> where it was read
 
@@ -55,20 +58,21 @@ def exits_cleanly() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def parse(argv: list[str], *, prog: str, supervised: bool = False) -> TrainConfig:
+def parse(argv: list[str], *, prog: str, model: type[C]) -> C:
     """The resolved config of `[--config FILE] [key=value ...]`; run.name is always set and model.path is a real path or hub name.
 
-    --help and --print-config print and exit 0. `supervised` is for train_sft, which leaves the rules of sampling out.
-    Raises ConfigError with one line per mistake: key, value, what is allowed, and where it was read.
+    --help and --print-config print and exit 0. `model` is the entry point's type of config.
+    Raises ConfigError with one line per error: key, value, what is allowed, and where it was read.
     """
     args = _arguments(argv, prog)
-    if args.help:
-        print_settings(f"{prog} [--config FILE] [--print-config] [key=value ...]", TrainConfig)
+    if args.help is not None:
+        usage = [f"usage: {prog} [--config FILE] [--print-config] [key=value ...]", f"usage: {prog} --help [SECTION]"]
+        print_settings(usage, model, args.help)
         raise SystemExit(0)
     values, sources, errors = _read(args.config) if args.config else ({}, {}, [])
     for text in args.overrides:
-        errors += _override(values, sources, text)
-    config = _validated(values, sources, errors, supervised)
+        errors += _override(model, values, sources, text)
+    config = _validated(model, values, sources, errors)
     name = config.run.name or derived_name(config, Path(args.config or prog.rpartition(".")[2]).stem)
     config = check_paths(config.model_copy(update={"run": config.run.model_copy(update={"name": name})}), sources)
     if args.print_config:
@@ -77,7 +81,7 @@ def parse(argv: list[str], *, prog: str, supervised: bool = False) -> TrainConfi
     return config
 
 
-def to_yaml(config: TrainConfig) -> str:
+def to_yaml(config: Config) -> str:
     """Every setting, in the order of the types; --config reads it back to an equal config."""
     return yaml_io.dump(config.model_dump(mode="json"))
 
@@ -88,7 +92,7 @@ def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
             raise ConfigError(f"{message} (command line; {prog} --help lists all settings)")
 
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-h", "--help", nargs="?", const="", metavar="SECTION")
     parser.add_argument("--config", metavar="FILE")
     parser.add_argument("--print-config", "--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
@@ -138,7 +142,7 @@ def _without_empty_sections(values: Values) -> Values:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _override(values: Values, sources: Sources, text: str) -> list[str]:
+def _override(model: type[Config], values: Values, sources: Sources, text: str) -> list[str]:
     """Set one `key=value` from the command line in place; returns what is wrong with it."""
     key, equals, value_text = text.partition("=")
     if not equals or not key:
@@ -149,8 +153,8 @@ def _override(values: Values, sources: Sources, text: str) -> list[str]:
         value = yaml_io.load(value_text)
     except yaml.YAMLError as error:
         return [f"{key}={value_text}: not YAML: {getattr(error, 'problem', error)} (command line)"]
-    if _below_a_value(key):
-        return [f"{key}: no such setting{_nearest(key)} (command line)"]
+    if _below_a_value(model, key):
+        return [f"{key}: no such setting{_nearest(model, key)} (command line)"]
     *parents, last = key.split(".")
     at = values
     for parent in parents:
@@ -158,16 +162,17 @@ def _override(values: Values, sources: Sources, text: str) -> list[str]:
             at[parent] = {}
         at = at[parent]
     sources[key] = "command line"
-    if isinstance(value, dict) and key not in settings(TrainConfig):  # a section: one by one, what is not named stays
-        return [error for child, below in value.items() for error in _override(values, sources, f"{key}.{child}={json.dumps(below)}")]
+    if isinstance(value, dict) and key not in settings(model):  # a section: one by one, what is not named stays
+        texts = [f"{key}.{child}={json.dumps(below)}" for child, below in value.items()]
+        return [error for text in texts for error in _override(model, values, sources, text)]
     at[last] = value
     return []
 
 
-def _below_a_value(key: str) -> bool:
+def _below_a_value(model: type[Config], key: str) -> bool:
     """True for `trainer.steps.x`: there is nothing below a number."""
     try:
-        name, field = find(TrainConfig, key)
+        name, field = find(model, key)
     except KeyError:
         return False
     return name != key and "a mapping" not in allowed(field)
@@ -176,60 +181,90 @@ def _below_a_value(key: str) -> bool:
 # --- judging ---------------------------------------------------------------------------------------------------------------
 
 
-def _validated(values: Values, sources: Sources, errors: list[str], supervised: bool) -> TrainConfig:
+def _validated(model: type[C], values: Values, sources: Sources, errors: list[str]) -> C:
+    """Raises ConfigError with all errors: `errors`, those of single settings, and those between the settings that are right alone."""
+    values = {"data": {}, **values}
+    wrong: list[str] = []
     try:
-        config = TrainConfig.model_validate({"data": {}, **values}, context={"supervised": supervised})
+        config = model.model_validate(values, context={"rules": False})
     except ValidationError as error:
-        found = [line for details in error.errors() for line in _explain(dict(details), sources)]
-        raise ConfigError("\n".join(dict.fromkeys(errors + found))) from None
+        for details in error.errors():
+            wrong.append(_setting(model, ".".join(map(str, details["loc"]))))
+            errors += _explain(model, dict(details), sources)
+        config = model.model_validate(_with_defaults(model, values, wrong), context={"rules": False})
+    for rule in broken_rules(config):
+        if not any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for key in rule.keys for name in wrong):
+            errors.append(_explain_rule(config, rule, sources))
     if errors:
-        raise ConfigError("\n".join(errors))
+        raise ConfigError("\n".join(dict.fromkeys(errors)))
     return config
 
 
-def _explain(error: dict[str, Any], sources: Sources) -> list[str]:
+def _setting(model: type[Config], key: str) -> str:
+    """The setting that pydantic's place is in: optim.betas for optim.betas.1; the place itself where there is no such setting."""
+    try:
+        return find(model, key)[0]
+    except KeyError:
+        return key
+
+
+def _with_defaults(model: type[Config], values: Values, keys: list[str]) -> Values:
+    """The values without those at `keys`; what has no default gets some value of its type."""
+    values = copy.deepcopy(values)
+    for key in keys:
+        *parents, last = key.split(".")
+        at: Any = values
+        for parent in parents:
+            at = at.get(parent)
+        at.pop(last, None)
+        field = settings(model).get(key)
+        if field is not None and field.is_required():
+            at[last] = "x"
+    return values if isinstance(values.get("data"), dict) else {**values, "data": {"path": "x"}}
+
+
+def _explain(model: type[Config], error: dict[str, Any], sources: Sources) -> list[str]:
     """Lines for one of pydantic's errors."""
     key = ".".join(str(part) for part in error["loc"])
-    if error["type"] == "conflicts":
-        values = error["input"] if isinstance(error["input"], dict) else {}
-        return [_explain_conflict(conflict.keys, conflict.rule, values, sources) for conflict in error["ctx"]["conflicts"]]
     if error["type"] == "extra_forbidden":
-        below = [] if key in sources else [name for name in sources if name.startswith(f"{key}.")]
-        return [f"{name}: no such setting{_nearest(name)} ({_source(name, sources)})" for name in below or [key]]
-    name, field = find(TrainConfig, key)
+        below = [name for name in sources if name.startswith(f"{key}.")]
+        if key in sources:  # of a file: what a foreign section has in it, one by one
+            below = [name for name in below if "." not in name.removeprefix(f"{key}.")] if key in model.READS_NOT else []
+        return [_explain_unknown(model, name, sources, error["input"], key) for name in below or [key]]
+    name, field = find(model, key)
     if error["type"] == "missing":
         return [f"{key}: must be set; {field.description} (neither in a --config file nor on the command line)"]
     value = "" if isinstance(error["input"], dict) and name == key else f"={show(error['input'])}"
-    return [f"{key}{value}: must be {allowed(field)} ({_source(key, sources)})"]
+    return [f"{key}{value}: must be {allowed(field)} ({_source(model, key, sources)})"]
 
 
-def _explain_conflict(keys: tuple[str, ...], rule: str, values: Values, sources: Sources) -> str:
-    def value_of(key: str) -> str:
-        at: Any = values
-        for part in key.split("."):
-            at = at.get(part, ...) if isinstance(at, dict) else ...
-        return show(find(TrainConfig, key)[1].get_default() if at is ... else at)
-
-    shown = ", ".join(key if key == "critic" else f"{key}={value_of(key)}" for key in keys)
-    places = "; ".join(dict.fromkeys(_source(key, sources) for key in keys))
-    return f"{shown}: {rule} ({places})"
+def _explain_unknown(model: type[Config], key: str, sources: Sources, value: Any, around: str) -> str:
+    where = _source(model, key, sources)
+    why = model.READS_NOT.get(key) or model.READS_NOT.get(key.partition(".")[0])
+    if why is None:
+        return f"{key}: no such setting{_nearest(model, key)} ({where})"
+    for part in key.removeprefix(around).split("."):
+        value = value.get(part, value) if isinstance(value, dict) else value
+    return f"{key}={show(value)}: not read by {model.ENTRY}; {why} ({where})"
 
 
-def _source(key: str, sources: Sources) -> str:
+def _explain_rule(config: Config, rule: Rule, sources: Sources) -> str:
+    shown = ", ".join(f"{key}={show(value_of(config, key))}" for key in rule.keys)
+    places = "; ".join(dict.fromkeys(_source(type(config), key, sources) for key in rule.keys))
+    return f"{shown}: {rule.text} ({places})"
+
+
+def _source(model: type[Config], key: str, sources: Sources) -> str:
     """Where a key was read, or the setting that it lies in, or something below it."""
-    try:
-        around = find(TrainConfig, key)[0]
-    except KeyError:  # no such setting
-        around = key
     below = (place for name, place in sources.items() if name.startswith(f"{key}."))
-    return sources.get(key) or sources.get(around) or next(below, "default")
+    return sources.get(key) or sources.get(_setting(model, key)) or next(below, "default")
 
 
-def _nearest(key: str) -> str:
+def _nearest(model: type[Config], key: str) -> str:
     """Settings whose whole name, or whose last part, is like this one."""
-    names = list(settings(TrainConfig))
+    names = list(settings(model))
     same_last = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    close = difflib.get_close_matches(key, names if "." in key else [*names, *TrainConfig.model_fields], n=1, cutoff=0.75)
+    close = difflib.get_close_matches(key, names if "." in key else [*names, *model.model_fields], n=1, cutoff=0.75)
     lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
     close_last = [lasts[last] for last in difflib.get_close_matches(key.rpartition(".")[2], lasts, n=1, cutoff=0.75)]
     found = close or same_last[:2] or close_last

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.cli import exits_cleanly
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.runs import runs_root
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from trainer.configs.sections import Only
+from trainer.errors import ConfigError
 
 BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}", "pattern": "matching {}"}
 NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
@@ -66,46 +71,55 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
     return ", ".join([NAMES.get(annotation, "a section with settings in it"), *[" and ".join(bounds)] * bool(bounds)])
 
 
-def print_settings(usage: str, model: type[BaseModel]) -> None:
-    """--help: every setting with default, allowed values and description, by section."""
-    from rich.console import Console
-    from rich.table import Table
+def print_settings(usage: list[str], model: type[BaseModel], within: str = "") -> None:
+    """--help: every setting with default, description and allowed values, by section; `within` chooses a section or a setting.
 
-    # Into a pipe or a log there is no terminal to fit: wide enough that no row breaks into many.
-    console = Console(emoji=False, width=None if sys.stdout.isatty() else 160, highlight=False)
-    console.print(f"usage: {usage}\n", markup=False)
-    console.print(
-        "key=value sets what the file left out or overrides it; values are YAML: trainer.steps=5 optim.betas=[0.9,0.95] model.path=null\n",
-        markup=False,
-    )
-    for name, section in model.model_fields.items():
-        table = Table(
-            "setting", "default", "allowed", "description", title=f"{name}: {section.description}", box=None, padding=(0, 2, 0, 0)
-        )
-        table.title_justify, table.title_style, table.header_style = "left", "bold", "dim"
-        for column, width in zip(table.columns, (28, 14, 34, 60), strict=True):
-            column.min_width = width // 2 if sys.stdout.isatty() else width
-            column.overflow = "fold"
-        changed = section.default if isinstance(section.default, BaseModel) else None
-        for key, field in settings(section.annotation, f"{name}.").items():  # type: ignore[arg-type]
-            default = _default(key.removeprefix(f"{name}."), field, changed)
-            table.add_row(*(_plain(text) for text in (key, default, allowed(field), field.description or "")))
-        console.print(table)
-        console.print()
+    Plain text that fits the terminal, and 80 columns where there is none. Raises ConfigError for what is neither.
+    """
+    width = min(max(shutil.get_terminal_size().columns, 40), 100)
+    found = settings(model)
+    chosen = [key for key in found if not within or f"{key}.".startswith(f"{within}.")]
+    if not chosen:
+        raise ConfigError(f"--help {within}: no such section; there are {', '.join(model.model_fields)} (command line)")
+    lines = [] if within else [*(_fill(line, width, "", "    ") for line in usage), "", *(_fill(line, width) for line in INTRODUCTION)]
+    last = None
+    for key in chosen:
+        section = key.partition(".")[0]
+        if section != last and (not within or within == section):
+            lines += ["", _fill(f"{section}: {model.model_fields[section].description}", width)]
+        last = section
+        field = found[key]
+        only = "".join(f" Read only with {mark}." for mark in _marks(model, key)[:1])
+        lines.append(_fill(f"{key}={_default(model, key)}  ({allowed(field)})", width, "  ", "      "))
+        lines.append(_fill(f"{field.description}{only}", width, "      ", "      "))
+    sys.stdout.write("\n".join(lines).lstrip("\n") + "\n")  # at once, so that `| head` closes no pipe under it
 
 
-def _default(key: str, field: FieldInfo, section: BaseModel | None) -> str:
+INTRODUCTION = (
+    "key=value sets what the file left out or overrides it; values are YAML:",
+    "trainer.steps=5 'optim.betas=[0.9,0.95]' model.path=null",
+)
+
+
+def _fill(text: str, width: int, first: str = "", then: str = "") -> str:
+    return textwrap.fill(text, width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)
+
+
+def _marks(model: type[BaseModel], key: str) -> list[Only]:
+    """What says when a setting, or a section around it, is read; the nearest first."""
+    parts = key.split(".")
+    fields = [find(model, ".".join(parts[: n + 1]))[1] for n in range(len(parts))]
+    return [mark for field in reversed(fields) for mark in field.metadata if isinstance(mark, Only)]
+
+
+def _default(model: type[BaseModel], key: str) -> str:
     """The default of a setting within its section's own default (critic.lr is not optim.lr)."""
+    section, _, rest = key.partition(".")
+    field = find(model, key)[1]
     if field.is_required():
         return "(required)"
-    value: Any = section
-    for part in key.split("."):
+    value: Any = model.model_fields[section].default
+    for part in rest.split("."):
         value = getattr(value, part, ...)
     value = field.get_default(call_default_factory=True, validated_data={}) if value is ... else value
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _plain(text: str) -> Any:
-    from rich.text import Text
-
-    return Text(text)  # brackets in it are no markup

@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trainer.config import OptimConfig, TrainerConfig
+from trainer.configs.sections import OptimConfig, TrainerConfig
 
 
 def init_distributed(rank: int, world: int, address: str, port: int, timeout: int, device: torch.device) -> None:

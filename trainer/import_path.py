@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 
 def find(spec: str, setting: str) -> Callable[..., Any]:

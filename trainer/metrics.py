@@ -22,7 +22,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 FILE = "metrics.jsonl"
 LINE = ("reward", "eval_reward", "loss", "kl", "tokens_per_second", "seconds")  # what people see while it runs

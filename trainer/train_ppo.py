@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from trainer.cli import exits_cleanly, parse
+from trainer.configs.ppo import PpoConfig
 
 if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
     with exits_cleanly():
-        parse(sys.argv[1:], prog="python -m trainer.train_ppo")
+        parse(sys.argv[1:], prog="python -m trainer.train_ppo", model=PpoConfig)
 
 import torch
 
@@ -26,9 +27,9 @@ from trainer.actors import RunError
 from trainer.algorithms.advantages import estimate
 from trainer.algorithms.kl import KlController, kl
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.config import ConfigError, TrainConfig
 from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
+from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
 from trainer.rewards import needs_answer
@@ -45,7 +46,7 @@ from trainer.worker_groups import WorkerGroups, start
 class Run:
     """What the loop works with."""
 
-    config: TrainConfig
+    config: PpoConfig
     folder: Path
     workers: WorkerGroups
     loader: Loader
@@ -126,7 +127,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     return 0
 
 
-def train(config: TrainConfig, folder: Path) -> int:
+def train(config: PpoConfig, folder: Path) -> int:
     """Read the data, start all processes, run the loop, export the model. Returns the exit code."""
     schedule = config.trainer
     data = load_prompts(config.data, load_tokenizer(config.model), answers=needs_answer(config.reward.function))
@@ -165,7 +166,7 @@ def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prom
 
 
 def learn(
-    config: TrainConfig, workers: WorkerGroups, rollout: Rollout, controller: KlController, step: int, clock: Clock
+    config: PpoConfig, workers: WorkerGroups, rollout: Rollout, controller: KlController, step: int, clock: Clock
 ) -> dict[str, float]:
     """Advantages of a batch of scored episodes, then the optimizer steps on them."""
     algorithm, flat = config.algorithm, rollout.flat
@@ -187,7 +188,7 @@ def learn(
         kl(tokens_N["old"], tokens_N["reference"], "k1") if kl_in_reward else None,
         controller.coef,
     )
-    stats = workers.policy.update(rollout, tokens_N, step, controller.coef)
+    stats = workers.policy.update(rollout, tokens_N, step, kl_coef=controller.coef)
     if workers.critic and values_N is not None and returns_N is not None:
         targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
         of_critic = workers.critic.update(rollout, targets_N, step)
@@ -221,7 +222,7 @@ def show(episodes: list[Episode], prompt_column: str) -> None:
         print(f"prompt {episode.prompt.row[prompt_column]!r}  answer {episode.text!r}  reward {episode.reward:g}")
 
 
-def seed_of(config: TrainConfig, step: int) -> int:
+def seed_of(config: PpoConfig, step: int) -> int:
     """Of a step's samples; rollout engines add their number, so steps are far apart."""
     return (config.run.seed << 32) + (step << 12)
 
@@ -246,7 +247,7 @@ class Clock:
 
 def main(argv: list[str]) -> int:
     """Exit codes: 0 done, 1 failed, 2 a mistake in settings, data or paths, 143 stopped and saved."""
-    config = parse(argv, prog="python -m trainer.train_ppo")
+    config = parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig)
     folder = run_folder(config)
     with held(folder):
         save_resolved(config, folder, sys.orig_argv)

@@ -10,45 +10,50 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.cli import exits_cleanly, parse
+from trainer.configs.sft import SftConfig
 
 if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
     with exits_cleanly():
-        parse(sys.argv[1:], prog="python -m trainer.train_sft", supervised=True)
+        parse(sys.argv[1:], prog="python -m trainer.train_sft", model=SftConfig)
 
 import torch
 import torch.distributed as dist
 
 from trainer.actors import free_port
-from trainer.algorithms.losses import denominators, part
 from trainer.checkpoint import Checkpoints
-from trainer.config import ConfigError, TrainConfig
 from trainer.data.loader import Loader
-from trainer.data.packing import Sequence, balance, plan
+from trainer.data.packing import Sequence, select, split
 from trainer.data.prompts import answer_ids, load_prompts
+from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
-from trainer.models import load_tokenizer
+from trainer.models import PolicyModel, load_tokenizer
+from trainer.objectives.aggregation import denominators, part
+from trainer.objectives.supervised import supervised
 from trainer.roles import combine
 from trainer.runs import held, run_folder, save_resolved
 from trainer.stopping import STOPPED, stop_signals
 from trainer.types import Prompt
-from trainer.workers import Worker, packing
+from trainer.workers import Role, Tokens, Worker, packing
 
 T = TypeVar("T")
 
 
-def train(config: TrainConfig, folder: Path, rank: int, world: int) -> int:
+def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
     """Run to the end on this rank. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
     schedule = config.trainer
     tokenizer = load_tokenizer(config.model)
     prompts = load_prompts(config.data, tokenizer).prompts
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
     _check_lengths(prompts, tokenizer, schedule.micro_batch_tokens)
-    checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
-    worker = Worker(config, "policy", rank, world, None, config.placement.threads, supervised=True)
+    checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints)
+    objective = partial(supervised, config.algorithm)
+    role = Role("policy", PolicyModel, config.placement.gpus_per_rank, config.optim, objective, config.updates())
+    worker = Worker(config, role, rank, world, None, config.placement.threads)
     worker.join(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or free_port()))
     # Rank 0 alone looks: on a shared file system another node may see a checkpoint later, and would resume from another step.
     last, exported = _from_rank_0(lambda: (checkpoints.to_resume(config.run.resume), (folder / "model").exists()), rank, world)
@@ -98,17 +103,19 @@ def _check_lengths(prompts: list[Prompt], tokenizer: Any, budget: int) -> None:
         )
 
 
-def update(worker: Worker, sequences: list[Sequence], rank: int, world: int) -> dict[str, float]:
-    """One optimizer step on the global batch, of which each rank takes its share; all ranks return the same numbers."""
+def update(worker: Worker, sequences: list[Sequence], rank: int, world: int, tokens_N: Tokens | None = None) -> dict[str, float]:
+    """One optimizer step on the global batch, of which each rank takes its share; all ranks return the same numbers.
+
+    `tokens_N` are inputs of the objective per response token of the batch, besides the mask.
+    """
     lengths_E = torch.tensor([len(s.response_ids) for s in sequences])
     episode_N = torch.repeat_interleave(torch.arange(len(sequences)), lengths_E)
     counts = denominators(torch.ones(len(episode_N)), episode_N, len(sequences))
-    lengths = [s.length for s in sequences]
-    shares = balance(lengths, world)
-    count = max(len(plan([lengths[i] for i in share], **packing(worker.config))) for share in shares) if world > 1 else 0
+    shares, count = split([s.length for s in sequences], world, **packing(worker.config), together=worker.role.together)
     mine = shares[rank]
-    mask_N = torch.ones(int(lengths_E[mine].sum()))
-    stats = worker.update([sequences[i] for i in mine], {"mask": mask_N}, part(counts, mine), count)
+    where_N = select(lengths_E, mine)
+    mine_N = {name: values_N[where_N] for name, values_N in {"mask": torch.ones(len(episode_N)), **(tokens_N or {})}.items()}
+    stats = worker.update([sequences[i] for i in mine], mine_N, part(counts, mine), count)
     return combine(_gather(stats, world), counts.tokens)
 
 
@@ -159,9 +166,7 @@ def _barrier(world: int) -> None:
 def main(argv: list[str]) -> int:
     """Exit codes: 0 done, 2 a mistake in settings, data or paths, 143 stopped and saved."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = parse(argv, prog="python -m trainer.train_sft", supervised=True)
-    if world != config.placement.ranks and "WORLD_SIZE" in os.environ:
-        config = config.model_copy(update={"placement": config.placement.model_copy(update={"ranks": world})})
+    config = parse(argv, prog="python -m trainer.train_sft", model=SftConfig)
     if config.trainer.prompts_per_step % world:
         raise ConfigError(f"trainer.prompts_per_step={config.trainer.prompts_per_step}: does not divide by the {world} ranks of torchrun")
     folder = run_folder(config)

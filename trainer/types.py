@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-if TYPE_CHECKING:  # rewards are computed by processes that never load torch
+if TYPE_CHECKING:  # rewards are computed, and data read, by processes that have not loaded torch
     import torch
 
 
@@ -67,6 +67,15 @@ class Episode:
         return next((turn.finish for turn in reversed(self.turns) if turn.sampled), None) == "stop"
 
 
+@dataclass(frozen=True)
+class Denominators:
+    """What a loss over a global batch is divided by; the same on every rank and for every micro-batch of an optimizer step."""
+
+    tokens: float  # tokens with mask 1, all ranks
+    sequences: float  # sequences with at least one such token, all ranks
+    lengths_E: torch.Tensor  # tokens with mask 1 of each sequence that `episode_N` may name (those of this rank, or all)
+
+
 @dataclass(slots=True)
 class Batch:
     """A packed micro-batch: several sequences per row, attention never crosses from one to the next.
@@ -84,6 +93,8 @@ class Batch:
     tokens_N: dict[str, torch.Tensor]  # per-token inputs of the loss: mask, advantages, old log-probabilities, ...
     packed: bool  # False: one sequence per row, so that plain causal attention is right
     real_tokens: int  # of the R*L input positions, those that are not padding
+    counts: Denominators | None = None  # of the optimizer step; None where nothing is learnt
+    numbers: dict[str, float] = field(default_factory=dict)  # of the step, such as kl_coef
 
     def to(self, device: torch.device) -> Batch:
         """The same micro-batch on another device."""

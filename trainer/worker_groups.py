@@ -17,8 +17,9 @@ from ray.util.placement_group import remove_placement_group
 
 from trainer import actors, models, placement, weights
 from trainer.actors import RunError
-from trainer.config import ConfigError, TrainConfig
-from trainer.roles import RoleGroup
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
+from trainer.roles import RoleGroup, roles_of
 from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.types import Episode
 from trainer.workers import Role
@@ -30,7 +31,7 @@ class WorkerGroups:
     critic: RoleGroup | None
     reference: RoleGroup | None
     engines: RolloutEngines
-    config: TrainConfig
+    config: PpoConfig
     fingerprint: str
     plan: weights.Plan
     restarts: int = 0  # of rollout engines, in this run
@@ -87,14 +88,14 @@ class WorkerGroups:
 
     def shards(self) -> list[str]:
         """A file of every rank, below the folder that `save` was given: missing ones mean that a node does not share it."""
-        return [f"{role.role}/random-{rank}.pt" for role in self._trained() for rank in range(len(role.ranks))]
+        return [f"{role.role.name}/random-{rank}.pt" for role in self._trained() for rank in range(len(role.ranks))]
 
     def _trained(self) -> list[RoleGroup]:
-        return [self.policy, *([self.critic] if self.critic else [])]
+        return [group for group in (self.policy, self.critic, self.reference) if group and group.role.objective]
 
 
 @contextmanager
-def start(config: TrainConfig, folder: Path) -> Iterator[WorkerGroups]:
+def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     """Connect to Ray (the cluster of the job, or one of this machine's own), start all processes, and end them on leaving.
 
     Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
@@ -105,10 +106,11 @@ def start(config: TrainConfig, folder: Path) -> Iterator[WorkerGroups]:
         _connect()
     group = None
     try:
-        wanted = placement.plan(config)
+        members = roles_of(config)
+        wanted = placement.plan(config, {role.name: role.bundle for role in members if role.bundle})
         placement.check(wanted, [node["Resources"] for node in ray.nodes() if node["Alive"]], config.placement)
         group = placement.reserve(wanted, config.placement)
-        yield _start(config, folder, initial_model(config, folder), wanted, group)
+        yield _start(config, folder, initial_model(config, folder), wanted, members, group)
     finally:
         if ours:
             ray.shutdown()
@@ -133,7 +135,7 @@ def _connect() -> None:
         raise ConfigError(f"RAY_ADDRESS={address or '(not set)'}: no connection to a Ray cluster: {reason}") from error
 
 
-def _require_shared(folder: Path, roles: Mapping[Role, RoleGroup]) -> None:
+def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
     """Every rank must see the run's folder, or their shards would be missing from checkpoints. Raises ConfigError before the first step."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder.resolve() / f".seen-by-every-rank-{os.getpid()}"
@@ -150,16 +152,11 @@ def _require_shared(folder: Path, roles: Mapping[Role, RoleGroup]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement.Placement, group: Any) -> WorkerGroups:
-    names: list[Role] = ["policy"]
-    if config.algorithm.name == "ppo":
-        names.append("critic")
-    if config.algorithm.kl.coef > 0:
-        names.append("reference")
+def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.Placement, members: list[Role], group: Any) -> WorkerGroups:
     # Rollout engines first: they take longest to start.
     engines = RolloutEngines(config, model_path, group, wanted)
-    together = sum(not wanted.apart(name) for name in names)
-    roles: dict[Role, RoleGroup] = {name: RoleGroup(config, name, model_path, group, wanted, together) for name in names}
+    together = sum(role.bundle is None for role in members)
+    roles = {role.name: RoleGroup(config, role, model_path, group, wanted, together) for role in members}
     seconds = config.trainer.timeout
     actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
     policy = roles["policy"]
@@ -169,7 +166,7 @@ def _start(config: TrainConfig, folder: Path, model_path: str, wanted: placement
     return WorkerGroups(policy, roles.get("critic"), roles.get("reference"), engines, config, policy.call("fingerprint")[0], plan)
 
 
-def initial_model(config: TrainConfig, folder: Path) -> str:
+def initial_model(config: PpoConfig, folder: Path) -> str:
     """Where rollout engines and ranks load from: model.path, or random weights written once into the run's folder."""
     if config.model.path:
         return config.model.path

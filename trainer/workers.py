@@ -1,4 +1,4 @@
-"""One training process of one role: policy, critic or reference.
+"""One training process: a model, and the objective that it learns if it has one.
 
 A rank gets its share of the sequences, packs them into micro-batches and answers in the order in which it was asked. Everything
 that couples ranks (denominators, minibatches, advantages) was computed by the driver over the whole batch.
@@ -9,36 +9,50 @@ from __future__ import annotations
 import random
 import socket
 from collections import Counter
+from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from trainer import actors, models, placement, weights
-from trainer.algorithms.importance_sampling import importance_weight
-from trainer.algorithms.kl import kl, kl_loss
-from trainer.algorithms.losses import Denominators, aggregate, policy_loss, value_loss
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.sections import Config, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, sharded
-from trainer.types import Batch
+from trainer.errors import ConfigError
+from trainer.objectives import Objective
+from trainer.types import Batch, Denominators
 
-Role = Literal["policy", "critic", "reference"]
+EXPORT_BYTES = 256 << 20  # of weights that rank 0 collects at a time
 Tokens = dict[str, torch.Tensor]  # per-token inputs of a loss, flat, in the order of the sequences they come with
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the ranks of a group are: their model, what it learns if anything, and where they run."""
+
+    name: str  # of its actors, and of its folder in a checkpoint
+    head: Callable[[Any], nn.Module]  # makes of a language model what `score` and the objective see: a tuple, the first a tensor per token
+    gpus: float  # per rank
+    optim: OptimConfig | None = None
+    objective: Objective | None = None  # None: it is asked, and never learns
+    updates: int = 1  # optimizer steps that the learning rate's schedule spans
+    together: int = 1  # so many consecutive sequences are compared with each other, and never parted
+    bundle: placement.Bundle | None = None  # of resources for each rank; None: it shares the bundles of the ranks
+    gpus_setting: str = "placement.gpus_per_rank"  # named where a GPU is missing
 
 
 class Worker:
     """Made into a Ray actor by `trainer.roles`; `train_sft` uses it under torchrun, without Ray."""
 
-    def __init__(
-        self, config: TrainConfig, role: Role, rank: int, world: int, model_path: str | None, threads: int | None, supervised: bool = False
-    ):
+    def __init__(self, config: Config, role: Role, rank: int, world: int, model_path: str | None, threads: int | None):
         if threads:
             torch.set_num_threads(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
-        self.supervised = supervised
         self.group: Any = None
 
     def address(self) -> tuple[str, int]:
@@ -56,94 +70,53 @@ class Worker:
     def join(self, address: str, port: int) -> None:
         """Returns once all ranks are there, or raises."""
         config = self.config
-        own = self.role == "reference" and config.placement.gpus_per_reference is not None
-        setting = "placement.gpus_per_reference" if own else "placement.gpus_per_rank"
-        self.device = placement.device_of(placement.gpus_per_rank(config, self.role), setting)
+        self.device = placement.device_of(self.role.gpus, self.role.gpus_setting)
         init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
         seed(config.run.seed + self.rank)
 
     def build(self) -> None:
         """Load the model and build the engine. Collective under ZeRO-3."""
-        config = self.config
+        config, role = self.config, self.role
         # Rollout engines load from a folder, so random weights are written to one first; without engines (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
         shard = config.trainer.zero_stage == 3 and source.path is not None
         with sharded(getattr(torch, source.dtype)) if shard else nullcontext():
-            lm = models.load_lm(source, config.run.seed, self.device, train=self.role != "reference")
+            lm = models.load_lm(source, config.run.seed, self.device, train=role.objective is not None)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
-        steps = config.trainer.steps * (1 if self.supervised else config.algorithm.epochs * config.algorithm.minibatches)
-        if self.role == "critic":
-            self.engine = Engine(models.ValueModel(lm), config.critic, config.trainer, steps, self.device)
-        else:
-            temperature = 1.0 if self.supervised else config.rollout.temperature
-            policy = models.PolicyModel(lm, temperature, config.algorithm.entropy_coef > 0)
-            self.engine = Engine(policy, config.optim if self.role == "policy" else None, config.trainer, steps, self.device)
+        self.engine = Engine(role.head(lm), role.optim, config.trainer, role.updates, self.device)
         self.lm = lm
 
     # Reading and learning from a batch
 
     @torch.no_grad()
     def score(self, sequences: list[Sequence], count: int) -> torch.Tensor:
-        """Log-probabilities (policy, reference) or values (critic) of all response tokens, flat [N], in the order of `sequences`."""
+        """What the model says of all response tokens (log-probabilities, values), flat [N], in the order of `sequences`."""
         batches = self._pack(sequences, count)
-        outputs = [self.engine(self._to_device(batch)) for batch in batches]
-        return scatter([o if self.role == "critic" else o[0] for o in outputs], batches).cpu()
+        return scatter([self.engine(self._to_device(batch))[0] for batch in batches], batches).cpu()
 
     def update(
-        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, kl_coef: float = 0.0
+        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
     ) -> dict[str, float]:
-        """One optimizer step. `counts` are global, so `loss` and the other sums add up over ranks to the whole batch's."""
+        """One optimizer step. `counts` are global, so `loss` and the other sums add up over ranks to those of the global batch.
+
+        `tokens_N` and `numbers` are what the objective reads besides the sequences.
+        """
+        assert self.role.objective is not None, f"{self.role.name} does not learn"
         batches = self._pack(sequences, count)
-        attach(batches, tokens_N)
-        loss_of = self._critic_loss if self.role == "critic" else self._policy_loss
+        attach(batches, tokens_N, counts, numbers)
         sums: Counter[str] = Counter()
-        for i, batch in enumerate(batches):
-            loss, stats = loss_of(self._to_device(batch), counts, kl_coef)
+        for i, batch in enumerate(map(self._to_device, batches)):
+            loss, stats = self.role.objective(batch, self.engine(batch))
             self.engine.backward(loss, last=i == len(batches) - 1)
             sums.update({name: float(value) for name, value in {"loss": loss.detach(), **stats}.items()})
         sums["real_tokens"] = sum(b.real_tokens for b in batches)
         sums["padded_tokens"] = sum(b.input_ids_RL.numel() for b in batches)
         return {**sums, **self.engine.step()}
 
-    def _policy_loss(self, batch: Batch, counts: Denominators, kl_coef: float) -> tuple[torch.Tensor, Tokens]:
-        algorithm, t = self.config.algorithm, batch.tokens_N
-        logp_N, entropy_N = self.engine(batch)
-        if "advantages" not in t:
-            return aggregate(-logp_N, t["mask"], batch.episode_N, algorithm.aggregation, counts), {}
-        # Without old log-probabilities this is the only update on these episodes: old and current policy are the same.
-        old_N = t["old"] if "old" in t else logp_N.detach()
-        weight_N, mismatch = importance_weight(old_N, t["rollout"], algorithm.importance_cap, t["mask"])
-        loss_N, stats = policy_loss(
-            logp_N,
-            old_N,
-            t["advantages"],
-            t["mask"],
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
-            dual_clip=algorithm.dual_clip,
-            weight_N=weight_N,
-        )
-        if algorithm.entropy_coef:
-            loss_N = loss_N - algorithm.entropy_coef * entropy_N
-        if "reference" in t:
-            with torch.no_grad():
-                stats["kl"] = (kl(logp_N, t["reference"], algorithm.kl.estimator) * t["mask"]).sum()
-            if algorithm.kl.where == "loss":
-                loss_N = loss_N + kl_coef * kl_loss(logp_N, t["reference"], algorithm.kl.estimator)
-        stats |= {name: mismatch[name] for name in ("logprob_diff", "dropped")}
-        stats["entropy"] = (entropy_N.detach() * t["mask"]).sum()
-        return aggregate(loss_N, t["mask"], batch.episode_N, algorithm.aggregation, counts), stats
-
-    def _critic_loss(self, batch: Batch, counts: Denominators, kl_coef: float) -> tuple[torch.Tensor, Tokens]:
-        t = batch.tokens_N
-        values_N = self.engine(batch)
-        loss_N = value_loss(values_N, t["values"], t["returns"], self.config.algorithm.value_clip)
-        return aggregate(loss_N, t["mask"], batch.episode_N, "token", counts), {}
-
     def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:
-        return pack(sequences, **packing(self.config), pad_id=self.pad_id, count=count)
+        return pack(sequences, **packing(self.config), pad_id=self.pad_id, count=count, together=self.role.together)
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch if self.device.type == "cpu" else batch.to(self.device)
@@ -198,7 +171,7 @@ class Worker:
     def export(self, folder: Path) -> None:
         """Write a Hugging Face model folder. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory."""
         whole: dict[str, torch.Tensor] = {}
-        for bucket in weights.plan(self.parameters(), self.config.rollout.bucket_mb << 20):
+        for bucket in weights.plan(self.parameters(), EXPORT_BYTES):
             names = [parameter.name for parameter in bucket]
             tensors = self._gather(names)
             if self.rank == 0:
@@ -214,7 +187,7 @@ class Worker:
         return torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
 
 
-def packing(config: TrainConfig) -> dict[str, Any]:
+def packing(config: Config) -> dict[str, Any]:
     """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""
     return {"budget": config.trainer.micro_batch_tokens, "one_row": config.model.attention == "flash_attention_2"}
 

@@ -10,7 +10,7 @@ import ray
 from ray.util.placement_group import remove_placement_group
 
 from trainer import actors, placement
-from trainer.config import TrainConfig
+from trainer.configs.ppo import PpoConfig
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -36,7 +36,7 @@ class Process:
     ],
 )
 def test_all_roles_and_rollout_engines_find_their_place(settings):
-    config = TrainConfig.model_validate(
+    config = PpoConfig.model_validate(
         {
             "model": {"path": "m"},
             "data": {"path": "a:b"},

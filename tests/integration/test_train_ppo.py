@@ -19,7 +19,8 @@ import ray
 from trainer import train_ppo, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.stopping import STOPPED
@@ -33,7 +34,7 @@ def cluster():
     ray.shutdown()
 
 
-def settings(path: Path, **changes: Any) -> TrainConfig:
+def settings(path: Path, **changes: Any) -> PpoConfig:
     values: dict[str, Any] = {
         "model": {"path": str(path), "dtype": "float32"},
         "data": {"path": "trainer.data.tasks:sort_digits", "args": {"rows": 200, "length": 3}, "max_prompt_tokens": 8},
@@ -47,7 +48,7 @@ def settings(path: Path, **changes: Any) -> TrainConfig:
     }
     for key, value in changes.items():
         values[key] = {**values.get(key, {}), **value}
-    return TrainConfig.model_validate(values)
+    return PpoConfig.model_validate(values)
 
 
 def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:

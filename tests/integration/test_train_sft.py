@@ -115,8 +115,8 @@ def test_killed_at_once_it_resumes_to_the_same_numbers(runs):
         (1, ["run.name=x", "data.answer=solution"], ["data.answer", "solution"]),
         (
             1,
-            ["run.name=x", "trainer.micro_batch_tokens=9", "data.max_prompt_tokens=4", "rollout.max_new_tokens=4"],
-            ["trainer.micro_batch_tokens"],
+            ["run.name=x", "trainer.micro_batch_tokens=9", "data.max_prompt_tokens=8"],
+            ["trainer.micro_batch_tokens=9: row", "tokens; raise it"],
         ),
         (1, ["run.name=alone", "optim.lr=1.0e-4"], ["optim.lr", "0.003", "run.name"]),
         (1, ["run.name=alone", "trainer.steps=7", "model.init.hidden_size=64"], ["model.init.hidden_size", "run.name"]),

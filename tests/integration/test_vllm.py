@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 
 from trainer import weights
 from trainer.actors import free_port
-from trainer.config import TrainConfig
+from trainer.configs.ppo import PpoConfig
 from trainer.rollout.vllm import VllmEngine
 from trainer.types import Episode, Prompt
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def engine(wide_model: Path) -> VllmEngine:
-    config = TrainConfig.model_validate(
+    config = PpoConfig.model_validate(
         {
             "model": {"path": str(wide_model), "dtype": "float32"},
             "data": {"path": "a:b", "max_prompt_tokens": 16},

@@ -11,14 +11,15 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 
 import vllm
 
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
 from trainer.rollout.vllm import VllmEngine, arguments, seeded
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-def config(path: str = "m", **sections: Any) -> TrainConfig:
-    return TrainConfig.model_validate({"model": {"path": path, "dtype": "float32"}, "data": {"path": "a:b"}} | sections)
+def config(path: str = "m", **sections: Any) -> PpoConfig:
+    return PpoConfig.model_validate({"model": {"path": path, "dtype": "float32"}, "data": {"path": "a:b"}} | sections)
 
 
 def test_a_split_rollout_engine_starts_its_processes_itself():

@@ -11,7 +11,7 @@ from trainer.algorithms.advantages import (
     token_rewards,
     whiten,
 )
-from trainer.config import AlgorithmConfig
+from trainer.configs.sections import AlgorithmConfig
 
 T = torch.tensor
 

@@ -223,7 +223,7 @@ def test_another_model_or_number_of_ranks_is_refused_with_the_way_out(tmp_path):
     found.require(model="abc", world_size=2)
     with pytest.raises(CheckpointError, match=r"another model \(fingerprint abc, this one is xyz\): .* choose another run.name"):
         found.require(model="xyz", world_size=2)
-    with pytest.raises(CheckpointError, match=r"written by 2 ranks, placement.ranks is 4: set placement.ranks=2"):
+    with pytest.raises(CheckpointError, match=r"written by 2 ranks, this run has 4: set placement.ranks=2"):
         found.require(model="abc", world_size=4)
 
 

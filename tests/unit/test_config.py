@@ -7,14 +7,16 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from trainer.cli import exits_cleanly, parse, to_yaml
-from trainer.config import ConfigError, TrainConfig, conflicts
 from trainer.config_help import settings
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import Config, broken_rules
+from trainer.configs.sft import SftConfig
+from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 BASE = ["model.path=gpt2", "data.path=package.module:rows"]
@@ -22,13 +24,13 @@ PROG = "python -m trainer.train_ppo"
 pytestmark = pytest.mark.usefixtures("runs")
 
 
-def ok(*argv: str, **kwargs: Any) -> TrainConfig:
-    return parse([*BASE, *argv], prog=PROG, **kwargs)
+def ok(*argv: str) -> PpoConfig:
+    return parse([*BASE, *argv], prog=PROG, model=PpoConfig)
 
 
-def errors(*argv: str, **kwargs: Any) -> list[str]:
+def errors(*argv: str, model: type[Config] = PpoConfig) -> list[str]:
     with pytest.raises(ConfigError) as caught:
-        parse(list(argv), prog=PROG, **kwargs)
+        parse(list(argv), prog=PROG, model=model)
     return str(caught.value).splitlines()
 
 
@@ -43,7 +45,7 @@ def recipe(tmp_path: Path, text: str) -> str:
 
 def test_the_command_line_overrides_the_file(tmp_path):
     file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\ntrainer: {steps: 60, prompts_per_step: 32}\nalgorithm:\n")
-    config = parse(["--config", file, "trainer.steps=5", "algorithm.kl.coef=0.01", "optim.betas=[0.9,0.99]"], prog=PROG)
+    config = parse(["--config", file, "trainer.steps=5", "algorithm.kl.coef=0.01", "optim.betas=[0.9,0.99]"], prog=PROG, model=PpoConfig)
     assert (config.trainer.steps, config.trainer.prompts_per_step) == (5, 32)
     assert config.algorithm.kl.coef == 0.01
     assert config.optim.betas == (0.9, 0.99)
@@ -51,14 +53,18 @@ def test_the_command_line_overrides_the_file(tmp_path):
 
 def test_order_of_options_does_not_matter(tmp_path):
     file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\n")
-    assert parse(["trainer.steps=5", "--config", file, "run.seed=3"], prog=PROG) == parse(
-        [f"--config={file}", "run.seed=3", "trainer.steps=5"], prog=PROG
-    )
+    orders = ["trainer.steps=5", "--config", file, "run.seed=3"], [f"--config={file}", "run.seed=3", "trainer.steps=5"]
+    first, second = (parse(argv, prog=PROG, model=PpoConfig) for argv in orders)
+    assert first == second
 
 
 def test_null_takes_a_setting_of_the_file_back(tmp_path):
     file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\n")
-    config = parse(["--config", file, "model.path=null", "model.init={model_type: qwen2}", "model.tokenizer=characters:ab=c"], prog=PROG)
+    config = parse(
+        ["--config", file, "model.path=null", "model.init={model_type: qwen2}", "model.tokenizer=characters:ab=c"],
+        prog=PROG,
+        model=PpoConfig,
+    )
     assert (config.model.path, config.model.init, config.model.tokenizer) == (None, {"model_type": "qwen2"}, "characters:ab=c")
 
 
@@ -102,23 +108,53 @@ def test_the_printed_config_reads_back_to_the_same_config(tmp_path, capsys):
         "optim.lr=5e-4",
     ]
     with pytest.raises(SystemExit) as ended:
-        parse([*argv, "--dry-run"], prog=PROG)
+        parse([*argv, "--dry-run"], prog=PROG, model=PpoConfig)
     assert ended.value.code == 0
     file = recipe(tmp_path, capsys.readouterr().out)
-    assert parse(["--config", file], prog=PROG) == parse(argv, prog=PROG)
+    assert parse(["--config", file], prog=PROG, model=PpoConfig) == parse(argv, prog=PROG, model=PpoConfig)
 
 
-def test_help_shows_every_setting_with_default_and_description(capsys):
+def help_of(capsys: pytest.CaptureFixture[str], model: type[Config], *argv: str) -> str:
     with pytest.raises(SystemExit) as ended:
-        parse(["--help"], prog=PROG)
-    text = capsys.readouterr().out
-    flat = " ".join(text.split())
+        parse(["--help", *argv], prog=PROG, model=model)
     assert ended.value.code == 0
-    for key, field in settings(TrainConfig).items():
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("model", [PpoConfig, SftConfig])
+def test_help_shows_every_setting_that_is_read_with_default_and_description(capsys, model):
+    text = help_of(capsys, model)
+    for key, field in settings(model).items():
         assert field.description, f"{key} has no description"
-        assert re.search(rf"^{re.escape(key)} +\S", text, re.MULTILINE), key
-    assert re.search(r"^critic\.lr +1e-05 ", text, re.MULTILINE)  # the section's own default, not optim's
-    assert "trainer.steps 100 an integer, at least 1" in flat
+        assert re.search(rf"^  {re.escape(key)}=.", text, re.MULTILINE), key
+    assert "\n  trainer.steps=100  (an integer, at least 1)\n      Batches to train on, those before a resume included.\n" in text
+    assert re.findall(r"^  (rollout|reward|critic)\.", text, re.MULTILINE) == [] or model is PpoConfig
+
+
+def test_help_says_what_a_setting_depends_on_and_takes_the_sections_own_default(capsys):
+    text = " ".join(help_of(capsys, PpoConfig).split())
+    assert "critic.lr=1e-05 (a number, above 0) AdamW's learning rate after warm-up. Read only with algorithm.name ppo." in text
+    assert "Read only with algorithm.kl.coef." in text
+
+
+@pytest.mark.parametrize(("columns", "widest"), [("", 80), ("80", 80), ("60", 60), ("300", 100)])
+def test_help_fits_the_terminal_and_crops_nothing(capsys, monkeypatch, columns, widest):
+    monkeypatch.setenv("COLUMNS", columns)
+    text = help_of(capsys, PpoConfig)
+    assert max(map(len, text.splitlines())) <= widest
+    flat = " ".join(text.split())
+    assert all(" ".join((field.description or "").split()) in flat for field in settings(PpoConfig).values())
+
+
+def test_help_of_a_section_shows_that_section_alone(capsys):
+    text = help_of(capsys, PpoConfig, "algorithm")
+    assert set(re.findall(r"^  ([a-z]+)\.", text, re.MULTILINE)) == {"algorithm"}
+    assert text.lstrip().startswith("algorithm: Advantages and loss.")
+    assert re.findall(r"^  (\S+)=", help_of(capsys, PpoConfig, "algorithm.kl"), re.MULTILINE) == [
+        f"algorithm.kl.{name}" for name in ("coef", "where", "estimator", "target", "horizon")
+    ]
+    with pytest.raises(ConfigError, match="--help rollout: no such section; there are run, model, data"):
+        parse(["--help", "rollout"], prog=PROG, model=SftConfig)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------------
@@ -189,7 +225,17 @@ def test_a_file_that_is_not_there_is_named():
 
 CONFLICTS = {
     "algorithm.group_size, algorithm.name": ["algorithm.group_size=1"],
-    "critic, algorithm.name": ["critic.lr=1"],
+    "critic.lr, algorithm.name": ["critic.lr=1"],
+    "algorithm.lam, algorithm.name": ["algorithm.lam=0.5"],
+    "algorithm.value_clip, algorithm.name": ["algorithm.value_clip=null"],
+    "algorithm.gamma, algorithm.name": ["algorithm.gamma=0.9", "algorithm.name=rloo"],
+    "algorithm.kl.where, algorithm.kl.coef": ["algorithm.kl.where=reward"],
+    "algorithm.kl.horizon, algorithm.kl.target": ["algorithm.kl.horizon=7", "algorithm.kl.coef=0.1"],
+    "rollout.options, rollout.engine": ["rollout.options.a=1", "rollout.engine=hf"],
+    "rollout.gpu_memory, rollout.engine": ["rollout.gpu_memory=0.9", "rollout.engine=hf"],
+    "rollout.max_logprob_diff, trainer.staleness": ["rollout.max_logprob_diff=1", "trainer.staleness=1"],
+    "trainer.keep_best, trainer.eval_prompts": ["trainer.keep_best=true", "trainer.eval_prompts=0"],
+    "data.args, data.path": ["data.path={rows}", "data.args.a=1"],
     "model.path, model.init": ["model.init={a: 1}", "model.tokenizer=gpt2"],
     "trainer.prompts_per_step, algorithm.group_size, algorithm.minibatches, placement.ranks": ["placement.ranks=7"],
     "trainer.micro_batch_tokens, data.max_prompt_tokens, rollout.max_new_tokens": ["trainer.micro_batch_tokens=2047"],
@@ -206,7 +252,7 @@ CONFLICTS = {
     ],
     "placement.colocate, placement.gpus_per_rank, placement.gpus_per_engine": ["placement.colocate=true"],
     "placement.gpus_per_rank, placement.ranks": ["placement.gpus_per_rank=0.5", "placement.ranks=2"],
-    "algorithm.kl.coef, placement.reference_resources": ["placement.reference_resources.v100=1"],
+    "placement.reference_resources, algorithm.kl.coef": ["placement.reference_resources.v100=1"],
     "placement.gpus_per_reference, placement.reference_resources": ["placement.gpus_per_reference=0.5"],
     "placement.gpus_per_reference, placement.ranks": [
         "placement.reference_resources.v100=1",
@@ -225,11 +271,12 @@ CONFLICTS = {
 
 
 @pytest.mark.parametrize("keys", CONFLICTS)
-def test_settings_that_do_not_fit_together_are_refused(keys):
-    (line,) = errors(*BASE, *CONFLICTS[keys])
-    named, _, rule = line.partition(": ")
-    assert ", ".join(part.partition("=")[0] for part in named.split(", ") if re.match(r"[a-z]", part)) == keys
-    assert "command line" in rule.rpartition("(")[2]
+def test_settings_that_do_not_fit_together_are_refused(keys, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "answer": "2"}')
+    (line,) = errors(*BASE, *(setting.replace("{rows}", str(rows)) for setting in CONFLICTS[keys]))
+    assert ", ".join(re.findall(r"(?:^|, )([a-z]+\.[a-z_.]+)=", line)) == keys
+    assert "command line" in line.rpartition("(")[2]
 
 
 def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
@@ -257,15 +304,53 @@ def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
     ],
 )
 def test_settings_that_fit_are_not_refused(argv):
-    assert conflicts(ok(*argv)) == []
+    assert broken_rules(ok(*argv)) == []
 
 
-def test_supervised_training_counts_sequences_and_leaves_sampling_rules_out():
-    assert ok("algorithm.group_size=1", "placement.ranks=4", supervised=True).algorithm.group_size == 1
-    (line,) = errors(*BASE, "trainer.prompts_per_step=6", "placement.ranks=4", supervised=True)
-    assert "6 sequences per step do not divide into 1 x 4 equal parts" in line
-    (line,) = errors(*BASE, "algorithm.epochs=4", "optim.schedule=linear", "optim.warmup_steps=100", supervised=True)
-    assert "the warm-up must end before the run does" in line
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("rollout.engines=8", "it samples no answers"),
+        ("reward.function=nonsense", "it learns from the answers of the data, not from rewards"),
+        ("critic.lr=1", "it trains no value model"),
+        ("algorithm.name=ppo", "there are no advantages; of this section it reads algorithm.aggregation alone"),
+        ("trainer.eval_every=5", "it neither samples nor evaluates"),
+        ("placement.ranks=2", "torchrun starts its processes, not Ray"),
+    ],
+)
+def test_what_an_entry_point_does_not_read_is_refused(argument, why):
+    assert errors(*BASE, argument, model=SftConfig) == [f"{argument}: not read by train_sft; {why} (command line)"]
+
+
+def test_what_a_file_sets_in_vain_is_named_with_its_lines(tmp_path):
+    file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\nrollout:\n  engines: 8\n  options: {a: 1}\nreward: {}\n")
+    lines = errors("--config", file, model=SftConfig)
+    assert f"rollout.engines=8: not read by train_sft; it samples no answers ({file}:4)" in lines
+    assert f'rollout.options={{"a": 1}}: not read by train_sft; it samples no answers ({file}:5)' in lines
+
+
+def test_what_an_algorithm_does_not_read_is_refused_with_the_reason():
+    assert errors(*BASE, "algorithm.lam=0.5", "algorithm.value_clip=9", "critic.lr=1", "algorithm.kl.estimator=k1") == [
+        "algorithm.lam=0.5, algorithm.name=grpo: not read; only ppo trains a value model (command line; default)",
+        "algorithm.value_clip=9.0, algorithm.name=grpo: not read; only ppo trains a value model (command line; default)",
+        "algorithm.kl.estimator=k1, algorithm.kl.coef=0.0: not read; a coefficient of 0 leaves the reference model out"
+        " (command line; default)",
+        "critic.lr=1.0, algorithm.name=grpo: not read; only ppo trains a value model (command line; default)",
+    ]
+    assert ok("algorithm.name=ppo", "algorithm.lam=0.5", "algorithm.value_clip=null").algorithm.value_clip is None
+
+
+def test_errors_of_single_settings_and_between_settings_are_reported_together():
+    lines = errors("data.path=a:b", "trainer.steps=0", "algorithm.group_size=1", "optim.lr=x", "nonsense.key=1", "algorithm.lam=0.5")
+    assert [line.partition(":")[0].partition("=")[0] for line in lines] == [
+        "optim.lr",
+        "trainer.steps",
+        "nonsense.key",
+        "model.path",
+        "algorithm.group_size",
+        "algorithm.lam",
+    ]
+    assert len(errors("trainer=5", "model.path=gpt2", "trainer.steps=1")) == 1, "nothing is said of settings below one that is refused"
 
 
 # --- paths -----------------------------------------------------------------------------------------------------------------
@@ -295,7 +380,7 @@ def test_run_name_means_the_model_that_the_run_exported(runs):
 
 def test_a_mistake_ends_with_exit_code_2_and_no_traceback(capsys):
     with pytest.raises(SystemExit) as ended, exits_cleanly():
-        parse([*BASE, "trainer.steps=0", "run.seed=-1"], prog=PROG)
+        parse([*BASE, "trainer.steps=0", "run.seed=-1"], prog=PROG, model=PpoConfig)
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: run.seed=-1: must be an integer, at least 0 and below 2147483648 (command line)",
@@ -316,7 +401,7 @@ def test_the_largest_seed_still_seeds_every_step():
 
 def test_the_config_needs_neither_torch_nor_ray():
     code = (
-        "import sys, trainer.config, trainer.cli, trainer.runs; trainer.cli.parse(sys.argv[1:], prog='x')\n"
+        "import sys, trainer.cli, trainer.configs.ppo as ppo; trainer.cli.parse(sys.argv[1:], prog='x', model=ppo.PpoConfig)\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'ray', 'transformers', 'numpy', 'vllm', 'deepspeed'}))"
     )
     done = subprocess.run([sys.executable, "-c", code, *BASE], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
@@ -334,8 +419,9 @@ def test_every_recipe_is_a_valid_config(file, runs):
         assert path.removeprefix("run:") in {recipe.stem for recipe in RECIPES}
         (runs / path.removeprefix("run:") / "model").mkdir(parents=True)
         (runs / path.removeprefix("run:") / "model" / "config.json").write_text("{}")
-    config = parse(["--config", str(file)], prog=PROG, supervised="sft" in file.stem)
-    assert parse(["--config", recipe(runs.parent, to_yaml(config))], prog=PROG, supervised="sft" in file.stem) == config
+    model = SftConfig if "sft" in file.stem else PpoConfig
+    config = parse(["--config", str(file)], prog=PROG, model=model)
+    assert parse(["--config", recipe(runs.parent, to_yaml(config))], prog=PROG, model=model) == config
 
 
 def test_a_full_disk_is_one_line_and_other_system_errors_are_not_hidden(capsys):

@@ -15,13 +15,16 @@ import yaml
 from stacks.load import parse as parse_stack
 from stacks.schema import Stack
 from trainer import cli, config_help
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import Config
+from trainer.configs.sft import SftConfig
+from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "benchmarks")
-TRAINERS = {"trainer.train_ppo": False, "trainer.train_sft": True}  # module -> supervised
-SECTIONS = tuple(TrainConfig.model_fields)
+TRAINERS: dict[str, type[Config]] = {"trainer.train_ppo": PpoConfig, "trainer.train_sft": SftConfig}
+SECTIONS = tuple(PpoConfig.model_fields)
 FOREIGN = "## From verl or OpenRLHF"  # below it, keys of other systems stand beside ours
 RENDERED = {
     *(file.name for file in (ROOT / "tests/contract/golden").rglob("*")),
@@ -159,7 +162,7 @@ def commands(page: Path) -> list[tuple[str, list[str]]]:
 @pytest.mark.usefixtures("prepared")
 def test_every_training_command_is_accepted(page):
     for module, arguments in commands(page):
-        cli.parse(arguments, prog=f"python -m {module}", supervised=TRAINERS[module])
+        cli.parse(arguments, prog=f"python -m {module}", model=TRAINERS[module])
 
 
 @named(PAGES)
@@ -169,12 +172,12 @@ def test_every_override_in_the_text_is_accepted(page):
     for span in spans(own(page)):
         words = span.split()
         if words and all(setting.fullmatch(word) for word in words):
-            cli.parse(["--config", "run.yaml", *words], prog="docs")
+            cli.parse(["--config", "run.yaml", *words], prog="docs", model=PpoConfig)
 
 
 @named(PAGES)
 def test_every_setting_that_is_named_exists(page):
-    known = {*config_help.settings(TrainConfig), *(f"{key}.{name}" for key, name in [("algorithm", "kl")])}
+    known = {*config_help.settings(PpoConfig), *(f"{key}.{name}" for key, name in [("algorithm", "kl")])}
     free = tuple(f"{key}." for key in ("model.init", "data.args", "reward.args", "rollout.options"))
     names = [span.partition("=")[0] for span in spans(own(page))]
     if FOREIGN in page.read_text():  # the last column of its table is ours
@@ -233,6 +236,6 @@ def test_these_checks_see_mistakes():
     assert missing_pieces("no such setting…; did you mean … or a parrot?") == ["or a parrot?"]
     assert spans("a `b` and ``c `d` e`` ```") == ["b", "c `d` e"]
     with pytest.raises(ConfigError, match=r"did you mean trainer\.steps"):
-        cli.parse(["trainer.stepz=5"], prog="docs")
+        cli.parse(["trainer.stepz=5"], prog="docs", model=PpoConfig)
     assert len(quoted_messages()) > 40
     assert any(commands(page) for page in PAGES)

@@ -16,6 +16,8 @@ from stacks.dstack_api import AnyBackendFileConfigWithCreds, TaskConfiguration, 
 from stacks.schema import Ssh, Stack
 from stacks.site import Site
 from trainer import cli
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sft import SftConfig
 
 AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})
 GPUS = {"name": "gpus", "nodes": 4, "cpus": 192, "memory": "2TB..", "gpu": {"name": "H100", "count": 8, "memory": "80GB"}}
@@ -144,5 +146,5 @@ def test_the_first_job_of_a_person_is_one_that_the_trainer_takes(on_gpus: bool, 
     (tmp_path / "demo-sft/model/config.json").touch()
     _, _, script = shlex.split(demo_job(on_gpus))
     warm_start, reinforce = (shlex.split(command)[3:] for command in script.split(" && "))
-    for arguments, supervised in ((warm_start, True), (reinforce, False)):
-        assert cli.parse(arguments, prog="demo", supervised=supervised).placement.gpus_per_rank == on_gpus
+    for arguments, model in ((warm_start, SftConfig), (reinforce, PpoConfig)):
+        assert cli.parse(arguments, prog="demo", model=model).placement.gpus_per_rank == on_gpus

@@ -3,7 +3,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainer.config import TrainConfig
+from trainer.configs.ppo import PpoConfig
 from trainer.rollout.hf import HfEngine, _nucleus
 from trainer.types import Prompt
 
@@ -11,7 +11,7 @@ PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Pro
 
 
 def engine(folder, **rollout) -> HfEngine:
-    config = TrainConfig.model_validate(
+    config = PpoConfig.model_validate(
         {
             "model": {"path": str(folder), "dtype": "float32"},
             "data": {"path": "a:b", "max_prompt_tokens": 16},

@@ -2,8 +2,8 @@ import json
 
 import pytest
 
-from trainer.config import ConfigError
 from trainer.data.loader import Loader
+from trainer.errors import ConfigError
 from trainer.types import Prompt
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from trainer.cli import exits_cleanly
 from trainer.compare import compare, main
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 from trainer.metrics import FILE, Metrics, NonFiniteError, plot, read, smoothed
 
 QUIET = Console(file=io.StringIO())

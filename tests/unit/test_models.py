@@ -6,8 +6,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trainer import models
-from trainer.config import ConfigError, ModelConfig
+from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, pack, scatter
+from trainer.errors import ConfigError
 
 SEQUENCES = [Sequence([3, 4, 5], [6, 7, 1]), Sequence([5, 5], [9, 8, 7, 6, 1]), Sequence([3], [4])]
 
@@ -53,7 +54,7 @@ def test_entropy_is_learnt_only_when_asked(tiny_model):
 
 def test_a_value_model_starts_without_an_opinion(tiny_model):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    values = models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])
+    (values,) = models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])
     assert values.shape == (9,)
     assert values.eq(0).all()
     assert values.requires_grad
@@ -145,7 +146,7 @@ def test_heads_are_found_whatever_they_are_called(model_type):
     logprobs_N, _ = scored(models.PolicyModel(lm))
     logits = lm(input_ids=torch.tensor([SEQUENCES[2].prompt_ids])).logits[0, -1]
     torch.testing.assert_close(logprobs_N[-1], torch.log_softmax(logits, -1)[SEQUENCES[2].response_ids[0]], atol=1e-5, rtol=1e-5)
-    assert models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0]).eq(0).all()
+    assert models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])[0].eq(0).all()
 
 
 def _gpt_neox() -> Any:

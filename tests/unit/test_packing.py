@@ -6,9 +6,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.algorithms.losses import aggregate, denominators, part
-from trainer.config import ConfigError
 from trainer.data.packing import Sequence, attach, balance, efficiency, flatten, pack, plan, scatter, select
+from trainer.errors import ConfigError
+from trainer.objectives.aggregation import aggregate, denominators, part
 from trainer.types import Batch, Episode, Prompt, Turn
 
 PAD = 0

@@ -2,12 +2,14 @@ import pytest
 import torch
 
 from trainer import placement
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
+from trainer.roles import roles_of
 
 
-def config(**sections: dict) -> TrainConfig:
+def config(**sections: dict) -> PpoConfig:
     base = {"model": {"path": "m"}, "data": {"path": "a:b"}, "trainer": {"prompts_per_step": 64}}
-    return TrainConfig.model_validate(base | sections)
+    return PpoConfig.model_validate(base | sections)
 
 
 def test_ranks_and_rollout_engines_get_bundles_of_their_own():
@@ -44,26 +46,38 @@ def test_custom_resources_pin_roles_to_kinds_of_nodes():
     assert plan.engines[0]["l4"] == 1
 
 
+def planned(settings: PpoConfig) -> placement.Placement:
+    return placement.plan(settings, {role.name: role.bundle for role in roles_of(settings) if role.bundle})
+
+
 @pytest.mark.parametrize("colocate", [False, True])
-def test_a_reference_model_on_other_nodes_has_bundles_of_its_own(colocate):
+def test_a_role_on_other_nodes_has_bundles_of_its_own(colocate):
     place = {"ranks": 2, "gpus_per_rank": 0, "rank_resources": {"h100": 1}, "reference_resources": {"v100": 1}, "colocate": colocate}
-    settings = config(placement=place, algorithm={"kl": {"coef": 0.1}})
-    plan = placement.plan(settings)
-    assert plan.references == ({"CPU": 1, "v100": 1},) * 2
+    plan = planned(config(placement=place, algorithm={"kl": {"coef": 0.1}}))
+    assert plan.own == {"reference": ({"CPU": 1, "v100": 1},) * 2}
     assert plan.bundles[plan.rank_bundle("reference", 1)] == {"CPU": 1, "v100": 1}
     assert plan.rank_bundle("reference", 0) == (2 if colocate else 3)
     assert [plan.rank_bundle("critic", index) for index in range(2)] == [0, 1]
-    assert (plan.apart("reference"), plan.apart("policy")) == (True, False)
-    assert placement.plan(settings, with_engines=False).references == ()
+
+
+def test_two_roles_on_other_nodes_do_not_share_bundles():
+    plan = placement.plan(config(), {"judge": {"CPU": 1, "v100": 1}, "reference": {"CPU": 2}})
+    assert [plan.bundles[plan.rank_bundle(role, 0)] for role in ("judge", "reference", "policy")] == [
+        {"CPU": 1, "v100": 1},
+        {"CPU": 2},
+        {"CPU": 1, "GPU": 1},
+    ]
 
 
 def test_a_reference_model_may_have_other_gpus_than_the_ranks():
     place = {"reference_resources": {"v100": 1}, "gpus_per_reference": 0.5}
     settings = config(placement=place, algorithm={"kl": {"coef": 0.1}})
-    assert placement.plan(settings).references == ({"CPU": 1, "GPU": 0.5, "v100": 1},)
-    assert [placement.gpus_per_rank(settings, role) for role in ("policy", "reference")] == [1, 0.5]
+    assert {role.name: (role.gpus, role.bundle, role.gpus_setting) for role in roles_of(settings)} == {
+        "policy": (1, None, "placement.gpus_per_rank"),
+        "reference": (0.5, {"CPU": 1, "GPU": 0.5, "v100": 1}, "placement.gpus_per_reference"),
+    }
     with pytest.raises(ConfigError, match=r"\(1 reference ranks, 1 ranks, 1 rollout engines\), .* lower placement\.reference_resources"):
-        placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 8}], settings.placement)
+        placement.check(planned(settings), [{"CPU": 8, "GPU": 8}], settings.placement)
 
 
 @pytest.mark.parametrize(

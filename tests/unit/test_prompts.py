@@ -8,9 +8,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from trainer.config import ConfigError, DataConfig
+from trainer.configs.sections import DataConfig
 from trainer.data.prompts import answer_ids, load_prompts
 from trainer.data.tasks import arithmetic, sort_digits
+from trainer.errors import ConfigError
 
 CHARACTERS = "0123456789+-*=s abcdefghijklmnopqrtuvwxyz:"
 

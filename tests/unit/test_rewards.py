@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 from trainer.rewards import batched, needs_answer, resolve
 from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric, result
 from trainer.types import Episode

@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.config import OptimConfig
+from trainer.configs.sections import OptimConfig
 from trainer.engine import schedule
 from trainer.roles import combine, minibatches
 

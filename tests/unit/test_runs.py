@@ -12,15 +12,16 @@ import pytest
 import yaml
 
 from trainer.cli import parse
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
 from trainer.runs import differences, held, run_folder, save_resolved
 
 ROOT = Path(__file__).parents[2]
 PROG = "python -m trainer.train_ppo"
 
 
-def ok(*argv: str) -> TrainConfig:
-    return parse(["model.path=gpt2", "data.path=package.module:rows", *argv], prog=PROG)
+def ok(*argv: str) -> PpoConfig:
+    return parse(["model.path=gpt2", "data.path=package.module:rows", *argv], prog=PROG, model=PpoConfig)
 
 
 def test_the_same_submit_is_the_same_run_and_another_config_is_another(tmp_path, runs):
@@ -28,7 +29,7 @@ def test_the_same_submit_is_the_same_run_and_another_config_is_another(tmp_path,
     file.write_text("model: {path: gpt2}\ndata: {path: a.b:rows}\n")
 
     def name(*argv: str) -> str | None:
-        return parse(["--config", str(file), *argv], prog=PROG).run.name
+        return parse(["--config", str(file), *argv], prog=PROG, model=PpoConfig).run.name
 
     first = name()
     assert first is not None and re.fullmatch(r"demo-[0-9a-f]{8}", first)
@@ -37,7 +38,7 @@ def test_the_same_submit_is_the_same_run_and_another_config_is_another(tmp_path,
     assert name("trainer.steps=5") == name("trainer.steps=10") == first, "more steps go on"
     assert name("trainer.steps=5", "optim.schedule=cosine") != name("trainer.steps=10", "optim.schedule=cosine")
     assert name("run.name=mine") == "mine"
-    assert run_folder(parse(["--config", str(file)], prog=PROG)) == runs / first
+    assert run_folder(parse(["--config", str(file)], prog=PROG, model=PpoConfig)) == runs / first
     assert (ok().run.name or "").startswith("train_ppo-")
 
 
@@ -45,7 +46,7 @@ def test_a_run_keeps_its_settings_command_and_versions_beside_it(runs):
     config = ok("run.name=mine", "optim.lr=5e-4")
     save_resolved(config, runs / "mine", ["python", "-m", "trainer.train_ppo", "model.init={a: 1}"])
     save_resolved(config, runs / "mine", ["again"])
-    assert TrainConfig.model_validate(yaml.safe_load((runs / "mine" / "run.yaml").read_text())) == config
+    assert PpoConfig.model_validate(yaml.safe_load((runs / "mine" / "run.yaml").read_text())) == config
     first, second = (json.loads(line) for line in (runs / "mine" / "starts.jsonl").read_text().splitlines())
     assert first["command"] == "python -m trainer.train_ppo 'model.init={a: 1}'"
     assert second["command"] == "again"
@@ -57,8 +58,8 @@ def test_other_settings_under_the_same_name_are_refused(runs):
     with pytest.raises(ConfigError) as caught:
         save_resolved(ok("run.name=mine", "optim.lr=0.1", "rollout.options={b: 1}", "log.plot=false"), runs / "mine", [])
     lines = str(caught.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["rollout.options.a=null", "optim.lr=0.1", "rollout.options.b=1", "run.name=mine"]
-    assert lines[1] == f"optim.lr=0.1: this run was started with 1e-06 ({runs}/mine/run.yaml)"
+    assert [line.partition(":")[0] for line in lines] == ["optim.lr=0.1", "rollout.options.a=null", "rollout.options.b=1", "run.name=mine"]
+    assert lines[0] == f"optim.lr=0.1: this run was started with 1e-06 ({runs}/mine/run.yaml)"
     assert lines[-1] == "run.name=mine: choose another run.name, or run.resume=never to start anew"
 
 

@@ -14,7 +14,8 @@ from typing import Any
 import psutil
 import pytest
 
-from trainer.config import ConfigError, RewardConfig
+from trainer.configs.sections import RewardConfig
+from trainer.errors import ConfigError
 from trainer.rewards.scorer import Scorer, deal
 from trainer.types import Episode, Prompt, Turn
 
@@ -312,7 +313,7 @@ def test_a_process_that_died_between_batches_is_an_error_of_the_next():
 
 HANGING_RUN = """
 import sys
-from trainer.config import RewardConfig
+from trainer.configs.sections import RewardConfig
 from trainer.rewards.scorer import Scorer
 from trainer.types import Episode, Prompt, Turn
 with Scorer(RewardConfig(function="judges:loops_in_c", timeout=300)) as rewards:

@@ -5,18 +5,28 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import logsigmoid
 
 from trainer.actors import free_port
 from trainer.checkpoint import CheckpointError, Checkpoints
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
+from trainer.errors import ConfigError
+from trainer.models import PolicyModel, ValueModel
+from trainer.objectives import Stats
+from trainer.objectives.supervised import supervised
+from trainer.roles import roles_of
 from trainer.train_sft import _save, update
+from trainer.types import Batch
 from trainer.workers import Role, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,19 +41,23 @@ def processes():
         torch.distributed.destroy_process_group()
 
 
-def started(path: Path, role: Role = "policy", supervised: bool = True, **sections: Any) -> Worker:
+def supervised_role(config: SftConfig) -> Role:
+    objective = partial(supervised, config.algorithm)
+    return Role("policy", PolicyModel, 0, config.optim, objective, config.updates())
+
+
+def started(path: Path, role_of: Callable[[SftConfig], Role] = supervised_role, **sections: Any) -> Worker:
     values: dict[str, Any] = {
         "model": {"path": str(path), "dtype": "float32"},
         "data": {"path": "a:b", "max_prompt_tokens": 8},
-        "rollout": {"max_new_tokens": 8},
         "optim": {"lr": 1e-2},
         "trainer": {"prompts_per_step": 4, "micro_batch_tokens": 20, "steps": 6},
         "placement": {"gpus_per_rank": 0},
     }
     for key, value in sections.items():
         values[key] = {**values.get(key, {}), **value}
-    config = TrainConfig.model_validate(values, context={"supervised": supervised})
-    worker = Worker(config, role, 0, 1, None, 1, supervised=supervised)
+    config = SftConfig.model_validate(values)
+    worker = Worker(config, role_of(config), 0, 1, None, 1)
     worker.start("127.0.0.1", free_port())
     return worker
 
@@ -100,7 +114,7 @@ def test_under_zero_3_a_model_is_loaded_in_parts_and_exported_whole(tiny_model, 
     started(tiny_model, trainer={"zero_stage": 3})
     monkeypatch.undo()
     assert not any(seen[0]), "every parameter must be a placeholder already before there is an engine"
-    worker = started(tiny_model, trainer={"zero_stage": 3}, rollout={"bucket_mb": 1})
+    worker = started(tiny_model, trainer={"zero_stage": 3})
     worker.export(tmp_path / "model")
     exported, original = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", tiny_model))
     assert exported.keys() == original.keys()
@@ -122,20 +136,74 @@ def test_checkpointed_layers_learn_the_same(tiny_model):
     assert one == other
 
 
-def test_the_reference_is_not_trained_and_checkpoints_nothing(tiny_model):
-    reference = started(tiny_model, "reference", supervised=False, model={"gradient_checkpointing": True})
+def test_what_has_no_objective_is_not_trained_and_checkpoints_nothing(tiny_model):
+    reference = started(tiny_model, lambda _: Role("reference", PolicyModel, 0), model={"gradient_checkpointing": True})
     assert not reference.lm.training
     assert not reference.lm.is_gradient_checkpointing
+    assert reference.score(BATCHES[0], 0).shape == (24,)
+    with pytest.raises(AssertionError, match="reference does not learn"):
+        losses(reference, BATCHES[:1])
 
 
-def test_supervised_steps_span_the_schedule_and_leave_rollout_settings_out(tiny_model):
-    ignored: dict[str, Any] = {"algorithm": {"epochs": 3, "minibatches": 2}, "rollout": {"temperature": 0.5}}
-    worker, plain = started(tiny_model, optim={"schedule": "linear"}, **ignored), started(tiny_model, optim={"schedule": "linear"})
-    found = losses(worker, BATCHES)
+def test_updates_span_the_schedule(tiny_model):
+    found = losses(started(tiny_model, optim={"schedule": "linear"}), BATCHES)
     assert [step["lr"] for step in found] == pytest.approx([1e-2 * (6 - i) / 6 for i in range(6)])
-    assert found == losses(plain, BATCHES)
 
 
-def test_epochs_and_minibatches_span_the_schedule_of_reinforcement(tiny_model):
-    worker = started(tiny_model, supervised=False, algorithm={"epochs": 3, "minibatches": 2}, optim={"schedule": "linear"})
-    assert losses(worker, BATCHES[:2])[1]["lr"] == pytest.approx(1e-2 * 35 / 36)
+def test_epochs_and_minibatches_span_the_schedule_of_reinforcement():
+    values = {"model": {"path": "m"}, "data": {"path": "a:b"}, "trainer": {"steps": 6}, "algorithm": {"epochs": 3, "minibatches": 2}}
+    assert [role.updates for role in roles_of(PpoConfig.model_validate(values))] == [36]
+
+
+# --- a new kind of training is one objective and one role: two of them, made here, learn as the trainer's own do -------------------
+
+
+PROMPT = [3, 4, 5]
+# Chosen and rejected, one after the other: chosen answers have a 9 at their end, whatever came before, and then the token that ends them,
+# at which a value has seen all that was written.
+PAIRS = [Sequence(PROMPT, [*range(4, 4 + n), last, 1]) for n in (1, 2, 3, 4) for last in (9, 10)]
+
+
+def bradley_terry(batch: Batch, output: tuple[torch.Tensor]) -> tuple[torch.Tensor, Stats]:
+    """-log sigmoid(chosen - rejected) of the scores at each answer's end (https://arxiv.org/abs/1706.03741, equation 1)."""
+    ends = torch.nonzero(torch.diff(batch.episode_N, append=torch.tensor([-1])))[:, 0]
+    chosen_P, rejected_P = output[0][ends].unflatten(0, (-1, 2)).unbind(1)
+    assert batch.counts is not None
+    return -logsigmoid(chosen_P - rejected_P).sum() / (batch.counts.sequences / 2), {"ratio": (chosen_P > rejected_P).float().sum()}
+
+
+def dpo(beta: float, batch: Batch, output: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Stats]:
+    """-log sigmoid(beta (margin - the reference's margin)) (https://arxiv.org/abs/2305.18290, equation 7)."""
+    assert batch.counts is not None
+    gain_N = beta * (output[0] - batch.tokens_N["reference"])
+    gain_E = torch.zeros(len(batch.counts.lengths_E)).index_add(0, batch.episode_N, gain_N)[batch.episode_N.unique()]
+    chosen_P, rejected_P = gain_E.unflatten(0, (-1, 2)).unbind(1)
+    return -logsigmoid(chosen_P - rejected_P).sum() / (batch.counts.sequences / 2), {}
+
+
+def learner(path: Path, role_of: Callable[[SftConfig], Role], budget: int = 24) -> Worker:
+    return started(path, role_of, trainer={"micro_batch_tokens": budget, "steps": 20})
+
+
+def judge(config: SftConfig) -> Role:
+    return Role("judge", ValueModel, 0, config.optim, bradley_terry, config.updates(), together=2)
+
+
+@pytest.mark.parametrize("budget", [18, 24, 200])
+def test_a_reward_model_learns_which_answer_was_chosen(tiny_model, budget):
+    worker = learner(tiny_model, judge, budget)
+    found = [update(worker, PAIRS, 0, 1) for _ in range(20)]
+    assert found[0]["loss"] == pytest.approx(0.6931, abs=1e-4), "a head of zeros knows nothing: log 2"
+    assert found[-1]["loss"] < 0.1
+    scores_N = worker.score(PAIRS, 0)
+    ends = torch.tensor([len(s.response_ids) for s in PAIRS]).cumsum(0) - 1
+    chosen_P, rejected_P = scores_N[ends].unflatten(0, (-1, 2)).unbind(1)
+    assert (chosen_P > rejected_P).all()
+
+
+def test_dpo_prefers_the_chosen_answers_to_the_reference(tiny_model):
+    worker = learner(tiny_model, lambda config: Role("policy", PolicyModel, 0, config.optim, partial(dpo, 0.5), 20, together=2))
+    reference_N = worker.score(PAIRS, 0)
+    found = [update(worker, PAIRS, 0, 1, {"reference": reference_N}) for _ in range(10)]
+    assert found[0]["loss"] == pytest.approx(0.6931, abs=1e-4), "the policy is the reference yet"
+    assert found[-1]["loss"] < 0.3

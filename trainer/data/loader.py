@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 from trainer.types import Prompt
 
 

@@ -17,8 +17,8 @@ from itertools import chain
 import numpy as np
 import torch
 
-from trainer.config import ConfigError
-from trainer.types import Batch, Episode
+from trainer.errors import ConfigError
+from trainer.types import Batch, Denominators, Episode
 
 # Lengths of rows that are tried, in units of the longest sequence. Attention computes whole rows, so short ones are cheaper.
 WIDTHS = (1.0, 1.5, 2.0, 3.0, 4.0)
@@ -77,23 +77,43 @@ def select(lengths_E: torch.Tensor, chosen: list[int]) -> torch.Tensor:
 
 
 def pack(
-    sequences: list[Sequence], budget: int, *, pad_id: int, one_row: bool = False, count: int = 0, what: str = "trainer.micro_batch_tokens"
+    sequences: list[Sequence],
+    budget: int,
+    *,
+    pad_id: int,
+    one_row: bool = False,
+    count: int = 0,
+    together: int = 1,
+    what: str = "trainer.micro_batch_tokens",
 ) -> list[Batch]:
     """Micro-batches of at most `budget` = R*L input tokens, padding included; each sequence is in exactly one of them.
 
     `one_row` lays everything of a micro-batch in one row, as flash attention needs it: transformers finds packed sequences for it only
-    where R is 1. `count` asks for at least so many micro-batches (see `plan`). Raises ConfigError for a sequence longer than the budget
+    where R is 1. `count` asks for at least so many micro-batches (see `plan`). `together` consecutive sequences lie side by side in one
+    row: what is compared must be in one micro-batch. Raises ConfigError for a sequence longer than the budget
     (the setting `what`), ValueError for one without a prompt.
     """
     for i, sequence in enumerate(sequences):
         if not len(sequence.prompt_ids):
             raise ValueError(f"sequence {i} has no prompt: its first response token has nothing to be predicted from")
-    lengths = [s.length for s in sequences]
-    planned = plan(lengths, budget, one_row=one_row, count=count, what=what)
+    planned = plan(_units([s.length for s in sequences], together), budget, one_row=one_row, count=count, what=what)
+    planned = [[_members(row, together) for row in rows] for rows in planned]
     if not sequences:
         return [_filler(pad_id) for _ in planned]
     source = _Source(sequences, pad_id)
     return [source.batch(rows) if rows else _filler(pad_id) for rows in planned]
+
+
+def _units(lengths: list[int], together: int) -> list[int]:
+    """Lengths of what is not parted."""
+    if len(lengths) % together:
+        raise ValueError(f"{len(lengths)} sequences do not divide into units of {together}")
+    return [sum(lengths[i : i + together]) for i in range(0, len(lengths), together)]
+
+
+def _members(units: list[int], together: int) -> list[int]:
+    """The sequences of these units."""
+    return [unit * together + i for unit in units for i in range(together)]
 
 
 def plan(lengths: list[int], budget: int, *, one_row: bool = False, count: int = 0, what: str = "trainer.micro_batch_tokens") -> list[Rows]:
@@ -241,9 +261,16 @@ def _filler(pad_id: int) -> Batch:
     )
 
 
-def attach(batches: list[Batch], tokens_N: Mapping[str, torch.Tensor]) -> None:
-    """Give each micro-batch its share of tensors in the caller's flat order, so that one packing serves several passes."""
+def attach(
+    batches: list[Batch],
+    tokens_N: Mapping[str, torch.Tensor],
+    counts: Denominators | None = None,
+    numbers: Mapping[str, float] | None = None,
+) -> None:
+    """Give each micro-batch its share of tensors in the caller's flat order, so that one packing serves several passes, and what all of
+    an optimizer step share: its counts and numbers."""
     for batch in batches:
+        batch.counts, batch.numbers = counts, dict(numbers or {})
         batch.tokens_N.update({name: values_N[batch.flat_N] for name, values_N in tokens_N.items()})
 
 
@@ -252,6 +279,16 @@ def scatter(outputs: list[torch.Tensor], batches: list[Batch]) -> torch.Tensor:
     flat_N = torch.cat([batch.flat_N for batch in batches])
     joined_N = torch.cat(outputs)
     return torch.empty_like(joined_N).index_copy_(0, flat_N.to(joined_N.device), joined_N)
+
+
+def split(lengths: list[int], ranks: int, budget: int, *, one_row: bool = False, together: int = 1) -> tuple[list[list[int]], int]:
+    """Each rank's sequences, and the number of micro-batches that every rank must run (ZeRO's collectives are per micro-batch)."""
+    if ranks == 1:
+        return [list(range(len(lengths)))], 0
+    units = _units(lengths, together)
+    shares = balance(units, ranks)
+    count = max(len(plan([units[i] for i in share], budget, one_row=one_row)) for share in shares)
+    return [_members(share, together) for share in shares], count
 
 
 def balance(lengths: list[int], ranks: int) -> list[list[int]]:
@@ -271,8 +308,8 @@ def balance(lengths: list[int], ranks: int) -> list[list[int]]:
     heapq.heapify(heap)
     serial = len(padded)
     while len(heap) > 1:
-        (_, _, one), (_, _, two) = heapq.heappop(heap), heapq.heappop(heap)
-        merged = [(a + b, left + right) for (a, left), (b, right) in zip(one, reversed(two), strict=True)]
+        (_, _, first), (_, _, second) = heapq.heappop(heap), heapq.heappop(heap)
+        merged = [(a + b, left + right) for (a, left), (b, right) in zip(first, reversed(second), strict=True)]
         merged.sort(key=lambda part: -part[0])
         heapq.heappush(heap, (merged[-1][0] - merged[0][0], serial, merged))
         serial += 1

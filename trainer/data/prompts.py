@@ -10,7 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trainer.config import ConfigError, DataConfig
+from trainer.configs.sections import DataConfig
+from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
 from trainer.types import Prompt
 

@@ -6,7 +6,7 @@ import operator
 import random
 from collections.abc import Iterator
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 OPERATIONS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 

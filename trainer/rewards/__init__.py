@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
 from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric
 

@@ -16,7 +16,8 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import IO, Any, Self
 
-from trainer.config import ConfigError, RewardConfig
+from trainer.configs.sections import RewardConfig
+from trainer.errors import ConfigError
 from trainer.rewards import resolve
 from trainer.rewards.worker import BEGUN, DUMP, Mistake
 from trainer.types import Episode

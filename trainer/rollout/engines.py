@@ -11,7 +11,8 @@ import torch
 
 from trainer import actors, placement, weights
 from trainer.actors import RunError
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
 from trainer.types import Episode, Prompt
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
@@ -22,7 +23,7 @@ NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 class RolloutActor:
     """A process that holds one rollout engine; each engine is imported in its own process only."""
 
-    def __init__(self, config: TrainConfig, model_path: str, seed: int, threads: int):
+    def __init__(self, config: PpoConfig, model_path: str, seed: int, threads: int):
         torch.set_num_threads(threads)
         self.config, self.model_path, self.seed = config, model_path, seed
 
@@ -74,7 +75,7 @@ class Pending:
 class RolloutEngines:
     """All rollout engines of a run."""
 
-    def __init__(self, config: TrainConfig, model_path: str, group: Any, plan: placement.Placement):
+    def __init__(self, config: PpoConfig, model_path: str, group: Any, plan: placement.Placement):
         self.config, self.model_path, self.group, self.plan = config, model_path, group, plan
         self.actors: list[Any] = [self._actor(i) for i in range(config.rollout.engines)]
         self.receivers = [actor.start.remote() for actor in self.actors]

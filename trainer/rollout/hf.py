@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from trainer import placement, weights
-from trainer.config import TrainConfig
+from trainer.configs.ppo import PpoConfig
 from trainer.models import load_lm, load_tokenizer
 from trainer.types import Episode, Prompt, Turn
 
@@ -21,7 +21,7 @@ COMPACT_AT = 0.25
 class HfEngine:
     """Implements `rollout.RolloutEngine`."""
 
-    def __init__(self, config: TrainConfig, model_path: str, seed: int):
+    def __init__(self, config: PpoConfig, model_path: str, seed: int):
         self.config = config.rollout
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         model = config.model.model_copy(update={"path": model_path, "init": None, "gradient_checkpointing": False})

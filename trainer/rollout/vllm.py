@@ -30,7 +30,8 @@ from vllm.inputs import TokensPrompt
 from vllm.platforms import current_platform
 
 from trainer import placement, weights
-from trainer.config import ConfigError, TrainConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
 from trainer.models import load_tokenizer
 from trainer.types import Episode, Prompt, Turn
 
@@ -59,7 +60,7 @@ class WeightReceiver:
 class VllmEngine:
     """Implements `rollout.RolloutEngine`. Raises ConfigError for what this build of vLLM cannot run."""
 
-    def __init__(self, config: TrainConfig, model_path: str, seed: int):
+    def __init__(self, config: PpoConfig, model_path: str, seed: int):
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
         device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
@@ -113,7 +114,7 @@ def _turn(answer: Any) -> Turn:
     return Turn(ids, logprobs, "stop" if answer.finish_reason == "stop" else "length")
 
 
-def arguments(config: TrainConfig, model_path: str, seed: int, device: torch.device) -> dict[str, Any]:
+def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.device) -> dict[str, Any]:
     """Keyword arguments of `vllm.LLM`; rollout.options has the last word."""
     rollout = config.rollout
     given: dict[str, Any] = {

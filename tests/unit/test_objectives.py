@@ -4,7 +4,9 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.algorithms.losses import aggregate, denominators, part, policy_loss, value_loss
+from trainer.objectives.aggregation import aggregate, denominators, part
+from trainer.objectives.policy import policy_loss
+from trainer.objectives.value import value_loss
 
 T = torch.tensor
 CLIP: Any = {"clip_low": 0.2, "clip_high": 0.3}

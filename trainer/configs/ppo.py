@@ -1,0 +1,149 @@
+"""Settings of train_ppo: reinforcement learning from rewards, placed on a Ray cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from trainer.configs.sections import (
+    WITH_CRITIC,
+    WITH_KL,
+    AlgorithmConfig,
+    Config,
+    DataConfig,
+    ModelConfig,
+    Only,
+    OptimConfig,
+    PlacementConfig,
+    RewardConfig,
+    RolloutConfig,
+    Rule,
+    TrainerConfig,
+)
+
+WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is evaluated")
+
+
+class PpoTrainerConfig(TrainerConfig):
+    prompts_per_step: int = Field(default=64, ge=1, description="Prompts per step.")
+    staleness: Literal[0, 1] = Field(default=0, description="1 samples the next batch while this one trains (off-policy by one step).")
+    keep_best: Annotated[bool, WITH_EVALUATION] = Field(
+        default=False, description="The checkpoint with the best evaluation reward stays too."
+    )
+    eval_every: Annotated[int, WITH_EVALUATION] = Field(
+        default=0, ge=0, description="Steps between greedy evaluations; 0 evaluates at the ends only."
+    )
+    eval_prompts: int = Field(default=128, ge=0, description="Prompts of an evaluation; 0 switches evaluation off.")
+
+
+class RayPlacementConfig(PlacementConfig):
+    ranks: int = Field(default=1, ge=1, description="Training processes of each role; one GPU each where there are GPUs.")
+    cpus_per_rank: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rank.")
+    rank_resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources per rank, such as {"h100": 1}.')
+    cpus_per_engine: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rollout engine.")
+    gpus_per_engine: float | None = Field(default=None, ge=0, description="Default: rollout.tensor_parallel; 0 samples on CPUs.")
+    engine_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per rollout engine.")
+    reference_resources: Annotated[dict[str, float], WITH_KL] = Field(
+        default_factory=dict,
+        description='Custom Ray resources per rank of the reference model, such as {"v100": 1}, which then has bundles of its own.',
+    )
+    gpus_per_reference: Annotated[
+        float | None, Only("placement.reference_resources", why="without resources of its own the reference model shares the ranks' GPUs")
+    ] = Field(default=None, ge=0, le=1, description="GPUs per rank of a reference model with bundles of its own. Default: gpus_per_rank.")
+    colocate: bool = Field(default=False, description="Rollout engines live in the ranks' bundles, on the same nodes; on CPUs only as yet.")
+    wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
+
+
+class PpoConfig(Config):
+    ENTRY: ClassVar = "train_ppo"
+
+    model: ModelConfig = Field(default=ModelConfig(), description="The policy.")
+    data: DataConfig = Field(description="Prompts.")
+    optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer of the policy.")
+    # Sections are frozen, so that more of the same section is no danger to who reads less.
+    trainer: PpoTrainerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=PpoTrainerConfig(), description="Batches, memory, checkpoints, evaluation."
+    )
+    placement: RayPlacementConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=RayPlacementConfig(), description="Who gets which CPUs and GPUs."
+    )
+    algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="Advantages and loss.")
+    reward: RewardConfig = Field(default=RewardConfig(), description="What an answer is worth.")
+    rollout: RolloutConfig = Field(default=RolloutConfig(), description="Rollout engines.")
+    critic: Annotated[OptimConfig, WITH_CRITIC] = Field(default=OptimConfig(lr=1e-5), description="Optimizer of the value model.")
+
+    def updates(self) -> int:
+        return self.trainer.steps * self.algorithm.epochs * self.algorithm.minibatches
+
+    def rules(self) -> list[Rule]:
+        algorithm, rollout, step, place, critic = self.algorithm, self.rollout, self.trainer, self.placement, self.critic
+        sequences = step.prompts_per_step * algorithm.group_size
+        longest = self.data.max_prompt_tokens + rollout.max_new_tokens
+        gpus = place.gpus_per_engine
+        sampling_on_cpus = gpus == 0 or (gpus is None and place.gpus_per_rank == 0)
+        return [
+            *super().rules(),
+            Rule(
+                sequences % (algorithm.minibatches * place.ranks) != 0,
+                ("trainer.prompts_per_step", "algorithm.group_size", "algorithm.minibatches", "placement.ranks"),
+                f"{sequences} sequences per step do not divide into {algorithm.minibatches} x {place.ranks} equal parts "
+                "(minibatches x ranks)",
+            ),
+            Rule(
+                step.micro_batch_tokens < longest,
+                ("trainer.micro_batch_tokens", "data.max_prompt_tokens", "rollout.max_new_tokens"),
+                f"the longest sequence ({longest} tokens) must fit into a micro-batch",
+            ),
+            Rule(
+                algorithm.group_size == 1 and algorithm.name in ("grpo", "dr_grpo", "rloo"),
+                ("algorithm.group_size", "algorithm.name"),
+                "answers are compared within their group, so a group needs at least 2",
+            ),
+            Rule(
+                critic.schedule != "constant" and critic.warmup_steps >= self.updates() and algorithm.name == "ppo",
+                ("critic.warmup_steps", "critic.schedule", "trainer.steps"),
+                "the warm-up must end before the run does",
+            ),
+            Rule(
+                rollout.engine == "hf" and rollout.tensor_parallel > 1,
+                ("rollout.tensor_parallel", "rollout.engine"),
+                "only vllm spreads a rollout engine over GPUs",
+            ),
+            Rule(
+                rollout.engine == "vllm" and rollout.tensor_parallel > 1 and sampling_on_cpus,
+                ("rollout.tensor_parallel", "placement.gpus_per_engine", "placement.gpus_per_rank"),
+                "rollout engines on CPUs are not split; use tensor_parallel 1 and more engines",
+            ),
+            Rule(
+                0 < place.gpus_per_rank < 1 and place.ranks > 1,
+                ("placement.gpus_per_rank", "placement.ranks"),
+                "NCCL takes one rank per GPU; use gpus_per_rank 1, or 1 rank",
+            ),
+            Rule(
+                bool(place.reference_resources) and 0 < (place.gpus_per_reference or 0) < 1 and place.ranks > 1,
+                ("placement.gpus_per_reference", "placement.ranks"),
+                "NCCL takes one rank per GPU; use gpus_per_reference 1, or 1 rank",
+            ),
+            Rule(
+                place.colocate and (place.gpus_per_rank > 0 or bool(gpus)),
+                ("placement.colocate", "placement.gpus_per_rank", "placement.gpus_per_engine"),
+                "not available on GPUs yet; use colocate false, and where there is one GPU only, gpus_per_rank 0.5 and gpus_per_engine "
+                "0.5 with rollout.gpu_memory below 0.5",
+            ),
+            Rule(
+                bool(gpus) and gpus != rollout.tensor_parallel and (gpus > 1 or rollout.tensor_parallel > 1),
+                ("placement.gpus_per_engine", "rollout.tensor_parallel"),
+                "a rollout engine has as many GPUs as rollout.tensor_parallel, or a share of one; leave gpus_per_engine out",
+            ),
+            Rule(
+                place.colocate and step.staleness == 1,
+                ("placement.colocate", "trainer.staleness"),
+                "rollout engines that sleep while the ranks train cannot sample ahead; use staleness 0 or GPUs of their own",
+            ),
+            Rule(
+                place.colocate and rollout.engines * rollout.tensor_parallel > place.ranks,
+                ("placement.colocate", "rollout.engines", "rollout.tensor_parallel", "placement.ranks"),
+                "colocated rollout engines cannot span more GPUs than there are ranks",
+            ),
+        ]

@@ -1,0 +1,287 @@
+"""The sections of settings that entry points share. pydantic only; no torch, no Ray.
+
+trainer/configs/ppo.py and sft.py choose from them, trainer/cli.py reads them from a file and the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+
+@dataclass(frozen=True)
+class Only:
+    """Marks a setting, or a section, that is read only while another one has certain values; otherwise it is refused when set."""
+
+    setting: str
+    values: tuple[Any, ...] = ()  # () stands for any but null, 0, false and empty
+    why: str = ""
+
+    def holds(self, value: Any) -> bool:
+        return value in self.values if self.values else bool(value)
+
+    def __str__(self) -> str:
+        return f"{self.setting} {' or '.join(map(str, self.values))}" if self.values else self.setting
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+WITH_KL = Only("algorithm.kl.coef", why="a coefficient of 0 leaves the reference model out")
+WITH_CRITIC = Only("algorithm.name", ("ppo",), "only ppo trains a value model")
+WITH_VLLM = Only("rollout.engine", ("vllm",), "vLLM alone has it")
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """pydantic would read `trainer.steps=true` as 1."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation in (int, float, int | None, float | None):
+            raise PydanticCustomError("bool_as_number", "must be a number")
+        return value
+
+
+class RunConfig(Section):
+    name: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
+        description="Folder of the run below the runs root; derived from recipe and settings when left out.",
+    )
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of initial weights, order of data and samples.")
+    resume: Literal["auto", "never", "must"] = Field(
+        default="auto",
+        description="auto resumes from the last complete checkpoint if there is one; must fails without one; never moves an old run aside.",
+    )
+
+
+class ModelConfig(Section):
+    path: str | None = Field(
+        default=None, description="Folder or hub name of the weights; run:NAME means the model that run NAME exported."
+    )
+    init: dict[str, Any] | None = Field(
+        default=None,
+        description="Instead of path: a transformers configuration (model_type, hidden_size, ...) for random weights; with tokenizer.",
+    )
+    tokenizer: str | None = Field(
+        default=None, description="Folder or hub name; characters:ABC makes one token per character. Default: path."
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="Of weights and activations.")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(default="sdpa", description="Attention kernel of transformers.")
+    gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
+
+
+class DataConfig(Section):
+    path: str = Field(description="A .jsonl or .parquet file, or package.module:function that yields rows.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    prompt: str = Field(default="prompt", description="Column of the prompt: text, or a list of chat messages.")
+    answer: str = Field(default="answer", description="Column of the answer: what SFT learns, what rewards compare with.")
+    max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt.")
+    overlong: Literal["drop", "error"] = Field(default="drop", description="What happens to longer prompts; dropped ones are counted.")
+    shuffle: bool = Field(default=True, description="A new order in every epoch, drawn from run.seed.")
+
+
+class KlConfig(Section):
+    coef: float = Field(default=0.0, ge=0, description="0 leaves the reference model out.")
+    where: Annotated[Literal["reward", "loss"], WITH_KL] = Field(
+        default="loss", description="Subtracted from the reward of each token, or a term of the loss."
+    )
+    estimator: Annotated[Literal["k1", "k2", "k3"], WITH_KL] = Field(
+        default="k3", description="Of the KL divergence from the reference, per token."
+    )
+    target: Annotated[float | None, WITH_KL] = Field(
+        default=None, gt=0, description="Adaptive coefficient towards this KL per token; fixed when left out."
+    )
+    horizon: Annotated[int, Only("algorithm.kl.target", why="without a target the coefficient is fixed")] = Field(
+        default=10_000, ge=1, description="Episodes over which the adaptive coefficient moves."
+    )
+
+
+class LossConfig(Section):
+    aggregation: Literal["token", "sequence"] = Field(
+        default="token", description="What the loss is averaged over, across the global batch."
+    )
+
+
+class AlgorithmConfig(LossConfig):
+    name: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "ppo"] = Field(
+        default="grpo", description="How advantages are made; ppo trains a value model."
+    )
+    group_size: int = Field(default=8, ge=1, description="Answers sampled per prompt.")
+    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio of probabilities is clipped below 1 - clip_low.")
+    clip_high: float = Field(default=0.2, gt=0, description="The ratio of probabilities is clipped above 1 + clip_high.")
+    dual_clip: float | None = Field(default=None, gt=1, description="Bound of the ratio where the advantage is negative.")
+    epochs: int = Field(default=1, ge=1, description="Passes over each batch of episodes.")
+    minibatches: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
+    gamma: Annotated[float, Only("algorithm.name", ("reinforce_plus_plus", "ppo"), "the others know no rewards per token")] = Field(
+        default=1.0, gt=0, le=1, description="Discount per token."
+    )
+    lam: Annotated[float, WITH_CRITIC] = Field(default=0.95, ge=0, le=1, description="GAE's lambda.")
+    value_clip: Annotated[float | None, WITH_CRITIC] = Field(
+        default=0.2, gt=0, description="How far a value may move per batch; null sets no limit."
+    )
+    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    importance_cap: float | None = Field(
+        default=2.0, gt=0, description="Cap of the weight exp(old - rollout); null switches the correction off."
+    )
+    kl: KlConfig = Field(default=KlConfig(), description="Distance kept from the reference model.")
+
+
+class RewardConfig(Section):
+    function: str = Field(default="exact", description="A name from trainer.rewards, or package.module:function(text, row) -> float.")
+    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
+    timeout: float = Field(default=300, gt=0, description="Seconds within which the rewards of a batch must be computed.")
+    workers: int = Field(default=1, ge=1, description="Processes that compute rewards; a batch is dealt to them in equal shares.")
+
+
+class RolloutConfig(Section):
+    engine: Literal["vllm", "hf"] = Field(default="vllm", description="What samples: vLLM, or generate() of transformers.")
+    engines: int = Field(default=1, ge=1, description="Number of rollout engines.")
+    tensor_parallel: int = Field(default=1, ge=1, description="GPUs per rollout engine.")
+    max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
+    temperature: float = Field(default=1.0, gt=0, description="Of training samples; evaluations are greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus that training samples are drawn from.")
+    gpu_memory: Annotated[float, WITH_VLLM] = Field(default=0.5, gt=0, le=1, description="Share of GPU memory for vLLM.")
+    max_sequences: int = Field(default=256, ge=1, description="Sequences in flight per rollout engine.")
+    options: Annotated[dict[str, Any], WITH_VLLM] = Field(default_factory=dict, description="Further keyword arguments of vllm.LLM.")
+    bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
+    timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
+    restarts: int = Field(default=3, ge=0, description="Rollout engines whose process died are restarted this often; then the run ends.")
+    max_logprob_diff: Annotated[float | None, Only("trainer.staleness", (0,), "weights that are one step older differ anyway")] = Field(
+        default=None, gt=0, description="Fail when rollout engines and policy differ by more than this in mean log-probability."
+    )
+
+
+class OptimConfig(Section):
+    lr: float = Field(default=1e-6, gt=0, description="AdamW's learning rate after warm-up.")
+    betas: tuple[Beta, Beta] = Field(default=(0.9, 0.95), description="AdamW's decay rates of the two moments.")
+    eps: float = Field(default=1e-8, gt=0, description="AdamW's epsilon.")
+    weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
+    grad_clip: float = Field(default=1.0, gt=0, description="Largest norm of the gradient.")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="constant", description="Of the learning rate, down to 0 at the last step."
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps over which the learning rate rises from 0.")
+
+
+class TrainerConfig(Section):
+    steps: int = Field(default=100, ge=1, description="Batches to train on, those before a resume included.")
+    prompts_per_step: int = Field(default=64, ge=1, description="Rows of the data set per step.")
+    micro_batch_tokens: int = Field(default=16_384, ge=1, description="Tokens, padding included, per forward pass and rank.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What DeepSpeed shards: nothing, optimizer, gradients too, weights too.")
+    offload_optimizer: bool = Field(default=False, description="Optimizer state in CPU memory; needs zero_stage 1 or more.")
+    checkpoint_every: int = Field(default=10, ge=1, description="Steps between checkpoints.")
+    keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
+    timeout: int = Field(default=1800, ge=1, description="Seconds within which an optimizer step or a start must end.")
+
+
+class PlacementConfig(Section):
+    gpus_per_rank: float = Field(default=1, ge=0, le=1, description="0 trains on CPUs.")
+    threads: int | None = Field(default=None, ge=1, description="torch threads per process; as many as its CPUs when left out.")
+
+
+class LogConfig(Section):
+    tensorboard: bool = Field(default=True, description="Write TensorBoard events beside metrics.jsonl.")
+    plot: bool = Field(default=True, description="Draw reward and throughput when the run ends.")
+
+
+class Rule(NamedTuple):
+    """Settings that are fine alone but not together, and why."""
+
+    broken: bool
+    keys: tuple[str, ...]
+    text: str
+
+
+class Config(Section):
+    """What every entry point reads; each has a type of its own over it."""
+
+    ENTRY: ClassVar[str] = ""  # the module that has this type
+    READS_NOT: ClassVar[dict[str, str]] = {}  # settings and sections of other entry points, and why this one does not read them
+
+    run: RunConfig = Field(default=RunConfig(), description="Name, seed and resuming.")
+    model: ModelConfig = Field(default=ModelConfig(), description="The model that is trained.")
+    data: DataConfig = Field(description="Prompts and answers.")
+    optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer.")
+    trainer: TrainerConfig = Field(default=TrainerConfig(), description="Batches, memory, checkpoints.")
+    placement: PlacementConfig = Field(default=PlacementConfig(), description="CPUs and GPUs.")
+    log: LogConfig = Field(default=LogConfig(), description="What is written for people.")
+
+    @model_validator(mode="after")
+    def _rules_hold(self, info: ValidationInfo) -> Self:
+        """With the context {"rules": False} the caller judges by itself."""
+        broken = [] if (info.context or {}).get("rules") is False else broken_rules(self)
+        if broken:
+            text = "; ".join(f"{', '.join(rule.keys)}: {rule.text}" for rule in broken)
+            raise PydanticCustomError("rules", "{text}", {"text": text})  # as a value: braces in a template would be read as fields
+        return self
+
+    def updates(self) -> int:
+        """Optimizer steps of the run, over which the learning rate's schedule spans."""
+        return self.trainer.steps
+
+    def rules(self) -> list[Rule]:
+        """What spans settings; an entry point adds its own."""
+        model, optim, step, data = self.model, self.optim, self.trainer, self.data
+        return [
+            Rule(model.path is None and model.init is None, ("model.path", "model.init"), "one of them must be set"),
+            Rule(
+                model.path is not None and model.init is not None,
+                ("model.path", "model.init"),
+                "only one may be set; set the other to null",
+            ),
+            Rule(
+                model.init is not None and model.tokenizer is None,
+                ("model.init", "model.tokenizer"),
+                "random weights need model.tokenizer",
+            ),
+            Rule(
+                model.attention == "flash_attention_2" and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
+                ("model.attention", "model.dtype", "placement.gpus_per_rank"),
+                "flash attention needs bfloat16 and a GPU; sdpa runs everywhere",
+            ),
+            Rule(
+                bool(data.args) and data.path.endswith((".jsonl", ".parquet")),
+                ("data.args", "data.path"),
+                "not read; a file takes no arguments, package.module:function does",
+            ),
+            Rule(
+                step.offload_optimizer and step.zero_stage == 0,
+                ("trainer.offload_optimizer", "trainer.zero_stage"),
+                "offloading needs zero_stage 1, 2 or 3",
+            ),
+            Rule(
+                optim.schedule != "constant" and optim.warmup_steps >= self.updates(),
+                ("optim.warmup_steps", "optim.schedule", "trainer.steps"),
+                "the warm-up must end before the run does",
+            ),
+        ]
+
+
+def broken_rules(config: Config) -> list[Rule]:
+    """What is not right between settings, each of which is right alone."""
+    return [rule for rule in [*config.rules(), *_unread(config, config, type(config), "", None, None)] if rule.broken]
+
+
+def _unread(config: Config, section: Section, kind: type[Section], prefix: str, defaults: Any, around: Only | None) -> Iterator[Rule]:
+    """Settings below `section` that differ from their default though nothing reads them."""
+    for name, field in kind.model_fields.items():
+        key, value = f"{prefix}{name}", getattr(section, name)
+        default = getattr(defaults, name) if defaults else None if field.is_required() else field.get_default(call_default_factory=True)
+        only = next((mark for mark in field.metadata if isinstance(mark, Only)), around)
+        if isinstance(value, Section):
+            yield from _unread(config, value, type(value), f"{key}.", default, only)
+        elif only is not None:
+            broken = value != default and not only.holds(value_of(config, only.setting))
+            yield Rule(broken, (key, only.setting), f"not read; {only.why}")
+
+
+def value_of(config: Section, key: str) -> Any:
+    """The value at a dotted key."""
+    return reduce(getattr, key.split("."), config)
