@@ -19,7 +19,7 @@ class Cache(Model):
         "Each container's own when left out.",
     )
     endpoint: Url | None = Field(default=None, description="A mirror in place of https://huggingface.co.")
-    offline: bool = Field(default=False, description="Nothing is asked of the hub; what the cache lacks is an error.")
+    offline: bool = Field(default=False, description="Nothing is asked of the hub; what is missing from the cache is an error.")
     wait: Count = Field(default=3600, ge=1, description="Seconds that nodes wait for the one that downloads.")
 
     @model_validator(mode="after")

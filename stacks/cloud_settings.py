@@ -65,7 +65,7 @@ class Capacity(Model):
 class Access(Model):
     """How nodes that Pulumi launches are reached by SSH; they have private addresses alone."""
 
-    user: User = "ubuntu"
+    user: User = Field(default="ubuntu", description="Who logs in on the nodes.")
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
     public_key: PublicKey = Field(description="The public half, as in the .pub file.")
     via: Literal["bastion", "tunnel", "direct"] = Field(
@@ -90,11 +90,11 @@ class Access(Model):
 
 
 class Budget(Model):
-    """What a month may cost, and who is told; it stops nothing."""
+    """What a month may cost, and who gets mail; it stops nothing."""
 
     monthly: Quantity = Field(description="Limit of the month's cost.")
-    currency: Literal["USD", "EUR", "GBP", "JPY", "CHF", "AUD", "CAD", "INR"] = "USD"
-    emails: tuple[Email, ...] = Field(min_length=1, description="Who is told.")
+    currency: Literal["USD", "EUR", "GBP", "JPY", "CHF", "AUD", "CAD", "INR"] = Field(default="USD", description="Of the limit.")
+    emails: tuple[Email, ...] = Field(min_length=1, description="Who gets mail.")
     thresholds: tuple[Quantity, ...] = Field(default=(50, 80, 100), min_length=1, description="Percent of the limit at which mail is sent.")
     billing_account: str | None = Field(default=None, description="The account that pays, such as 012345-6789AB-CDEF01.")
 

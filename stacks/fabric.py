@@ -15,7 +15,7 @@ Byte = Annotated[Count, Field(ge=0, le=255, json_schema_extra={"allowed": "an in
 class Fabric(Model):
     """What carries NCCL's or RCCL's data. The kind alone may be given in its place."""
 
-    kind: Literal["infiniband", "roce", "ethernet", "efa"]
+    kind: Literal["infiniband", "roce", "ethernet", "efa"] = Field(description="What the cards and switches speak.")
     hcas: tuple[Hca, ...] = Field(default=(), description="RDMA devices that the GPUs use; all active ones when left out.")
     gid_index: Byte | None = Field(default=None, description="roce: row of the GID table; NCCL finds it when left out.")
     traffic_class: Byte | None = Field(default=None, description="roce: the class that the switches keep lossless.")

@@ -55,7 +55,7 @@ def _ordered(sizes: str) -> str:
     return sizes
 
 
-def _whole(key: str) -> str:
+def _complete(key: str) -> str:
     """The second word of a public key is base64 of its kind, with the length in front, and its numbers."""
     kind, data, *_ = key.split(" ")
     try:
@@ -63,7 +63,7 @@ def _whole(key: str) -> str:
     except binascii.Error:
         decoded = b""
     if decoded[4 : 4 + len(kind)] != kind.encode() or (kind == "ssh-ed25519" and len(decoded) != 51):
-        raise setting_error(f"is no whole {kind} key; copy the one line of the .pub file")
+        raise setting_error(f"is not a complete {kind} key; copy the one line of the .pub file")
     return key
 
 
@@ -97,7 +97,7 @@ Email = Annotated[str, form(r"^[^@\s,;]+@[^@\s,;]+\.[^@\s,;.]+$", "a mail addres
 PublicKey = Annotated[
     str,
     form(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+) [A-Za-z0-9+/]+=* ?[^\n]*$", "a public key, such as ssh-ed25519 AAAA..."),
-    AfterValidator(_whole),
+    AfterValidator(_complete),
 ]
 Repository = Annotated[str, form(r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", "a GitHub repository such as owner/name")]
 # What tags and labels of all clouds take.

@@ -88,7 +88,7 @@ def parse(name: str, settings: Mapping[str, Any], file: Path | None = None) -> S
     encrypted = [at for at, _ in errors]
     errors += [((key,), _unknown(key, SETTINGS)) for key in values if key not in SETTINGS]
     if (cloud := values.get("cloud")) and cloud not in PLACES:
-        errors.append((("cloud",), f"{_shown(cloud)} is not {_allowed(_node(('cloud',)))}{_nearest(cloud, PLACES)}"))
+        errors.append((("cloud",), f"{_shown(cloud)} is not {allowed(node_at(('cloud',)))}{_nearest(cloud, PLACES)}"))
     known = {key: value for key, value in values.items() if key in SETTINGS and value not in (None, "", {})}
     stack, wrong = _validated({"name": name} | known)
     errors += [(at, text) for at, text in wrong if not any(at[: len(above)] == above for above in encrypted)]
@@ -152,7 +152,7 @@ class _Loader(yaml.CSafeLoader):
 
 def _decoded(key: str, value: Any) -> Any:
     """Pulumi hands lists and maps on as JSON text."""
-    if key not in SETTINGS or not isinstance(value, str) or _node((key,)).get("type") not in ("array", "object"):
+    if key not in SETTINGS or not isinstance(value, str) or node_at((key,)).get("type") not in ("array", "object"):
         return value
     try:
         return json.loads(value)
@@ -183,12 +183,12 @@ def _error(details: ErrorDetails) -> Error:
     at = (*details["loc"], *details.get("ctx", {}).get("at", ()))
     match details["type"]:
         case "extra_forbidden":
-            return at, _unknown(str(at[-1]), list(_node(at[:-1])["properties"]))
+            return at, _unknown(str(at[-1]), list(node_at(at[:-1])["properties"]))
         case "missing":
-            return at, f"is missing; it is {_allowed(_node(at))}"
+            return at, f"is missing; it is {allowed(node_at(at))}"
         case "stack":  # our own checks speak for themselves
             return at, details["msg"]
-    return at, f"{_shown(details['input'])} is not {_allowed(_node(at))}"
+    return at, f"{_shown(details['input'])} is not {allowed(node_at(at))}"
 
 
 def _at(loc: Location) -> str:
@@ -210,18 +210,19 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _node(loc: Location) -> dict[str, Any]:
+def node_at(loc: Location) -> dict[str, Any]:
     """The JSON schema of the setting at `loc`."""
     node = SCHEMA
     for part in loc:
         node = node["items"] if isinstance(part, int) else node.get("properties", {}).get(part) or node.get("additionalProperties", {})
         node = next((choice for choice in node.get("anyOf", []) if choice.get("type") != "null"), {}) | node
         if "$ref" in node:
-            node = SCHEMA["$defs"][node["$ref"].rpartition("/")[2]]
+            own = {key: node[key] for key in ("default", "description") if key in node}
+            node = SCHEMA["$defs"][node["$ref"].rpartition("/")[2]] | own
     return node
 
 
-def _allowed(node: dict[str, Any]) -> str:
+def allowed(node: dict[str, Any]) -> str:
     """The values that a setting may have, in words."""
     if "allowed" in node:
         return node["allowed"]

@@ -81,18 +81,18 @@ def _refuse_rays_own(resources: dict[str, float]) -> None:
 class JumpHost(Model):
     """A bastion in front of the hosts."""
 
-    hostname: Hostname
-    user: User
-    port: Count = Field(default=22, ge=1, le=65535)
-    identity_file: Path
+    hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
+    user: User = Field(description="Who logs in.")
+    port: Count = Field(default=22, ge=1, le=65535, description="Of its SSH server.")
+    identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
 
 
 class Ssh(Model):
     """How the machines of a fleet are reached; only with `flotilla:cloud: ssh`."""
 
-    user: User
+    user: User = Field(description="Who logs in on every host.")
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
-    hosts: tuple[Host, ...] = Field(min_length=1)
+    hosts: tuple[Host, ...] = Field(min_length=1, description="One entry per machine.")
     network: IPvAnyNetwork | None = Field(
         default=None,
         description="Private network that the nodes share (CIDR); each node's address in it is found where no internal_ip is given.",
@@ -119,13 +119,13 @@ class Gpu(Model):
     name: str | None = Field(default=None, description="Model as dstack names it, such as H100; any when left out.")
     count: Count = Field(ge=0, description="GPUs per node.")
     memory: Size | None = Field(default=None, description="Memory per GPU, such as 80GB.")
-    vendor: Literal["nvidia", "amd"] = "nvidia"
+    vendor: Literal["nvidia", "amd"] = Field(default="nvidia", description="Who makes it.")
 
 
 class Fleet(Model):
-    """A group of like nodes."""
+    """A group of homogeneous nodes."""
 
-    name: Name
+    name: Name = Field(description="Of the dstack fleet.")
     nodes: Count = Field(ge=1, description="Number of nodes; over SSH the number of hosts, when left out.")
     cpus: Positive | None = Field(default=None, description="CPUs per node; the Ray node offers this many.")
     arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
@@ -137,7 +137,7 @@ class Fleet(Model):
     fabric: Fabric | None = Field(default=None, description="Network between the GPUs of your own machines: infiniband, roce, ...")
     machine: str | None = Field(default=None, description="Machine type of a cloud such as p5.48xlarge or a3-megagpu-8g.")
     provision: Literal["dstack", "pulumi"] = Field(
-        default="dstack", description="Who launches the machines: dstack when runs need them, or Pulumi once, for good."
+        default="dstack", description="Who launches the machines: dstack when runs need them, or Pulumi once, until `pulumi destroy`."
     )
     capacity: Capacity = Capacity()
     placement: Literal["cluster", "any"] | None = Field(
@@ -176,7 +176,7 @@ class Fleet(Model):
         if name.lower() not in [model.lower() for model in models]:
             near = get_close_matches(name.upper(), models, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            raise setting_error(f"{name!r} is no {vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "gpu", "name")
+            raise setting_error(f"{name!r} is not an {vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "gpu", "name")
 
     def requirements(self) -> dict[str, Any]:
         """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
@@ -221,7 +221,7 @@ class Dstack(Model):
     """The dstack server that this stack's files are for."""
 
     server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server.")
-    project: Name = "main"
+    project: Name = Field(default="main", description="Project on the server.")
     drive: bool = Field(default=False, description="`pulumi up` makes backend, fleets and volume there; else it only writes their files.")
     adopt: bool = Field(default=False, description="Take over what has the same name there, instead of refusing; with drive.")
     on_destroy: Literal["refuse", "wait", "stop"] = Field(
@@ -262,7 +262,7 @@ class Utilization(Model):
 class Task(Model):
     """The Ray cluster as a dstack task."""
 
-    name: Name = "ray"
+    name: Name = Field(default="ray", description="Of the run.")
     image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
     user: ContainerUser | None = Field(default=None, description='User in the container, such as "1000:1000".')
     env: dict[str, Text | None] = Field(
@@ -292,7 +292,7 @@ class Task(Model):
             raise setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
         for name, value in self.env.items():
             if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
-                raise setting_error("no name for a variable: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
+                raise setting_error("is not a variable name: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
             if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
                 raise setting_error(
                     "is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name
@@ -306,7 +306,7 @@ class Stack(Model):
     """One environment."""
 
     name: Name
-    cloud: str = Field(description="Where the nodes come from; stacks/places.py lists the places.")
+    cloud: str = Field(description="Where the nodes come from.")
     region: Region | None = Field(default=None, description="Region of the cloud, such as us-east-1 or us-central1.")
     project: ProjectId | None = Field(default=None, description="Id of the project that holds everything, where a cloud has projects.")
     environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
@@ -317,11 +317,11 @@ class Stack(Model):
         default=False, description="In this account and region, encrypt every new disk and have every new instance want IMDSv2."
     )
     network: Network = Network()
-    fleets: tuple[Fleet, ...] = Field(min_length=1)
+    fleets: tuple[Fleet, ...] = Field(min_length=1, description="The machines, in groups of homogeneous nodes.")
     checkpoints: Checkpoints = Checkpoints()
     cache: Cache = Field(default=Cache(), description="Models and datasets of Hugging Face.")
     access: Access | None = Field(default=None, description="How nodes that Pulumi launches are reached.")
-    budget: Budget | None = Field(default=None, description="What a month may cost, and who is told.")
+    budget: Budget | None = Field(default=None, description="What a month may cost, and who gets mail.")
     ci: Ci | None = Field(default=None, description="Who may deploy from continuous integration.")
     slurm: Slurm = Field(default=Slurm(), description="The allocation on a Slurm cluster.")
     dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 
 from stacks.field_types import Count, Email, Model, form, gigabytes, setting_error
 
-NOTICE = 300  # seconds before the time limit at which jobs are asked to save and go on later
+NOTICE = 300  # seconds before the time limit at which jobs are asked to save and resume later
 CONTAINERS = ("none", "pyxis", "apptainer", "docker", "podman")
 
 
@@ -53,7 +53,7 @@ class Slurm(Model):
     )
     gpu_type: Word | None = Field(default=None, description="Type of the GPUs where the cluster has several, as `sinfo -o %G` shows it.")
     exclusive: bool = Field(default=True, description="Whole nodes. On shared ones ports are chosen that are free.")
-    requeue: Count = Field(default=10, ge=0, description="How often a job goes on after time limit, preemption or a lost node.")
+    requeue: Count = Field(default=10, ge=0, description="How often a job resumes after time limit, preemption or a lost node.")
     mail: Email | None = Field(default=None, description="Who hears of a job that failed.")
     modules: tuple[Module, ...] = Field(default=(), description="Modules to load, such as cuda/12.8.")
     setup: tuple[Line, ...] = Field(default=(), description="Shell lines to run first, such as: . ~/venv/bin/activate")

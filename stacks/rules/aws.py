@@ -45,10 +45,10 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
         text = f"{network.cidr} is a /{network.cidr.prefixlen}; take /16 to /24, which is cut into sixteen subnets"
         yield setting_error(text, "network", "cidr")
     if network.vpc and not VPC.fullmatch(network.vpc):
-        yield setting_error(f"{network.vpc!r} is no id of a VPC; one is vpc-0123456789abcdef0", "network", "vpc")
+        yield setting_error(f"{network.vpc!r} is not a valid VPC id, such as vpc-0123456789abcdef0", "network", "vpc")
     for index, subnet in enumerate(network.subnets):
         if not SUBNET.fullmatch(subnet):
-            yield setting_error(f"{subnet!r} is no id of a subnet; one is subnet-0123456789abcdef0", "network", "subnets", index)
+            yield setting_error(f"{subnet!r} is not a valid subnet id, such as subnet-0123456789abcdef0", "network", "subnets", index)
     if network.vpc and stack.access and stack.access.via == "bastion":
         yield setting_error(
             "bastion needs a public subnet, but network.vpc lists private ones alone; take tunnel or direct", "access", "via"
@@ -58,11 +58,13 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
 def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
     at = ("fleets", index)
     if fleet.image is not None and not IMAGE.fullmatch(fleet.image):
-        yield setting_error(f"{fleet.image!r} is no id of an AMI; one is ami-0123456789abcdef0", *at, "image")
+        yield setting_error(f"{fleet.image!r} is not a valid AMI id, such as ami-0123456789abcdef0", *at, "image")
     if fleet.capacity.id is not None and not RESERVATION.fullmatch(fleet.capacity.id):
-        yield setting_error(f"{fleet.capacity.id!r} is no id of a reservation or block; one is cr-0123456789abcdef0", *at, "capacity", "id")
+        yield setting_error(
+            f"{fleet.capacity.id!r} is not a valid reservation or block id, such as cr-0123456789abcdef0", *at, "capacity", "id"
+        )
     if fleet.capacity.kind == "block" and fleet.placement == "cluster":
-        text = "cluster is not for a capacity block, whose machines stand side by side already; leave it out"
+        text = "cluster is not for a capacity block, whose machines are side by side already; leave it out"
         yield setting_error(text, *at, "placement")
     if fleet.provision == "pulumi" and fleet.capacity.id and not stack.network.vpc and len(stack.network.zones) != 1:
         text = f"{list(stack.network.zones)}, but {fleet.capacity.id} is in one zone; name that alone"
@@ -80,7 +82,7 @@ def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
         yield setting_error(text, "checkpoints", "throughput")
     for index, fleet in enumerate(stack.fleets):
         if fleet.provision == "dstack":
-            text = "dstack, but checkpoints.kind lustre needs a Lustre client on the nodes, which dstack's image lacks; take pulumi"
+            text = "dstack, but checkpoints.kind lustre needs a Lustre client on the nodes, missing from dstack's image; take pulumi"
             yield setting_error(text, "fleets", index, "provision")
 
 
@@ -94,9 +96,10 @@ def _people(stack: Stack) -> Iterator[PydanticCustomError]:
         if len(budget.thresholds) > NOTIFICATIONS:
             yield setting_error(f"{len(budget.thresholds)} thresholds, but a budget of AWS takes {NOTIFICATIONS}", "budget", "thresholds")
         if len(budget.emails) > ADDRESSES:
-            yield setting_error(f"{len(budget.emails)} addresses, but a budget of AWS tells {ADDRESSES} at most", "budget", "emails")
+            yield setting_error(f"{len(budget.emails)} addresses, but a budget of AWS mails {ADDRESSES} at most", "budget", "emails")
     if stack.ci is not None and stack.ci.provider is not None and not PROVIDER.fullmatch(stack.ci.provider):
-        text = f"{stack.ci.provider!r} is no provider; one is arn:aws:iam::<account>:oidc-provider/token.actions.githubusercontent.com"
+        example = "arn:aws:iam::<account>:oidc-provider/token.actions.githubusercontent.com"
+        text = f"{stack.ci.provider!r} is not a valid provider, such as {example}"
         yield setting_error(text, "ci", "provider")
 
 

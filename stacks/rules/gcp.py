@@ -57,10 +57,10 @@ def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomErr
     at = ("fleets", index)
     if fleet.image is not None and not IMAGE.fullmatch(fleet.image):
         yield setting_error(
-            f"{fleet.image!r} is no image; one is projects/<project>/global/images/<name>, or .../family/<name>", *at, "image"
+            f"{fleet.image!r} is not a valid image, such as projects/<project>/global/images/<name>, or .../family/<name>", *at, "image"
         )
     if fleet.capacity.id is not None and not RESERVATION.fullmatch(fleet.capacity.id):
-        text = f"{fleet.capacity.id!r} is no reservation; it is a name, or projects/<project>/reservations/<name>"
+        text = f"{fleet.capacity.id!r} is not a valid reservation: a name, or projects/<project>/reservations/<name>"
         yield setting_error(text, *at, "capacity", "id")
     if fleet.provision == "pulumi" and len(stack.network.zones) != 1:
         text = f"{list(stack.network.zones)}, but machines that Pulumi launches stand in one zone; name the one that has {fleet.machine}"
@@ -95,12 +95,12 @@ def _people(stack: Stack) -> Iterator[PydanticCustomError]:
                 "is missing; a budget of GCP belongs to a billing account such as 012345-6789AB-CDEF01", "budget", "billing_account"
             )
         elif not BILLING_ACCOUNT.fullmatch(budget.billing_account):
-            text = f"{budget.billing_account!r} is no billing account; one is 012345-6789AB-CDEF01"
+            text = f"{budget.billing_account!r} is not a valid billing account, such as 012345-6789AB-CDEF01"
             yield setting_error(text, "budget", "billing_account")
         if len(budget.emails) > CHANNELS:
-            yield setting_error(f"{len(budget.emails)} addresses, but a budget of GCP tells {CHANNELS} at most", "budget", "emails")
+            yield setting_error(f"{len(budget.emails)} addresses, but a budget of GCP mails {CHANNELS} at most", "budget", "emails")
     if stack.ci is not None and stack.ci.provider is not None and not POOL.fullmatch(stack.ci.provider):
-        text = f"{stack.ci.provider!r} is no pool; one is projects/<number>/locations/global/workloadIdentityPools/<id>"
+        text = f"{stack.ci.provider!r} is not a valid pool, such as projects/<number>/locations/global/workloadIdentityPools/<id>"
         yield setting_error(text, "ci", "provider")
 
 

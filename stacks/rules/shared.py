@@ -62,7 +62,7 @@ def _cache(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
     if not path.is_relative_to("/checkpoints"):
         yield setting_error(f"{str(path)!r} is not below /checkpoints, which is what nodes of {stack.cloud} share", "cache", "path")
     if kind in ("bucket", "hyperdisk-ml"):
-        text = f"a cache needs locks and renames, which checkpoints.kind {kind} has not; take kind {cloud.cache}, or leave path out"
+        text = f"a cache needs locks and renames, which checkpoints.kind {kind} does not have; take kind {cloud.cache}, or leave path out"
         yield setting_error(text, "cache", "path")
 
 
@@ -100,7 +100,7 @@ def _cluster(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     for index, name in enumerate(stack.task.fleets):
         at = ("task", "fleets", index)
         if name not in known:
-            yield setting_error(f"{name!r} is no fleet of this stack (allowed: {', '.join(known)})", *at)
+            yield setting_error(f"{name!r} is not a fleet of this stack (allowed: {', '.join(known)})", *at)
         elif name in stack.task.fleets[:index]:
             yield setting_error(f"{name!r} is listed twice", *at)
         elif len(stack.task.fleets) > 1 and place.cloud and stack.fleets[known.index(name)].provision != "pulumi":

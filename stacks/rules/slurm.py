@@ -30,17 +30,17 @@ OWN = {
     "qos": "slurm.qos",
     "requeue": "slurm.requeue",
     "no-requeue": "slurm.requeue",
-    "signal": f"jobs are told {NOTICE} s before the time limit",
+    "signal": f"jobs are signalled {NOTICE} s before the time limit",
     "time": "slurm.time",
 }
 # Settings that only dstack reads, with what to say in their place.
 TASK_OF_DSTACK = {
     "user": "jobs run as whoever submits them",
-    "retry": "slurm.requeue says how often a job goes on",
+    "retry": "slurm.requeue says how often a job resumes",
     "max_duration": "slurm.time is the limit",
     "stop_duration": "slurm.time is the limit",
     "utilization": "the cluster's own tools watch GPUs",
-    "fleets": "an allocation is of like nodes",
+    "fleets": "an allocation is of homogeneous nodes",
 }
 SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so say how much of one you want"
 
@@ -48,7 +48,7 @@ SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so sa
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
     if len(stack.fleets) > 1:
-        yield setting_error(f"{len(stack.fleets)} fleets, but a Slurm allocation is of like nodes; leave one", "fleets")
+        yield setting_error(f"{len(stack.fleets)} fleets, but a Slurm allocation is of homogeneous nodes; leave one", "fleets")
     if stack.checkpoints.kind == "shared" and not stack.checkpoints.says("path"):
         yield setting_error("is missing; it is a folder on the file system that all nodes share, such as /shared/me", "checkpoints", "path")
     yield from _container(stack)
@@ -87,7 +87,7 @@ def _container(stack: Stack) -> Iterator[PydanticCustomError]:
         if ending is None:
             yield setting_error(f"{image!r} is a file, but {container} takes an image by its name and tag", "task", "image")
         elif not image.endswith(ending):
-            yield setting_error(f"{image!r} is no file that {container} runs; those end in {ending}", "task", "image")
+            yield setting_error(f"{image!r} is not a file that {container} runs; those end in {ending}", "task", "image")
     for index, mount in enumerate(stack.task.volumes):
         if not mount.startswith("/"):
             yield setting_error(f"{mount!r} is a volume of dstack; on Slurm mount a folder, such as /data:/data", "task", "volumes", index)

@@ -124,7 +124,7 @@ def test_what_ends_an_idle_run_is_as_dstack_reads_it() -> None:
 @pytest.mark.parametrize(
     ("task", "error"),
     [
-        ({"fleets": ["cpu", "big"]}, r"flotilla:task\.fleets\[1\]: 'big' is no fleet of this stack \(allowed: cpu, small, large\)"),
+        ({"fleets": ["cpu", "big"]}, r"flotilla:task\.fleets\[1\]: 'big' is not a fleet of this stack \(allowed: cpu, small, large\)"),
         ({"fleets": ["cpu", "cpu"]}, r"flotilla:task\.fleets\[1\]: 'cpu' is listed twice"),
         (
             {"job": {"command": "x", "files": ["../run.yaml"]}},

@@ -116,16 +116,16 @@ MISTAKES = [
     (SSH, "fleets.0.ssh", ..., "fleets[0].nodes: is missing"),
     (SSH, "cloud", "local", "fleets[0].ssh: belongs to flotilla:cloud ssh, but that is local"),
     (LOCAL, "cloud", "ssh", "fleets[0].ssh: is missing; with flotilla:cloud ssh a fleet lists its hosts there"),
-    (SSH, "fleets.0.gpu.name", "H10", "fleets[0].gpu.name: 'H10' is no nvidia GPU that dstack knows; did you mean H100?"),
-    (SSH, "fleets.0.gpu.vendor", "amd", "fleets[0].gpu.name: 'H100' is no amd GPU that dstack knows"),
+    (SSH, "fleets.0.gpu.name", "H10", "fleets[0].gpu.name: 'H10' is not an nvidia GPU that dstack knows; did you mean H100?"),
+    (SSH, "fleets.0.gpu.vendor", "amd", "fleets[0].gpu.name: 'H100' is not an amd GPU that dstack knows"),
     (LOCAL, "fleets", [LOCAL["flotilla:fleets"][0]] * 2, "fleets[1].name: 'laptop' is taken by an earlier fleet"),
     (LOCAL, "fleets.0.resources", {"GPU": 1}, "fleets[0].resources.GPU: Ray counts this itself"),
     (LOCAL, "task.dashboard_port", 10500, "task.dashboard_port: 10500 is one of dstack's own ports, 10000 to 10999"),
     (LOCAL, "task.image", "ray", "task.image: 'ray' is not pinned; end it with a tag other than latest, or with a digest"),
     (LOCAL, "task.image", "r.example:5000/ray:latest", "task.image: 'r.example:5000/ray:latest' is not pinned"),
     (LOCAL, "task.image", "r.example:5000/ray", "task.image: 'r.example:5000/ray' is not pinned"),
-    (LOCAL, "task.env", {"A-B": "1"}, "task.env.A-B: no name for a variable"),
-    (LOCAL, "task.env", {"DSTACK_NODES_NUM": "1"}, "task.env.DSTACK_NODES_NUM: no name for a variable"),
+    (LOCAL, "task.env", {"A-B": "1"}, "task.env.A-B: is not a variable name"),
+    (LOCAL, "task.env", {"DSTACK_NODES_NUM": "1"}, "task.env.DSTACK_NODES_NUM: is not a variable name"),
     (LOCAL, "task.env", {"RAY_AUTH_TOKEN": "abc"}, "task.env.RAY_AUTH_TOKEN: is set for you: the token comes from the shell"),
     (LOCAL, "task.env", {"A": "1\n2"}, "task.env.A: has more than one line, which dstack does not take"),
     (LOCAL, "task.env", {"KEY": {"secure": "v1:abc"}}, "task.env.KEY: is encrypted; rendered files are plain text"),
@@ -307,6 +307,6 @@ def test_the_project_declares_each_setting_with_its_type_and_a_description():
     assert list(declared) == load.SETTINGS
     for key, spec in declared.items():
         assert spec["description"]
-        assert spec["type"] == load._node((key,)).get("type")
+        assert spec["type"] == load.node_at((key,)).get("type")
         # Pulumi asks for every declared key without a default.
         assert ("default" in spec) == (key not in Stack.model_json_schema()["required"])

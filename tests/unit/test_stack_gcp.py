@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
     "a reservation of AWS": (
         DSTACK,
         [("fleets.0.capacity", {"kind": "reservation", "id": "CR_1"})],
-        "fleets[0].capacity.id: 'CR_1' is no reservation; it is a name, or projects/<project>/reservations/<name>",
+        "fleets[0].capacity.id: 'CR_1' is not a valid reservation: a name, or projects/<project>/reservations/<name>",
     ),
     "flex-start by dstack": (
         DSTACK,
@@ -155,7 +155,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
     "an AMI": (
         PULUMI,
         [("fleets.0.image", "ami-1")],
-        "fleets[0].image: 'ami-1' is no image; one is projects/<project>/global/images/<name>",
+        "fleets[0].image: 'ami-1' is not a valid image, such as projects/<project>/global/images/<name>",
     ),
     "nodes without access": (PULUMI, [("access", None)], "access: is missing; with provision: pulumi it says how nodes are reached"),
     "a bastion for all": (PULUMI, [("access.via", "bastion")], "access.allow: is missing; name the networks that may reach the bastion"),
@@ -202,17 +202,17 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
     "a billing account that is none": (
         DSTACK,
         [("budget", {"monthly": 9, "emails": ["a@b.cd"], "billing_account": "1234"})],
-        "budget.billing_account: '1234' is no billing account; one is 012345-6789AB-CDEF01",
+        "budget.billing_account: '1234' is not a valid billing account, such as 012345-6789AB-CDEF01",
     ),
     "six addresses": (
         DSTACK,
         [("budget", {"monthly": 9, "emails": [f"{name}@b.cd" for name in "abcdef"], "billing_account": "012345-6789AB-CDEF01"})],
-        "budget.emails: 6 addresses, but a budget of GCP tells 5 at most",
+        "budget.emails: 6 addresses, but a budget of GCP mails 5 at most",
     ),
     "an OIDC provider of AWS": (
         DSTACK,
         [("ci", {"github": "me/repo", "provider": "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"})],
-        "ci.provider: 'arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com' is no pool",
+        "ci.provider: 'arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com' is not a valid pool",
     ),
 }
 

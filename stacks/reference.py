@@ -1,0 +1,149 @@
+"""The reference of all settings, from the schema: docs/settings.md for people, stacks/schema.json for editors.
+
+    python -m stacks.reference      writes both again
+
+Editors with a YAML language server check a stack file that begins with `# yaml-language-server: $schema=schema.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stacks.load import PROJECT, SETTINGS, allowed, node_at
+from stacks.places import PLACES
+from stacks.schema import Stack
+
+ROOT = Path(__file__).parents[1]
+PAGE, SCHEMA = ROOT / "docs/settings.md", ROOT / "stacks/schema.json"
+HEAD = """\
+# Settings
+
+Every key of a stack file, `stacks/Pulumi.<stack>.yaml`. Made from `stacks/schema.py` by `python -m stacks.reference`; edit that, not this.
+An editor checks a stack file by [stacks/schema.json](../stacks/schema.json) where its first line is
+`# yaml-language-server: $schema=schema.json`. Numbers and booleans may stand bare or in quotes. `Places` are the values of `flotilla:cloud`
+that have the setting.
+"""
+
+
+def page() -> str:
+    sections = [key for key in SETTINGS if _properties((key,))]
+    top = _table([(key,) for key in SETTINGS])
+    parts = [HEAD, "## Top level\n", top]
+    for key in sections:
+        for location in _sections((key,)):
+            parts += [f"## `{_name(location)}`\n", f"{_about(location)}\n", _table([(*location, name) for name in _properties(location)])]
+    return "\n".join(parts)
+
+
+def _sections(location: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
+    """A section and those in it; of a list the first item stands for all."""
+    inner = (*location, 0) if node_at(location).get("type") == "array" else location
+    yield inner
+    for name in _properties(inner):
+        if _properties((*inner, name)):
+            yield from _sections((*inner, name))
+
+
+def _properties(location: tuple[int | str, ...]) -> list[str]:
+    node = node_at(location)
+    if node.get("type") == "array":
+        node = node_at((*location, 0))
+    return list(node.get("properties", {}))
+
+
+def _table(locations: list[tuple[int | str, ...]]) -> str:
+    rows = ["| Key | Value | Default | Places | |", "|---|---|---|---|---|"]
+    for at in locations:
+        node = node_at(at)
+        key = f"`{PROJECT}:{at[0]}`" if len(at) == 1 else f"`{at[-1]}`"
+        rows.append(f"| {key} | {_cell(_value(at))} | {_default(at)} | {_places(at)} | {_cell(node.get('description', _about(at)))} |")
+    return "\n".join(rows) + "\n"
+
+
+def _value(at: tuple[int | str, ...]) -> str:
+    node = node_at(at)
+    if node.get("type") != "array":
+        return allowed(node)
+    item = node_at((*at, 0))
+    return "list of maps" if "properties" in item else f"list; each {allowed(item)}"
+
+
+def _default(at: tuple[int | str, ...]) -> str:
+    """A dash where a setting that is left out has no value."""
+    parent, node = node_at(at[:-1]), node_at(at)
+    if at[-1] in parent.get("required", []):
+        return "**required**"
+    default = node.get("default")
+    return "-" if default in (None, [], {}) or isinstance(default, dict) else f"`{json.dumps(default)}`"
+
+
+def _places(at: tuple[int | str, ...]) -> str:
+    path = ".".join(part for part in at if isinstance(part, str))
+    for key in (path, str(at[0])):
+        if any(key in place.settings for place in PLACES.values()):
+            return ", ".join(name for name, place in PLACES.items() if key in place.settings)
+    return "all"
+
+
+def _about(at: tuple[int | str, ...]) -> str:
+    return " ".join(node_at(at).get("description", "").split())
+
+
+def _name(at: tuple[int | str, ...]) -> str:
+    return f"{PROJECT}:" + "".join("[]" if isinstance(part, int) else f".{part}" for part in at).removeprefix(".")
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a stack file, as YAML reads it: what is a number or a boolean may stand in quotes too."""
+    made = _relaxed(Stack.model_json_schema())
+    keys = {f"{PROJECT}:{key}": made["properties"][key] for key in SETTINGS}
+    keys[f"{PROJECT}:cloud"]["enum"] = list(PLACES)
+    config = {"type": "object", "properties": keys, "required": [f"{PROJECT}:{key}" for key in made["required"] if key != "name"]}
+    config["patternProperties"] = {f"^{PROJECT}:(?!({'|'.join(SETTINGS)})$)": False}
+    fleet = made["$defs"]["Fleet"]
+    fleet["required"] = [key for key in fleet["required"] if key != "nodes"]  # over SSH they are counted
+    made["$defs"]["Fabric"] = {"anyOf": [made["$defs"]["Fabric"], made["$defs"]["Fabric"]["properties"]["kind"]]}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A stack of Flotilla",
+        "type": "object",
+        "properties": {"config": config},
+        "required": ["config"],
+        "$defs": made["$defs"],
+    }
+
+
+QUOTED = {"integer": r"^-?\d+$", "number": r"^-?\d+(\.\d+)?$", "boolean": "^(true|false)$"}
+
+
+def _relaxed(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_relaxed(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    node = {key: _relaxed(value) for key, value in node.items() if key != "allowed"}
+    if node.get("format") in ("path", "ipvanyaddress", "ipvanynetwork", "ipv4network"):
+        del node["format"]  # pydantic's names, which editors do not know
+    if node.get("type") in QUOTED:
+        limits = {key: node.pop(key) for key in ("minimum", "maximum", "exclusiveMinimum") if key in node}
+        kind = node.pop("type")
+        return node | {"anyOf": [{"type": kind} | limits, {"type": "string", "pattern": QUOTED[kind]}]}
+    if node.get("type") == "string":  # of text such as 1 YAML makes a number
+        return node if "pattern" in node or "enum" in node else node | {"type": ["string", "number", "boolean"]}
+    return node
+
+
+def main() -> None:
+    PAGE.write_text(page())
+    SCHEMA.write_text(json.dumps(schema(), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
