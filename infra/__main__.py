@@ -8,7 +8,7 @@ from importlib import import_module
 
 if __package__:  # `python -m infra`; the engine runs the folder by its path, which is in no package
     asked = {"-h", "--help"} & {*sys.argv}
-    print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)
+    print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
     sys.exit(0 if asked else 2)
 
 import pulumi

@@ -8,7 +8,7 @@ from pathlib import Path
 
 if __package__:  # `python -m infra.policy`; the engine runs the file by its path, which is in no package
     asked = {"-h", "--help"} & {*sys.argv}
-    print(__doc__.strip(), file=sys.stdout if asked else sys.stderr)
+    print((__doc__ or "").strip(), file=sys.stdout if asked else sys.stderr)
     sys.exit(0 if asked else 2)
 
 import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's own environment
