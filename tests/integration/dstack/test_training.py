@@ -11,7 +11,7 @@ import pytest
 from lab.dstack.hosts import HERE, interrupt, wait_for
 from lab.dstack.lab import Lab
 
-pytestmark = [pytest.mark.hosts, pytest.mark.usefixtures("tidy")]
+pytestmark = [pytest.mark.hosts, pytest.mark.usefixtures("tidy"), pytest.mark.timeout(2000)]
 
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; exec dstack apply -y -f build/lab/ray-cluster.dstack.yml"

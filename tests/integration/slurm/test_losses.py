@@ -9,7 +9,7 @@ import pytest
 
 from lab.slurm.cluster import ENDED, until
 
-pytestmark = [pytest.mark.hosts, pytest.mark.slow]
+pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(2000)]
 
 # Counts on all nodes and keeps each count, until there is a file `enough`; ends when asked, after it has kept where it was.
 COUNT = """
@@ -34,7 +34,7 @@ if asked:
     raise SystemExit(143)
 """
 SETUP = [f". {sys.prefix}/bin/activate"]
-LONG = 300  # seconds; Slurm waits before it starts a job again
+LONG = 600  # seconds; Slurm waits before it starts a job again, and Ray takes minutes to start on a busy machine
 
 
 def count(project) -> int:
