@@ -23,6 +23,7 @@ import sys
 import threading
 import time
 import urllib.error
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,6 +56,13 @@ def cluster(stack: Stack, port: int | None) -> DstackRun:
     url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
     env = environment(stack, folder, url)
     return DstackRun(connect(stack), stack.task.name, folder, env, identity.KnownDashboard.of(url, env), port)
+
+
+def check_shell(stack: Stack, env: Mapping[str, str]) -> None:
+    """Before machines are made: `dstack apply` refuses the cluster only after them. Raises ClusterError."""
+    if unset := [name for name, value in stack.task.env.items() if value is None and name not in env]:
+        where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:task.env"
+        raise ClusterError(f"{where}: not set in your shell: {', '.join(unset)}; first: export {unset[0]}=...")
 
 
 class Launch:
@@ -193,6 +201,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ClusterError(f"--working-dir {options.working_dir}: no such folder")
         run = cluster(stack, options.port)
         if not options.attach:
+            check_shell(stack, os.environ)
             run.apply(machines=True)
         launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout)
         try:

@@ -72,12 +72,14 @@ def front(ray: int, token: str | None, stack: str = "onprem") -> Iterator[str]:
     env = {"PATH": os.environ["PATH"]} | ({"RAY_AUTH_TOKEN": token} if token else {})
     command = [sys.executable, "-I", str(FRONT), "--listen", str(port), "--ray", str(ray), "--stack", stack]
     with subprocess.Popen(command, env=env) as process:
-        deadline = time.monotonic() + 20
-        while not port_answers("127.0.0.1", port):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-        yield f"http://127.0.0.1:{port}"
-        process.kill()
+        try:
+            deadline = time.monotonic() + 20
+            while not port_answers("127.0.0.1", port):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.kill()
 
 
 def asked(url: str, token: str | None = TOKEN, stack: str | None = "onprem") -> object:

@@ -67,13 +67,15 @@ def test_a_strangers_cluster_on_the_port_is_named_and_not_listed(silent: Path) -
     address = json.loads((silent.parent / "cluster.json").read_text())["dashboard"]
     front = [sys.executable, "-I", str(ROOT / "cluster_tasks/node/identity.py"), "--ray", "1", "--stack", "local"]
     with subprocess.Popen([*front, "--listen", address.rpartition(":")[2]], env={"RAY_AUTH_TOKEN": "of a stranger"}) as stranger:
-        deadline = time.monotonic() + 20
-        while port_is_free(int(address.rpartition(":")[2])):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        with pytest.raises(LocalError, match="it has another token; nothing was sent to it"):
-            local.status(silent, as_json=False)
-        stranger.kill()
+        try:
+            deadline = time.monotonic() + 20
+            while port_is_free(int(address.rpartition(":")[2])):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            with pytest.raises(LocalError, match="it has another token; nothing was sent to it"):
+                local.status(silent, as_json=False)
+        finally:
+            stranger.kill()
 
 
 def test_the_rendered_task_is_found_from_any_folder_of_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
