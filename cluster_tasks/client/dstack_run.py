@@ -130,10 +130,18 @@ class DstackRun:
     @contextlib.contextmanager
     def connected(self, seconds: float) -> Iterator[None]:
         """The dashboard answers on this machine while the block runs. Raises ClusterError."""
+        attached = self.connect(seconds)
+        try:
+            yield
+        finally:
+            if attached is not None:
+                _detach(attached)
+
+    def connect(self, seconds: float) -> subprocess.Popen[bytes] | None:
+        """The `dstack attach` that forwards the dashboard, which the caller ends; None where it answers already. Raises ClusterError."""
         if answers(self.dashboard):
             console.print(f"{self.dashboard.url} is forwarded already")
-            yield
-            return
+            return None
         if not port_is_free(self.port):
             raise ClusterError(f"port {self.port} of this machine is in use; take another with --port, or set flotilla:task.dashboard_port")
         attached: subprocess.Popen[bytes] | None = None
@@ -151,10 +159,11 @@ class DstackRun:
 
         try:
             wait(lacking, seconds)
-            yield
-        finally:
+        except BaseException:
             if attached is not None:
                 _detach(attached)
+            raise
+        return attached
 
     @property
     def _attach_log(self) -> Path:

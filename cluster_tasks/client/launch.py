@@ -18,24 +18,22 @@ import argparse
 import contextlib
 import os
 import signal
-import subprocess
 import sys
-import threading
 import time
 import urllib.error
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from cluster_tasks import identity
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
 from cluster_tasks.client.dstack_server import ConnectionFailed, connect
+from cluster_tasks.client.follow import Follower
 from cluster_tasks.client.submit import SubmitError, check
 from stacks.load import StackError, load
 from stacks.places import place_of
 from stacks.schema import Stack
 
-SILENT_SECONDS = 10  # of a dashboard, after which the connection is made anew; `dstack attach` does not notice that its tunnel broke
 INTERRUPTED = 130
 
 
@@ -71,7 +69,7 @@ class Launch:
     def __init__(self, run: DstackRun, job: str, command: list[str], working_dir: str, seconds: float):
         self.run, self.job, self.command, self.working_dir, self.seconds = run, job, command, working_dir, seconds
         self.submitted = False
-        self.printed = 0  # lines of the job's output, so that a new connection does not print them again
+        self.follower = Follower(run.dashboard, job, run.env)
 
     def watch(self) -> int:
         """Until the job has ended, over broken connections and runs that dstack has started anew; its exit code. Raises ClusterError."""
@@ -107,49 +105,12 @@ class Launch:
         flags = ["--address", self.run.dashboard.url, "--no-wait", "--submission-id", self.job, "--working-dir", self.working_dir]
         runtime_env = os.path.relpath(self.run.folder / "runtime-env.yaml", ROOT)
         run_command(["ray", "job", "submit", *flags, "--runtime-env", runtime_env, "--", *self.command], self.run.env)
-        self.submitted, self.printed = True, 0
+        self.submitted, self.follower.printed = True, 0
 
     def _follow(self) -> int | None:
         """Prints the job's output until it ends; None where the connection broke."""
-        logs = ["ray", "job", "logs", "--address", self.run.dashboard.url, "--follow", self.job]
-        with subprocess.Popen(
-            shown(logs),
-            env=self.run.env,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        ) as client:
-            assert client.stdout
-            printer = threading.Thread(target=self._print, args=(client.stdout,), daemon=True)
-            printer.start()
-            try:
-                code = self._poll(client)
-                if code is not None:
-                    printer.join(10)
-                return code
-            finally:
-                client.kill()
-
-    def _poll(self, client: subprocess.Popen[bytes]) -> int | None:
-        heard = time.monotonic()
-        while time.monotonic() - heard < SILENT_SECONDS:
-            with contextlib.suppress(OSError):
-                code = self.run.dashboard.exit_code(self.job)
-                heard = time.monotonic()
-                if code is not None:
-                    return code
-                if client.poll() is not None:
-                    return None
-            time.sleep(1)
-        return None
-
-    def _print(self, output: IO[bytes]) -> None:
-        for number, line in enumerate(output):
-            if number >= self.printed:
-                sys.stdout.buffer.write(line)
-                sys.stdout.flush()
-                self.printed = number + 1
+        shown(self.follower.command)
+        return self.follower.follow()
 
     def interrupted(self) -> int:
         """Ctrl-C: leaves the job or stops it, as the person says; without a terminal it is left."""

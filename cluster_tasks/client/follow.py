@@ -1,0 +1,71 @@
+"""Follows a job's output: what it prints goes to stdout, each line once, until it has ended or the connection breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from cluster_tasks.node.dashboard import Dashboard
+
+SILENT_SECONDS = 10  # of a dashboard, after which the connection counts as lost; `dstack attach` does not notice that its tunnel broke
+PRINT_SECONDS = 60  # for the last lines of a job that has ended; to start `ray` alone takes seconds
+
+
+class Follower:
+    """`ray job logs --follow` of one job; a later call of `follow` goes on behind the lines that are printed."""
+
+    def __init__(self, dashboard: Dashboard, job: str, env: Mapping[str, str]):
+        self.dashboard, self.job, self.env = dashboard, job, env
+        self.printed = 0  # lines
+
+    @property
+    def command(self) -> list[str]:
+        return ["ray", "job", "logs", "--address", self.dashboard.url, "--follow", self.job]
+
+    def follow(self) -> int | None:
+        """The job's exit code; None where the connection broke."""
+        program, *arguments = self.command
+        with subprocess.Popen(
+            [str(Path(sys.executable).with_name(program)), *arguments],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # Ray's own words; the job's are on stdout
+            start_new_session=True,  # Ctrl-C is for us
+        ) as client:
+            assert client.stdout
+            printer = threading.Thread(target=self._print, args=(client.stdout,), daemon=True)
+            printer.start()
+            try:
+                code = self._poll(client)
+                if code is not None:
+                    printer.join(PRINT_SECONDS)
+                return code
+            finally:
+                client.kill()
+
+    def _poll(self, client: subprocess.Popen[bytes]) -> int | None:
+        heard = time.monotonic()
+        while time.monotonic() - heard < SILENT_SECONDS:
+            with contextlib.suppress(OSError):
+                code = self.dashboard.exit_code(self.job)
+                heard = time.monotonic()
+                if code is not None:
+                    return code
+                if client.poll() is not None:
+                    return None
+            time.sleep(1)
+        return None
+
+    def _print(self, output: IO[bytes]) -> None:
+        for number, line in enumerate(output):
+            if number >= self.printed:
+                sys.stdout.buffer.write(line)
+                sys.stdout.flush()
+                self.printed = number + 1
