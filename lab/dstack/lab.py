@@ -30,7 +30,7 @@ from lab.dstack.hosts import HERE, NETWORK, PATH, Host, Laptop, interrupt, sh, w
 from lab.dstack.image import IMAGE, VOLUMES, make_image
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("Pulumi.yaml", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
+PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 TOOLS = ("dockerd", "docker", "docker-init", "sshd", "ssh", "ssh-keygen", "ip", "curl", "nsenter", "unshare", "setpriv", "sudo")
 ENDED = ("done", "failed", "terminated")
 FILES_PORT, SERVER = 8199, "http://127.0.0.1:3000"

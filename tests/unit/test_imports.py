@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "lab", "benchmarks")
+PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "lab", "benchmarks", "cli")
 FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")) if ".venv" not in file.parts]
 # Which of our modules a package may import beside its own; a name stands for all below it.
 ALLOWED = {
@@ -21,6 +21,7 @@ ALLOWED = {
     "infra": ("stacks", "fleets", "cluster_tasks"),
     "lab": ("stacks", "fleets", "cluster_tasks", "infra"),
     "benchmarks": ("stacks", "fleets", "cluster_tasks", "infra", "trainer", "lab"),
+    "cli": ("stacks", "cluster_tasks"),  # the others' commands by name alone
 }
 NODE_AGENT = "cluster_tasks/node"  # copied to every node alone, so it imports the standard library, and itself by relative names
 DSTACK_API = "stacks/dstack_api.py"  # where all who need it may import it

@@ -1,0 +1,52 @@
+"""The dashboard of a stack's cluster on this machine: where it is, and the jobs that it knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cli.project import CommandError, environment, folder
+from cluster_tasks.identity import KnownDashboard
+from cluster_tasks.node.dashboard import Dashboard
+from stacks.schema import Stack
+
+SHOWN = 10  # jobs, the newest
+URL = "dashboard.url"  # in build/<stack>/, where `flotilla up --port` has moved it
+
+
+def note_address(stack: Stack, root: Path, url: str) -> None:
+    (folder(stack.name, root) / URL).write_text(f"{url}\n")
+
+
+def address(stack: Stack, root: Path) -> str:
+    """Raises CommandError where the cluster is one of this machine's and not up; of others only asking says it."""
+    if stack.cloud == "local":
+        from cluster_tasks.local.state import Cluster
+
+        cluster = Cluster.running(folder(stack.name, root).resolve())
+        if cluster is None:
+            raise CommandError(f"the cluster {stack.name} is not up; first: flotilla up {stack.name}")
+        return cluster.dashboard
+    noted = folder(stack.name, root) / URL
+    return noted.read_text().strip() if noted.exists() else f"http://localhost:{stack.task.dashboard_port}"
+
+
+def dashboard(stack: Stack, root: Path) -> Dashboard:
+    """One that has to prove that it is this stack's, before it sees the token."""
+    return KnownDashboard.of(address(stack, root), environment(stack.name, root))
+
+
+def listing(asked: Dashboard) -> list[dict[str, Any]]:
+    """The jobs that were submitted, the newest last. Raises OSError."""
+    found = [job for job in asked.ask("/api/jobs/") if job.get("submission_id")]
+    return sorted(found, key=lambda job: job.get("start_time") or 0)
+
+
+def show_jobs(asked: Dashboard) -> None:
+    """One line for each of the newest jobs."""
+    try:
+        listed = listing(asked)[-SHOWN:]
+    except OSError:
+        return  # the state of the nodes says it
+    for job in listed:
+        print(f"job {job['submission_id']}  {job['status']}  {job['entrypoint']}")

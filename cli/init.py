@@ -1,0 +1,144 @@
+"""`flotilla init`: a stack file for a place, from flags; on a terminal it asks for those that are missing."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cli.project import console
+from stacks.errors import UserError
+from stacks.load import load
+
+NAME = re.compile(r"[a-z][a-z0-9-]*")
+
+
+@dataclass(frozen=True)
+class Question:
+    """One flag; without a default it has to be answered."""
+
+    flag: str
+    text: str
+    default: str | None = None
+
+
+NODES = Question("nodes", "how many nodes", "2")
+CPUS = Question("cpus", "CPUs of each node that Ray may use", "8")
+GPU = Question("gpu", "GPU of each node and how many, such as H100:8; none without", "none")
+SHARED = Question("checkpoints", "folder that every node shares, for checkpoints")
+REGION = {"aws": "us-east-1", "gcp": "us-central1"}
+MACHINE = {"aws": "g6.8xlarge", "gcp": "g2-standard-8"}
+
+
+def _cloud(place: str) -> tuple[Question, ...]:
+    return (
+        Question("region", "region", REGION[place]),
+        Question("machine", "machine type; stacks/machines.py lists those that are known", MACHINE[place]),
+        Question("nodes", "how many machines at most", "2"),
+        Question("capacity", "spot or on-demand", "spot"),
+    )
+
+
+QUESTIONS = {
+    "local": (NODES, Question("cpus", CPUS.text, "1")),
+    "ssh": (
+        Question("hosts", "machines, with commas between them; NAME=ADDRESS where they reach each other by another address"),
+        Question("user", "who logs in, and may sudo without password"),
+        Question("identity-file", "private key, without passphrase", "~/.ssh/id_ed25519"),
+        CPUS,
+        GPU,
+        SHARED,
+    ),
+    "slurm": (
+        Question("partition", "partition"),
+        Question("time", "time limit", "24:00:00"),
+        NODES,
+        CPUS,
+        GPU,
+        SHARED,
+        Question("account", "account; none without", "none"),
+        Question("login", "user@host from which nodes are reached by SSH, for the dashboard; none without", "none"),
+    ),
+    "aws": _cloud("aws"),
+    "gcp": (Question("project", "id of a project with billing"), *_cloud("gcp")),
+}
+
+
+def main(verb: str, arguments: list[str], root: Path) -> int:
+    parser = argparse.ArgumentParser(
+        prog="flotilla init",
+        description="Writes stacks/Pulumi.STACK.yaml. What flags leave open is asked on a terminal; elsewhere it is an error.",
+        epilog="\n".join(f"{place:6} reads {', '.join(f'--{one.flag}' for one in asked)}" for place, asked in QUESTIONS.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("stack", help="a name such as onprem or aws-dev")
+    parser.add_argument("--place", choices=QUESTIONS, required=True, help="where its nodes are")
+    flags = {one.flag: one.text for asked in QUESTIONS.values() for one in asked}
+    for flag, text in flags.items():
+        parser.add_argument(f"--{flag}", help=text)
+    options: Any = vars(parser.parse_args(arguments))
+    stack, place = options["stack"], options["place"]
+    file = root / "stacks" / f"Pulumi.{stack}.yaml"
+    if not NAME.fullmatch(stack):
+        raise UserError(f"STACK: {stack!r} is no name; it begins with a letter and has a-z, 0-9 and -")
+    if file.exists():
+        raise UserError(f"stacks/{file.name} is there already; edit it, or choose another name")
+    given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
+    own = {one.flag for one in QUESTIONS[place]}
+    if foreign := sorted(given.keys() - own - {"stack", "place"}):
+        raise UserError(f"--{foreign[0]}: is nothing that {place} reads; it reads {', '.join(f'--{flag}' for flag in sorted(own))}")
+    answers = {one.flag: given.get(one.flag) or ask(one) for one in QUESTIONS[place]}
+    text = f"# Made by `flotilla init`; docs/ and the other stacks here show what else may stand in it.\n{to_yaml(place, answers)}"
+    file.write_text(text)
+    try:
+        load(stack, root)
+    except UserError:
+        file.unlink()
+        raise
+    console.print(f"wrote stacks/{file.name}; next: flotilla preview {stack}, then flotilla up {stack}")
+    return 0
+
+
+def ask(question: Question) -> str:
+    """The answer of the person at the terminal. Raises UserError where there is neither terminal nor default."""
+    if not sys.stdin.isatty():
+        if question.default is None:
+            raise UserError(f"--{question.flag} is missing: {question.text}")
+        return question.default
+    shown = f" [{question.default}]" if question.default else ""
+    while not (answer := input(f"{question.text}{shown}: ").strip() or question.default):
+        pass
+    return answer
+
+
+def to_yaml(place: str, answers: dict[str, str]) -> str:
+    """The stack file's text."""
+    return yaml.safe_dump({"config": {f"flotilla:{key}": value for key, value in settings(place, answers).items()}}, sort_keys=False)
+
+
+def settings(place: str, answers: dict[str, str]) -> dict[str, Any]:
+    """Pure: answers by flag -> the settings below `flotilla:`."""
+    fleet: dict[str, Any] = {"name": "laptop" if place == "local" else "gpus"}
+    fleet |= {name: answers[name] for name in ("machine", "nodes", "cpus") if name in answers}
+    if (gpu := answers.get("gpu", "none")) != "none":
+        name, _, count = gpu.partition(":")
+        fleet["gpu"] = {"name": name, "count": count or "1"}
+    found: dict[str, Any] = {"cloud": place} | {name: answers[name] for name in ("region", "project") if name in answers}
+    if place in REGION:
+        fleet |= {"provision": "dstack", "capacity": {"kind": answers["capacity"]}}
+        found["checkpoints"] = {"kind": "bucket"}
+    if place == "ssh":
+        pairs = [host.strip().partition("=") for host in answers["hosts"].split(",")]
+        hosts = [{"hostname": name} | ({"internal_ip": address} if address else {}) for name, _, address in pairs]
+        fleet["ssh"] = {"user": answers["user"], "identity_file": answers["identity-file"], "hosts": hosts}
+    if "checkpoints" in answers:
+        found["checkpoints"] = {"kind": "shared", "path": answers["checkpoints"]}
+    if place == "slurm":
+        named = {name: answers[name] for name in ("partition", "time", "account", "login") if answers[name] != "none"}
+        found["slurm"] = named
+    return found | {"fleets": [fleet]}

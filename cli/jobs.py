@@ -1,0 +1,98 @@
+"""`flotilla submit` and `logs`: jobs on the cluster of a stack, by the address and token of its env.sh."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from cli.dashboard import address, dashboard, listing
+from cli.project import CommandError, console, environment
+from cluster_tasks.node.dashboard import Dashboard
+from stacks.load import load
+from stacks.schema import Stack
+
+LOST = 75
+
+
+def main(verb: str, arguments: list[str], root: Path) -> int:
+    return submit(arguments, root) if verb == "submit" else logs(arguments, root)
+
+
+def submit(arguments: list[str], root: Path) -> int:
+    """Uploads the project's folder, runs the command in it on the cluster, ends with its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="flotilla submit",
+        usage="%(prog)s STACK [flags] -- COMMAND",
+        description="Runs a job on the stack's cluster, prints its output, ends with its exit code. Ctrl-C ends the watching, not the job.",
+    )
+    add = parser.add_argument
+    add("stack", help="whose cluster is up")
+    add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", help="of the job")
+    add("--working-dir", type=Path, default=root, help="folder that is uploaded; the job starts in it (the project)")
+    add("--no-wait", action="store_true", help="return once the job is accepted")
+    cut = arguments.index("--") if "--" in arguments else len(arguments)
+    options: Any = parser.parse_args(arguments[:cut])
+    command = arguments[cut + 1 :]
+    if not command:
+        parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
+    stack = load(options.stack, root)
+    os.environ.update(environment(stack.name, root))
+    from cluster_tasks.client.submit import main as ray_job_submit
+
+    flags = ["--address", address(stack, root), "--submission-id", options.name]
+    flags += ["--working-dir", str(options.working_dir.resolve()), "--runtime-env", str(root / "build" / stack.name / "runtime-env.yaml")]
+    flags += ["--no-wait"] if options.no_wait else []
+    return ray_job_submit([*flags, "--", *command])
+
+
+def logs(arguments: list[str], root: Path) -> int:
+    parser = argparse.ArgumentParser(
+        prog="flotilla logs", description="Prints a job's output until it ends, and ends with its exit code. Ctrl-C ends the watching."
+    )
+    parser.add_argument("stack", help="whose cluster is up")
+    parser.add_argument("job", nargs="?", help="the newest, where none is named")
+    parser.add_argument("--no-follow", action="store_true", help="print what there is and return")
+    options: Any = parser.parse_args(arguments)
+    stack = load(options.stack, root)
+    asked = dashboard(stack, root)
+    try:
+        name = options.job or newest(asked, stack)
+        if options.no_follow:
+            print(asked.ask(f"/api/jobs/{name}/logs").get("logs") or "", end="")
+            return 0
+        asked.exit_code(name)
+    except OSError as error:
+        raise unreachable(asked, stack, error) from None
+    from cluster_tasks.client.follow import Follower
+
+    code = Follower(asked, name, os.environ | environment(stack.name, root)).follow()
+    if code is None:
+        raise CommandError(f"the connection to {asked.url} is lost; {name} may go on", LOST)
+    return code
+
+
+def stop(stack: Stack, root: Path, job: str) -> int:
+    """Asks one job to end; a run of the trainer saves first."""
+    asked = dashboard(stack, root)
+    try:
+        asked.stop(job)
+    except OSError as error:
+        raise unreachable(asked, stack, error) from None
+    console.print(f"asked {job} to save and stop; flotilla logs {stack.name} {job} shows its end")
+    return 0
+
+
+def newest(asked: Dashboard, stack: Stack) -> str:
+    listed = listing(asked)
+    if not listed:
+        raise CommandError(f"the cluster {stack.name} has had no job; first: flotilla submit {stack.name} -- COMMAND")
+    return listed[-1]["submission_id"]
+
+
+def unreachable(asked: Dashboard, stack: Stack, error: OSError) -> CommandError:
+    if getattr(error, "code", None) == 404:
+        return CommandError(f"the cluster {stack.name} has no such job; flotilla status {stack.name} lists them")
+    return CommandError(f"{asked.url} does not answer ({getattr(error, 'reason', error)}); first: flotilla up {stack.name}")

@@ -1,0 +1,38 @@
+"""A stack of this machine's own processes: `python -m cluster_tasks.local`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cli.dashboard import dashboard, show_jobs
+from cli.project import show
+from stacks.schema import Stack
+
+
+def up(stack: Stack, root: Path, options: Any) -> int:
+    port = ["--port", options.port] if options.port else []
+    timeout = ["--timeout", f"{options.timeout:g}"] if options.timeout else []
+    return _command(stack, root, "up", *port, *timeout)
+
+
+def down(stack: Stack, root: Path, options: Any) -> int:
+    return _command(stack, root, "down")
+
+
+def status(stack: Stack, root: Path, options: Any) -> int:
+    code = _command(stack, root, "status", *(["--json"] if options.json else []), shown=False)
+    if code == 0 and not options.json:
+        show_jobs(dashboard(stack, root))
+    return code
+
+
+def _command(stack: Stack, root: Path, command: str, *flags: str, shown: bool = True) -> int:
+    from cluster_tasks.local.commands import main
+
+    file = f"build/{stack.name}/ray-cluster.dstack.yml"
+    os.chdir(root)
+    if shown:
+        show(["python", "-m", "cluster_tasks.local", command, file, *flags])
+    return main([command, file, *flags])

@@ -1,0 +1,80 @@
+"""A stack of machines that dstack drives: your own over SSH, or a cloud's."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from cli import tunnel
+from cli.dashboard import note_address
+from cli.project import CommandError, console, run
+from stacks.places import place_of
+from stacks.schema import Stack
+
+TIMEOUT = 1800
+
+
+def up(stack: Stack, root: Path, options: Any) -> int:
+    """Fleets, the Ray cluster, and its dashboard forwarded until `flotilla down`."""
+    from cluster_tasks.client.dstack_run import wait
+    from cluster_tasks.client.launch import cluster
+
+    os.chdir(root)
+    seconds = options.timeout or TIMEOUT
+    dstack = cluster(stack, int(options.port) if options.port else None)
+    dstack.apply(machines=not _driven(stack))
+    dstack.wait_until_running(seconds)
+    attached = dstack.connect(seconds)
+    note_address(stack, root, dstack.dashboard.url)
+    if attached:
+        tunnel.keep(attached, dstack.folder)
+
+    def missing() -> str | None:
+        dstack.must_live()
+        found, wanted = len(dstack.dashboard.alive_nodes() or {}), dstack.nodes()
+        return f"waiting for Ray: {found} of {wanted} nodes" if found < wanted else None
+
+    wait(missing, seconds)
+    console.print(f"dashboard  {dstack.dashboard.url}")
+    console.print(f"submit     flotilla submit {stack.name} -- python -m trainer.train_ppo --config run.yaml", markup=False)
+    console.print(f"stop       flotilla down {stack.name}")
+    return 0
+
+
+def down(stack: Stack, root: Path, options: Any) -> int:
+    """The run, the tunnel, the fleets, and what Pulumi made in the cloud."""
+    from cluster_tasks.client.dstack_run import wait
+    from cluster_tasks.client.launch import cluster
+
+    os.chdir(root)
+    dstack = cluster(stack, None)
+    if dstack.lives():
+        run(["dstack", "stop", "-y", dstack.name], root, dstack.env)
+        wait(lambda: f"waiting for {dstack.name} to end" if dstack.lives() else None, TIMEOUT)
+    tunnel.close(dstack.folder)
+    if options.keep_machines:
+        return 0
+    if not _driven(stack):
+        known = {fleet.name for fleet in dstack.fleets()}
+        for fleet in stack.dstack_fleets():
+            if fleet.name in known:
+                run(["dstack", "fleet", "delete", "-y", fleet.name], root, dstack.env)
+    if place_of(stack).cloud or _driven(stack):
+        destroy = ["pulumi", "destroy", "--stack", stack.name, *(["--yes"] if options.yes else [])]
+        if not options.yes and not os.isatty(0):
+            raise CommandError(f"the cluster and its machines are gone; network and checkpoints are left: {' '.join(destroy)}")
+        run(destroy, root)
+    return 0
+
+
+def status(stack: Stack, root: Path, options: Any) -> int:
+    from cluster_tasks.client.status import main
+
+    os.chdir(root)
+    return main([stack.name, *(["--json"] if options.json else [])])
+
+
+def _driven(stack: Stack) -> bool:
+    """Whether `pulumi up` makes dstack's fleets and volumes."""
+    return stack.dstack is not None and stack.dstack.drive

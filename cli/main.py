@@ -1,0 +1,123 @@
+"""One command for every place. Verbs of this package start, ask and stop clusters; the others are the modules that they name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from cli.project import CODE, console, find_root
+from stacks.errors import UserError
+
+HELP = """\
+One stack file becomes a Ray cluster on localhost:8265; a trainer runs on it.
+
+usage: flotilla VERB ...                flotilla VERB --help says more
+
+describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
+look      preview STACK                 what would be created, its price, files
+          preflight STACK               ask the cloud for quota and capacity
+start     up STACK                      a cluster on localhost:8265
+use       submit STACK -- COMMAND       run a job, end with its exit code
+          logs STACK [JOB]              follow a job, the newest without JOB
+          status STACK                  machines, nodes, jobs
+          check                         links, disks, GPUs, before a job
+stop      down STACK                    leave nothing running
+at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
+beside    server up|login|status|down   a dstack server on this machine
+          train ppo|sft ...             the trainer in this shell
+
+Without it, as it prints while it works:
+  local        python -m infra.preview local; python -m cluster_tasks.local up
+  ssh, clouds  pulumi up; dstack apply -f build/STACK/...; ray job submit
+  slurm        pulumi up; sbatch build/STACK/ray-cluster.sbatch
+"""
+# Verbs that are another module's main(arguments) -> exit code.
+PASSED = {
+    "preview": "infra.preview",
+    "preflight": "infra.preflight",
+    "launch": "cluster_tasks.client.launch",
+    "server": "fleets.server.commands",
+    "check": "cluster_tasks.checks.command",
+}
+OURS = {
+    "init": "cli.init",
+    "up": "cli.clusters",
+    "down": "cli.clusters",
+    "status": "cli.clusters",
+    "submit": "cli.jobs",
+    "logs": "cli.jobs",
+}
+# Which target of `make` brings a library that is not there.
+EXTRAS = {
+    "ray": "client",
+    "aiohttp": "client",
+    "dstack": "server",
+    "psutil": "server",
+    "boto3": "aws",
+    "botocore": "aws",
+    "pulumi_aws": "aws",
+    "google": "gcp",
+    "pulumi_gcp": "gcp",
+    "torch": "install",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The exit code: 2 for a mistake, 130 after Ctrl-C, else the verb's own."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    verb, rest = words[0], words[1:]
+    if verb not in (*PASSED, *OURS, "train"):
+        console.print(f"error: {verb!r} is no verb; flotilla --help lists them", markup=False)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return perform(verb, rest)
+    except ModuleNotFoundError as error:
+        return missing(verb, error)
+    except UserError as error:
+        console.print(f"error: {error}", markup=False)
+        return getattr(error, "code", 2)
+    except KeyboardInterrupt:
+        console.print("interrupted")
+        return 130
+
+
+def perform(verb: str, arguments: list[str]) -> int:
+    """Raises UserError."""
+    flags = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    root = CODE if {"-h", "--help"} & set(flags) else find_root(Path.cwd())  # help is given everywhere
+    if verb == "train":
+        return train(root, arguments)
+    if verb in OURS:
+        return import_module(OURS[verb]).main(verb, arguments, root)
+    os.chdir(root)  # where `python -m ...` is typed
+    return import_module(PASSED[verb]).main(arguments)
+
+
+def missing(verb: str, error: ModuleNotFoundError) -> int:
+    """One line where a verb needs a part that is not installed; any other missing module is a mistake of ours."""
+    part = EXTRAS.get((error.name or "").partition(".")[0])
+    if part is None:
+        raise error
+    target = "install" if part == "install" else f"install-{part}"
+    console.print(f"error: flotilla {verb} needs {error.name}, which is not installed; make {target} brings it", markup=False)
+    return 2
+
+
+def train(root: Path, words: list[str]) -> int:
+    """`python -m trainer.train_<name> ...` in this process's place."""
+    names = sorted(file.stem.removeprefix("train_") for file in (root / "trainer").glob("train_*.py"))
+    if not words or words[0] not in names:
+        named = f"{words[0]!r} is none of them; " if words and not words[0].startswith("-") else ""
+        print(f"usage: flotilla train {'|'.join(names)} [--config FILE] [section.setting=value ...]", file=sys.stderr)
+        print(f"{named}flotilla train {names[0]} --help lists the settings", file=sys.stderr)
+        return 0 if {"-h", "--help"} & set(words[:1]) else 2
+    command = [sys.executable, "-m", f"trainer.train_{words[0]}", *words[1:]]
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
+    os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})

@@ -1,0 +1,161 @@
+"""A stack on Slurm: one allocation that holds the Ray cluster, and a tunnel to its dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cli.dashboard import address, dashboard, note_address, show_jobs
+from cli.project import CommandError, console, folder, output, show
+from stacks.schema import Stack
+
+TIMEOUT = 1800
+TUNNEL_SECONDS = 30
+POLL_SECONDS = 1
+SCRIPT = "ray-cluster"
+
+
+def up(stack: Stack, root: Path, options: Any) -> int:
+    """`sbatch`, unless the allocation is there; waits until Ray is, and forwards its dashboard where SSH lets it."""
+    job = running(stack, root)
+    if job is None:
+        command = ["sbatch", "--parsable", f"build/{stack.name}/{SCRIPT}.sbatch"]
+        show(command)
+        job = output(command, root).strip().partition(";")[0]
+        _note(stack, root).write_text(json.dumps({"job": job}) + "\n")
+    else:
+        console.print(f"job {job} is there; it is used as it is")
+    said = wait(lambda: ready(stack, root, job), options.timeout or TIMEOUT)
+    url = _forward(stack, root, said, options.port)
+    console.print(f"dashboard  {url}")
+    console.print(f"submit     flotilla submit {stack.name} -- python -m trainer.train_ppo --config run.yaml", markup=False)
+    console.print(f"stop       flotilla down {stack.name}")
+    return 0
+
+
+def down(stack: Stack, root: Path, options: Any) -> int:
+    """`scancel`, and waits until the allocation is free. Jobs save first."""
+    job = running(stack, root)
+    if job is None:
+        console.print("not up")
+    else:
+        command = ["scancel", job]
+        show(command)
+        output(command, root)
+        wait(lambda: ("", f"job {job} to end") if running(stack, root) else ("ended", ""), TIMEOUT)
+        console.print("down")
+    if (folder(stack.name, root) / "tunnel.json").exists():
+        from cli import tunnel
+
+        tunnel.close(folder(stack.name, root))
+    _note(stack, root).unlink(missing_ok=True)
+    return 0
+
+
+def status(stack: Stack, root: Path, options: Any) -> int:
+    """The allocation's state, and Ray's nodes and jobs where the dashboard is forwarded."""
+    job = running(stack, root)
+    state = output(["squeue", "-h", "-j", job, "-o", "%T %r %M %N"], root).split() if job else []
+    nodes = dashboard(stack, root).alive_nodes() if job else None
+    healthy = nodes is not None and len(nodes) >= stack.fleets[0].nodes
+    if options.json:
+        print(
+            json.dumps({"job": job, "state": state[0] if state else None, "ray_nodes": nodes and len(nodes), "healthy": healthy}, indent=2)
+        )
+        return 0 if healthy else 1
+    if job is None:
+        print(f"not up; start it with: flotilla up {stack.name}")
+        return 1
+    print(f"job {job}  {' '.join(state)}")
+    if nodes is None:
+        print(f"Ray: {address(stack, root)} does not answer; `flotilla up {stack.name}` forwards it once the job runs")
+    else:
+        print(f"Ray: {len(nodes)} of {stack.fleets[0].nodes} nodes, {address(stack, root)}")
+        show_jobs(dashboard(stack, root))
+    return 0 if healthy else 1
+
+
+def running(stack: Stack, root: Path) -> str | None:
+    """The job that `flotilla up` submitted, while Slurm has it in its queue."""
+    job = _read(stack, root).get("job")
+    if job is None:
+        return None
+    try:
+        return job if output(["squeue", "-h", "-j", job, "-o", "%T"], root).strip() else None
+    except CommandError as error:
+        if "nvalid job id" in str(error):  # Slurm has forgotten it
+            return None
+        raise
+
+
+def ready(stack: Stack, root: Path, job: str) -> tuple[str, str]:
+    """What the head printed once its dashboard answered, else what is waited for. Raises CommandError where the job has ended."""
+    log = root / "build" / stack.name / f"{SCRIPT}-{job}.log"
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if "dashboard  http" in text:
+        return text, ""
+    state = output(["squeue", "-h", "-j", job, "-o", "%T %r"], root).strip() if running(stack, root) else ""
+    if not state:
+        tail = "\n".join(text.splitlines()[-12:])
+        raise CommandError(f"job {job} ended before Ray was there; the end of {log.relative_to(root)}:\n{tail}", 75)
+    waits = state if not state.startswith("RUNNING") else f"Ray's nodes, {log.relative_to(root)} says more"
+    return "", f"job {job}: {waits}"
+
+
+def wait(ask: Callable[[], tuple[str, str]], seconds: float) -> str:
+    """Asks until there is an answer; prints what is waited for when that changes. Raises CommandError at the deadline."""
+    deadline, said = time.monotonic() + seconds, ""
+    while True:
+        answer, waits = ask()
+        if answer:
+            return answer
+        if waits != said:
+            said = waits
+            console.print(f"waiting for {waits}", markup=False)
+        if time.monotonic() > deadline:
+            raise CommandError(f"waiting for {waits}: not within {seconds:.0f} s (--timeout)", 76)
+        time.sleep(POLL_SECONDS)
+
+
+def _forward(stack: Stack, root: Path, said: str, port: str | None) -> str:
+    """Opens the tunnel that the head printed; where SSH does not get through, says the command for the machine from which it does."""
+    from cli import tunnel
+
+    [line] = re.findall(r"tunnel +(ssh .+)", said)[-1:]
+    words, number = shlex.split(line), int(port or stack.task.dashboard_port)
+    words = [word.replace(f"{stack.task.dashboard_port}:127", f"{number}:127", 1) if ":127." in word else word for word in words]
+    url = f"http://localhost:{number}"
+    note_address(stack, root, url)
+    asked = dashboard(stack, root)
+    if asked.alive_nodes() is not None:
+        return url
+    show(words)
+    command = [words[0], "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", *words[1:]]
+    with (folder(stack.name, root) / "tunnel.log").open("wb") as log:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    deadline = time.monotonic() + TUNNEL_SECONDS
+    while asked.alive_nodes() is None:
+        if process.poll() is not None or time.monotonic() > deadline:
+            process.kill()
+            why = (folder(stack.name, root) / "tunnel.log").read_text(errors="replace").strip().splitlines()[-1:] or ["no answer"]
+            raise CommandError(f"Ray is up, but SSH does not reach it from here ({why[0]}); where it does: {line}", 1)
+        time.sleep(0.2)
+    tunnel.keep(process, folder(stack.name, root))
+    return url
+
+
+def _note(stack: Stack, root: Path) -> Path:
+    return folder(stack.name, root) / "allocation.json"
+
+
+def _read(stack: Stack, root: Path) -> dict[str, str]:
+    try:
+        return json.loads(_note(stack, root).read_text())
+    except (OSError, ValueError):
+        return {}

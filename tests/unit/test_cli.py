@@ -1,0 +1,210 @@
+"""`flotilla`: what it finds, refuses and prints before anything is started. Whole clusters: tests/integration/test_flotilla.py."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cli import init, main, project, slurm, tunnel
+from stacks.errors import UserError
+from stacks.load import load
+
+ROOT = Path(__file__).parents[2]
+
+
+def flotilla(*arguments: str, folder: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """As a person types it in a folder; nobody is at the terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"} | env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def error(done: subprocess.CompletedProcess[str]) -> str:
+    """The one line of a mistake."""
+    assert done.returncode == 2 and done.stdout == "", done
+    [line] = done.stderr.splitlines()
+    return line
+
+
+def test_help_is_one_screen_with_every_verb():
+    done = flotilla()
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout == flotilla("--help").stdout
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 24 and max(map(len, lines)) <= 80
+    for verb in (*main.PASSED, *main.OURS, "train"):
+        assert any(f" {verb} " in line for line in lines), verb
+
+
+@pytest.mark.parametrize("verb", [*main.PASSED, *main.OURS])
+def test_every_verb_has_help_everywhere_without_a_traceback(verb, tmp_path):
+    done = flotilla(verb, "--help", folder=tmp_path, NO_COLOR="1")
+    assert done.returncode == 0 and "usage: " in done.stdout and done.stderr == ""
+    assert "\x1b" not in done.stdout
+
+
+def test_a_word_that_is_no_verb_and_a_stack_that_is_none_are_one_line():
+    assert error(flotilla("pu")) == "error: 'pu' is no verb; flotilla --help lists them"
+    assert "there is no stack 'nowhere'" in error(flotilla("up", "nowhere"))
+
+
+def test_the_project_is_found_from_any_folder_in_it(monkeypatch):
+    assert project.find_root(ROOT / "docs") == ROOT == project.find_root(ROOT)
+    done = flotilla("preview", "nowhere", folder=ROOT / "trainer/recipes")
+    assert "there is no stack 'nowhere'" in done.stderr
+
+
+def test_outside_of_a_project_it_is_one_line(tmp_path):
+    assert error(flotilla("status", "local", folder=tmp_path)).startswith(f"error: no Flotilla project in {tmp_path} or above it")
+
+
+def test_another_clone_is_not_worked_on_by_this_ones_code(tmp_path):
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "Pulumi.yaml").touch()
+    line = error(flotilla("status", "local", folder=tmp_path))
+    assert str(ROOT) in line and f". {tmp_path}/.venv/bin/activate" in line
+
+
+def test_a_part_that_is_not_installed_is_named_with_its_target(tmp_path):
+    """An environment without dstack: its name leads to a module that is missing as pip would leave it."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nclass Missing:\n    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] == 'dstack': raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+    )
+    line = error(flotilla("launch", "onprem", "--", "true", PYTHONPATH=f"{tmp_path}:{ROOT}"))
+    assert line.startswith("error: flotilla launch needs dstack") and line.endswith("make install-server brings it")
+
+
+def test_a_clouds_network_needs_pulumis_cli(tmp_path):
+    line = error(flotilla("up", "aws-dev", PATH=str(tmp_path)))
+    assert "Pulumi's CLI has to be on PATH" in line
+
+
+def test_train_lists_the_entry_points_and_runs_one():
+    assert "ppo|sft" in flotilla("train").stderr
+    done = flotilla("train", "sft", "trainer.stepz=1", folder=ROOT / "docs")
+    assert done.returncode == 2 and "did you mean trainer.steps" in done.stdout + done.stderr
+
+
+def test_jobs_need_a_rendered_stack_and_a_command(tmp_path):
+    assert "no command; it stands behind --" in flotilla("submit", "local").stderr
+    with pytest.raises(UserError, match=r"build/local/env\.sh does not exist; first: flotilla up local"):
+        project.folder("local", tmp_path)
+
+
+def test_the_environment_is_that_of_env_sh(tmp_path):
+    (tmp_path / "build/x").mkdir(parents=True)
+    (tmp_path / "build/x/env.sh").write_text("export RAY_ADDRESS=http://localhost:8300\nexport TWO='a\nb=c'\n")
+    found = project.environment("x", tmp_path)
+    assert (found["RAY_ADDRESS"], found["TWO"]) == ("http://localhost:8300", "a\nb=c")
+
+
+# init
+
+ANSWERS = {
+    "local": [],
+    "ssh": ["--hosts", "a.example.com=10.0.0.1,b.example.com=10.0.0.2", "--user", "me", "--gpu", "H100:8", "--checkpoints", "/mnt/x"],
+    "slurm": ["--partition", "gpu", "--checkpoints", "/shared/x", "--login", "me@login.example.com"],
+    "aws": ["--nodes", "3"],
+    "gcp": ["--project", "my-project-1"],
+}
+
+
+@pytest.fixture
+def empty(tmp_path) -> Path:
+    """A project without stacks."""
+    shutil.copy(ROOT / "Pulumi.yaml", tmp_path)
+    (tmp_path / "stacks").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("place", init.QUESTIONS)
+def test_flags_make_a_stack_that_loads(place, empty):
+    assert init.main("init", ["mine", "--place", place, *ANSWERS[place]], empty) == 0
+    stack = load("mine", empty)
+    assert stack.cloud == place and stack.fleets[0].nodes == (3 if place == "aws" else 2)
+    assert yaml.safe_load((empty / "stacks/Pulumi.mine.yaml").read_text())["config"]["flotilla:cloud"] == place
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["mine", "--place", "slurm"], "--partition is missing: partition"),
+        (["mine", "--place", "local", "--region", "x"], "--region: is nothing that local reads; it reads --cpus, --nodes"),
+        (["Mine", "--place", "local"], "STACK: 'Mine' is no name"),
+        (["mine", "--place", "local", "--nodes", "x"], "flotilla:fleets[0].nodes: 'x' is not an integer"),
+    ],
+)
+def test_a_mistake_writes_nothing(flags, said, empty, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115, PTH123
+    with pytest.raises(UserError, match=said.replace("[", r"\[")):
+        init.main("init", flags, empty)
+    assert not list((empty / "stacks").iterdir())
+
+
+def test_a_stack_that_is_there_is_not_overwritten(empty):
+    (empty / "stacks/Pulumi.mine.yaml").write_text("mine")
+    with pytest.raises(UserError, match=r"stacks/Pulumi\.mine\.yaml is there already"):
+        init.main("init", ["mine", "--place", "local"], empty)
+    assert (empty / "stacks/Pulumi.mine.yaml").read_text() == "mine"
+
+
+# Waiting, tunnels
+
+
+def test_waiting_says_what_for_and_gives_up_at_the_deadline(monkeypatch, capsys):
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0)
+    answers = iter([("", "job 1: PENDING Resources"), ("", "job 1: PENDING Resources"), ("", "job 1: Ray"), ("up", "")])
+    assert slurm.wait(lambda: next(answers), 60) == "up"
+    assert capsys.readouterr().err.splitlines() == ["waiting for job 1: PENDING Resources", "waiting for job 1: Ray"]
+    with pytest.raises(project.CommandError, match=r"waiting for job 1: PENDING: not within 0 s \(--timeout\)") as late:
+        slurm.wait(lambda: ("", "job 1: PENDING"), 0)
+    assert late.value.code == 76
+
+
+def test_a_tunnel_is_found_again_and_ended_and_nobody_elses_process(tmp_path):
+    with subprocess.Popen(["sleep", "60"]) as process:
+        tunnel.keep(process, tmp_path)
+        note = (tmp_path / "tunnel.json").read_text()
+        assert (found := tunnel.running(tmp_path)) and found.pid == process.pid
+        (tmp_path / "tunnel.json").write_text(note.replace('"started": ', '"started": 1'))  # a later process with the same id
+        assert not tunnel.close(tmp_path) and process.poll() is None
+        (tmp_path / "tunnel.json").write_text(note)
+        assert tunnel.close(tmp_path)
+        assert not tunnel.close(tmp_path)
+
+
+# Pages
+
+
+def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are():
+    lines = [
+        line.strip()
+        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
+        for line in block.splitlines()
+        if line.startswith("flotilla ")
+    ]
+    assert len(lines) > 5
+    helps: dict[str, str] = {}
+    for line in lines:
+        verb, *words = shlex.split(line.partition(" -- ")[0])[1:]
+        assert verb in (*main.PASSED, *main.OURS, "train", "--help"), line
+        if verb not in helps:
+            helps[verb] = flotilla(verb, "--help").stdout
+        assert all(word in helps[verb] for word in words if word.startswith("--")), line
