@@ -166,7 +166,11 @@ def _follow(command: list[str], dashboard: Dashboard, submission: str, env: dict
         timer.start()
         assert process.stdout is not None
         for line in process.stdout:
-            if line.startswith(("job  ", "step ", "prompt ", "error", "model:", "plot:", "resum", "rollout-")) or "Error" in line:
+            if (
+                line.startswith(("step ", "prompt ", "error", "model:", "plot:", "resum", "rollout-"))
+                or "submitted successfully" in line
+                or "Error" in line
+            ):
                 console.print(line.rstrip(), markup=False)
         code = process.wait()
         timer.cancel()

@@ -75,7 +75,7 @@ class Cluster:
         return int(self.run("sinfo -h -t idle -p gpu -o %D", check=False).stdout.strip() or 0)
 
     def run(
-        self, command: str, *, check: bool = True, folder: Path | None = None, env: Mapping[str, str] = {}
+        self, command: str, *, check: bool = True, folder: Path | None = None, env: Mapping[str, str] = {}, seconds: float = 120
     ) -> subprocess.CompletedProcess[str]:
         """A shell command on the login node."""
         inside = ["nsenter", "-t", self._init(), "-m", "-n", "-u", "-p", f"--wd={folder or self.folder}", "bash", "-c", command]
@@ -83,7 +83,7 @@ class Cluster:
         whole |= {"SLURM_CONF": f"{self.folder}/etc/slurm.conf", "FOLDER": str(self.folder), "HERE": str(HERE), "PATH": SYSTEM_PATH} | dict(
             env
         )
-        done = subprocess.run(inside, env=whole, text=True, capture_output=True, timeout=120, check=False)
+        done = subprocess.run(inside, env=whole, text=True, capture_output=True, timeout=seconds, check=False)
         assert not check or done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done
 
