@@ -66,6 +66,33 @@ def test_nothing_is_visible_before_the_block_ends(tmp_path):
     assert newest(checkpoints).step == 1
 
 
+def test_everything_is_durable_before_the_rename_and_the_rename_before_older_ones_go(tmp_path, monkeypatch):
+    """The order in which the system is asked, since a power cut cannot be had in a test."""
+    calls: list[tuple[str, str]] = []
+    fsync, rename, rmtree = os.fsync, Path.rename, shutil.rmtree
+
+    def relative(path: str | Path) -> str:
+        return str(Path(path).relative_to(tmp_path))
+
+    monkeypatch.setattr(os, "fsync", lambda fd: [calls.append(("fsync", relative(Path(f"/proc/self/fd/{fd}").readlink()))), fsync(fd)])
+    monkeypatch.setattr(Path, "rename", lambda path, to: [calls.append(("rename", relative(path))), rename(path, to)][1])
+    monkeypatch.setattr(shutil, "rmtree", lambda path, **more: [calls.append(("remove", relative(path))), rmtree(path, **more)])
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    for step in (1, 2):
+        with checkpoints.writing(step, {}) as draft:
+            (draft / "policy").mkdir()
+            (draft / "policy" / "weights").write_bytes(b"w")
+    published = calls.index(("rename", "tmp_step_2"))
+    before, after = calls[calls.index(("rename", "tmp_step_1")) : published], calls[published + 1 :]
+    assert [path for call, path in before if call == "fsync" and path != "."] == [
+        "tmp_step_2/policy/weights",
+        f"tmp_step_2/{MANIFEST}",
+        "tmp_step_2/policy",
+        "tmp_step_2",
+    ]
+    assert after == [("fsync", "."), ("rename", "step_1"), ("remove", "tmp_removed_step_1")]
+
+
 def test_the_newest_is_by_number_not_by_name(tmp_path):
     checkpoints = Checkpoints(tmp_path, keep=3)
     for step in (9, 10, 100):

@@ -4,9 +4,12 @@ from typing import Any
 import pytest
 import torch
 
+from trainer.configs.sections import AlgorithmConfig, LossConfig
 from trainer.objectives.aggregation import aggregate, denominators, part
-from trainer.objectives.policy import policy_loss
-from trainer.objectives.value import value_loss
+from trainer.objectives.policy import policy, policy_loss
+from trainer.objectives.supervised import supervised
+from trainer.objectives.value import value, value_loss
+from trainer.types import Batch, Denominators
 
 T = torch.tensor
 CLIP: Any = {"clip_low": 0.2, "clip_high": 0.3}
@@ -117,3 +120,88 @@ def test_an_empty_part_has_a_loss_of_zero_with_a_gradient():
     assert loss.item() == 0
     assert logp_N.grad is not None
     assert logp_N.grad.abs().sum() == 0
+
+
+# --- objectives: what a rank learns, put together of the losses above --------------------------------------------------------
+
+
+def batch(counts: Denominators, numbers: dict[str, float] | None = None, **tokens_N: torch.Tensor) -> Batch:
+    """A micro-batch of one sequence for each entry of `counts`; an objective looks at nothing else of it."""
+    episode_N = torch.repeat_interleave(torch.arange(len(counts.lengths_E)), counts.lengths_E.long())
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(none, none, none, none, episode_N, none, tokens_N, packed=False, real_tokens=0, counts=counts, numbers=numbers or {})
+
+
+TWO_TOKENS = denominators(torch.ones(2), torch.zeros(2, dtype=torch.int64), 1)
+LOGP, ENTROPY = T([-1.0, -2.0]), T([0.5, 1.5])
+
+
+def learn(algorithm: dict[str, Any], kl_coef: float = 0.0, **tokens_N: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    given = {"mask": torch.ones(2), "rollout": LOGP, "advantages": torch.zeros(2), **tokens_N}
+    return policy(AlgorithmConfig.model_validate(algorithm), batch(TWO_TOKENS, {"kl_coef": kl_coef}, **given), (LOGP, ENTROPY))
+
+
+def test_entropy_is_rewarded_by_its_coefficient():
+    assert learn({})[0] == 0
+    loss, stats = learn({"entropy_coef": 0.1})
+    assert loss == pytest.approx(-0.1 * (0.5 + 1.5) / 2), "more entropy, less loss"
+    assert stats["entropy"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("estimator", "of_2_tokens"),
+    [("k1", 0.5 - 1.0), ("k2", (0.25 + 1.0) / 2), ("k3", (math.exp(-0.5) + 0.5 - 1) + (math.exp(1.0) - 1.0 - 1))],
+)
+def test_the_kl_from_the_reference_is_added_to_the_loss_by_its_coefficient(estimator, of_2_tokens):
+    reference_N = LOGP - T([0.5, -1.0])
+    kind = {"kl": {"coef": 1, "estimator": estimator}}
+    loss, stats = learn(kind, kl_coef=0.2, reference=reference_N)
+    assert loss.item() == pytest.approx(0.2 * of_2_tokens / 2)
+    assert stats["kl"].item() == pytest.approx(of_2_tokens)
+    kind["kl"]["where"] = "reward"
+    assert learn(kind, kl_coef=0.2, reference=reference_N)[0] == 0, "where it is part of the reward, it is none of the loss"
+
+
+def test_the_kl_in_the_loss_pulls_towards_the_reference():
+    logp_N = LOGP.clone().requires_grad_()
+    given = {"mask": torch.ones(2), "rollout": LOGP, "advantages": torch.zeros(2), "reference": LOGP - T([0.5, -1.0])}
+    algorithm = AlgorithmConfig.model_validate({"kl": {"coef": 1}})
+    policy(algorithm, batch(TWO_TOKENS, {"kl_coef": 0.2}, **given), (logp_N, ENTROPY))[0].backward()
+    assert logp_N.grad is not None
+    torch.testing.assert_close(logp_N.grad, 0.2 * T([0.5, -1.0]) / 2)  # descent lowers what lies above the reference
+
+
+def test_the_policy_takes_old_log_probabilities_where_it_was_asked_before():
+    before_N = LOGP - T([math.log(2.0), 0.0])
+    loss, stats = learn({"clip_high": 0.3}, advantages=T([1.0, 1.0]), old=before_N, rollout=before_N)
+    assert loss.item() == pytest.approx(-(1.3 + 1.0) / 2)
+    assert stats["clipped"] == 1
+    loss, stats = learn({}, advantages=T([1.0, 1.0]))
+    assert (loss, stats["clipped"]) == (-1.0, 0), "without them this update is the first, and the ratio 1"
+
+
+def test_the_importance_weight_of_the_policy_is_capped_and_its_difference_reported():
+    loss, stats = learn({"importance_cap": 2.0}, advantages=T([1.0, 1.0]), rollout=LOGP - T([math.log(8.0), 0.0]))
+    assert loss.item() == pytest.approx(-(2.0 + 1.0) / 2)
+    assert stats["logprob_diff"].item() == pytest.approx(math.log(8.0))
+    assert learn({"importance_cap": None}, advantages=T([1.0, 1.0]), rollout=LOGP - 1)[0] == -1.0
+
+
+def test_sequences_weigh_alike_where_the_settings_say_so():
+    counts = denominators(torch.ones(4), T([0, 0, 0, 1]), 2)
+    given = batch(counts, mask=torch.ones(4))
+    output = T([-3.0, -3.0, -3.0, -1.0]), torch.zeros(4)
+    assert supervised(LossConfig(), given, output)[0] == 10 / 4
+    assert supervised(LossConfig(aggregation="sequence"), given, output)[0] == (3.0 + 1.0) / 2
+
+
+def test_supervised_learns_the_tokens_of_the_mask_by_cross_entropy():
+    counts = denominators(T([1.0, 0.0]), T([0, 0]), 1)
+    loss, stats = supervised(LossConfig(), batch(counts, mask=T([1.0, 0.0])), (T([-1.5, -9.0]), torch.zeros(2)))
+    assert (loss, stats) == (1.5, {})
+
+
+def test_the_value_objective_clips_against_the_values_before_the_batch():
+    given = batch(TWO_TOKENS, mask=torch.ones(2), values=T([0.0, 0.0]), returns=T([1.0, 1.0]))
+    assert value(None, given, (T([1.0, 0.5]),))[0] == pytest.approx(0.5 * (0 + 0.25) / 2)
+    assert value(0.2, given, (T([1.0, 0.5]),))[0].item() == pytest.approx(0.5 * (0.64 + 0.64) / 2)
