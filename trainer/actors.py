@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import socket
 from typing import Any
 
@@ -60,6 +62,23 @@ def options(group: Any, bundle: int, share: dict[str, float], threads: int, name
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
         "runtime_env": {"env_vars": variables},
     }
+
+
+def connect() -> None:
+    """To the cluster of the job, or to one of this machine's own. Raises ConfigError when $RAY_ADDRESS leads nowhere."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith(("http://", "https://")):
+        raise ConfigError(
+            f"RAY_ADDRESS={address}: that is where jobs are submitted: ray job submit --working-dir . -- python -m trainer.train_ppo ...; "
+            "unset RAY_ADDRESS to train on this machine alone"
+        )
+    # The first error of a call to many processes is reported; without this Ray logs those of the others, tracebacks and all.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    try:
+        ray.init(logging_level=logging.WARNING)
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:  # also another version of Ray or Python than the cluster's
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(f"RAY_ADDRESS={address or '(not set)'}: no connection to a Ray cluster: {reason}") from error
 
 
 def here() -> tuple[str, int]:

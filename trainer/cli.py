@@ -9,8 +9,9 @@ import argparse
 import copy
 import difflib
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,7 +25,8 @@ from trainer.config_help import allowed, find, print_settings, settings, show
 from trainer.configs.sections import Config, Rule, broken_rules, value_of
 from trainer.errors import ConfigError
 from trainer.metrics import NonFiniteError
-from trainer.runs import check_paths, derived_name
+from trainer.preflight import Check
+from trainer.runs import derived_name, resolved_paths
 
 C = TypeVar("C", bound=Config)
 Values = dict[str, Any]
@@ -58,10 +60,11 @@ def exits_cleanly() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def parse(argv: list[str], *, prog: str, model: type[C]) -> C:
+def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check] = (), before_start: Sequence[Check] = ()) -> C:
     """The resolved config of `[--config FILE] [key=value ...]`; run.name is always set and model.path is a real path or hub name.
 
-    --help and --print-config print and exit 0. `model` is the entry point's type of config.
+    --help and --print-config print and exit 0. `model` is the entry point's type of config; `checks` look at what the settings name,
+    `before_start` at what only a start needs.
     Raises ConfigError with one line per error: key, value, what is allowed, and where it was read.
     """
     args = _arguments(argv, prog)
@@ -72,9 +75,16 @@ def parse(argv: list[str], *, prog: str, model: type[C]) -> C:
     values, sources, errors = _read(args.config) if args.config else ({}, {}, [])
     for text in args.overrides:
         errors += _override(model, values, sources, text)
-    config = _validated(model, values, sources, errors)
+    config, wrong = _validated(model, values, sources, errors)
+    for check in checks if args.print_config else (*checks, *before_start):
+        for line in check(config):
+            key = re.match(r"[a-z_.]*", line)[0]  # type: ignore[index]
+            if not _touches(key, wrong):
+                errors.append(f"{line} ({_source(model, key, sources)})" if _is_setting(model, key) else line)
+    if errors:
+        raise ConfigError("\n".join(dict.fromkeys(errors)))
     name = config.run.name or derived_name(config, Path(args.config or prog.rpartition(".")[2]).stem)
-    config = check_paths(config.model_copy(update={"run": config.run.model_copy(update={"name": name})}), sources)
+    config = resolved_paths(config.model_copy(update={"run": config.run.model_copy(update={"name": name})}))
     if args.print_config:
         print(to_yaml(config), end="")
         raise SystemExit(0)
@@ -181,8 +191,11 @@ def _below_a_value(model: type[Config], key: str) -> bool:
 # --- judging ---------------------------------------------------------------------------------------------------------------
 
 
-def _validated(model: type[C], values: Values, sources: Sources, errors: list[str]) -> C:
-    """Raises ConfigError with all errors: `errors`, those of single settings, and those between the settings that are right alone."""
+def _validated(model: type[C], values: Values, sources: Sources, errors: list[str]) -> tuple[C, list[str]]:
+    """The config and the settings that are wrong in themselves, which have some other value in it.
+
+    Adds to `errors`: theirs, and those between the settings that are right alone.
+    """
     values = {"data": {}, **values}
     wrong: list[str] = []
     try:
@@ -192,12 +205,21 @@ def _validated(model: type[C], values: Values, sources: Sources, errors: list[st
             wrong.append(_setting(model, ".".join(map(str, details["loc"]))))
             errors += _explain(model, dict(details), sources)
         config = model.model_validate(_with_defaults(model, values, wrong), context={"rules": False})
-    for rule in broken_rules(config):
-        if not any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for key in rule.keys for name in wrong):
-            errors.append(_explain_rule(config, rule, sources))
-    if errors:
-        raise ConfigError("\n".join(dict.fromkeys(errors)))
-    return config
+    errors += [_explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(_touches(key, wrong) for key in rule.keys)]
+    return config, wrong
+
+
+def _touches(key: str, names: list[str]) -> bool:
+    """Whether a setting is one of these, in one of them, or around one."""
+    return any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in names)
+
+
+def _is_setting(model: type[Config], key: str) -> bool:
+    try:
+        find(model, key)
+    except KeyError:
+        return False
+    return True
 
 
 def _setting(model: type[Config], key: str) -> str:

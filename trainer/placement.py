@@ -49,14 +49,23 @@ class Placement:
         return index
 
 
-def plan(config: PpoConfig, own: Mapping[str, Bundle] | None = None) -> Placement:
-    """What a run asks for. `own`: what a rank takes, of each role that has bundles of its own."""
+def plan(config: PpoConfig) -> Placement:
+    """What a run asks for."""
     rank, engine, ranks = rank_share(config), engine_share(config), config.placement.ranks
-    apart = {role: (bundle,) * ranks for role, bundle in (own or {}).items()}
+    apart = {role: (bundle,) * ranks for role, bundle in own_bundles(config).items()}
     if config.placement.colocate:
         both = {name: rank.get(name, 0) + engine.get(name, 0) for name in rank | engine}
         return Placement((both,) * ranks, (), apart)
     return Placement((rank,) * ranks, (engine,) * config.rollout.engines, apart)
+
+
+def own_bundles(config: PpoConfig) -> dict[str, Bundle]:
+    """What a rank takes, of each role that does not share the ranks' bundles."""
+    place = config.placement
+    if not place.reference_resources:
+        return {}
+    gpus = place.gpus_per_rank if place.gpus_per_reference is None else place.gpus_per_reference
+    return {"reference": share({"CPU": place.cpus_per_rank, "GPU": gpus, **place.reference_resources})}
 
 
 def rank_share(config: PpoConfig, roles: int = 1) -> Bundle:

@@ -12,7 +12,7 @@ import ray
 import torch
 
 from trainer import actors, placement
-from trainer.configs.ppo import PpoConfig, RayPlacementConfig
+from trainer.configs.ppo import PpoConfig
 from trainer.data.packing import Flat, Sequence, flatten, select, split
 from trainer.models import PolicyModel, ValueModel
 from trainer.objectives.aggregation import denominators, part
@@ -50,17 +50,16 @@ def roles_of(config: PpoConfig) -> list[Role]:
     if algorithm.name == "ppo":
         roles.append(Role("critic", ValueModel, place.gpus_per_rank, config.critic, partial(value, algorithm.value_clip), updates))
     if algorithm.kl.coef > 0:
-        roles.append(Role("reference", head, **_resources_of_reference(place)))
+        roles.append(Role("reference", head, **_resources_of_reference(config)))
     return roles
 
 
-def _resources_of_reference(place: RayPlacementConfig) -> dict[str, Any]:
-    """The ranks' bundles, or bundles of its own where the settings name resources for it."""
-    if not place.reference_resources:
-        return {"gpus": place.gpus_per_rank}
-    gpus = place.gpus_per_rank if place.gpus_per_reference is None else place.gpus_per_reference
-    bundle = placement.share({"CPU": place.cpus_per_rank, "GPU": gpus, **place.reference_resources})
-    return {"gpus": gpus, "bundle": bundle, "gpus_setting": "placement.gpus_per_reference"}
+def _resources_of_reference(config: PpoConfig) -> dict[str, Any]:
+    """The ranks' bundles, or its own."""
+    bundle = placement.own_bundles(config).get("reference")
+    if bundle is None:
+        return {"gpus": config.placement.gpus_per_rank}
+    return {"gpus": bundle.get("GPU", 0), "bundle": bundle, "gpus_setting": "placement.gpus_per_reference"}
 
 
 class RoleGroup:

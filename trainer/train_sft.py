@@ -14,12 +14,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.sft import SftConfig
 
+
+def read(argv: list[str]) -> SftConfig:
+    """The settings, once all that they name has been looked at."""
+    checks, before_start = (preflight.model, preflight.data), (preflight.gpu,)
+    return parse(argv, prog="python -m trainer.train_sft", model=SftConfig, checks=checks, before_start=before_start)
+
+
 if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
     with exits_cleanly():
-        parse(sys.argv[1:], prog="python -m trainer.train_sft", model=SftConfig)
+        CONFIG = read(sys.argv[1:])
 
 import torch
 import torch.distributed as dist
@@ -163,10 +171,9 @@ def _barrier(world: int) -> None:
         dist.barrier()
 
 
-def main(argv: list[str]) -> int:
+def main(config: SftConfig) -> int:
     """Exit codes: 0 done, 2 a mistake in settings, data or paths, 143 stopped and saved."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    config = parse(argv, prog="python -m trainer.train_sft", model=SftConfig)
     if config.trainer.prompts_per_step % world:
         raise ConfigError(f"trainer.prompts_per_step={config.trainer.prompts_per_step}: does not divide by the {world} ranks of torchrun")
     folder = run_folder(config)
@@ -179,4 +186,4 @@ def main(argv: list[str]) -> int:
 
 if __name__ == "__main__":
     with exits_cleanly():
-        sys.exit(main(sys.argv[1:]))
+        sys.exit(main(CONFIG))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -103,11 +102,11 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     """
     ours = not ray.is_initialized()
     if ours:
-        _connect()
+        actors.connect()
     group = None
     try:
         members = roles_of(config)
-        wanted = placement.plan(config, {role.name: role.bundle for role in members if role.bundle})
+        wanted = placement.plan(config)
         placement.check(wanted, [node["Resources"] for node in ray.nodes() if node["Alive"]], config.placement)
         group = placement.reserve(wanted, config.placement)
         yield _start(config, folder, initial_model(config, folder), wanted, members, group)
@@ -116,23 +115,6 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
             ray.shutdown()
         elif group is not None:
             remove_placement_group(group)  # and with it the processes in it
-
-
-def _connect() -> None:
-    """To the cluster of the job, or to one of this machine's own. Raises ConfigError when $RAY_ADDRESS leads nowhere."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    if address.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"RAY_ADDRESS={address}: that is where jobs are submitted: ray job submit --working-dir . -- python -m trainer.train_ppo ...; "
-            "unset RAY_ADDRESS to train on this machine alone"
-        )
-    # The first error of a call to many processes is reported; without this Ray logs those of the others, tracebacks and all.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    try:
-        ray.init(logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:  # also another version of Ray or Python than the cluster's
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"RAY_ADDRESS={address or '(not set)'}: no connection to a Ray cluster: {reason}") from error
 
 
 def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import ray
 
-from trainer import train_ppo, worker_groups
+from trainer import actors, train_ppo, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
@@ -276,4 +276,4 @@ def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_pat
 def test_the_address_of_the_job_server_is_told_from_that_of_a_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://localhost:8265")
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS=http://localhost:8265: that is where jobs are submitted"):
-        worker_groups._connect()
+        actors.connect()

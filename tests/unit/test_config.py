@@ -353,28 +353,6 @@ def test_errors_of_single_settings_and_between_settings_are_reported_together():
     assert len(errors("trainer=5", "model.path=gpt2", "trainer.steps=1")) == 1, "nothing is said of settings below one that is refused"
 
 
-# --- paths -----------------------------------------------------------------------------------------------------------------
-
-
-def test_hub_names_pass_and_missing_folders_do_not(tmp_path):
-    assert ok("model.path=Qwen/Qwen3-0.6B").model.path == "Qwen/Qwen3-0.6B"
-    for path in ("./model", "/no/model", "a/b/c", "~/no-such-model"):
-        assert errors(*BASE, f"model.path={path}") == [
-            f"model.path={path}: no such folder; a hub name has the form organization/name (command line)"
-        ]
-    assert errors(*BASE, f"data.path={tmp_path}/rows.jsonl") == [f"data.path={tmp_path}/rows.jsonl: no such file (command line)"]
-
-
-def test_run_name_means_the_model_that_the_run_exported(runs):
-    assert errors(*BASE, "model.path=run:warm") == [
-        f"model.path=run:warm: that run has exported no model to {runs}/warm/model; no run in {runs} has (command line)"
-    ]
-    (runs / "warm" / "model").mkdir(parents=True)
-    (runs / "warm" / "model" / "config.json").write_text("{}")
-    assert ok("model.path=run:warm").model.path == str(runs / "warm" / "model")
-    assert errors(*BASE, "model.path=run:worm")[0].endswith("; runs that have: warm (command line)")
-
-
 # --- the door --------------------------------------------------------------------------------------------------------------
 
 

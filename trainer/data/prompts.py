@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.sections import DataConfig
+from trainer.data.rows import column, read_rows
 from trainer.errors import ConfigError
-from trainer.import_path import check_args, find
 from trainer.types import Prompt
-
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -33,9 +28,9 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
     prompts: list[Prompt] = []
     total = 0
     for where, columns in read_rows(config):
-        token_ids = _tokenize(_column(columns, config.prompt, "data.prompt", where), tokenizer, where)
+        token_ids = _tokenize(column(columns, config.prompt, "data.prompt", where), tokenizer, where)
         asked = answers or config.answer in columns
-        row = {**columns, "answer": _column(columns, config.answer, "data.answer", where)} if asked else columns
+        row = {**columns, "answer": column(columns, config.answer, "data.answer", where)} if asked else columns
         index, total = total, total + 1
         if len(token_ids) <= config.max_prompt_tokens:
             prompts.append(Prompt(index=index, token_ids=token_ids, row=row))
@@ -58,78 +53,6 @@ def answer_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         raise ConfigError(f"data.answer: row {prompt.index}: {answer!r} is not text")
     ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
     return [*ids, tokenizer.eos_token_id]  # type: ignore[list-item]
-
-
-def read_rows(config: DataConfig) -> Iterator[tuple[str, Row]]:
-    """Each row with a word on where it stands: file:line, or a number."""
-    path = config.path
-    if path.endswith(".jsonl"):
-        yield from _jsonl(Path(path))
-    elif path.endswith(".parquet"):
-        yield from _parquet(Path(path))
-    elif ":" in path:
-        yield from _function(path, config.args)
-    else:
-        raise ConfigError(f"data.path: {path!r} is neither a .jsonl or .parquet file nor package.module:function")
-
-
-def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
-    try:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                where = f"{path}:{number}"
-                if not line.strip():
-                    continue
-                try:
-                    row = json.loads(line)
-                except ValueError as error:  # bad JSON or bad UTF-8
-                    raise ConfigError(f"data.path: {where}: not JSON: {error}") from error
-                yield where, _row(row, where)
-    except OSError as error:
-        raise ConfigError(f"data.path: {path}: {error.strerror}") from error
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"data.path: {path}: reading parquet needs pyarrow (pip install pyarrow)") from error
-    try:
-        number = 0
-        with pq.ParquetFile(path) as file:
-            for part in file.iter_batches():
-                for row in part.to_pylist():
-                    yield f"{path}: row {number}", row
-                    number += 1
-    except OSError as error:
-        raise ConfigError(f"data.path: {path}: {error.strerror or error}") from error
-    except pa.ArrowException as error:
-        raise ConfigError(f"data.path: {path}: not a parquet file: {error}") from error
-
-
-def _function(spec: str, args: dict[str, Any]) -> Iterator[tuple[str, Row]]:
-    function = find(spec, "data.path")
-    check_args(function, 0, args, "data.args")
-    rows = function(**args)
-    if not isinstance(rows, Iterable):
-        raise ConfigError(f"data.path: {spec} returned a {type(rows).__name__}, not rows")
-    for number, row in enumerate(rows):
-        where = f"{spec}: row {number}"
-        yield where, _row(row, where)
-
-
-def _row(row: Any, where: str) -> Row:
-    if not isinstance(row, dict):
-        raise ConfigError(f"data.path: {where}: a row is a JSON object of columns, not a {type(row).__name__}")
-    return row
-
-
-def _column(row: Row, name: str, setting: str, where: str) -> Any:
-    if row.get(name) is None:
-        state = "is empty" if name in row else "is missing"
-        raise ConfigError(f"{setting}: {where}: column {name!r} {state}; the columns are {', '.join(map(str, row)) or 'none'}")
-    return row[name]
 
 
 def _tokenize(prompt: Any, tokenizer: PreTrainedTokenizerBase, where: str) -> list[int]:

@@ -1,0 +1,77 @@
+"""What settings name, looked at before torch is imported: data, model, reward, GPUs. Each check returns its errors, one line each.
+
+`cli.parse` runs those of an entry point after it has read the settings, and reports all errors together.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from trainer import placement, rewards
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import Config
+from trainer.configs.sft import SftConfig
+from trainer.data import rows
+from trainer.errors import ConfigError
+from trainer.runs import check_model, resolved_paths
+
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
+Check = Callable[[Any], list[str]]
+
+
+def model(config: Config) -> list[str]:
+    return check_model(config.model)
+
+
+def data(config: Config) -> list[str]:
+    answers = not isinstance(config, PpoConfig) or rewards.needs_answer(config.reward.function)
+    return _lines(rows.check, resolved_paths(config).data, answers=answers)
+
+
+def reward(config: PpoConfig) -> list[str]:
+    return _lines(rewards.resolve, config.reward.function, config.reward.args)
+
+
+def cluster(config: PpoConfig) -> list[str]:
+    """What the run asks for, compared with what the cluster has, or this machine where Ray is going to be started on it."""
+
+    def compare() -> None:
+        placement.check(placement.plan(config), _nodes(), config.placement)
+
+    return _lines(compare)
+
+
+def _nodes() -> list[dict[str, float]]:
+    if not os.environ.get("RAY_ADDRESS") and not RUNNING_RAY.exists():
+        return [{"CPU": os.cpu_count() or 1, "GPU": math.inf if has_gpu() else 0}]
+    import ray
+
+    from trainer import actors
+
+    if not ray.is_initialized():
+        actors.connect()
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def gpu(config: SftConfig) -> list[str]:
+    """That there is a GPU at all; which rank has which one, torch says."""
+    wanted = config.placement.gpus_per_rank
+    return [f"placement.gpus_per_rank={wanted:g}: this machine has no GPU; 0 uses CPUs"] if wanted and not has_gpu() else []
+
+
+def has_gpu() -> bool:
+    """Whether a driver is here (NVIDIA, AMD, WSL) and not hidden."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(os.path.exists, DRIVERS))
+
+
+def _lines(check: Callable[..., object], *args: Any, **kwargs: Any) -> list[str]:
+    try:
+        check(*args, **kwargs)
+    except ConfigError as error:
+        return str(error).splitlines()
+    return []
