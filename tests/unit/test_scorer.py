@@ -146,7 +146,9 @@ def refuses(episodes):
 
 @batched
 def stays(episodes):
-    time.sleep(300)
+    while any(e.text == "b" for e in episodes):
+        time.sleep(300)
+    return [0.0] * len(episodes)
 """
 
 
@@ -274,6 +276,13 @@ def test_a_reward_that_hangs_is_ended_at_the_deadline_with_its_row(function: str
         ):
             rewards.score(episodes("a", "b", "c"))
         assert [process.poll() for process in processes] == [-signal.SIGKILL]
+
+
+def test_an_error_names_no_answer_of_an_earlier_batch():
+    with scorer("stays", timeout=1) as rewards:
+        assert rewards.score(episodes("c", "d", "e")) == [0.0, 0.0, 0.0]
+        with pytest.raises(TimeoutError, match=r"stays on row 10 with the text 'b' did not end"):
+            rewards.score(episodes("b"))
 
 
 def test_after_an_error_the_next_batch_has_new_processes():
