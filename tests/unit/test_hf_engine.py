@@ -1,7 +1,8 @@
+import shutil
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trainer.configs.ppo import PpoConfig
 from trainer.rollout.hf import HfEngine, _nucleus
@@ -60,6 +61,18 @@ def test_batches_larger_than_the_rollout_engine_are_cut(tiny_model):
     episodes = engine(tiny_model, max_sequences=4).generate(PROMPTS, [7, 8, 9], samples=4, seed=0)
     assert [e.group for e in episodes] == [7] * 4 + [8] * 4 + [9] * 4
     assert [e.prompt.index for e in episodes] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_every_token_that_the_model_ends_turns_with_ends_a_turn(tiny_model, tmp_path):
+    folder = tmp_path / "more-ends"
+    shutil.copytree(tiny_model, folder)
+    GenerationConfig(eos_token_id=[1, 5, 6]).save_pretrained(folder)
+    episodes = engine(folder).generate(PROMPTS, [0, 1, 2], samples=32, seed=3)
+    assert {1, 5, 6} <= {e.response_ids[-1] for e in episodes}
+    for episode in episodes:
+        assert not {1, 5, 6} & set(episode.response_ids[:-1])
+        assert episode.finished == (episode.response_ids[-1] in {1, 5, 6})
+        assert episode.finished or len(episode.response_ids) == 12
 
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():

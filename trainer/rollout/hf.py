@@ -28,6 +28,10 @@ class HfEngine:
         self.lm = load_lm(model, seed, self.device).eval()
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
         self.parameters = dict(self.lm.named_parameters())
+        # Some models end a turn with more tokens than the tokenizer's own, and list all of them.
+        listed = self.lm.generation_config.eos_token_id
+        more = [listed] if isinstance(listed, int) else listed or []
+        self.ends = torch.tensor(sorted({self.tokenizer.eos_token_id, *more}), device=self.device)  # type: ignore[type-var]
 
     def receivers(self) -> int:
         return 1
@@ -44,13 +48,14 @@ class HfEngine:
 
     def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
         generator = torch.Generator(self.device).manual_seed(seed)
+        ends = set(self.ends.tolist())
         episodes: list[Episode] = []
         at_once = max(1, self.config.max_sequences // samples)
         for start in range(0, len(prompts), at_once):
             part = prompts[start : start + at_once]
             tokens, logprobs = self._sample([p.token_ids for p in part], samples, generator, greedy)
             for i, (ids, scores) in enumerate(zip(tokens, logprobs, strict=True)):
-                turn = Turn(ids, scores, "stop" if ids[-1] == self.tokenizer.eos_token_id else "length")
+                turn = Turn(ids, scores, "stop" if ids[-1] in ends else "length")
                 episodes.append(Episode(part[i // samples], groups[start + i // samples], [turn]))
         for episode, text in zip(
             episodes, self.tokenizer.batch_decode([e.response_ids for e in episodes], skip_special_tokens=True), strict=True
@@ -63,7 +68,7 @@ class HfEngine:
         self, prompts: list[list[int]], samples: int, generator: torch.Generator, greedy: bool
     ) -> tuple[list[list[int]], list[list[float]]]:
         """Tokens and log-probabilities of `samples` answers per prompt; an answer's end-of-sequence token is part of it."""
-        limit, eos = self.config.max_new_tokens, self.tokenizer.eos_token_id
+        limit = self.config.max_new_tokens
         logits, cache, mask, position = self._read(prompts, samples)
         rows = torch.arange(len(prompts) * samples, device=self.device)
         tokens = torch.full((len(rows), limit), -1, device=self.device)
@@ -74,7 +79,7 @@ class HfEngine:
             write = rows[alive] if not alive.all() else rows
             tokens[write, step] = chosen[alive]
             scores[write, step] = logprobs[alive]
-            alive &= chosen != eos
+            alive &= ~torch.isin(chosen, self.ends)
             living = int(alive.sum())
             if living == 0 or step == limit - 1:
                 break
