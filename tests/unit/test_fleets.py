@@ -148,3 +148,25 @@ def test_the_first_job_of_a_person_is_one_that_the_trainer_takes(on_gpus: bool, 
     warm_start, reinforce = (shlex.split(command)[3:] for command in script.split(" && "))
     for arguments, model in ((warm_start, SftConfig), (reinforce, PpoConfig)):
         assert cli.parse(arguments, prog="demo", model=model).placement.gpus_per_rank == on_gpus
+
+
+@pytest.mark.parametrize(("kind", "policy"), [("spot", "spot"), ("on-demand", "on-demand"), (None, "on-demand")])
+def test_dstack_buys_machines_in_the_way_that_the_fleet_says(kind: str | None, policy: str) -> None:
+    capacity = {"capacity": {"kind": kind}} if kind else {}
+    of = stack(cloud="aws", fleets=[{"name": "gpus", "nodes": 2, "machine": "g6.8xlarge"} | capacity])
+    assert fleet(of, AWS, of.fleets[0])["spot_policy"] == policy
+
+
+def test_a_host_of_another_fleet_keeps_its_own_user_before_its_fleets() -> None:
+    of = stack(fleets=[GPUS, GPUS | {"name": "more"}], task={"fleets": ["gpus", "more"]})
+    first = Ssh.model_validate(HOSTS | {"hosts": [{"hostname": "a"}]})
+    second = Ssh.model_validate(HOSTS | {"user": "ada", "hosts": [{"hostname": "b"}, {"hostname": "c", "user": "eve"}]})
+    hosts = fleet(of, Site(ssh={"gpus": first, "more": second}), of.fleets[0])["ssh_config"]["hosts"]
+    assert [host if isinstance(host, str) else (host["hostname"], host["user"]) for host in hosts] == ["a", ("b", "ada"), ("c", "eve")]
+
+
+@pytest.mark.parametrize("regions", [[], ["us-east-1", "us-east-2"]])
+def test_a_network_volume_in_no_single_region_is_refused(regions: list[str]) -> None:
+    of = stack(checkpoints={"kind": "network", "volume": "ckpt", "size": "500GB"})
+    with pytest.raises(ValueError, match="a volume lives in one region; the backend has"):
+        volume(of, Site(backend={"type": "aws", "regions": regions}))

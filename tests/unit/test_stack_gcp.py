@@ -227,3 +227,8 @@ def test_a_mistake_is_told_in_one_line_with_its_setting(base, changes, said):
 @pytest.mark.parametrize("base", [DSTACK, PULUMI], ids=["dstack", "pulumi"])
 def test_what_the_mistakes_start_from_is_right(base):
     assert checks.machines(stack(base)).keys() == {"gpus"}
+
+
+@pytest.mark.parametrize("size", ["1280GB", "9.75TB", "10TB", "12.5TB"])
+def test_filestore_is_had_in_its_own_steps(size):
+    assert stack(DSTACK, ("checkpoints", {"kind": "filestore", "size": size})).checkpoints.size == size
