@@ -26,7 +26,7 @@ class Jobs(ThreadingHTTPServer):
 
 
 class Answers(BaseHTTPRequestHandler):
-    server: Jobs
+    server: Jobs  # pyright: ignore[reportIncompatibleVariableOverride] the standard library's own way to reach it
 
     def do_GET(self) -> None:
         for name in self.server.asked:

@@ -197,7 +197,11 @@ def test_a_machine_that_is_taken_back_ends_the_run_while_jobs_can_save(
 ) -> None:
     monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path))
     monkeypatch.setattr("cluster_tasks.node.preemption.reclaimed", lambda cloud: False)
-    scene.steps[4] = lambda: (tmp_path / ".leaving-ray").write_text("127.0.0.3") and None
+
+    def announce() -> None:
+        (tmp_path / ".leaving-ray").write_text("127.0.0.3")
+
+    scene.steps[4] = announce
     with pytest.raises(Reclaimed, match=r"takes the machine of 127\.0\.0\.3 back") as failure:
         watched(scene, "--spot", "imdsv2")
     assert (failure.value.code, scene.now) == (NODE_LOST, 1004)

@@ -33,8 +33,8 @@ def steps(lab: Lab, run: str) -> int:
 def resumes(lab: Lab) -> int:
     """The step that the attempt which is being made resumes after, as its job reports it."""
     lab.wait_run("ray-job", "running", timeout=500)
-    said = wait_for("where it resumes", lambda: re.search(r"step (\d+) of 100000", lab.logs("ray-job")), 300, 1)
-    return int(said[1])
+    wait_for("where it resumes", lambda: re.search(r"step (\d+) of 100000", lab.logs("ray-job")), 300, 1)
+    return int(re.findall(r"step (\d+) of 100000", lab.logs("ray-job"))[0])
 
 
 def apply(lab: Lab) -> subprocess.Popen[bytes]:
