@@ -221,7 +221,7 @@ MISTAKES = [
     (
         BUCKET,
         {"path": "/checkpoints/hf"},
-        "cache.path: a cache needs locks and renames, which checkpoints.kind bucket has not; take kind lustre",
+        "cache.path: a cache needs locks and renames, which checkpoints.kind bucket does not have; take kind lustre",
     ),
     (BUCKET, {"path": "/mnt/hf"}, "cache.path: '/mnt/hf' is not below /checkpoints"),
 ]

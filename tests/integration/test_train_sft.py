@@ -115,7 +115,7 @@ def test_killed_at_once_it_resumes_to_the_same_numbers(runs):
         (1, ["run.name=x", "data.answer=solution"], ["data.answer", "solution"]),
         (
             1,
-            ["run.name=x", "trainer.micro_batch_tokens=9", "data.max_prompt_tokens=8"],
+            ["run.name=short", "trainer.micro_batch_tokens=9", "data.max_prompt_tokens=8"],
             ["trainer.micro_batch_tokens=9: row", "tokens; raise it"],
         ),
         (1, ["run.name=alone", "optim.lr=1.0e-4"], ["optim.lr", "0.003", "run.name"]),
