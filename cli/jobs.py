@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from cli.dashboard import address, dashboard, listing
 from cli.project import CommandError, console, environment
+from cluster_tasks.client.follow import Follower, shown, without_noise
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.load import load
 from stacks.schema import Stack
@@ -45,7 +47,8 @@ def submit(arguments: list[str], root: Path) -> int:
     flags = ["--address", address(stack, root), "--submission-id", options.name]
     flags += ["--working-dir", str(options.working_dir.resolve()), "--runtime-env", str(root / "build" / stack.name / "runtime-env.yaml")]
     flags += ["--no-wait"] if options.no_wait else []
-    return ray_job_submit([*flags, "--", *command])
+    following = f"  follow  flotilla logs {stack.name} {options.name}\n  stop    flotilla down {stack.name} --job {options.name}"
+    return ray_job_submit([*flags, "--", *command], following)
 
 
 def logs(arguments: list[str], root: Path) -> int:
@@ -61,16 +64,17 @@ def logs(arguments: list[str], root: Path) -> int:
     try:
         name = options.job or newest(asked, stack)
         if options.no_follow:
-            print(asked.ask(f"/api/jobs/{name}/logs").get("logs") or "", end="")
+            printed = asked.ask(f"/api/jobs/{name}/logs").get("logs") or ""
+            for line in without_noise(printed.encode().splitlines(keepends=True)):
+                sys.stdout.buffer.write(shown(line))
+            sys.stdout.flush()
             return 0
         asked.exit_code(name)
     except OSError as error:
         raise unreachable(asked, stack, error) from None
-    from cluster_tasks.client.follow import Follower
-
     code = Follower(asked, name, os.environ | environment(stack.name, root)).follow()
     if code is None:
-        raise CommandError(f"the connection to {asked.url} is lost; {name} may go on", LOST)
+        raise CommandError(f"the connection to {asked.url} is lost; {name} may still be running", LOST)
     return code
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -16,9 +18,15 @@ from cluster_tasks.node.dashboard import Dashboard
 SILENT_SECONDS = 10  # of a dashboard, after which the connection counts as lost; `dstack attach` does not notice that its tunnel broke
 PRINT_SECONDS = 60  # for the last lines of a job that has ended; to start `ray` alone takes seconds
 
+ANSI = re.compile(rb"\x1b\[[0-9;]*m")
+SAID = rb"^\d{4}-\d\d-\d\d [\d:,]+\t(?:INFO|SUCC|ERR|WARN|WARNING) "  # by Ray's client, not by the job
+NOISE = re.compile(SAID + rb"(?:cli|sdk|packaging|dashboard_sdk|job_manager)\.py:|^Running entrypoint for job ")
+ACCEPTED = re.compile(SAID + rb"cli\.py:\d+ -- Job '(.+)' submitted successfully")
+ENDED = re.compile(SAID + rb"cli\.py:\d+ -- Job '.+' (?:failed|succeeded|was stopped)")
+
 
 class Follower:
-    """`ray job logs --follow` of one job; a later call of `follow` goes on behind the lines that are printed."""
+    """`ray job logs --follow` of one job; a later call of `follow` resumes after the lines that are printed."""
 
     def __init__(self, dashboard: Dashboard, job: str, env: Mapping[str, str]):
         self.dashboard, self.job, self.env = dashboard, job, env
@@ -64,8 +72,26 @@ class Follower:
         return None
 
     def _print(self, output: IO[bytes]) -> None:
-        for number, line in enumerate(output):
+        for number, line in enumerate(without_noise(output)):
             if number >= self.printed:
-                sys.stdout.buffer.write(line)
+                sys.stdout.buffer.write(shown(line))
                 sys.stdout.flush()
                 self.printed = number + 1
+
+
+def without_noise(output: Iterable[bytes]) -> Iterator[bytes]:
+    """What `ray job submit` prints, less its own report: it ends with the log of a failed job once more, which was just shown."""
+    ended = False  # read to the end all the same: the client would wait for who reads
+    for line in output:
+        plain = ANSI.sub(b"", line)
+        if found := ACCEPTED.search(plain):
+            yield found[1] + b" submitted successfully\n"
+        elif ENDED.search(plain):
+            ended = True
+        elif not ended and not NOISE.match(plain):
+            yield line
+
+
+def shown(line: bytes) -> bytes:
+    """As stdout takes it: without colors where it is no terminal, or $NO_COLOR is set."""
+    return line if sys.stdout.isatty() and not os.environ.get("NO_COLOR") else ANSI.sub(b"", line)

@@ -4,38 +4,30 @@
 
 Takes the flags of `ray job submit`. The address comes from --address, else from RAY_API_SERVER_ADDRESS or RAY_ADDRESS, as for Ray;
 `. build/<stack>/env.sh` sets the last of them. Exit codes: 2 where the dashboard does not answer, does not know the token or runs
-another version of Ray, and then nothing was submitted; 130 where the watching was interrupted, while the job goes on; else the job's.
+another version of Ray, and then nothing was submitted; 130 where the watching was interrupted, while the job keeps running; else the job's.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
 import urllib.error
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cluster_tasks.client.follow import shown, without_noise
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.errors import UserError
 
 CLUSTER = "`dstack ps`, or for the local cluster `python -m cluster_tasks.local status`, says whether it is up"
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
-
-
-ANSI = re.compile(rb"\x1b\[[0-9;]*m")
-NO_COLOR = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR"))
-SAID = rb"^\d{4}-\d\d-\d\d [\d:,]+\t(?:INFO|SUCC|ERR|WARN|WARNING) "  # by Ray's client, not by the job
-NOISE = re.compile(SAID + rb"(?:cli|sdk|packaging|dashboard_sdk|job_manager)\.py:|^Running entrypoint for job ")
-ACCEPTED = re.compile(SAID + rb"cli\.py:\d+ -- Job '(.+)' submitted successfully")
-ENDED = re.compile(SAID + rb"cli\.py:\d+ -- Job '.+' (?:failed|succeeded|was stopped)")
 
 
 class SubmitError(UserError):
@@ -82,8 +74,12 @@ def check(dashboard: Dashboard, source: str) -> None:
         print(f"the cluster runs Python {python}, this environment {here}; the job will run on {python}", file=sys.stderr, flush=True)
 
 
-def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str]) -> int:
-    """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own; 130 after Ctrl-C."""
+def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str], following: str) -> int:
+    """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own; 130 after Ctrl-C.
+
+    The job's output goes to stdout; that it was accepted, and `following`, how to follow and stop it, to stderr.
+    """
+    accepted = f"{name} submitted successfully\n".encode()
     command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", dashboard.url, "--submission-id", name]
     submitted = False
     with subprocess.Popen(
@@ -97,15 +93,16 @@ def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str]) ->
         assert client.stdout
         try:
             for line in without_noise(client.stdout):
-                sys.stdout.buffer.write(ANSI.sub(b"", line) if NO_COLOR else line)
-                if line.startswith(name.encode()):
+                if not submitted and line == accepted:
                     submitted = True
-                    print(next_steps(name, dashboard.url))
-                sys.stdout.flush()
+                    print(f"{name} submitted successfully\n{following}", file=sys.stderr, flush=True)
+                else:
+                    sys.stdout.buffer.write(shown(line))
+                    sys.stdout.flush()
             code = client.wait()
         except KeyboardInterrupt:
             client.kill()
-            left = f"{name} goes on running\n{next_steps(name, dashboard.url)}" if submitted else f"interrupted before {name} was accepted"
+            left = f"{name} is still running\n{following}" if submitted else f"interrupted before {name} was accepted"
             print(left, file=sys.stderr)
             return 130
     try:  # Ray says 1 for every job that failed
@@ -114,26 +111,14 @@ def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str]) ->
         return code  # the job was not accepted, or the cluster is gone; Ray has said so
 
 
-def without_noise(output: Iterable[bytes]) -> Iterator[bytes]:
-    """What `ray job submit` prints, less its own report: it ends with the log of a failed job once more, which was just shown."""
-    ended = False  # read to the end all the same: the client would wait for who reads
-    for line in output:
-        plain = ANSI.sub(b"", line)
-        if found := ACCEPTED.search(plain):
-            yield found[1] + b" submitted successfully\n"
-        elif ENDED.search(plain):
-            ended = True
-        elif not ended and not NOISE.match(plain):
-            yield line
-
-
 def next_steps(name: str, url: str) -> str:
     """How to follow and how to stop a job."""
     address = "" if os.environ.get("RAY_ADDRESS") == url else f" --address {url}"
     return f"  follow  ray job logs{address} --follow {name}\n  stop    ray job stop{address} {name}"
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, following: str | None = None) -> int:
+    """`following`: how to follow and stop the job, in the words of the command that calls this; that of Ray where left out."""
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="python -m cluster_tasks.client.submit",
@@ -163,7 +148,8 @@ def main(argv: list[str] | None = None) -> int:
         if options.working_dir and "://" not in options.working_dir and not Path(options.working_dir).is_dir():
             raise SubmitError(f"--working-dir {options.working_dir}: no such folder")
         check(dashboard, source)
-        return submit(dashboard, options.submission_id, flags, argv[cut + 1 :])
+        name = options.submission_id
+        return submit(dashboard, name, flags, argv[cut + 1 :], following or next_steps(name, dashboard.url))
     except (SubmitError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -139,33 +139,6 @@ def test_a_path_that_does_not_exist_is_one_line_and_exit_code_2(cluster: Cluster
     assert len(done.stderr.splitlines()) == 1
 
 
-RAYS_OUTPUT = b"""2026-11-22 07:49:04,097\tINFO cli.py:42 -- \x1b[37mJob submission server address\x1b[39m: http://127.0.0.1:8265
-2026-11-22 07:49:08,911\tSUCC cli.py:66 -- \x1b[32m-----\x1b[39m
-2026-11-22 07:49:08,912\tSUCC cli.py:67 -- \x1b[32mJob 'job-1' submitted successfully\x1b[39m
-2026-11-22 07:49:08,912\tINFO cli.py:331 -- Query the logs of the job:
-2026-11-22 07:49:07,961\tINFO job_manager.py:581 -- Runtime env is setting up.
-Running entrypoint for job job-1: python fails.py
-2026-11-22 07:49:09,000\tINFO mine.py:1 -- the job's own line
-\x1b[31mValueError\x1b[0m: the job's error
-2026-11-22 07:49:25,042\tERR cli.py:75 -- Job 'job-1' failed
-2026-11-22 07:49:25,042\tINFO cli.py:89 -- Status message: Last available logs:
-ValueError: the job's error
-"""
-
-
-def test_rays_report_around_a_job_is_left_out_and_the_jobs_own_lines_are_kept_once() -> None:
-    assert list(submit.without_noise(RAYS_OUTPUT.splitlines(keepends=True))) == [
-        b"job-1 submitted successfully\n",
-        b"2026-11-22 07:49:09,000\tINFO mine.py:1 -- the job's own line\n",
-        b"\x1b[31mValueError\x1b[0m: the job's error\n",
-    ]
-
-
-def test_what_ray_says_of_a_job_that_it_does_not_take_is_kept() -> None:
-    refusal = [b"Traceback (most recent call last):\n", b"RuntimeError: Request failed with status code 400\n"]
-    assert list(submit.without_noise(refusal)) == refusal
-
-
 def test_how_to_follow_and_stop_a_job_names_the_address_where_the_shell_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "http://a:1")
     assert submit.next_steps("job-1", "http://a:1").splitlines() == [

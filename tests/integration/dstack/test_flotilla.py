@@ -1,0 +1,33 @@
+"""`flotilla up`, `submit`, `status` and `down` on a real dstack server and two hosts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lab.dstack.lab import Lab
+
+pytestmark = pytest.mark.hosts
+
+
+def test_up_ends_with_a_dashboard_that_takes_jobs_and_down_leaves_neither_run_nor_tunnel(lab: Lab):
+    try:
+        done = lab.user("cd trainer/recipes && python -m cli up lab", timeout=600)
+        assert done.returncode == 0, done.stdout
+        assert "$ dstack apply -y -d -f build/lab/ray-cluster.dstack.yml" in done.stdout
+        assert "dashboard  http://localhost:8265" in done.stdout
+        done = lab.user("python -m cli submit lab --name hello -- sh -c 'echo hello from the job; exit 7' 2>/dev/null")
+        assert (done.returncode, done.stdout) == (7, "hello from the job\n")
+        status = json.loads(lab.must("python -m cli status lab --json"))
+        assert (status["healthy"], status["ray_nodes"]) == (True, 2)
+        assert lab.user("python -m cli logs lab hello 2>/dev/null").stdout == "hello from the job\n"
+        again = lab.user("python -m cli up lab", timeout=300)
+        assert again.returncode == 0 and "is forwarded already" in again.stdout, again.stdout
+    finally:
+        done = lab.user("python -m cli down lab --keep-machines", timeout=300)
+        lab.wait_idle()
+    assert done.returncode == 0, done.stdout
+    assert lab.user("pgrep -f 'dstack attach'").returncode == 1
+    assert not (lab.project / "build/lab/tunnel.json").exists()
+    assert lab.user("python -m cli status lab --json").returncode == 1

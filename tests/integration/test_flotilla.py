@@ -1,0 +1,135 @@
+"""The command `flotilla` on a real Ray cluster of this machine: the same verbs as in every place."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster_tasks.local.plan import MARKER
+from cluster_tasks.node.ports import free_port
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
+
+
+class Project:
+    """A copy of what is needed of this project, whose stack `local` has a dashboard port of its own."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+            else:
+                shutil.copy(source, folder / part)
+        stack = folder / "stacks/Pulumi.local.yaml"
+        stack.write_text(stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {free_port()}\n")
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """From a subfolder, where nobody is at the terminal."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_"))}
+        return subprocess.Popen(
+            [sys.executable, "-m", "cli", *arguments],
+            cwd=self.folder / "trainer/recipes",
+            env=env | {"PYTHONPATH": str(self.folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+        )
+
+    def run(self, *arguments: str) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr."""
+        process = self.start(*arguments)
+        output, error = process.communicate(timeout=300)
+        return process.returncode, output, error
+
+    def state(self, job: str) -> str:
+        [line] = [line for line in self.run("status", "local")[1].splitlines() if line.startswith(f"job {job} ")]
+        return line.split()[2]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """With its cluster up."""
+    made = Project(tmp_path_factory.mktemp("flotilla"))
+    try:
+        code, output, error = made.run("up", "local")
+        assert code == 0, output + error
+        assert "$ python -m cluster_tasks.local up build/local/ray-cluster.dstack.yml" in error
+        assert "dashboard  http://127.0.0.1:" in output
+        yield made
+    finally:
+        made.run("down", "local")
+
+
+def test_a_job_prints_its_own_lines_alone_and_its_code_is_that_of_submit_and_logs(project: Project) -> None:
+    program = "print('HEARD'); print('\\xe9'); raise SystemExit(3)"
+    code, output, error = project.run("submit", "local", "--name", "first", "--", "python", "-c", program)
+    assert (code, output) == (3, "HEARD\né\n"), error
+    assert error.splitlines()[-3:] == [
+        "first submitted successfully",
+        "  follow  flotilla logs local first",
+        "  stop    flotilla down local --job first",
+    ]
+    assert project.run("logs", "local")[:2] == (3, "HEARD\né\n")  # the newest
+    assert project.run("logs", "local", "first", "--no-follow")[:2] == (0, "HEARD\né\n")
+
+
+def test_ctrl_c_ends_the_watching_and_down_the_job(project: Project) -> None:
+    watching = project.start("submit", "local", "--name", "long", "--", "sh", "-c", "echo BEGUN; sleep 600")
+    assert watching.stdout and watching.stderr
+    assert watching.stdout.readline() == "BEGUN\n"
+    watching.send_signal(signal.SIGINT)
+    error = watching.stderr.read()
+    assert watching.wait(60) == 130
+    assert error.splitlines()[-3:] == [
+        "long is still running",
+        "  follow  flotilla logs local long",
+        "  stop    flotilla down local --job long",
+    ]
+    assert "Traceback" not in error
+    assert project.state("long") == "RUNNING"
+    assert project.run("down", "local", "--job", "long")[0] == 0
+    assert project.run("logs", "local", "long")[0] != 0  # follows it to its end
+    assert project.state("long") == "STOPPED"
+
+
+def test_no_wait_returns_and_a_job_that_is_none_is_one_line(project: Project) -> None:
+    code, output, error = project.run("submit", "local", "--name", "quick", "--no-wait", "--", "true")
+    assert (code, output) == (0, "") and "flotilla logs local quick" in error
+    assert project.run("logs", "local", "quick")[0] == 0
+    code, output, error = project.run("logs", "local", "nothing")
+    assert (code, output, len(error.splitlines())) == (2, "", 1) and "no such job" in error
+
+
+def test_status_is_for_people_and_programs_and_down_leaves_nothing(project: Project) -> None:
+    code, output, _ = project.run("status", "local", "--json")
+    assert code == 0 and json.loads(output)["up"]
+    assert project.run("down", "local")[0] == 0
+    root = str((project.folder / "build/local").resolve())
+    assert not [process.pid for process in psutil.process_iter() if marked(process, root)]
+    code, output, _ = project.run("status", "local")
+    assert code == 1 and "not up" in output
+    code, _, error = project.run("submit", "local", "--", "true")
+    assert code == 2 and error == "error: the cluster local is not up; first: flotilla up local\n"
+
+
+def marked(process: psutil.Process, root: str) -> bool:
+    try:
+        return process.environ().get(MARKER) == root
+    except psutil.Error:
+        return False
