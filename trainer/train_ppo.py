@@ -72,6 +72,7 @@ class Run:
     def restore(self, last: Checkpoint) -> None:
         last.require(**self.identity)
         self.workers.load(last.folder)
+        self.workers.learned = last.step
         self.loader.load(last.state["loader"])
         self.controller.load(last.state["kl"])
 
@@ -117,6 +118,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         clock.lap("reward")
         rollout = Rollout.of(episodes)
         values = describe(rollout) | learn(run.config, run.workers, rollout, run.controller, step, clock)
+        run.workers.learned = step
         if not schedule.staleness:
             pending = run.sample(step + 1)
             clock.lap("sync")

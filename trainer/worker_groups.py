@@ -34,6 +34,7 @@ class WorkerGroups:
     fingerprint: str
     plan: weights.Plan
     restarts: int = 0  # of rollout engines, in this run
+    learned: int = 0  # steps that the policy has learned: the version of its weights
 
     def sync(self) -> None:
         """Give the rollout engines the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
@@ -44,7 +45,7 @@ class WorkerGroups:
                 raise
 
     def _sync(self) -> None:
-        refs = [rank.send.remote() for rank in self.policy.ranks] + self.engines.receive()
+        refs = [rank.send.remote() for rank in self.policy.ranks] + self.engines.receive(self.learned)
         actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
 
     def episodes(self, pending: Pending) -> list[Episode]:

@@ -88,6 +88,9 @@ def test_a_run_reports_every_step_and_exports_a_model(whole):
     rows = read(whole)
     assert [row["step"] for row in rows] == list(range(7))
     assert all(row.keys() >= {"step", "reward", "loss", "kl", "seconds", "tokens_per_second", "grad_norm"} for row in rows[1:])
+    laps = {f"seconds_{lap}" for lap in ("generate", "reward", "score", "train", "sync")}
+    assert all(row.keys() >= laps and sum(row[lap] for lap in laps) <= row["seconds"] for row in rows[1:])
+    assert all(row["generated_tokens_per_second"] < row["tokens_per_second"] for row in rows[1:])
     assert "eval_reward" in rows[0]
     assert "eval_reward" in rows[-1]
     assert all(row["logprob_diff"] < 1e-4 for row in rows[1:]), "rollout engines must have the policy's weights at every step"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from pathlib import Path
 
@@ -14,8 +15,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 from trainer import weights
 from trainer.actors import free_port
 from trainer.configs.ppo import PpoConfig
+from trainer.rollout import Sampling, sample
 from trainer.rollout.vllm import VllmEngine
-from trainer.types import Episode, Prompt
+from trainer.types import Episode, Prompt, Turn
 
 PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Prompt(2, [10], {})]
 CPU = torch.device("cpu")
@@ -52,11 +54,16 @@ def difference(lm: torch.nn.Module, episodes: list[Episode], temperature: float 
 
 
 def drawn(engine: VllmEngine, seed: int) -> list[list[int]]:
-    return [e.response_ids for e in engine.generate(PROMPTS, [0, 1, 2], 8, seed)]
+    return [e.response_ids for e in sampled(engine, 8, seed)]
+
+
+def sampled(engine: VllmEngine, samples: int, seed: int, groups: tuple[int, ...] = (0, 1, 2)) -> list[Episode]:
+    """A step's batch."""
+    return asyncio.run(sample(engine, PROMPTS, list(groups), Sampling(12, 0.8, samples=samples), seed))
 
 
 def test_answers_are_grouped_by_prompt_end_as_they_say_and_have_the_models_log_probabilities(engine, lm):
-    episodes = engine.generate(PROMPTS, [4, 5, 6], samples=16, seed=3)
+    episodes = sampled(engine, 16, 3, (4, 5, 6))
     assert [e.group for e in episodes] == [4] * 16 + [5] * 16 + [6] * 16
     assert len({len(e.response_ids) for e in episodes}) > 3
     assert all(e.finished == (e.response_ids[-1] == 1) and (e.finished or len(e.response_ids) == 12) for e in episodes)
@@ -67,6 +74,35 @@ def test_a_seed_gives_the_same_answers_and_another_seed_others(engine):
     first = drawn(engine, 5)
     assert drawn(engine, 5) == first
     assert drawn(engine, 6) != first
+
+
+def test_requests_are_answered_one_by_one_and_one_with_a_seed_alike_whoever_runs_beside_it(engine, lm):
+    """More tokens are asked for than one step of the engine has: prompts must not be read in parts."""
+    mine = (PROMPTS[1].token_ids, Sampling(12, 0.8, samples=4, seed=40))
+    others = [(PROMPTS[i % 3].token_ids, Sampling(1 + i % 12, 0.8, samples=4, seed=100 * i)) for i in range(100)]
+
+    async def ask(*requests: tuple[list[int], Sampling]) -> list[list[Turn]]:
+        return await asyncio.gather(*(engine.generate(*request) for request in requests))
+
+    (alone,) = asyncio.run(ask(mine))
+    *beside, among = asyncio.run(ask(*others, mine))
+    assert [turn.token_ids for turn in among] == [turn.token_ids for turn in alone]
+    assert len({tuple(turn.token_ids) for turn in alone}) > 1
+    assert [len(turns) for turns in beside] == [4] * 100
+    assert all(len(turn.token_ids) <= 1 + i % 12 for i, turns in enumerate(beside) for turn in turns)
+    assert difference(lm, [Episode(PROMPTS[1], 0, [turn]) for turn in among]) < 1e-4
+    greedy = asyncio.run(ask((PROMPTS[1].token_ids, Sampling(12, 0.0)), (PROMPTS[1].token_ids, Sampling(12, 0.0, seed=3))))
+    assert greedy[0][0].token_ids == greedy[1][0].token_ids
+
+
+def test_a_prompt_that_is_too_long_is_an_error_of_its_request_alone(engine):
+    async def ask() -> list[object]:
+        good = engine.generate(PROMPTS[0].token_ids, Sampling(2, seed=0))
+        return await asyncio.gather(good, engine.generate([3] * 1000, Sampling(2)), return_exceptions=True)
+
+    answer, error = asyncio.run(ask())
+    assert isinstance(answer, list)
+    assert isinstance(error, ValueError)
 
 
 def test_weights_that_were_received_are_those_that_answer(engine, lm):
@@ -82,11 +118,12 @@ def test_weights_that_were_received_are_those_that_answer(engine, lm):
     def send() -> None:
         weights.send(weights.join(rendezvous, 0), plan, lambda names: [table[n].detach() for n in names])
 
-    stale = difference(lm, engine.generate(PROMPTS, [0, 1, 2], samples=4, seed=0))
+    stale = difference(lm, sampled(engine, 4, 0))
     sender = threading.Thread(target=send)
     sender.start()
     engine.connect(rendezvous, 1, plan)
-    engine.receive()
+    engine.receive(version=5)
     sender.join(30)
     assert stale > 0.05, "the change must be one that shows"
-    assert difference(lm, engine.generate(PROMPTS, [0, 1, 2], samples=4, seed=0)) < 1e-4
+    assert difference(lm, sampled(engine, 4, 0)) < 1e-4
+    assert {turn.version for episode in sampled(engine, 1, 0) for turn in episode.turns} == {5}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -9,11 +10,9 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 
-import vllm
-
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
-from trainer.rollout.vllm import VllmEngine, arguments, seeded
+from trainer.rollout.vllm import Admission, VllmEngine, arguments, request_seeds
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
@@ -40,18 +39,50 @@ def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
 
 
 def test_requests_of_a_split_rollout_engine_bring_seeds_that_the_batchs_seed_decides():
-    params = vllm.SamplingParams(n=4)
-    assert seeded(params, 3, 8, tensor_parallel=1) is params
-
     def seeds(seed: int) -> list[int | None]:
-        requests = seeded(params, seed, 8, tensor_parallel=2)
-        assert isinstance(requests, list)
-        return [request.seed for request in requests]
+        return list(islice(request_seeds(seed, tensor_parallel=2), 8))
 
+    assert list(islice(request_seeds(3, tensor_parallel=1), 2)) == [None, None]
     first, again, other = seeds(3), seeds(3), seeds(4)
     assert first == again
     assert len({*first, *other}) == 16
     assert all(seed is not None and 0 <= seed < 2**62 for seed in first)
+
+
+def names(admission: Admission) -> list[str]:
+    return [name for name, _ in admission.admit()]
+
+
+def test_requests_whose_prompts_must_be_read_whole_are_let_in_while_all_fit_into_a_step_together():
+    admission = Admission(10)
+    for name, tokens in (("a", 4), ("b", 6), ("c", 1), ("d", 30), ("e", 1)):
+        admission.queue(name, tokens, True, f"request {name}")
+    assert list(admission.admit()) == [("a", "request a"), ("b", "request b")]
+    assert names(admission) == []
+    admission.release("a")
+    assert names(admission) == ["c"], "d is next, and e does not pass it"
+    admission.release("b")
+    assert names(admission) == []
+    admission.release("c")
+    assert names(admission) == ["d"], "longer than any step, so alone"
+    assert names(admission) == []
+    admission.release("d")
+    assert names(admission) == ["e"]
+
+
+def test_other_requests_are_let_in_at_once_unless_one_such_is_there():
+    admission = Admission(10)
+    for name in "abc":
+        admission.queue(name, 8, False, None)
+    assert names(admission) == ["a", "b", "c"]
+    admission.queue("whole", 2, True, None)
+    admission.queue("d", 9, False, None)
+    assert names(admission) == []
+    for name in "abc":
+        admission.release(name)
+    assert names(admission) == ["whole"]
+    admission.release("whole")
+    assert names(admission) == ["d"]
 
 
 def test_a_head_size_that_vllm_would_hang_on_is_refused(tiny_model):

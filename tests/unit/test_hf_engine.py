@@ -1,12 +1,15 @@
+import asyncio
 import shutil
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trainer.configs.ppo import PpoConfig
+from trainer.rollout import Sampling, sample
 from trainer.rollout.hf import HfEngine, _nucleus
-from trainer.types import Prompt
+from trainer.types import Episode, Prompt, Turn
 
 PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Prompt(2, [10], {})]
 
@@ -23,6 +26,20 @@ def engine(folder, **rollout) -> HfEngine:
     return HfEngine(config, str(folder), 0)
 
 
+def drawn(engine: HfEngine, samples: int, seed: int, groups: tuple[int, ...] = (0, 1, 2), **how: Any) -> list[Episode]:
+    """A step's batch."""
+    return asyncio.run(sample(engine, PROMPTS, list(groups), Sampling(12, samples=samples, **how), seed))
+
+
+def asked(engine: HfEngine, *requests: tuple[list[int], Sampling]) -> list[list[Turn]]:
+    """Requests that are made at once."""
+
+    async def ask() -> list[list[Turn]]:
+        return await asyncio.gather(*(engine.generate(*request) for request in requests))
+
+    return asyncio.run(ask())
+
+
 def logprobs_of(lm, prompt: list[int], response: list[int], temperature: float = 1.0) -> torch.Tensor:
     logits = lm(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / temperature
     return torch.log_softmax(logits, -1).gather(1, torch.tensor(response)[:, None])[:, 0]
@@ -30,7 +47,7 @@ def logprobs_of(lm, prompt: list[int], response: list[int], temperature: float =
 
 def test_log_probabilities_are_those_of_the_model_though_prompts_differ_in_length_and_rows_leave_the_batch(tiny_model):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    episodes = engine(tiny_model, temperature=0.8).generate(PROMPTS, [0, 1, 2], samples=16, seed=3)
+    episodes = drawn(engine(tiny_model), 16, seed=3, temperature=0.8)
     assert [e.group for e in episodes] == [0] * 16 + [1] * 16 + [2] * 16
     lengths = {len(e.response_ids) for e in episodes}
     assert len(lengths) > 3, "answers of one length would not show that rows leave the batch"
@@ -43,7 +60,7 @@ def test_log_probabilities_are_those_of_the_model_though_prompts_differ_in_lengt
 
 def test_greedy_answers_are_those_of_transformers(tiny_model):
     lm: Any = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    episodes = engine(tiny_model).generate(PROMPTS, [0, 1, 2], samples=1, seed=0, greedy=True)
+    episodes = drawn(engine(tiny_model), 1, seed=0, temperature=0.0)
     for episode in episodes:
         ids = torch.tensor([episode.prompt.token_ids])
         expected = lm.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False, eos_token_id=1, pad_token_id=0)
@@ -52,27 +69,78 @@ def test_greedy_answers_are_those_of_transformers(tiny_model):
 
 def test_a_seed_gives_the_same_answers_and_another_seed_others(tiny_model):
     built = engine(tiny_model)
-    first, again, other = ([e.response_ids for e in built.generate(PROMPTS, [0, 1, 2], 8, seed)] for seed in (5, 5, 6))
+    first, again, other = ([e.response_ids for e in drawn(built, 8, seed)] for seed in (5, 5, 6))
     assert first == again
     assert first != other
 
 
 def test_batches_larger_than_the_rollout_engine_are_cut(tiny_model):
-    episodes = engine(tiny_model, max_sequences=4).generate(PROMPTS, [7, 8, 9], samples=4, seed=0)
+    episodes = drawn(engine(tiny_model, max_sequences=4), 4, seed=0, groups=(7, 8, 9))
     assert [e.group for e in episodes] == [7] * 4 + [8] * 4 + [9] * 4
     assert [e.prompt.index for e in episodes] == [0] * 4 + [1] * 4 + [2] * 4
+
+
+def test_texts_are_the_decoded_answers(tiny_model):
+    built = engine(tiny_model)
+    for episode in drawn(built, 8, seed=1):
+        assert episode.text == built.tokenizer.decode(episode.response_ids, skip_special_tokens=True)
+    assert built.decode([[3, 4, 1]]) == ["01"]
+
+
+def test_a_batch_runs_as_many_rows_as_the_engine_has_room_for(tiny_model, monkeypatch):
+    built = engine(tiny_model, max_sequences=10)
+    rows: list[int] = []
+    run = built._sample
+    monkeypatch.setattr(built, "_sample", lambda batch: [rows.append(sum(r.sampling.samples for r in batch)), run(batch)][1])
+    asked(built, *[(PROMPTS[0].token_ids, Sampling(3, samples=4))] * 5)
+    asked(built, (PROMPTS[0].token_ids, Sampling(3, samples=16)), (PROMPTS[0].token_ids, Sampling(3)))
+    assert rows == [8, 8, 4, 16, 1]
+
+
+def test_requests_with_other_parameters_wait_for_the_next_batch_and_get_their_own(tiny_model):
+    built = engine(tiny_model)
+    ids = PROMPTS[1].token_ids
+    short, greedy, (again,), three = asked(
+        built, (ids, Sampling(2)), (ids, Sampling(12, temperature=0.0)), (ids, Sampling(12, temperature=0.0)), (ids, Sampling(2, samples=3))
+    )
+    assert len(short[0].token_ids) <= 2
+    assert [turn.token_ids for turn in greedy] == [again.token_ids]
+    assert len(three) == 3
+
+
+def test_a_request_with_a_seed_draws_alike_whoever_is_in_its_batch(tiny_model):
+    built = engine(tiny_model)
+    mine = (PROMPTS[1].token_ids, Sampling(12, samples=4, seed=40))
+    (alone,) = asked(built, mine)
+    others = [(prompt.token_ids, Sampling(12, samples=9, seed=seed)) for prompt, seed in zip(PROMPTS, (7, 8, None), strict=True)]
+    *_, among, later = asked(built, *others, mine, (PROMPTS[1].token_ids, Sampling(12, samples=4, seed=41)))
+    assert [turn.token_ids for turn in among] == [turn.token_ids for turn in alone]
+    assert len({tuple(turn.token_ids) for turn in alone}) > 1
+    assert [turn.token_ids for turn in later[:3]] == [turn.token_ids for turn in alone[1:]], "sample i draws from seed + i"
 
 
 def test_every_token_that_the_model_ends_turns_with_ends_a_turn(tiny_model, tmp_path):
     folder = tmp_path / "more-ends"
     shutil.copytree(tiny_model, folder)
     GenerationConfig(eos_token_id=[1, 5, 6]).save_pretrained(folder)
-    episodes = engine(folder).generate(PROMPTS, [0, 1, 2], samples=32, seed=3)
-    assert {1, 5, 6} <= {e.response_ids[-1] for e in episodes}
+    episodes = drawn(engine(folder), 32, seed=3)
+    last = [e.response_ids[-1] for e in episodes]
+    assert {1, 5, 6} <= set(last)
     for episode in episodes:
         assert not {1, 5, 6} & set(episode.response_ids[:-1])
         assert episode.finished == (episode.response_ids[-1] in {1, 5, 6})
         assert episode.finished or len(episode.response_ids) == 12
+
+
+def test_turns_carry_the_version_of_the_weights(tiny_model):
+    built = engine(tiny_model)
+    built.version = 7
+    assert {turn.version for episode in drawn(built, 2, seed=0) for turn in episode.turns} == {7}
+
+
+def test_a_prompt_without_tokens_is_refused(tiny_model):
+    with pytest.raises(ValueError, match="a prompt without tokens"):
+        asked(engine(tiny_model), ([], Sampling(2)))
 
 
 def test_the_nucleus_is_the_smallest_set_that_reaches_top_p():

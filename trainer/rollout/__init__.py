@@ -1,19 +1,46 @@
-"""Rollout engines: what turns prompts into episodes.
+"""Rollout engines: what samples answers to prompts, one request at a time or many at once.
 
-Each is built as `RolloutEngine(config, model_path, seed)` and offers the methods of the protocol; `engines.py` runs them as Ray actors.
+Each is built as `RolloutEngine(config, model_path, seed)` in a process of its own; `engines.py` runs these processes as Ray actors.
+`sample` is how a step's batch of prompts becomes episodes; an environment awaits `generate` turn by turn instead.
 """
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from typing import Protocol
 
-from trainer.types import Episode, Prompt
+from trainer.types import Episode, Prompt, Turn
 from trainer.weights import Plan, Rendezvous
 
 
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How a request is sampled."""
+
+    max_tokens: int  # per answer, the token that ends it included
+    temperature: float = 1.0  # 0 takes the likeliest token each time
+    top_p: float = 1.0
+    samples: int = 1  # answers to the same prompt
+    seed: int | None = None  # of this request alone: sample i draws from seed + i. None: of `RolloutEngine.seed`, shared by a batch
+
+
 class RolloutEngine(Protocol):
-    def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
-        """`samples` episodes per prompt, in the order of the prompts. The same seed and weights give the same tokens."""
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> list[Turn]:
+        """`sampling.samples` turns that follow on `prompt_ids`: token ids, as many log-probabilities, how they ended, weight version.
+
+        Log-probabilities (natural logarithm) are of the distribution that was sampled from, after temperature and top_p. A turn that
+        ended by itself has the token that ended it as its last. Requests run together; with the same weights, the same order of
+        requests and the same seeds the tokens are the same on CPUs.
+        """
+        ...
+
+    def seed(self, value: int) -> None:
+        """Begin the draws of requests without a seed of their own anew."""
+        ...
+
+    def decode(self, answers: list[list[int]]) -> list[str]:
+        """Texts without special tokens."""
         ...
 
     def receivers(self) -> int:
@@ -24,6 +51,16 @@ class RolloutEngine(Protocol):
         """Join the weight sync as `rank` (the first of `receivers()` ranks)."""
         ...
 
-    def receive(self) -> None:
-        """Take the weights that the policy is sending, and forget what was cached under the old ones."""
+    def receive(self, version: int) -> None:
+        """Take the weights that the policy is sending, and forget what was cached under the old ones. `version` marks later turns."""
         ...
+
+
+async def sample(engine: RolloutEngine, prompts: list[Prompt], groups: list[int], sampling: Sampling, seed: int) -> list[Episode]:
+    """`sampling.samples` episodes per prompt, in the order of the prompts. The same seed and weights give the same tokens."""
+    engine.seed(seed)
+    answers = await asyncio.gather(*(engine.generate(prompt.token_ids, sampling) for prompt in prompts))
+    episodes = [Episode(p, group, [turn]) for p, group, turns in zip(prompts, groups, answers, strict=True) for turn in turns]
+    for episode, text in zip(episodes, engine.decode([e.response_ids for e in episodes]), strict=True):
+        episode.text = text
+    return episodes

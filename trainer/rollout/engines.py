@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import traceback
 from typing import Any
@@ -13,6 +14,7 @@ from trainer import actors, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
+from trainer.rollout import RolloutEngine, Sampling, sample
 from trainer.types import Episode, Prompt
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
@@ -35,7 +37,7 @@ class RolloutActor:
         engine = self.config.rollout.engine
         module, name = ENGINES[engine].split(":")
         try:
-            self.engine = getattr(importlib.import_module(module), name)(self.config, self.model_path, self.seed)
+            self.engine: RolloutEngine = getattr(importlib.import_module(module), name)(self.config, self.model_path, self.seed)
         except ConfigError:
             raise
         except Exception as error:
@@ -43,8 +45,12 @@ class RolloutActor:
             raise RunError(f"rollout.engine={engine} does not start: {type(error).__name__}: {error}") from None
         return self.engine.receivers()
 
-    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.engine, method)(*args, **kwargs)
+    def sample(self, *args: Any) -> list[Episode]:
+        """See `rollout.sample`."""
+        return asyncio.run(sample(self.engine, *args))
+
+    def call(self, method: str, *args: Any) -> Any:
+        return getattr(self.engine, method)(*args)
 
 
 class Pending:
@@ -59,7 +65,7 @@ class Pending:
     def ask(self, engines: list[int]) -> None:
         """Have these do their parts, for a second time perhaps: the same weights and seeds give the same episodes."""
         for i in self.parts.keys() & engines:
-            self.refs[i] = self.engines.actors[i].call.remote("generate", *self.parts[i])
+            self.refs[i] = self.engines.actors[i].sample.remote(*self.parts[i])
 
     def owed(self) -> list[int]:
         """Numbers of the rollout engines that died before they had done their part."""
@@ -116,16 +122,19 @@ class RolloutEngines:
         joined += [rank.connect.remote(rendezvous, plan) for rank in policy]
         actors.wait(joined, timeout, "joining policy and rollout engines for weight sync")
 
-    def receive(self) -> list[Any]:
-        return [actor.call.remote("receive") for actor in self.actors]
+    def receive(self, version: int) -> list[Any]:
+        """Begin taking the weights that the policy sends; `version` is how many steps it had learned."""
+        return [actor.call.remote("receive", version) for actor in self.actors]
 
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
         """Begin sampling; prompts are dealt to the rollout engines in turn of equal shares."""
+        rollout = self.config.rollout
+        sampling = Sampling(rollout.max_new_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p, samples)
         share = -(-len(prompts) // len(self.actors))
         parts = {}
         for i in range(len(self.actors)):
             part = slice(i * share, (i + 1) * share)
             groups = list(range(len(prompts)))[part]
             if groups:
-                parts[i] = (prompts[part], groups, samples, seed + i, greedy)
+                parts[i] = (prompts[part], groups, sampling, seed + i)
         return Pending(self, parts)

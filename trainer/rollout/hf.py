@@ -1,10 +1,12 @@
 """A rollout engine on transformers alone: runs wherever torch runs, and is the faster one for very small models.
 
-A prompt is read once for all its samples, and finished sequences leave the batch, so that the cost follows the mean length of
-the answers and not the longest.
+Requests with the same parameters run as one batch, to its end; those that come meanwhile are the next one. A prompt is read once for all
+its samples, and finished sequences leave the batch, so that the cost follows the mean length of the answers and not the longest.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from transformers import DynamicCache
@@ -12,16 +14,31 @@ from transformers import DynamicCache
 from trainer import placement, weights
 from trainer.configs.ppo import PpoConfig
 from trainer.models import load_lm, load_tokenizer
-from trainer.types import Episode, Prompt, Turn
+from trainer.rollout import Sampling
+from trainer.rollout.stepped import SteppedEngine
+from trainer.types import Turn
 
 # A batch is compacted when at least this share of its rows has finished: copying the cache costs about one step.
 COMPACT_AT = 0.25
 
 
-class HfEngine:
+@dataclass(frozen=True, slots=True)
+class _Request:
+    number: int
+    prompt_ids: list[int]
+    sampling: Sampling
+
+    def runs_with(self, other: _Request) -> bool:
+        """Whether both may be in one batch: how long and from what its rows are sampled is the same for all of them."""
+        mine, its = self.sampling, other.sampling
+        return (mine.max_tokens, mine.temperature, mine.top_p) == (its.max_tokens, its.temperature, its.top_p)
+
+
+class HfEngine(SteppedEngine):
     """Implements `rollout.RolloutEngine`."""
 
     def __init__(self, config: PpoConfig, model_path: str, seed: int):
+        super().__init__()
         self.config = config.rollout
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         model = config.model.model_copy(update={"path": model_path, "init": None, "gradient_checkpointing": False})
@@ -32,6 +49,8 @@ class HfEngine:
         listed = self.lm.generation_config.eos_token_id
         more = [listed] if isinstance(listed, int) else listed or []
         self.ends = torch.tensor(sorted({self.tokenizer.eos_token_id, *more}), device=self.device)  # type: ignore[type-var]
+        self.waiting: list[_Request] = []
+        self.seed(seed)
 
     def receivers(self) -> int:
         return 1
@@ -41,64 +60,84 @@ class HfEngine:
         self.group = weights.join(rendezvous, rank)
 
     @torch.no_grad()
-    def receive(self) -> None:
+    def receive(self, version: int) -> None:
         for bucket in weights.receive(self.group, self.plan, self.device):
             for name, tensor in bucket:
                 self.parameters[name].copy_(tensor)
+        self.version = version
 
-    def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
-        generator = torch.Generator(self.device).manual_seed(seed)
-        ends = set(self.ends.tolist())
-        episodes: list[Episode] = []
-        at_once = max(1, self.config.max_sequences // samples)
-        for start in range(0, len(prompts), at_once):
-            part = prompts[start : start + at_once]
-            tokens, logprobs = self._sample([p.token_ids for p in part], samples, generator, greedy)
-            for i, (ids, scores) in enumerate(zip(tokens, logprobs, strict=True)):
-                turn = Turn(ids, scores, "stop" if ids[-1] in ends else "length")
-                episodes.append(Episode(part[i // samples], groups[start + i // samples], [turn]))
-        for episode, text in zip(
-            episodes, self.tokenizer.batch_decode([e.response_ids for e in episodes], skip_special_tokens=True), strict=True
-        ):
-            episode.text = text
-        return episodes
+    def seed(self, value: int) -> None:
+        self.generator = torch.Generator(self.device).manual_seed(value)
+
+    def decode(self, answers: list[list[int]]) -> list[str]:
+        return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+
+    def add(self, number: int, prompt_ids: list[int], sampling: Sampling) -> None:
+        if not prompt_ids:
+            raise ValueError("a prompt without tokens: the first answer token has nothing to follow on")
+        self.waiting.append(_Request(number, prompt_ids, sampling))
+
+    def step(self) -> dict[int, list[Turn]]:
+        """One batch of up to rollout.max_sequences rows (or one request, where that has more), from its prompts to its end."""
+        first, count, rows = self.waiting[0], 0, 0
+        for request in self.waiting:
+            rows += request.sampling.samples
+            if count and (rows > self.config.max_sequences or not request.runs_with(first)):
+                break
+            count += 1
+        batch, self.waiting = self.waiting[:count], self.waiting[count:]
+        turns = iter(self._sample(batch))
+        return {request.number: [next(turns) for _ in range(request.sampling.samples)] for request in batch}
 
     @torch.inference_mode()
-    def _sample(
-        self, prompts: list[list[int]], samples: int, generator: torch.Generator, greedy: bool
-    ) -> tuple[list[list[int]], list[list[float]]]:
-        """Tokens and log-probabilities of `samples` answers per prompt; an answer's end-of-sequence token is part of it."""
-        limit = self.config.max_new_tokens
-        logits, cache, mask, position = self._read(prompts, samples)
-        rows = torch.arange(len(prompts) * samples, device=self.device)
-        tokens = torch.full((len(rows), limit), -1, device=self.device)
-        scores = torch.zeros(len(rows), limit, device=self.device)
+    def _sample(self, batch: list[_Request]) -> list[Turn]:
+        """All answers, request by request; an answer's end-of-sequence token is part of it."""
+        sampling = batch[0].sampling
+        samples_P = torch.tensor([request.sampling.samples for request in batch], device=self.device)
+        logits, cache, mask, position = self._read([request.prompt_ids for request in batch], samples_P)
+        rows = torch.arange(int(samples_P.sum()), device=self.device)
+        draws = self._draws(batch)
+        tokens = torch.full((len(rows), sampling.max_tokens), -1, device=self.device)
+        scores = torch.zeros(len(rows), sampling.max_tokens, device=self.device)
         alive = torch.ones(len(rows), dtype=torch.bool, device=self.device)
-        for step in range(limit):
-            chosen, logprobs = self._choose(logits, generator, greedy)
+        for step in range(sampling.max_tokens):
+            chosen, logprobs = _choose(logits, sampling, draws)
             write = rows[alive] if not alive.all() else rows
             tokens[write, step] = chosen[alive]
             scores[write, step] = logprobs[alive]
             alive &= ~torch.isin(chosen, self.ends)
             living = int(alive.sum())
-            if living == 0 or step == limit - 1:
+            if living == 0 or step == sampling.max_tokens - 1:
                 break
             if living <= (1 - COMPACT_AT) * len(rows):
                 keep = alive.nonzero()[:, 0]
                 cache.batch_select_indices(keep)
                 rows, chosen, position, alive = rows[keep], chosen[keep], position[keep], alive[keep]
                 mask = mask[keep] if mask is not None else None
+                draws = [draws[i] for i in keep.tolist()] if isinstance(draws, list) else draws
             if mask is not None:
                 mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
             out = self.lm(input_ids=chosen[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache)
             logits, position = out.logits[:, -1], position + 1
-        lengths = (tokens >= 0).sum(1).tolist()
-        return (
-            [row[:n] for row, n in zip(tokens.tolist(), lengths, strict=True)],
-            [row[:n] for row, n in zip(scores.tolist(), lengths, strict=True)],
-        )
+        ends, lengths = set(self.ends.tolist()), (tokens >= 0).sum(1).tolist()
+        return [
+            Turn(ids[:n], logprobs[:n], "stop" if ids[n - 1] in ends else "length", self.version)
+            for ids, logprobs, n in zip(tokens.tolist(), scores.tolist(), lengths, strict=True)
+        ]
 
-    def _read(self, prompts: list[list[int]], samples: int) -> tuple[torch.Tensor, DynamicCache, torch.Tensor | None, torch.Tensor]:
+    def _draws(self, batch: list[_Request]) -> torch.Generator | list[torch.Generator]:
+        """One generator for all rows, or, where a request has a seed, one for each: its draws do not depend on who else is in the batch."""
+        if all(request.sampling.seed is None for request in batch):
+            return self.generator
+        return [
+            self.generator if request.sampling.seed is None else torch.Generator(self.device).manual_seed(request.sampling.seed + i)
+            for request in batch
+            for i in range(request.sampling.samples)
+        ]
+
+    def _read(
+        self, prompts: list[list[int]], samples_P: torch.Tensor
+    ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor | None, torch.Tensor]:
         """Read each prompt once, left-padded; then repeat logits and cache for its samples."""
         longest = max(map(len, prompts))
         pad = self.tokenizer.pad_token_id
@@ -111,21 +150,26 @@ class HfEngine:
             position_ids = (mask.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.lm.config)
         out = self.lm(input_ids=ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, logits_to_keep=1)
-        cache.batch_repeat_interleave(samples)
-        logits, position = out.logits[:, -1].repeat_interleave(samples, 0), lengths.repeat_interleave(samples)
-        return logits, cache, mask.repeat_interleave(samples, 0) if mask is not None else None, position
+        cache.batch_repeat_interleave(samples_P)  # type: ignore[arg-type]  # only handed on to Tensor.repeat_interleave
+        logits, position = out.logits[:, -1].repeat_interleave(samples_P, 0), lengths.repeat_interleave(samples_P)
+        return logits, cache, mask.repeat_interleave(samples_P, 0) if mask is not None else None, position
 
-    def _choose(self, logits: torch.Tensor, generator: torch.Generator, greedy: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Next tokens and their log-probabilities under the distribution that was sampled from."""
-        if greedy:
-            logprobs = torch.log_softmax(logits.float(), -1)
-            chosen = logprobs.argmax(-1)
+
+def _choose(logits: torch.Tensor, sampling: Sampling, draws: torch.Generator | list[torch.Generator]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Next tokens and their log-probabilities under the distribution that was sampled from."""
+    if sampling.temperature == 0:
+        logprobs = torch.log_softmax(logits.float(), -1)
+        chosen = logprobs.argmax(-1)
+    else:
+        logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
+        if sampling.top_p < 1:
+            logprobs = torch.log_softmax(_nucleus(logprobs, sampling.top_p), -1)
+        if isinstance(draws, torch.Generator):
+            chosen = torch.multinomial(logprobs.exp(), 1, generator=draws)[:, 0]
         else:
-            logprobs = torch.log_softmax(logits.float() / self.config.temperature, -1)
-            if self.config.top_p < 1:
-                logprobs = torch.log_softmax(_nucleus(logprobs, self.config.top_p), -1)
-            chosen = torch.multinomial(logprobs.exp(), 1, generator=generator)[:, 0]
-        return chosen, logprobs.gather(1, chosen[:, None])[:, 0]
+            rows = zip(logprobs.exp(), draws, strict=True)
+            chosen = torch.cat([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
+    return chosen, logprobs.gather(1, chosen[:, None])[:, 0]
 
 
 def _nucleus(logprobs: torch.Tensor, top_p: float) -> torch.Tensor:

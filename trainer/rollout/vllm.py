@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import random
 import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 # Read when vLLM is imported. The engine runs inside the actor: one process less to start, watch and kill.
@@ -26,14 +29,17 @@ if not torch.cuda.is_available():
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 import vllm
-from vllm.inputs import TokensPrompt
+from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
 
 from trainer import placement, weights
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.models import load_tokenizer
-from trainer.types import Episode, Prompt, Turn
+from trainer.rollout import Sampling
+from trainer.rollout.stepped import SteppedEngine
+from trainer.types import Turn
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
@@ -57,21 +63,31 @@ class WeightReceiver:
             torch.cuda.synchronize()  # the buffers may be reused once this returns
 
 
-class VllmEngine:
+@dataclass(slots=True)
+class _Request:
+    sampling: Sampling
+    turns: dict[int, Turn] = field(default_factory=dict)  # complete ones, by the number of the sample
+
+
+class VllmEngine(SteppedEngine):
     """Implements `rollout.RolloutEngine`. Raises ConfigError for what this build of vLLM cannot run."""
 
     def __init__(self, config: PpoConfig, model_path: str, seed: int):
+        super().__init__()
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
-        device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
-        _require_build(device)
-        if device.type == "cpu":
+        self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
+        _require_build(self.device)
+        if self.device.type == "cpu":
             _require_head_size(model_path)
             _keep_linear_weights()
         threads = torch.get_num_threads()
-        self.llm = vllm.LLM(**arguments(config, model_path, seed, device))
-        if device.type == "cpu" and torch.get_num_threads() != threads:
+        self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device))
+        if self.device.type == "cpu" and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
+        self.requests: dict[int, _Request] = {}
+        self.admission = Admission(self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens)
+        self.seed(seed)
 
     def receivers(self) -> int:
         return self.config.tensor_parallel
@@ -79,39 +95,103 @@ class VllmEngine:
     def connect(self, rendezvous: weights.Rendezvous, rank: int, plan: weights.Plan) -> None:
         self.llm.collective_rpc("connect_weights", args=(rendezvous, rank, plan))
 
-    def receive(self) -> None:
+    def receive(self, version: int) -> None:
         self.llm.collective_rpc("receive_weights")
         self.llm.reset_prefix_cache()
+        self.version = version
 
-    def generate(self, prompts: list[Prompt], groups: list[int], samples: int, seed: int, greedy: bool = False) -> list[Episode]:
-        # One seed for the batch: the engine runs in this process and schedules alike each time, so tokens repeat bit for bit on CPUs.
-        torch.manual_seed(seed)
-        params = vllm.SamplingParams(
+    def seed(self, value: int) -> None:
+        # The engine runs in this process and schedules alike each time, so on CPUs the process's seed makes a batch repeat bit for bit.
+        torch.manual_seed(value)
+        self.seeds = request_seeds(value, self.config.tensor_parallel)
+
+    def decode(self, answers: list[list[int]]) -> list[str]:
+        return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
+
+    def add(self, number: int, prompt_ids: list[int], sampling: Sampling) -> None:
+        seed = next(self.seeds) if sampling.seed is None else sampling.seed
+        longest = self.llm.llm_engine.model_config.max_model_len
+        if not 0 < len(prompt_ids) < longest:  # vLLM says so too, but of a request that waits only once it is let in
+            raise ValueError(
+                f"a prompt of {len(prompt_ids)} tokens; allowed are 1 to {longest - 1} (data.max_prompt_tokens + rollout.max_new_tokens)"
+            )
+        self.requests[number] = _Request(sampling)
+        whole_prompt = seed is not None and self.device.type == "cpu"
+        parts = [(i, 1) for i in range(sampling.samples)] if whole_prompt else [(0, sampling.samples)]
+        for first, samples in parts:
+            params = self._parameters(sampling, samples, None if seed is None else seed + first)
+            tokens = samples * (len(prompt_ids) + sampling.max_tokens)
+            self.admission.queue(f"{number}:{first}", tokens, whole_prompt, (prompt_ids, params))
+
+    def _parameters(self, sampling: Sampling, samples: int, seed: int | None) -> vllm.SamplingParams:
+        return vllm.SamplingParams(
             n=samples,
-            max_tokens=self.config.max_new_tokens,
-            temperature=0.0 if greedy else self.config.temperature,
-            top_p=1.0 if greedy else self.config.top_p,
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p if sampling.temperature else 1.0,
+            seed=seed,  # of its first sample; vLLM adds the sample's number to it
             logprobs=0,
-            stop_token_ids=[self.tokenizer.eos_token_id],  # type: ignore[list-item]
+            stop_token_ids=[self.tokenizer.eos_token_id],  # type: ignore[list-item]  # beside those that the model lists
             detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        inputs = [TokensPrompt(prompt_token_ids=p.token_ids) for p in prompts]
-        outputs = self.llm.generate(inputs, seeded(params, seed, len(prompts), self.config.tensor_parallel), use_tqdm=False)
-        episodes = [
-            Episode(prompt, group, [_turn(answer)])
-            for prompt, group, output in zip(prompts, groups, outputs, strict=True)
-            for answer in sorted(output.outputs, key=lambda answer: answer.index)
-        ]
-        texts = self.tokenizer.batch_decode([e.response_ids for e in episodes], skip_special_tokens=True)
-        for episode, text in zip(episodes, texts, strict=True):
-            episode.text = text
-        return episodes
+
+    def step(self) -> dict[int, list[Turn]]:
+        """One step of vLLM's scheduler: prompts that found room are read, and each answer at work gets a token."""
+        for name, (prompt_ids, params) in self.admission.admit():
+            self.llm.llm_engine.add_request(name, tokens_input(prompt_ids), params)
+        complete: dict[int, list[Turn]] = {}
+        for output in self.llm.llm_engine.step():
+            self.admission.release(output.request_id)
+            number, first = map(int, output.request_id.split(":"))
+            request = self.requests[number]
+            request.turns |= {first + answer.index: _turn(answer, self.version) for answer in output.outputs}
+            if len(request.turns) == request.sampling.samples:
+                del self.requests[number]
+                complete[number] = [request.turns[i] for i in range(request.sampling.samples)]
+        return complete
 
 
-def _turn(answer: Any) -> Turn:
+class Admission:
+    """Lets requests into vLLM in the order in which they came: at once, or while all of them fit into one step, prompts and answers.
+
+    A prompt that is longer than what is left of a step is read in parts. On CPUs vLLM cannot do that for a request with a seed of its
+    own: it takes back the number that it drew after each part, which CPU generators cannot. As long as there is one, all must fit.
+    """
+
+    def __init__(self, limit: int):
+        self.limit = limit  # tokens of a step
+        self.inside: dict[str, tuple[int, bool]] = {}  # tokens of each request that vLLM has, and whether its prompt must be read whole
+        self.tokens = 0  # of all of them
+        self.whole_prompts = 0  # requests that are there or wait and whose prompt must be read whole
+        self.waiting: deque[tuple[str, int, bool, Any]] = deque()
+
+    def queue(self, name: str, tokens: int, whole_prompt: bool, request: Any) -> None:
+        self.waiting.append((name, tokens, whole_prompt, request))
+        self.whole_prompts += whole_prompt
+
+    def admit(self) -> Iterator[tuple[str, Any]]:
+        """Those whose turn it is. One that is too long for any step goes alone."""
+        while self.waiting:
+            name, tokens, whole_prompt, request = self.waiting[0]
+            if self.whole_prompts and self.inside and self.tokens + tokens > self.limit:
+                return
+            self.waiting.popleft()
+            self.inside[name] = (tokens, whole_prompt)
+            self.tokens += tokens
+            yield name, request
+
+    def release(self, name: str) -> None:
+        """vLLM has answered it."""
+        tokens, whole_prompt = self.inside.pop(name)
+        self.tokens -= tokens
+        self.whole_prompts -= whole_prompt
+
+
+def _turn(answer: Any, version: int) -> Turn:
     ids = list(answer.token_ids)
     logprobs = [float(scores[token].logprob) for scores, token in zip(answer.logprobs, ids, strict=True)]
-    return Turn(ids, logprobs, "stop" if answer.finish_reason == "stop" else "length")
+    return Turn(ids, logprobs, "stop" if answer.finish_reason == "stop" else "length", version)
 
 
 def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.device) -> dict[str, Any]:
@@ -139,19 +219,15 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
     return given | rollout.options
 
 
-def seeded(params: vllm.SamplingParams, seed: int, prompts: int, tensor_parallel: int) -> vllm.SamplingParams | list[vllm.SamplingParams]:
-    """What `generate` is given for so many prompts.
+def request_seeds(seed: int, tensor_parallel: int) -> Iterator[int | None]:
+    """Seeds of a batch's requests, in their order; forever.
 
-    Tensor-parallel workers are processes that this one's seed does not reach: each request brings its own. (vLLM adds the sample's
-    number to it.) Otherwise the process's seed does, and sampling stays one call for the whole batch.
+    Tensor-parallel workers are processes that this one's seed does not reach, so each request brings its own. Otherwise the process's
+    seed does, and none brings one.
     """
-    if tensor_parallel == 1:
-        return params
     draw = random.Random(seed)
-    requests = [params.clone() for _ in range(prompts)]
-    for request in requests:
-        request.seed = draw.getrandbits(62)
-    return requests
+    while True:
+        yield draw.getrandbits(62) if tensor_parallel > 1 else None
 
 
 def _require_build(device: torch.device) -> None:

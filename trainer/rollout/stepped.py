@@ -1,0 +1,57 @@
+"""Requests that are awaited, over an engine that works in steps."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from itertools import count
+
+from trainer.rollout import Sampling
+from trainer.types import Turn
+
+
+class SteppedEngine(ABC):
+    """Takes steps while it has requests. Between two of them others get their turn: to read answers and to add requests.
+
+    All requests that are made before the event loop runs again are in the engine at the next step, in the order in which they were made,
+    so that what is sampled together does not depend on time.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._answers: dict[int, asyncio.Future[list[Turn]]] = {}
+        self._numbers = count()
+        self._stepping: asyncio.Task[None] | None = None
+
+    @abstractmethod
+    def add(self, number: int, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Queue a request. Raises ValueError for one that the engine can never run."""
+
+    @abstractmethod
+    def step(self) -> dict[int, list[Turn]]:
+        """Work for a while on what was added; the answers that are complete, by the number of their request."""
+
+    async def generate(self, prompt_ids: list[int], sampling: Sampling) -> list[Turn]:
+        """See `RolloutEngine.generate`."""
+        number = next(self._numbers)
+        self.add(number, prompt_ids, sampling)
+        answer = self._answers[number] = asyncio.get_running_loop().create_future()
+        if self._stepping is None:
+            self._stepping = asyncio.create_task(self._step_while_asked())
+        return await answer
+
+    async def _step_while_asked(self) -> None:
+        try:
+            while self._answers:
+                for number, turns in self.step().items():
+                    answer = self._answers.pop(number)
+                    if not answer.done():  # who asked may have been cancelled
+                        answer.set_result(turns)
+                await asyncio.sleep(0)
+        except Exception as error:
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(error)
+            self._answers.clear()
+        finally:
+            self._stepping = None
