@@ -141,7 +141,8 @@ class VllmEngine(SteppedEngine):
         for name, (prompt_ids, params) in self.admission.admit():
             self.llm.llm_engine.add_request(name, tokens_input(prompt_ids), params)
         complete: dict[int, list[Turn]] = {}
-        for output in self.llm.llm_engine.step():
+        outputs: list[Any] = self.llm.llm_engine.step()  # RequestOutput, as no pooling is asked for
+        for output in outputs:
             self.admission.release(output.request_id)
             number, first = map(int, output.request_id.split(":"))
             request = self.requests[number]
