@@ -269,4 +269,4 @@ def main(config: PpoConfig) -> int:
 
 if __name__ == "__main__":
     with exits_cleanly():
-        sys.exit(main(CONFIG))  # pyright: ignore[reportPossiblyUnbound]  # read above, under the same condition
+        sys.exit(main(CONFIG))  # pyright: ignore[reportPossiblyUnboundVariable]  # read above, under the same condition
