@@ -240,6 +240,11 @@ def main(arguments: list[str] | None = None) -> int:
     except (UserError, pulumi.RunError) as error:
         print(error, file=sys.stderr)
         return 2
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("pulumi_"):
+            raise
+        print(f"this environment has no {error.name}; first: make install-{(error.name or '').removeprefix('pulumi_')}", file=sys.stderr)
+        return 2
     known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root))
     if options.json:
         print(json.dumps(asdict(planned) | {"cost": known}, indent=2, sort_keys=True, default=str))

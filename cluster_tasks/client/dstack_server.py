@@ -25,12 +25,12 @@ def connect(stack: Stack) -> Client:
     try:
         client = Client.from_config(project_name=wanted.project if wanted else os.environ.get("DSTACK_PROJECT"))
     except ConfigurationError as error:
-        raise ConnectionFailed(f"no dstack server is known here: {error}; first: {add}") from None
+        raise ConnectionFailed(f"no dstack server is known here: {error}; to start one: python -m fleets.server up; or: {add}") from None
     url = client.client.base_url
     if wanted and url != str(wanted.server).rstrip("/"):
         raise ConnectionFailed(
             f"stacks/Pulumi.{stack.name}.yaml: flotilla:dstack.server: {wanted.server}, but the project {client.project} in "
-            f"~/.dstack/config.yml is at {url}; mend one of them: {add}"
+            f"~/.dstack/config.yml is at {url}; change one of them: {add}"
         )
     try:
         client.client.projects.get(client.project)

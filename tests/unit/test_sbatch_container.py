@@ -1,0 +1,54 @@
+"""How a node's command gets into an image under Slurm."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster_tasks.sbatch_container import Container, container
+from stacks.load import parse
+from stacks.schema import Stack
+
+IMAGE = "rocm/vllm:rocm6.4"
+
+
+def stack(kind: str, vendor: str = "nvidia") -> Stack:
+    settings = {
+        "cloud": "slurm",
+        "fleets": [{"name": "gpus", "nodes": 2, "gpu": {"count": 8, "vendor": vendor}}],
+        "slurm": {"container": kind},
+        "checkpoints": {"kind": "shared", "path": "/shared/me"},
+    } | ({"task": {"image": IMAGE}} if kind != "none" else {})
+    return parse("slurm", {f"flotilla:{key}": value for key, value in settings.items()})
+
+
+def made(kind: str, vendor: str = "nvidia") -> Container:
+    of = stack(kind, vendor)
+    return container(of, of.fleets[0], ("HF_TOKEN",))
+
+
+def test_without_a_container_the_command_stays_as_it_is() -> None:
+    assert made("none") == Container()
+
+
+@pytest.mark.parametrize("kind", ["pyxis", "apptainer", "docker", "podman"])
+def test_the_checkpoints_are_mounted_where_they_are(kind: str) -> None:
+    words = " ".join((*made(kind).options, *made(kind).prefix))
+    assert "/shared/me:/shared/me" in words and "$PWD:$PWD" in words and IMAGE in words
+
+
+@pytest.mark.parametrize("kind", ["pyxis", "docker", "podman"])
+def test_variables_are_passed_by_name_without_their_values(kind: str) -> None:
+    words = (*made(kind).options, *made(kind).prefix)
+    assert any("HF_TOKEN" in word for word in words)
+    assert not any("HF_TOKEN=" in word for word in words)
+
+
+@pytest.mark.parametrize(("vendor", "flag"), [("nvidia", "--nv"), ("amd", "--rocm")])
+def test_apptainer_shows_the_vendors_gpus(vendor: str, flag: str) -> None:
+    assert flag in made("apptainer", vendor).prefix
+
+
+def test_amds_devices_come_with_the_groups_that_own_them() -> None:
+    lines = "\n".join(made("docker", "amd").lines)
+    assert "--device=/dev/kfd" in lines and "--group-add=" in lines
+    assert "--gpus=all" in "\n".join(made("docker").lines)
