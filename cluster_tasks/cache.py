@@ -42,7 +42,7 @@ def environment(cache: Cache) -> dict[str, tuple[str, str]]:
     if cache.endpoint:
         found["HF_ENDPOINT"] = cache.endpoint, "the mirror"
     if cache.offline:
-        found["HF_HUB_OFFLINE"] = "1", "what the cache lacks is an error, not a download; datasets and transformers heed it too"
+        found["HF_HUB_OFFLINE"] = "1", "a file that the cache does not have is an error, not a download; datasets and transformers heed it too"
     if cache.says("wait"):
         found["FLOTILLA_CACHE_WAIT"] = str(cache.wait), "seconds that cluster_tasks.cache waits for another node's download"
     return found
@@ -104,7 +104,7 @@ class Receiver:
 
         self.cache = Path(cache or constants.HF_HUB_CACHE)
 
-    def lacks(self, wanted: list[Entry]) -> list[Entry]:
+    def missing(self, wanted: list[Entry]) -> list[Entry]:
         return [entry for entry in wanted if not self._has(entry)]
 
     def _has(self, entry: Entry) -> bool:
@@ -138,9 +138,9 @@ def hand_on(folder: Path, receivers: list[Any]) -> int:
 
     wanted, sent = list(entries(folder)), 0
     try:
-        lacking = ray.get([receiver.lacks.remote(wanted) for receiver in receivers], timeout=HAND_ON_SECONDS)
+        missing = ray.get([receiver.missing.remote(wanted) for receiver in receivers], timeout=HAND_ON_SECONDS)
         for entry in wanted:
-            takers = [receiver for receiver, lacks in zip(receivers, lacking, strict=True) if entry in lacks]
+            takers = [receiver for receiver, files in zip(receivers, missing, strict=True) if entry in files]
             if takers and entry.link:
                 ray.get([receiver.link.remote(entry) for receiver in takers], timeout=HAND_ON_SECONDS)
             elif takers:

@@ -223,7 +223,7 @@ def described(stack: Stack) -> Iterator[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.fabric", description="Shows what NCCL, RCCL and gloo are told.")
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.fabric", description="Shows the environment of NCCL, RCCL and gloo.")
     parser.add_argument("stack", help="name of a stack, such as onprem for stacks/Pulumi.onprem.yaml")
     options = parser.parse_args(argv)
     try:

@@ -1,1 +1,1 @@
-"""Pure functions from a stack to what dstack is told about machines: server configuration, fleets, volumes."""
+"""Pure functions from a stack to what dstack gets about machines: server configuration, fleets, volumes."""

@@ -4,7 +4,7 @@
     python -m cluster_tasks.client.status onprem --json
 
 Asks the dstack server, and the dashboard where it is forwarded (`dstack attach`, or a launch that watches a job).
-Exit codes: 0 healthy; 1 not: the cluster is not up, lacks a node, has a machine that does not answer; 2 where it cannot be asked.
+Exit codes: 0 healthy; 1 not: the cluster is not up, misses a node, has a machine that does not answer; 2 where it cannot be asked.
 """
 
 from __future__ import annotations

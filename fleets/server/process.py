@@ -31,7 +31,7 @@ DEFAULTS = {"DSTACK_SERVER_LOG_LEVEL": "WARNING", "DSTACK_SERVER_LOG_FORMAT": "s
 
 
 class ServerError(UserError):
-    """What a person can mend; the text says how."""
+    """What a person can fix; the text says how."""
 
 
 @dataclass(frozen=True)
