@@ -42,7 +42,7 @@ def environment(cache: Cache) -> dict[str, tuple[str, str]]:
     if cache.endpoint:
         found["HF_ENDPOINT"] = cache.endpoint, "the mirror"
     if cache.offline:
-        found["HF_HUB_OFFLINE"] = "1", "a file that the cache does not have is an error, not a download; datasets and transformers heed it too"
+        found["HF_HUB_OFFLINE"] = "1", "a file missing in the cache is an error, not a download; datasets and transformers heed it too"
     if cache.says("wait"):
         found["FLOTILLA_CACHE_WAIT"] = str(cache.wait), "seconds that cluster_tasks.cache waits for another node's download"
     return found
