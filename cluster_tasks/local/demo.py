@@ -266,9 +266,9 @@ def report(stages: Stages, memory: Memory, trained: str) -> None:
     console.print(
         f"reward       [bold]{evaluations[0]:.2f} before, {evaluations[-1]:.2f} after[/] {rows[-1]['step']} steps (greedy, unseen prompts)"
     )
-    console.print(f"checkpoint   {max((RUNS / 'demo' / 'checkpoints').glob('step_*'), key=lambda p: p.stat().st_mtime).relative_to(ROOT)}")
-    console.print(f"model        {(RUNS / 'demo' / 'model').relative_to(ROOT)}")
-    console.print(f"plot         {(RUNS / 'demo' / 'plot.png').relative_to(ROOT)}")
+    console.print(f"checkpoint   {max((RUNS / trained / 'checkpoints').glob('step_*'), key=lambda p: p.stat().st_mtime).relative_to(ROOT)}")
+    console.print(f"model        {(RUNS / trained / 'model').relative_to(ROOT)}")
+    console.print(f"plot         {(RUNS / trained / 'plot.png').relative_to(ROOT)}")
     console.print("\nThe same on your own machines (edit stacks/Pulumi.onprem.yaml first; `. build/onprem/env.sh` after the first line):")
     console.print("  pulumi up --stack onprem")
     console.print("  dstack apply -f build/onprem/gpus.fleet.dstack.yml && dstack apply -f build/onprem/ray-cluster.dstack.yml")

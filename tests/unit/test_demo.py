@@ -142,3 +142,14 @@ def test_a_cluster_that_was_kept_is_neither_used_nor_stopped(build, capsys):
     finally:
         guard.kill()
         guard.wait()
+
+
+def test_the_report_shows_the_run_that_was_trained_and_no_earlier_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "ROOT", tmp_path)
+    monkeypatch.setattr(demo, "RUNS", tmp_path / "runs")
+    for name, reward in (("demo", 0.25), ("demo-2", 0.75)):
+        (tmp_path / "runs" / name / "checkpoints/step_1").mkdir(parents=True)
+        (tmp_path / "runs" / name / "metrics.jsonl").write_text(f'{{"step": 1, "eval_reward": {reward}}}\n')
+    demo.report(demo.Stages(), demo.Memory(), "demo-2")
+    shown = capsys.readouterr().out
+    assert "0.75 after" in shown and "runs/demo-2/model" in shown and "runs/demo/" not in shown
