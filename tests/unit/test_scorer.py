@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import judges
 import psutil
 import pytest
 
@@ -20,143 +21,6 @@ from trainer.rewards.scorer import Scorer, deal
 from trainer.types import Episode, Prompt, Turn
 
 ROOT = Path(__file__).parents[2]
-
-FUNCTIONS = """
-import asyncio, os, re, subprocess, sys, time
-
-from trainer.rewards import batched
-
-calls = []
-
-
-def plain(text, row, bonus=0.0):
-    calls.append(text)
-    return len(text) + bonus
-
-
-def where(text, row):
-    return os.getpid()
-
-
-def memory(text, row):
-    calls.append(text)
-    return len(calls)
-
-
-def torch_is_loaded(text, row):
-    return "torch" in sys.modules
-
-
-def number_types(text, row):
-    import numpy
-    return {"a": True, "b": 2, "c": numpy.float32(0.5)}[text]
-
-
-def missing_column(text, row):
-    return row["solution"] == text
-
-
-def given(text, row):
-    return row["value"]
-
-
-def waits(text, row):
-    while text == "b":
-        time.sleep(60)
-    return 1.0
-
-
-def loops_in_c(text, row):
-    return float(bool(re.fullmatch("(a+)+", "a" * 50 + "b")))
-
-
-def leaves(text, row):
-    os._exit(7)
-
-
-def crashes(text, row):
-    os.kill(os.getpid(), 9)
-
-
-def starts_others(text, row):
-    child = subprocess.Popen(["sleep", "300"])
-    with open(row["file"], "w") as file:
-        file.write(str(child.pid))
-    child.wait()
-
-
-async def meets(text, row):
-    calls.append(text)
-    while len(calls) % 3:  # ends only if all three are awaited at once
-        await asyncio.sleep(0)
-    return len(text)
-
-
-async def never(text, row):
-    if text == "b":
-        await asyncio.Event().wait()
-    return 1.0
-
-
-async def blocks(text, row):
-    while text == "b":
-        time.sleep(60)
-    return 1.0
-
-
-async def fails(text, row):
-    await asyncio.sleep(0)
-    return 1 / (text != "b")
-
-
-loops = set()
-
-
-async def loop(text, row):
-    loops.add(id(asyncio.get_running_loop()))
-    return len(loops)
-
-
-@batched
-def groups(episodes):
-    calls.append([e.group for e in episodes])
-    return [len(calls[-1]) + e.turns[0].token_ids[0] for e in episodes]
-
-
-@batched
-async def later(episodes):
-    await asyncio.sleep(0)
-    return [float(e.finished) for e in episodes]
-
-
-@batched
-def too_few(episodes):
-    return [1.0]
-
-
-@batched
-def some_nan(episodes):
-    return [float("nan") if e.text == "b" else 0.0 for e in episodes]
-
-
-@batched
-def refuses(episodes):
-    raise RuntimeError("no judge")
-
-
-@batched
-def stays(episodes):
-    while any(e.text == "b" for e in episodes):
-        time.sleep(300)
-    return [0.0] * len(episodes)
-"""
-
-
-@pytest.fixture(autouse=True)
-def functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "judges.py").write_text(FUNCTIONS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "judges", raising=False)
 
 
 def episodes(*texts: str, per_group: int = 1, **row: Any) -> list[Episode]:
@@ -168,7 +32,7 @@ def episodes(*texts: str, per_group: int = 1, **row: Any) -> list[Episode]:
 
 
 def scorer(function: str, **settings: Any) -> Scorer:
-    spec = f"judges:{function}" if function in FUNCTIONS else function
+    spec = f"judges:{function}" if hasattr(judges, function) else function
     return Scorer(RewardConfig.model_validate({"function": spec, "timeout": 60} | settings))
 
 
@@ -332,8 +196,8 @@ with Scorer(RewardConfig(function="judges:loops_in_c", timeout=300)) as rewards:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel ends a process with its parent on Linux alone")
-def test_a_run_that_is_killed_leaves_no_hanging_reward_behind(tmp_path):
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+def test_a_run_that_is_killed_leaves_no_hanging_reward_behind():
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
     with subprocess.Popen([sys.executable, "-c", HANGING_RUN], env=environment, stdout=subprocess.PIPE, text=True) as run:
         assert run.stdout
         worker = psutil.Process(int(run.stdout.readline()))

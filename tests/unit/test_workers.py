@@ -132,8 +132,8 @@ def test_gradient_checkpointing_runs_every_layer_again_in_the_backward_pass(tiny
 
 
 def test_checkpointed_layers_learn_the_same(tiny_model):
-    one, other = (losses(started(tiny_model, model={"gradient_checkpointing": on}), BATCHES[:3]) for on in (True, False))
-    assert one == other
+    with_it, without = (losses(started(tiny_model, model={"gradient_checkpointing": on}), BATCHES[:3]) for on in (True, False))
+    assert with_it == without
 
 
 def test_what_has_no_objective_is_not_trained_and_checkpoints_nothing(tiny_model):

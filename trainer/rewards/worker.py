@@ -88,7 +88,7 @@ def _batched(reward: Reward, answers: Answers, mark: Mark, run: Callable[[Corout
 
 
 async def _awaited(reward: Reward, answers: Answers, mark: Mark) -> list[float]:
-    async def one_answer(i: int, text: str, row: dict[str, Any]) -> float:
+    async def reward_of(i: int, text: str, row: dict[str, Any]) -> float:
         mark(i, BEGUN)
         try:
             value = _number(await reward.function(text, row), i)
@@ -97,7 +97,7 @@ async def _awaited(reward: Reward, answers: Answers, mark: Mark) -> list[float]:
         mark(i, DONE)
         return value
 
-    tasks = [asyncio.create_task(one_answer(i, text, row)) for i, (text, row) in enumerate(answers)]
+    tasks = [asyncio.create_task(reward_of(i, text, row)) for i, (text, row) in enumerate(answers)]
     try:
         return await asyncio.gather(*tasks)
     finally:
