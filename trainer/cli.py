@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from trainer import yaml_io
 from trainer.checkpoint import NO_SPACE, reasons
 from trainer.config_help import allowed, find, print_settings, settings, show
-from trainer.configs.sections import Config, Rule, broken_rules, value_of
+from trainer.configs.sections import Config, Rule, broken_rules, unread, value_of, values_read
 from trainer.errors import ConfigError
 from trainer.metrics import NonFiniteError
 from trainer.preflight import Check
@@ -63,19 +63,24 @@ def exits_cleanly() -> Iterator[None]:
 def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check] = (), before_start: Sequence[Check] = ()) -> C:
     """The resolved config of `[--config FILE] [key=value ...]`; run.name is always set and model.path is a real path or hub name.
 
-    --help and --print-config print and exit 0. `model` is the entry point's type of config; `checks` look at what the settings name,
-    `before_start` at what only a start needs.
+    --help and --print-config print and exit 0; --help leaves out what is not read with the settings that are named.
+    `model` is the entry point's type of config; `checks` look at what the settings name, `before_start` at what only a start needs.
     Raises ConfigError with one line per error: key, value, what is allowed, and where it was read.
     """
     args = _arguments(argv, prog)
-    if args.help is not None:
-        usage = [f"usage: {prog} [--config FILE] [--print-config] [key=value ...]", f"usage: {prog} --help [SECTION]"]
-        print_settings(usage, model, args.help)
-        raise SystemExit(0)
     values, sources, errors = _read(args.config) if args.config else ({}, {}, [])
     for text in args.overrides:
         errors += _override(model, values, sources, text)
-    config, wrong = _validated(model, values, sources, errors)
+    config, wrong = _validated(model, values, sources)
+    if args.help is not None:
+        errors += [line for key, lines in wrong.items() if _source(model, key, sources) != "default" for line in lines]
+        if errors:
+            raise ConfigError("\n".join(errors))
+        usage = [f"usage: {prog} [--config FILE] [--print-config] [key=value ...]", f"usage: {prog} [key=value ...] --help [SECTION]"]
+        print_settings(usage, config, args.help, _left_aside(config, sources))
+        raise SystemExit(0)
+    errors += [line for lines in wrong.values() for line in lines]
+    errors += [_explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(_touches(key, wrong) for key in rule.keys)]
     for check in checks if args.print_config else (*checks, *before_start):
         for line in check(config):
             key = re.match(r"[a-z_.]*", line)[0]  # type: ignore[index]
@@ -92,8 +97,8 @@ def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check]
 
 
 def to_yaml(config: Config) -> str:
-    """Every setting, in the order of the types; --config reads it back to an equal config."""
-    return yaml_io.dump(config.model_dump(mode="json"))
+    """Every setting that is read, in the order of the types; --config reads it back to an equal config."""
+    return yaml_io.dump(values_read(config))
 
 
 def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
@@ -106,7 +111,10 @@ def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
     parser.add_argument("--config", metavar="FILE")
     parser.add_argument("--print-config", "--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
-    return parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(argv)
+    if "=" in (args.help or ""):  # --help algorithm.name=ppo: of no section
+        args.help, args.overrides = "", [*args.overrides, args.help]
+    return args
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------------
@@ -191,25 +199,27 @@ def _below_a_value(model: type[Config], key: str) -> bool:
 # --- judging ---------------------------------------------------------------------------------------------------------------
 
 
-def _validated(model: type[C], values: Values, sources: Sources, errors: list[str]) -> tuple[C, list[str]]:
-    """The config and the settings that are wrong in themselves, which have some other value in it.
-
-    Adds to `errors`: theirs, and those between the settings that are right alone.
-    """
+def _validated(model: type[C], values: Values, sources: Sources) -> tuple[C, dict[str, list[str]]]:
+    """The config, and the errors of the settings that are wrong in themselves, which have some other value in it."""
     values = {"data": {}, **values}
-    wrong: list[str] = []
+    wrong: dict[str, list[str]] = {}
     try:
         config = model.model_validate(values, context={"rules": False})
     except ValidationError as error:
         for details in error.errors():
-            wrong.append(_setting(model, ".".join(map(str, details["loc"]))))
-            errors += _explain(model, dict(details), sources)
+            key = _setting(model, ".".join(map(str, details["loc"])))
+            wrong[key] = wrong.get(key, []) + _explain(model, dict(details), sources)
         config = model.model_validate(_with_defaults(model, values, wrong), context={"rules": False})
-    errors += [_explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(_touches(key, wrong) for key in rule.keys)]
     return config, wrong
 
 
-def _touches(key: str, names: list[str]) -> bool:
+def _left_aside(config: Config, sources: Sources) -> dict[str, str]:
+    """Settings that nothing reads with the values that a person named, and why."""
+    named = {key: only for key, only, _ in unread(config) if only.setting in sources}
+    return {key: f"not read with {only.setting}={show(value_of(config, only.setting))}; {only.why}" for key, only in named.items()}
+
+
+def _touches(key: str, names: Iterable[str]) -> bool:
     """Whether a setting is one of these, in one of them, or around one."""
     return any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in names)
 
@@ -230,7 +240,7 @@ def _setting(model: type[Config], key: str) -> str:
         return key
 
 
-def _with_defaults(model: type[Config], values: Values, keys: list[str]) -> Values:
+def _with_defaults(model: type[Config], values: Values, keys: Iterable[str]) -> Values:
     """The values without those at `keys`; what has no default gets some value of its type."""
     values = copy.deepcopy(values)
     for key in keys:

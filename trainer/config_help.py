@@ -6,7 +6,8 @@ import json
 import shutil
 import sys
 import textwrap
-from types import UnionType
+from collections.abc import Mapping
+from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
@@ -71,19 +72,24 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
     return ", ".join([NAMES.get(annotation, "a section with settings in it"), *[" and ".join(bounds)] * bool(bounds)])
 
 
-def print_settings(usage: list[str], model: type[BaseModel], within: str = "") -> None:
+def print_settings(usage: list[str], config: BaseModel, within: str = "", left_aside: Mapping[str, str] = MappingProxyType({})) -> None:
     """--help: every setting with default, description and allowed values, by section; `within` chooses a section or a setting.
 
-    Plain text that fits the terminal, and 80 columns where there is none. Raises ConfigError for what is neither.
+    Those that are `left_aside`, with the reason, are not shown. Plain text that fits the terminal, and 80 columns where there is none.
+    Raises ConfigError where nothing is left to show.
     """
     width = min(max(shutil.get_terminal_size().columns, 40), 100)
-    found = settings(model)
+    model, found = type(config), settings(type(config))
     chosen = [key for key in found if not within or f"{key}.".startswith(f"{within}.")]
     if not chosen:
         raise ConfigError(f"--help {within}: no such section; there are {', '.join(model.model_fields)} (command line)")
-    lines = [] if within else [*(_fill(line, width, "", "    ") for line in usage), "", *(_fill(line, width) for line in INTRODUCTION)]
+    shown = [key for key in chosen if key not in left_aside]
+    if not shown:
+        raise ConfigError(f"--help {within}: {left_aside[chosen[0]]} (command line)")
+    introduction = [*INTRODUCTION, CHOICE] if "algorithm.name" in found else INTRODUCTION
+    lines = [] if within else [*(_fill(line, width, "", "    ") for line in usage), "", *(_fill(line, width) for line in introduction)]
     last = None
-    for key in chosen:
+    for key in shown:
         section = key.partition(".")[0]
         if section != last and (not within or within == section):
             lines += ["", _fill(f"{section}: {model.model_fields[section].description}", width)]
@@ -99,6 +105,7 @@ INTRODUCTION = (
     "key=value sets what the file left out or overrides it; values are YAML:",
     "trainer.steps=5 'optim.betas=[0.9,0.95]' model.path=null",
 )
+CHOICE = "With algorithm.name=grpo, --help leaves out what GRPO does not read; rollout.engine and others choose likewise."
 
 
 def _fill(text: str, width: int, first: str = "", then: str = "") -> str:

@@ -22,7 +22,7 @@ import yaml
 
 from trainer import yaml_io
 from trainer.config_help import show
-from trainer.configs.sections import Config, ModelConfig
+from trainer.configs.sections import Config, ModelConfig, values_read
 from trainer.errors import ConfigError
 
 # A run may be resumed with other values of these: they change no number that it computes.
@@ -152,7 +152,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
-    """Write run.yaml (all settings; --config reads it) and add a line about this start to starts.jsonl.
+    """Write run.yaml (all settings that are read; --config reads it back) and add a line about this start to starts.jsonl.
 
     Raises ConfigError when the folder holds a run with other settings. Only trainer.steps may grow, and what changes no number
     (log.*, waits, how often checkpoints are written) may differ. With run.resume=never an old run is moved aside, not deleted.
@@ -167,7 +167,7 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
             raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
     folder.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".yaml.tmp")
-    draft.write_text(yaml_io.dump(config.model_dump(mode="json")))
+    draft.write_text(yaml_io.dump(values_read(config)))
     draft.replace(file)
     with (folder / "starts.jsonl").open("a") as starts:
         starts.write(json.dumps(provenance(argv)) + "\n")

@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 
 @dataclass(frozen=True)
 class Only:
-    """Marks a setting, or a section, that is read only while another one has certain values; otherwise it is refused when set."""
+    """Marks a setting, or a section, that is read only while another one has certain values; otherwise it is refused when named."""
 
     setting: str
     values: tuple[Any, ...] = ()  # () stands for any but null, 0, false and empty
@@ -26,7 +26,7 @@ class Only:
         return value in self.values if self.values else bool(value)
 
     def __str__(self) -> str:
-        return f"{self.setting} {' or '.join(map(str, self.values))}" if self.values else self.setting
+        return f"{self.setting}={' or '.join(map(str, self.values))}" if self.values else self.setting
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -266,20 +266,34 @@ class Config(Section):
 
 def broken_rules(config: Config) -> list[Rule]:
     """What is not right between settings, each of which is right alone."""
-    return [rule for rule in [*config.rules(), *_unread(config, config, type(config), "", None, None)] if rule.broken]
+    in_vain = [Rule(True, (key, only.setting), f"not read; {only.why}") for key, only, named in unread(config) if named]
+    return [*(rule for rule in config.rules() if rule.broken), *in_vain]
 
 
-def _unread(config: Config, section: Section, kind: type[Section], prefix: str, defaults: Any, around: Only | None) -> Iterator[Rule]:
-    """Settings below `section` that differ from their default though nothing reads them."""
-    for name, field in kind.model_fields.items():
+def unread(config: Config) -> list[tuple[str, Only, bool]]:
+    """Settings that nothing reads beside the others' values: name, the mark that says so, and whether a person named it."""
+    return list(_unread(config, config, "", None, named=True))
+
+
+def _unread(config: Config, section: Section, prefix: str, around: Only | None, *, named: bool) -> Iterator[tuple[str, Only, bool]]:
+    for name, field in type(section).model_fields.items():
         key, value = f"{prefix}{name}", getattr(section, name)
-        default = getattr(defaults, name) if defaults else None if field.is_required() else field.get_default(call_default_factory=True)
         only = next((mark for mark in field.metadata if isinstance(mark, Only)), around)
+        taken_back = value is None and field.default is None  # as `key=null` does with what a file sets
+        given = named and name in section.model_fields_set and not taken_back
         if isinstance(value, Section):
-            yield from _unread(config, value, type(value), f"{key}.", default, only)
-        elif only is not None:
-            broken = value != default and not only.holds(value_of(config, only.setting))
-            yield Rule(broken, (key, only.setting), f"not read; {only.why}")
+            yield from _unread(config, value, f"{key}.", only, named=given)
+        elif only is not None and not only.holds(value_of(config, only.setting)):
+            yield key, only, given
+
+
+def values_read(config: Config) -> dict[str, Any]:
+    """The settings as JSON values, without those that nothing reads: --config would refuse them."""
+    values = config.model_dump(mode="json")
+    for key, *_ in unread(config):
+        *parents, last = key.split(".")
+        del reduce(dict.__getitem__, parents, values)[last]
+    return {name: value for name, value in values.items() if value != {}}
 
 
 def value_of(config: Section, key: str) -> Any:

@@ -1,0 +1,142 @@
+"""Settings that are right in themselves and wrong together, or that nothing reads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from configs import BASE, errors, ok, recipe
+
+from trainer.configs.sections import broken_rules
+from trainer.configs.sft import SftConfig
+
+pytestmark = pytest.mark.usefixtures("runs")
+
+
+CONFLICTS = {
+    "algorithm.group_size, algorithm.name": ["algorithm.group_size=1"],
+    "critic.lr, algorithm.name": ["critic.lr=1"],
+    "algorithm.lam, algorithm.name": ["algorithm.lam=0.5"],
+    "algorithm.value_clip, algorithm.name": ["algorithm.value_clip=null"],
+    "algorithm.gamma, algorithm.name": ["algorithm.gamma=0.9", "algorithm.name=rloo"],
+    "algorithm.kl.where, algorithm.kl.coef": ["algorithm.kl.where=reward"],
+    "algorithm.kl.horizon, algorithm.kl.target": ["algorithm.kl.horizon=7", "algorithm.kl.coef=0.1"],
+    "rollout.options, rollout.engine": ["rollout.options.a=1", "rollout.engine=hf"],
+    "rollout.gpu_memory, rollout.engine": ["rollout.gpu_memory=0.9", "rollout.engine=hf"],
+    "rollout.max_logprob_diff, trainer.staleness": ["rollout.max_logprob_diff=1", "trainer.staleness=1"],
+    "trainer.keep_best, trainer.eval_prompts": ["trainer.keep_best=true", "trainer.eval_prompts=0"],
+    "data.args, data.path": ["data.path={rows}", "data.args.a=1"],
+    "model.path, model.init": ["model.init={a: 1}", "model.tokenizer=gpt2"],
+    "trainer.prompts_per_step, algorithm.group_size, algorithm.minibatches, placement.ranks": ["placement.ranks=7"],
+    "trainer.micro_batch_tokens, data.max_prompt_tokens, rollout.max_new_tokens": ["trainer.micro_batch_tokens=2047"],
+    "trainer.offload_optimizer, trainer.zero_stage": ["trainer.offload_optimizer=true"],
+    "optim.warmup_steps, optim.schedule, trainer.steps": ["optim.schedule=cosine", "optim.warmup_steps=100"],
+    "algorithm.kl.target, algorithm.kl.coef": ["algorithm.kl.target=0.1"],
+    "rollout.tensor_parallel, rollout.engine": ["rollout.engine=hf", "rollout.tensor_parallel=2"],
+    "placement.gpus_per_engine, rollout.tensor_parallel": ["rollout.tensor_parallel=2", "placement.gpus_per_engine=1"],
+    "placement.colocate, trainer.staleness": ["placement.colocate=true", "trainer.staleness=1", "placement.gpus_per_rank=0"],
+    "placement.colocate, rollout.engines, rollout.tensor_parallel, placement.ranks": [
+        "placement.colocate=true",
+        "rollout.engines=2",
+        "placement.gpus_per_rank=0",
+    ],
+    "placement.colocate, placement.gpus_per_rank, placement.gpus_per_engine": ["placement.colocate=true"],
+    "placement.gpus_per_rank, placement.ranks": ["placement.gpus_per_rank=0.5", "placement.ranks=2"],
+    "placement.reference_resources, algorithm.kl.coef": ["placement.reference_resources.v100=1"],
+    "placement.gpus_per_reference, placement.reference_resources": ["placement.gpus_per_reference=0.5"],
+    "placement.gpus_per_reference, placement.ranks": [
+        "placement.reference_resources.v100=1",
+        "placement.gpus_per_reference=0.5",
+        "placement.ranks=2",
+        "algorithm.kl.coef=0.1",
+    ],
+    "rollout.tensor_parallel, placement.gpus_per_engine, placement.gpus_per_rank": [
+        "rollout.tensor_parallel=2",
+        "placement.gpus_per_engine=0",
+    ],
+    "critic.warmup_steps, critic.schedule, trainer.steps": ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=100"],
+    "trainer.eval_every, trainer.eval_prompts": ["trainer.eval_every=5", "trainer.eval_prompts=0"],
+    "model.attention, model.dtype, placement.gpus_per_rank": ["model.attention=flash_attention_2", "model.dtype=float32"],
+}
+
+
+@pytest.mark.parametrize("keys", CONFLICTS)
+def test_settings_that_do_not_fit_together_are_refused(keys, tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "1", "answer": "2"}')
+    (line,) = errors(*BASE, *(setting.replace("{rows}", str(rows)) for setting in CONFLICTS[keys]))
+    assert ", ".join(re.findall(r"(?:^|, )([a-z]+\.[a-z_.]+)=", line)) == keys
+    assert "command line" in line.rpartition("(")[2]
+
+
+def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
+    file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\nalgorithm:\n  name: rloo\n")
+    assert errors("--config", file, "algorithm.group_size=1") == [
+        "algorithm.group_size=1, algorithm.name=rloo: answers are compared within their group, so a group needs at least 2"
+        f" (command line; {file}:4)"
+    ]
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ["algorithm.name=ppo", "algorithm.group_size=1", "critic.lr=1e-4"],
+        ["algorithm.name=reinforce_plus_plus", "algorithm.group_size=1"],
+        ["trainer.staleness=1", "algorithm.epochs=2"],
+        ["trainer.zero_stage=1", "trainer.offload_optimizer=true"],
+        ["placement.gpus_per_engine=0"],
+        ["placement.reference_resources.v100=1", "placement.gpus_per_reference=0", "algorithm.kl.coef=0.1"],
+        ["placement.gpus_per_rank=0", "placement.colocate=true"],
+        ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=150", "algorithm.epochs=2"],
+        ["placement.gpus_per_engine=0.5", "placement.gpus_per_rank=0.5"],
+        ["trainer.micro_batch_tokens=2048"],
+        ["algorithm.minibatches=4", "placement.ranks=8"],
+    ],
+)
+def test_settings_that_fit_are_not_refused(argv):
+    assert broken_rules(ok(*argv)) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("rollout.engines=8", "it samples no answers"),
+        ("reward.function=nonsense", "it learns from the answers of the data, not from rewards"),
+        ("critic.lr=1", "it trains no value model"),
+        ("algorithm.name=ppo", "there are no advantages; of this section it reads algorithm.aggregation alone"),
+        ("trainer.eval_every=5", "it neither samples nor evaluates"),
+        ("placement.ranks=2", "torchrun starts its processes, not Ray"),
+    ],
+)
+def test_what_an_entry_point_does_not_read_is_refused(argument, why):
+    assert errors(*BASE, argument, model=SftConfig) == [f"{argument}: not read by train_sft; {why} (command line)"]
+
+
+def test_what_a_file_sets_in_vain_is_named_with_its_lines(tmp_path):
+    file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\nrollout:\n  engines: 8\n  options: {a: 1}\nreward: {}\n")
+    lines = errors("--config", file, model=SftConfig)
+    assert f"rollout.engines=8: not read by train_sft; it samples no answers ({file}:4)" in lines
+    assert f'rollout.options={{"a": 1}}: not read by train_sft; it samples no answers ({file}:5)' in lines
+
+
+def test_what_an_algorithm_does_not_read_is_refused_with_the_reason():
+    assert errors(*BASE, "algorithm.lam=0.5", "algorithm.value_clip=9", "critic.lr=1", "algorithm.kl.estimator=k1") == [
+        "algorithm.lam=0.5, algorithm.name=grpo: not read; only ppo trains a value model (command line; default)",
+        "algorithm.value_clip=9.0, algorithm.name=grpo: not read; only ppo trains a value model (command line; default)",
+        "algorithm.kl.estimator=k1, algorithm.kl.coef=0.0: not read; a coefficient of 0 leaves the reference model out"
+        " (command line; default)",
+        "critic.lr=1.0, algorithm.name=grpo: not read; only ppo trains a value model (command line; default)",
+    ]
+    assert ok("algorithm.name=ppo", "algorithm.lam=0.5", "algorithm.value_clip=null").algorithm.value_clip is None
+
+
+def test_a_setting_that_is_named_in_vain_is_refused_with_its_default_too(tmp_path):
+    file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\ncritic: {lr: 1.0e-5}\nrollout: {engine: hf, options: {}}\n")
+    assert errors("--config", file, "algorithm.lam=0.95", "algorithm.kl={horizon: 10000}") == [
+        "algorithm.lam=0.95, algorithm.name=grpo: not read; only ppo trains a value model (command line; default)",
+        "algorithm.kl.horizon=10000, algorithm.kl.target=null: not read; without a target the coefficient is fixed (command line; default)",
+        f"rollout.options={{}}, rollout.engine=hf: not read; vLLM alone has it ({file}:4)",
+        f"critic.lr=1e-05, algorithm.name=grpo: not read; only ppo trains a value model ({file}:3; default)",
+    ]
+    assert ok("algorithm.kl={}", "algorithm={}") == ok(), "a section without settings names none"
+    assert ok("trainer.staleness=1", "rollout.max_logprob_diff=null"), "null takes back what a file sets"
