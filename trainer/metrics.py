@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from trainer.errors import ConfigError
 
 FILE = "metrics.jsonl"
+STEP_0 = '{"step": 0,'  # how the row of an evaluation before the first step begins
 LINE = ("reward", "eval_reward", "loss", "kl", "tokens_per_second", "seconds")  # what people see while it runs
 
 

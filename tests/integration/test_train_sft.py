@@ -80,7 +80,11 @@ def test_two_ranks_load_a_model_in_parts_and_resume_from_rank_0s_choice(runs):
     assert [row["loss"] for row in parts] == pytest.approx([row["loss"] for row in alone], rel=1e-3)
 
 
-def test_killed_at_once_it_resumes_to_the_same_numbers(runs):
+def test_a_start_that_failed_leaves_the_name_and_a_run_that_was_killed_resumes_to_the_same_numbers(runs):
+    failed = train(runs, 1, "run.name=killed", "model.init={model_type: qwen2, hiden_size: 8}")
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert "model.init.hiden_size: qwen2 has no such setting; did you mean hidden_size?" in failed.stderr
+    assert (runs / "killed" / "run.yaml").exists()
     env = os.environ | {"FLOTILLA_RUNS": str(runs)}
     process = subprocess.Popen(
         command(1, "run.name=killed"), cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
@@ -111,7 +115,6 @@ def test_killed_at_once_it_resumes_to_the_same_numbers(runs):
     ("ranks", "settings", "words"),
     [
         (1, ["trainer.stpes=3"], ["trainer.stpes", "trainer.steps"]),
-        (1, ["run.name=x", "model.init={model_type: qwen2, hiden_size: 8}"], ["model.init.hiden_size", "hidden_size"]),
         (1, ["run.name=x", "data.answer=solution"], ["data.answer", "solution"]),
         (
             1,

@@ -24,6 +24,12 @@ def ok(*argv: str) -> PpoConfig:
     return parse(["model.path=gpt2", "data.path=package.module:rows", *argv], prog=PROG, model=PpoConfig)
 
 
+def first_step(folder: Path) -> None:
+    """Until there is one, a folder holds no run."""
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 1, "reward": 0.5}\n')
+
+
 def test_the_same_submit_is_the_same_run_and_another_config_is_another(tmp_path, runs):
     file = tmp_path / "demo.yaml"
     file.write_text("model: {path: gpt2}\ndata: {path: a.b:rows}\n")
@@ -55,6 +61,7 @@ def test_a_run_keeps_its_settings_command_and_versions_beside_it(runs):
 
 def test_other_settings_under_the_same_name_are_refused(runs):
     save_resolved(ok("run.name=mine", "rollout.options={a: 1}"), runs / "mine", [])
+    first_step(runs / "mine")
     with pytest.raises(ConfigError) as caught:
         save_resolved(ok("run.name=mine", "optim.lr=0.1", "rollout.options={b: 1}", "log.plot=false"), runs / "mine", [])
     lines = str(caught.value).splitlines()
@@ -67,8 +74,33 @@ def test_other_settings_under_the_same_name_are_refused(runs):
 def test_settings_of_another_version_are_refused_with_the_way_out(runs, text):
     (runs / "mine").mkdir(parents=True)
     (runs / "mine" / "run.yaml").write_text(text)
+    first_step(runs / "mine")
     with pytest.raises(ConfigError, match=r"run\.yaml: not the settings of this version; choose another run\.name, or run\.resume=never"):
         save_resolved(ok("run.name=mine"), runs / "mine", [])
+
+
+@pytest.mark.parametrize("resume", ["auto", "never", "must"])
+def test_a_start_that_failed_before_its_first_step_leaves_the_name_and_nothing_of_its_settings(runs, resume):
+    init = ["run.name=mine", "model.path=null", "model.tokenizer=characters:01"]
+    save_resolved(ok(*init, "model.init={model_type: qwen2, hiden_size: 32}"), runs / "mine", ["first"])
+    (runs / "mine" / "initial").mkdir()
+    (runs / "mine" / "initial" / "config.json").write_text("of other settings")
+    (runs / "mine" / "metrics.jsonl").write_text('{"step": 0, "eval_reward": 0.5}\n')
+    (runs / "mine" / "notes.txt").write_text("a person's")
+    corrected = ok(*init, "model.init={model_type: qwen2, hidden_size: 32}", f"run.resume={resume}")
+    save_resolved(corrected, runs / "mine", ["second"])
+    assert PpoConfig.model_validate(yaml.safe_load((runs / "mine" / "run.yaml").read_text())) == corrected
+    assert {path.name for path in (runs / "mine").iterdir()} == {"run.yaml", "starts.jsonl", "notes.txt"}
+    assert len((runs / "mine" / "starts.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("path", ["checkpoints/step_2/manifest.json", "model/config.json"])
+def test_a_run_without_metrics_is_one_if_it_was_saved(runs, path):
+    save_resolved(ok("run.name=mine"), runs / "mine", [])
+    (runs / "mine" / path).parent.mkdir(parents=True)
+    (runs / "mine" / path).write_text("{}")
+    with pytest.raises(ConfigError, match=r"optim\.lr=0\.1: this run was started with"):
+        save_resolved(ok("run.name=mine", "optim.lr=0.1"), runs / "mine", [])
 
 
 def test_steps_may_grow_unless_the_schedule_depends_on_them():
@@ -82,7 +114,7 @@ def test_steps_may_grow_unless_the_schedule_depends_on_them():
 
 def test_resume_never_moves_the_old_run_aside(runs):
     save_resolved(ok("run.name=mine"), runs / "mine", [])
-    (runs / "mine" / "metrics.jsonl").write_text("old")
+    (runs / "mine" / "metrics.jsonl").write_text("old")  # damaged, but not of step 0
     save_resolved(ok("run.name=mine", "optim.lr=0.1", "run.resume=never"), runs / "mine", [])
     assert not (runs / "mine" / "metrics.jsonl").exists()
     assert (runs / "mine.old1" / "metrics.jsonl").read_text() == "old"
