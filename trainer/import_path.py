@@ -19,13 +19,14 @@ def find(spec: str, setting: str) -> Callable[..., Any]:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{setting}: {spec}: cannot import it: {error}; is it installed, or below the working directory?") from error
+        raise ConfigError(f"{setting}: {spec}: cannot import it: {error}; install it, or put it below the working directory") from error
     function = getattr(module, name, None)
     if function is None:
         near = difflib.get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=1)
-        raise ConfigError(f"{setting}: {module_name} has no {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        fix = f"did you mean {near[0]!r}?" if near else "define it there, or name another"
+        raise ConfigError(f"{setting}: {module_name} has no {name!r}; {fix}")
     if not callable(function):
-        raise ConfigError(f"{setting}: {spec} is a {type(function).__name__}, not a function")
+        raise ConfigError(f"{setting}: {spec} is a {type(function).__name__}, not a function; name a function")
     return function
 
 

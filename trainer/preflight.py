@@ -1,5 +1,6 @@
-"""What settings name, looked at before torch is imported: data, model, reward, GPUs. Each check returns its errors, one line each.
+"""What settings name, looked at before torch is imported: data, model, reward, GPUs.
 
+Each check returns its errors, a line each: what is wrong, a semicolon, what fixes it.
 `cli.parse` runs those of an entry point after it has read the settings, and reports all errors together.
 """
 
@@ -34,7 +35,11 @@ def data(config: Config) -> list[str]:
 
 
 def reward(config: PpoConfig) -> list[str]:
-    return _lines(rewards.resolve, config.reward.function, config.reward.args)
+    try:
+        columns = [*rows.first_row(resolved_paths(config).data)[1]]
+    except ConfigError:  # `data` reports it
+        columns = []
+    return _lines(rewards.resolve, config.reward.function, config.reward.args, columns)
 
 
 def cluster(config: PpoConfig) -> list[str]:

@@ -112,7 +112,8 @@ def check_model(config: ModelConfig) -> list[str]:
         elif folder.is_dir():
             missing = [name for name, patterns in wanted.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]
             if missing:
-                errors.append(f"model.{key}={value}: the folder has no {' and no '.join(missing)}")
+                fix = "set model.tokenizer" if missing == ["tokenizer"] and key == "path" else "give one that save_pretrained() wrote"
+                errors.append(f"model.{key}={value}: the folder has no {' and no '.join(missing)}; {fix}")
     return errors
 
 
@@ -124,7 +125,7 @@ def _is_local(path: str) -> bool:
 def _near_runs(name: str) -> str:
     runs = [folder.parent.name for folder in runs_root().glob("*/model")]
     near = difflib.get_close_matches(name.removeprefix("run:"), runs, n=3, cutoff=0.0)
-    return f"; runs that have: {', '.join(near)}" if near else f"; no run in {runs_root()} has"
+    return f"; runs that have: {', '.join(near)}" if near else f"; let it train to its end first; no run in {runs_root()} has one"
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -49,8 +51,10 @@ def test_hub_names_pass_and_missing_folders_do_not():
 
 
 def test_run_name_means_the_model_that_the_run_exported(runs):
-    line = f"model.path=run:warm: that run has exported no model to {runs}/warm/model; no run in {runs} has (command line)"
-    assert errors(DATA, "model.path=run:warm") == [line]
+    assert errors(DATA, "model.path=run:warm") == [
+        f"model.path=run:warm: that run has exported no model to {runs}/warm/model; let it train to its end first; "
+        f"no run in {runs} has one (command line)"
+    ]
     folder = model_folder(runs / "warm" / "model", "config.json", "model.safetensors", "tokenizer.json")
     assert read(DATA, "model.path=run:warm").model.path == str(folder)
     assert errors(DATA, "model.path=run:worm")[0].endswith("; runs that have: warm (command line)")
@@ -59,10 +63,10 @@ def test_run_name_means_the_model_that_the_run_exported(runs):
 @pytest.mark.parametrize(
     ("files", "missing"),
     [
-        ([], "config.json and no weights and no tokenizer"),
-        (["config.json", "tokenizer.json"], "weights"),
-        (["config.json", "model.safetensors"], "tokenizer"),
-        (["pytorch_model.bin", "vocab.json"], "config.json"),
+        ([], "config.json and no weights and no tokenizer; give one that save_pretrained() wrote"),
+        (["config.json", "tokenizer.json"], "weights; give one that save_pretrained() wrote"),
+        (["config.json", "model.safetensors"], "tokenizer; set model.tokenizer"),
+        (["pytorch_model.bin", "vocab.json"], "config.json; give one that save_pretrained() wrote"),
     ],
 )
 def test_a_folder_that_is_no_model_is_named_with_what_is_missing(tmp_path, files, missing):
@@ -81,13 +85,18 @@ def test_a_tokenizer_of_its_own_spares_the_models(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (None, "data.path: {file}: No such file or directory (command line)"),
-        ("", "data.path: {file} has no rows (command line)"),
+        (None, "data.path: {file}: No such file or directory; set a path that {host} can read (command line)"),
+        ("", "data.path: {file} has no rows; at least one is needed (command line)"),
         ("{", "data.path: {file}:1: not JSON: "),
-        ('{"prompt": "1"}', "data.answer: {file}:1: column 'answer' is missing; the columns are prompt (default)"),
+        ('{"prompt": null, "answer": "1"}', "data.prompt: {file}:1: column 'prompt' is empty; fill it in, or leave the row out (default)"),
+        (
+            '{"prompt": "1"}',
+            "data.answer: {file}:1: column 'answer' is missing; the columns are prompt; set data.answer to one, or add it (default)",
+        ),
         (
             '{"question": "1", "answer": "2"}',
-            "data.prompt: {file}:1: column 'prompt' is missing; the columns are question, answer (default)",
+            "data.prompt: {file}:1: column 'prompt' is missing; the columns are question, answer; set data.prompt to one, or add it "
+            "(default)",
         ),
     ],
 )
@@ -96,7 +105,7 @@ def test_a_file_that_cannot_be_trained_on_is_named(tmp_path, text, message):
     if text is not None:
         file.write_text(text)
     (line,) = errors("model.path=gpt2", f"data.path={file}")
-    assert line.startswith(message.format(file=file))
+    assert line.startswith(message.format(file=file, host=socket.gethostname()))
 
 
 def test_the_answer_column_is_asked_for_where_the_reward_needs_it(tmp_path):
@@ -133,6 +142,69 @@ def test_half_a_surrogate_pair_is_one_clear_line(tmp_path):
     assert next(found)[1]["prompt"] == "😀"
     with pytest.raises(ConfigError, match=rf"data\.path: {file}:2: \\ud83d is half of a surrogate pair and no text"):
         next(found)
+
+
+def test_a_relative_path_is_looked_for_below_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert errors("model.path=gpt2", "data.path=rows.jsonl") == [
+        f"data.path: rows.jsonl: No such file or directory; set a path below {tmp_path}, or an absolute one (command line)"
+    ]
+
+
+MINE = """
+calls = []
+
+def listed(column="prompt"):
+    calls.append(column)
+    return [{column: "1", "answer": "2"}]
+
+def lazy():
+    yield {"prompt": "1", "answer": "2"}
+
+def plain(text, row): ...
+def about(text, about): ...
+def by_column(text, answer): ...
+def more(text, row, prompt): ...
+def optional(text, row, prompt=""): ...
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(MINE + "\nfrom trainer.rewards import batched\n@batched\ndef groups(episodes, answer): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return importlib.import_module("mine")
+
+
+def test_columns_of_rows_that_are_returned_at_once_are_checked_too_and_the_function_is_called_once(mine):
+    (line,) = errors("model.path=gpt2", "data.path=mine:listed", "data.args.column=question")
+    assert line.startswith("data.prompt: mine:listed: row 0: column 'prompt' is missing; the columns are question, answer; set data.prompt")
+    config = read("model.path=gpt2", "data.path=mine:listed")
+    assert [row for _, row in rows.read_rows(config.data)] == [{"prompt": "1", "answer": "2"}]
+    assert mine.calls == ["question", "prompt"]
+
+
+@pytest.mark.parametrize(
+    ("function", "parameter", "takes"),
+    [
+        ("by_column", "answer", "a text and its row: row['answer']"),
+        ("more", "prompt", "a text and its row: row['prompt']"),
+        ("groups", "answer", "a list of episodes: episode.prompt.row['answer']"),
+    ],
+)
+def test_a_reward_with_a_column_as_its_parameter_is_refused_with_where_the_column_is(mine, function, parameter, takes):
+    assert errors("model.path=gpt2", "data.path=mine:lazy", f"reward.function=mine:{function}") == [
+        f"reward.function: parameter {parameter!r} is a column of the data; rewards take {takes} (command line)"
+    ]
+
+
+def test_other_names_of_parameters_are_the_persons_own(mine):
+    for function in ("plain", "about", "optional"):
+        assert read("model.path=gpt2", "data.path=mine:lazy", f"reward.function=mine:{function}")
+    assert read("model.path=gpt2", "data.path=mine:lazy", "reward.function=mine:more", "reward.args.prompt=x")
+    (line,) = errors("model.path=gpt2", "data.path=no.jsonl", "reward.function=mine:by_column")
+    assert line.startswith("data.path: no.jsonl"), "without data there are no columns to compare with"
 
 
 # --- all together ----------------------------------------------------------------------------------------------------------

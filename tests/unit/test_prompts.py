@@ -78,8 +78,11 @@ def test_an_answer_ends_with_eos(tmp_path: Path, tokenizer):
     [
         ('{"prompt": "1", "answer": "1"}\n\n{"prompt": \n', r"a\.jsonl:3: not JSON"),
         ('["1"]\n', r"a\.jsonl:1: a row is a JSON object of columns, not a list"),
-        ('{"question": "1", "answer": "1"}\n', r"data\.prompt: .*a\.jsonl:1: column 'prompt' is missing; the columns are question, answer"),
-        ('{"prompt": "1"}\n', r"data\.answer: .*a\.jsonl:1: column 'answer' is missing; the columns are prompt"),
+        (
+            '{"question": "1", "answer": "1"}\n',
+            r"data\.prompt: .*a\.jsonl:1: column 'prompt' is missing; the columns are question, answer; set data\.prompt to one",
+        ),
+        ('{"prompt": "1"}\n', r"data\.answer: .*a\.jsonl:1: column 'answer' is missing; the columns are prompt; set data\.answer to one"),
         ('{"prompt": null, "answer": "1"}\n', r"column 'prompt' is empty"),
         ('{"prompt": 5, "answer": "1"}\n', r"a\.jsonl:1: neither text nor a list of chat messages"),
         ('{"prompt": "", "answer": "1"}\n', r"a\.jsonl:1: the prompt has no tokens"),

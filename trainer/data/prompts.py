@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.sections import DataConfig
-from trainer.data.rows import column, read_rows
+from trainer.data.rows import column, no_rows, read_rows
 from trainer.errors import ConfigError
 from trainer.types import Prompt
 
@@ -40,7 +40,7 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
                 "raise it, or set data.overlong=drop"
             )
     if total == 0:
-        raise ConfigError(f"data.path: {config.path} has no rows")
+        raise no_rows(config)
     if not prompts:
         raise ConfigError(f"data.max_prompt_tokens: all {total} prompts of {config.path} are longer than {config.max_prompt_tokens} tokens")
     return PromptSet(prompts, total - len(prompts))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
-from collections.abc import Iterable, Iterator
+import socket
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +14,27 @@ from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
 
 Row = dict[str, Any]
+RETURNED: dict[Any, Collection[Any]] = {}  # all rows of functions that return them at once: preflight and the run call those once
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def check(config: DataConfig, *, answers: bool = True) -> None:
-    """That the data can be read, and the columns of its first row. Raises ConfigError.
+    """That the data can be read, and the columns of its first row. Raises ConfigError."""
+    where, columns = first_row(config)
+    column(columns, config.prompt, "data.prompt", where)
+    if answers:
+        column(columns, config.answer, "data.answer", where)
 
-    Of functions those alone are called that yield rows one by one: others may read everything before they return.
-    """
-    if not config.path.endswith((".jsonl", ".parquet")) and ":" in config.path:
-        function = find(config.path, "data.path")
-        check_args(function, 0, config.args, "data.args")
-        if not inspect.isgeneratorfunction(function):
-            return
+
+def first_row(config: DataConfig) -> tuple[str, Row]:
+    """Of `read_rows`. Raises ConfigError where there is none."""
     for where, columns in read_rows(config):
-        column(columns, config.prompt, "data.prompt", where)
-        if answers:
-            column(columns, config.answer, "data.answer", where)
-        return
-    raise ConfigError(f"data.path: {config.path} has no rows")
+        return where, columns
+    raise no_rows(config)
+
+
+def no_rows(config: DataConfig) -> ConfigError:
+    return ConfigError(f"data.path: {config.path} has no rows; at least one is needed")
 
 
 def read_rows(config: DataConfig) -> Iterator[tuple[str, Row]]:
@@ -59,12 +61,17 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Row]]:
                 try:
                     row = json.loads(line)
                 except ValueError as error:  # bad JSON or bad UTF-8
-                    raise ConfigError(f"data.path: {where}: not JSON: {error}") from error
+                    raise ConfigError(f"data.path: {where}: not JSON: {error}; each line must be one JSON object") from error
                 if SURROGATE.search(line):
                     _require_unicode(row, where)
                 yield where, _row(row, where)
     except OSError as error:
-        raise ConfigError(f"data.path: {path}: {error.strerror}") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> ConfigError:
+    there = f"a path that {socket.gethostname()} can read" if path.is_absolute() else f"a path below {Path.cwd()}, or an absolute one"
+    return ConfigError(f"data.path: {path}: {error.strerror or error}; set {there}")
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
@@ -81,17 +88,20 @@ def _parquet(path: Path) -> Iterator[tuple[str, Row]]:
                     yield f"{path}: row {number}", row
                     number += 1
     except OSError as error:
-        raise ConfigError(f"data.path: {path}: {error.strerror or error}") from error
+        raise _unreadable(path, error) from error
     except pa.ArrowException as error:
-        raise ConfigError(f"data.path: {path}: not a parquet file: {error}") from error
+        raise ConfigError(f"data.path: {path}: not a parquet file: {error}; write it again, or give .jsonl") from error
 
 
 def _function(spec: str, args: dict[str, Any]) -> Iterator[tuple[str, Row]]:
     function = find(spec, "data.path")
     check_args(function, 0, args, "data.args")
-    rows = function(**args)
+    key = (function, json.dumps(args, sort_keys=True, default=repr))
+    rows = RETURNED[key] if key in RETURNED else function(**args)
     if not isinstance(rows, Iterable):
-        raise ConfigError(f"data.path: {spec} returned a {type(rows).__name__}, not rows")
+        raise ConfigError(f"data.path: {spec} returned a {type(rows).__name__}, not rows; return a list of dicts, or yield them")
+    if isinstance(rows, Collection):
+        RETURNED[key] = rows
     for number, row in enumerate(rows):
         where = f"{spec}: row {number}"
         yield where, _row(row, where)
@@ -114,6 +124,8 @@ def _row(row: Any, where: str) -> Row:
 
 def column(row: Row, name: str, setting: str, where: str) -> Any:
     if row.get(name) is None:
-        state = "is empty" if name in row else "is missing"
-        raise ConfigError(f"{setting}: {where}: column {name!r} {state}; the columns are {', '.join(map(str, row)) or 'none'}")
+        if name in row:
+            raise ConfigError(f"{setting}: {where}: column {name!r} is empty; fill it in, or leave the row out")
+        columns = ", ".join(map(str, row)) or "none"
+        raise ConfigError(f"{setting}: {where}: column {name!r} is missing; the columns are {columns}; set {setting} to one, or add it")
     return row[name]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,8 +54,11 @@ def needs_answer(spec: str) -> bool:
     return spec in REWARDS and spec != "format_regex"
 
 
-def resolve(spec: str, args: dict[str, Any]) -> Reward:
-    """The reward that reward.function and reward.args describe. Raises ConfigError where there is none that takes them."""
+def resolve(spec: str, args: dict[str, Any], columns: Iterable[str] = ()) -> Reward:
+    """The reward that reward.function and reward.args describe. Raises ConfigError where there is none that takes them.
+
+    `columns`: of the data. A parameter named after one of them would get the complete row, or nothing: that is refused too.
+    """
     if ":" in spec:
         function = find(spec, "reward.function")
     elif spec in REWARDS:
@@ -65,6 +68,7 @@ def resolve(spec: str, args: dict[str, Any]) -> Reward:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"reward.function: no {spec!r}; known are {', '.join(REWARDS)}, or package.module:function{hint}")
     takes_episodes = getattr(function, "batched", False)
+    _check_columns(function, args, {*columns} - {"row"}, takes_episodes)
     try:
         check_args(function, 1 if takes_episodes else 2, args, "reward.args")
     except ConfigError as error:
@@ -73,6 +77,18 @@ def resolve(spec: str, args: dict[str, Any]) -> Reward:
     awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     name = getattr(function, "__name__", spec.rpartition(":")[2])
     return Reward(name, functools.partial(function, **args) if args else function, takes_episodes, awaited)
+
+
+def _check_columns(function: Callable[..., Any], args: dict[str, Any], columns: set[str], takes_episodes: bool) -> None:
+    try:
+        after_first = list(inspect.signature(function).parameters.values())[1:]
+    except ValueError:  # some builtins have no signature
+        return
+    needed = [p.name for p in after_first if p.name not in args and p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    for name in needed:
+        if name in columns:
+            takes, row = ("a list of episodes", "episode.prompt.row") if takes_episodes else ("a text and its row", "row")
+            raise ConfigError(f"reward.function: parameter {name!r} is a column of the data; rewards take {takes}: {row}[{name!r}]")
 
 
 def _takes_one(function: Callable[..., Any], args: dict[str, Any]) -> bool:
