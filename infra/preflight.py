@@ -29,20 +29,19 @@ from infra.answers import Answer, failed, ok, unknown
 from infra.files import project_root
 from stacks.errors import UserError
 from stacks.load import StackError, load
-from stacks.places import clouds, place_of
+from stacks.places import clouds, machines, place_of
 from stacks.schema import Stack
 
 COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
 
 
 def preflight(stack: Stack) -> list[Answer]:
-    """What the stack's cloud answers. Raises StackError where the stack has no cloud, or is one that its cloud would refuse."""
+    """What the stack's cloud answers. Raises StackError where the stack has no cloud."""
     place = place_of(stack)
     if place.cloud is None:
         text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {' and '.join(clouds())}"
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {text}")
-    machines = import_module(f"{place.program}.checks").machines(stack)  # what `pulumi up` would refuse
-    asked = import_module(f"{place.program}.preflight").ask(stack, machines)
+    asked = import_module(f"{place.program}.preflight").ask(stack, machines(stack))
     return [*asked, budget(stack)]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
+from pydantic_core import PydanticCustomError
 
 from stacks.field_types import Count, Model, Url, setting_error
 
@@ -22,11 +23,9 @@ class Cache(Model):
     offline: bool = Field(default=False, description="Nothing is asked of the hub; what is missing from the cache is an error.")
     wait: Count = Field(default=3600, ge=1, description="Seconds that nodes wait for the one that downloads.")
 
-    @model_validator(mode="after")
-    def _path_is_a_folder(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
         path = PurePosixPath(self.path or "/cache")
         if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
-            raise setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
+            yield setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
         if self.offline and self.endpoint:
-            raise setting_error("names a mirror, but with offline: true nothing is asked of it", "endpoint")
-        return self
+            yield setting_error("names a mirror, but with offline: true nothing is asked of it", "endpoint")

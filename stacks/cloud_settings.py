@@ -5,13 +5,15 @@ Clouds share these words. What only one of them has is refused on the others by 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from ipaddress import IPv4Network
 from pathlib import Path
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
+from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, setting_error
+from stacks.field_types import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, known, setting_error
 
 DOCKER = IPv4Network("172.17.0.0/16")  # of the bridge that Docker makes on every node
 
@@ -26,22 +28,26 @@ class Network(Model):
     vpc: str | None = Field(default=None, description="Existing network to use in place of a new one: its id, or its name.")
     subnets: tuple[str, ...] = Field(default=(), description="Private subnets of the existing network: their ids or names, as for vpc.")
 
-    @model_validator(mode="after")
-    def _addresses_are_free_to_use(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
+        yield from known(self._addresses())
+        yield from known(self._existing())
+
+    def _addresses(self) -> Iterator[PydanticCustomError]:
         if not self.cidr.is_private:
-            raise setting_error(f"{self.cidr} is not private; take a part of 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16", "cidr")
+            yield setting_error(f"{self.cidr} is not private; take a part of 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16", "cidr")
         if self.cidr.overlaps(DOCKER):
-            raise setting_error(f"{self.cidr} overlaps {DOCKER}, which Docker uses on every node", "cidr")
+            yield setting_error(f"{self.cidr} overlaps {DOCKER}, which Docker uses on every node", "cidr")
         if len(set(self.zones)) < len(self.zones):
-            raise setting_error("a zone is listed twice", "zones")
+            yield setting_error("a zone is listed twice", "zones")
+
+    def _existing(self) -> Iterator[PydanticCustomError]:
         for key in ("cidr", "zones", "nat", "flow_logs"):
             if self.vpc and self.says(key):
-                raise setting_error(f"belongs to a new network, but vpc names the existing {self.vpc!r}", key)
+                yield setting_error(f"belongs to a new network, but vpc names the existing {self.vpc!r}", key)
         if self.vpc and not self.subnets:
-            raise setting_error(f"is missing; list the private subnets of {self.vpc!r} that nodes may use", "subnets")
+            yield setting_error(f"is missing; list the private subnets of {self.vpc!r} that nodes may use", "subnets")
         if self.subnets and not self.vpc:
-            raise setting_error("belongs to an existing network, but vpc is not set", "subnets")
-        return self
+            yield setting_error("belongs to an existing network, but vpc is not set", "subnets")
 
 
 class Capacity(Model):
@@ -52,14 +58,12 @@ class Capacity(Model):
     )
     id: str | None = Field(default=None, description="Of the reservation or capacity block.")
 
-    @model_validator(mode="after")
-    def _what_is_reserved_has_an_id(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
         reserved = self.kind in ("reservation", "block")
         if reserved and not self.id:
-            raise setting_error(f"is missing; kind: {self.kind} needs the id of the capacity that you hold", "id")
+            yield setting_error(f"is missing; kind: {self.kind} needs the id of the capacity that you hold", "id")
         if self.id and not reserved:
-            raise setting_error(f"belongs to kind: reservation or block, but kind is {self.kind}; a fleet is bought in one way", "id")
-        return self
+            yield setting_error(f"belongs to kind: reservation or block, but kind is {self.kind}; a fleet is bought in one way", "id")
 
 
 class Access(Model):
@@ -75,18 +79,16 @@ class Access(Model):
     allow: tuple[IPv4Network, ...] = Field(default=(), description="Addresses that may reach the bastion.")
     port: Count = Field(default=2222, ge=1024, le=65535, description="Port of this machine at which a tunnel begins.")
 
-    @model_validator(mode="after")
-    def _a_bastion_is_not_open_to_all(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
         if self.via == "bastion" and not self.allow:
-            raise setting_error(
+            yield setting_error(
                 "is missing; name the networks that may reach the bastion, such as 203.0.113.7/32, or take via: tunnel", "allow"
             )
         if self.allow and self.via != "bastion":
-            raise setting_error(f"belongs to via: bastion, but via is {self.via}", "allow")
+            yield setting_error(f"belongs to via: bastion, but via is {self.via}", "allow")
         for index, network in enumerate(self.allow):
             if network.prefixlen < 8:
-                raise setting_error(f"{network} lets nearly everybody in; name the networks that you connect from", "allow", index)
-        return self
+                yield setting_error(f"{network} lets nearly everybody in; name the networks that you connect from", "allow", index)
 
 
 class Budget(Model):
@@ -98,11 +100,9 @@ class Budget(Model):
     thresholds: tuple[Quantity, ...] = Field(default=(50, 80, 100), min_length=1, description="Percent of the limit at which mail is sent.")
     billing_account: str | None = Field(default=None, description="The account that pays, such as 012345-6789AB-CDEF01.")
 
-    @model_validator(mode="after")
-    def _thresholds_differ(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
         if len(set(self.thresholds)) < len(self.thresholds):
-            raise setting_error("a threshold is listed twice", "thresholds")
-        return self
+            yield setting_error("a threshold is listed twice", "thresholds")
 
 
 class Ci(Model):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from stacks.field_types import Count, Model, Positive, form, setting_error
 
@@ -28,11 +30,9 @@ class Fabric(Model):
     def _a_kind_alone(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
-    @model_validator(mode="after")
-    def _settings_fit_the_kind(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
         for key, kinds in (("hcas", ("infiniband", "roce")), ("gid_index", ("roce",)), ("traffic_class", ("roce",))):
             if self.says(key) and self.kind not in kinds:
-                raise setting_error(f"belongs to kind: {' or '.join(kinds)}, but kind is {self.kind}", key)
+                yield setting_error(f"belongs to kind: {' or '.join(kinds)}, but kind is {self.kind}", key)
         if len(set(self.hcas)) < len(self.hcas):
-            raise setting_error("a device is listed twice", "hcas")
-        return self
+            yield setting_error("a device is listed twice", "hcas")

@@ -5,10 +5,18 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from typing import Annotated, Any
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticCustomError
+
+from stacks.lines import Location
+
+
+class Unknown(Exception):
+    """A rule reads a setting that has an error of its own. Nothing can be said of what depends on it."""
 
 
 class Model(BaseModel):
@@ -17,13 +25,36 @@ class Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     def says(self, key: str) -> bool:
-        """Whether a setting differs from its default."""
-        return getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
+        """Whether a setting is known to differ from its default."""
+        return key in self.__dict__ and getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
+
+    def errors(self) -> Iterator[PydanticCustomError]:
+        """Errors in settings that are each of the right type, in this section alone."""
+        yield from ()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, key: str) -> Any:
+            """Only where a section was read in part (stacks/sections.py); others have all of their settings."""
+            if key in type(self).model_fields:
+                raise Unknown(key)
+            return super().__getattr__(key)
 
 
 def setting_error(text: str, *at: str | int) -> PydanticCustomError:
     """A check's word on the setting at `at`, counted from the model that is checked; stacks/load.py adds the rest of the way."""
     return PydanticCustomError("stack", "{text}", {"text": text, "at": at})
+
+
+def located(error: PydanticCustomError) -> tuple[Location, str]:
+    """Where a `setting_error` is, and what it says."""
+    return (error.context or {})["at"], error.message()
+
+
+def known(errors: Iterator[PydanticCustomError]) -> Iterator[PydanticCustomError]:
+    """A rule's errors, up to where it reads a setting that is Unknown."""
+    with suppress(Unknown):
+        yield from errors
 
 
 def form(pattern: str, allowed: str) -> Any:

@@ -15,7 +15,9 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from stacks import sections
 from stacks.errors import StackError
+from stacks.field_types import known, located
 from stacks.lines import Location, line
 from stacks.places import PLACES
 from stacks.rules import shared as rules
@@ -79,23 +81,24 @@ def parse(name: str, settings: Mapping[str, Any], file: Path | None = None) -> S
     Values are plain data, or strings as `pulumi.Config` hands them on (JSON for lists and maps); an empty value means the
     default. Keys of other namespaces are left alone. `file`: where they were read, for the line numbers of errors.
 
-    Raises StackError with a line for every error: of types and single sections first; of settings against one another and against
-    the place once those are in order, since what they say of a setting that could not be read would mislead.
+    Raises StackError with a line for every error: of types, of settings against one another, and against the place. Of a setting
+    that has an error already nothing more is said, nor of what depends on it where it could not be read.
     """
     ours = {key.removeprefix(f"{PROJECT}:"): value for key, value in settings.items() if key.startswith(f"{PROJECT}:")}
     values = {key: _decoded(key, value) for key, value in ours.items()}
-    errors: list[Error] = [(at, f"is encrypted; {SECRET_HINT}") for key, value in values.items() for at in _encrypted((key,), value)]
-    encrypted = [at for at, _ in errors]
-    errors += [((key,), _unknown(key, SETTINGS)) for key in values if key not in SETTINGS]
+    keys: list[Error] = [(at, f"is encrypted; {SECRET_HINT}") for key, value in values.items() for at in _encrypted((key,), value)]
+    keys += [((key,), _unknown(key, SETTINGS)) for key in values if key not in SETTINGS]
     if (cloud := values.get("cloud")) and cloud not in PLACES:
-        errors.append((("cloud",), f"{_shown(cloud)} is not {allowed(node_at(('cloud',)))}{_nearest(cloud, PLACES)}"))
-    known = {key: value for key, value in values.items() if key in SETTINGS and value not in (None, "", {})}
-    stack, wrong = _validated({"name": name} | known)
-    errors += [(at, text) for at, text in wrong if not any(at[: len(above)] == above for above in encrypted)]
-    if stack and not errors:
-        errors = [(_unnamed((error.context or {})["at"]), error.message()) for error in rules.errors(stack)]
-    if stack is None or errors:
-        raise StackError(_lines(name, errors, file))
+        keys.append((("cloud",), f"{_shown(cloud)} is not {allowed(node_at(('cloud',)))}{_nearest(cloud, PLACES)}"))
+    raw = {"name": name} | {key: value for key, value in values.items() if key in SETTINGS and value not in (None, "", {})}
+    stack, types = _validated(raw)
+    found = _new(types, keys)
+    if stack is None or keys:
+        stack = sections.readable(Stack, raw, [_meant(at) for at, _ in keys + types])
+    found += _new(sections.errors(stack), keys + found)
+    found += _new(map(located, known(rules.errors(stack))), keys + found)
+    if keys or found:
+        raise StackError(_lines(name, keys + [(_unnamed(at), text) for at, text in found], file))
     return stack
 
 
@@ -106,8 +109,20 @@ def _validated(values: dict[str, Any]) -> tuple[Stack | None, list[Error]]:
     try:
         return Stack.model_validate(values), []
     except ValidationError as error:
-        found = [_error(details) for details in _innermost(error.errors())]
-        return None, [(_unnamed(at), text) for at, text in found]
+        return None, [_error(details) for details in _innermost(error.errors())]
+
+
+def _new(found: Iterable[Error], before: list[Error]) -> list[Error]:
+    """Those that are not of a setting that has an error already, or of a part of it."""
+    places = [_meant(at) for at, _ in before]
+    return [(at, text) for at, text in found if not any(at[: len(place)] == place for place in places)]
+
+
+def _meant(at: Location) -> Location:
+    """The setting that a misspelt one was to be; others are what they are."""
+    known = node_at(at[:-1]).get("properties", {})
+    near = get_close_matches(str(at[-1]), known, n=1) if known and at[-1] not in known else []
+    return (*at[:-1], *near) if near else at
 
 
 SECRET_HINT = "rendered files are plain text, so name the variable in flotilla:task.env with a null value and set it in your shell"

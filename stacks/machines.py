@@ -75,6 +75,10 @@ class Machine:
         """The networks that the fabric needs beside the main one; those of EFA need none."""
         return NETWORKS.get(self.fabric, Networks())
 
+    def wired(self, nodes: int) -> Fabric:
+        """What so many of them are wired to; one node needs nothing."""
+        return self.fabric if nodes > 1 else "none"
+
     def nics(self) -> tuple[Nic, ...]:
         """Interfaces of a machine that uses all EFA there is, the primary one first.
 

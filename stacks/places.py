@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from stacks.machines import Machine
 from stacks.rules import aws, gcp, local, slurm, ssh
 from stacks.rules.place import Cloud, Place
-from stacks.schema import Stack
+from stacks.schema import Gpu, Stack
 
 PLACES: dict[str, Place] = {place.name: place for place in (local.PLACE, ssh.PLACE, slurm.PLACE, aws.PLACE, gcp.PLACE)}
 
@@ -24,6 +24,16 @@ def cloud_of(stack: Stack) -> Cloud | None:
 def clouds() -> list[str]:
     """Names of the places that rent out machines."""
     return [name for name, place in PLACES.items() if place.cloud]
+
+
+def machines(stack: Stack) -> dict[str, Machine]:
+    """The machine type of each fleet, by the fleet's name."""
+    return {fleet.name: machine(stack.cloud, fleet.machine or "") for fleet in stack.fleets}
+
+
+def gpus(machines: dict[str, Machine]) -> dict[str, Gpu]:
+    """What dstack is asked for, by name of the fleet; fleets without GPUs are left out."""
+    return {fleet: Gpu(name=kind.gpu, count=kind.gpus, memory=f"{kind.gpu_memory}GB") for fleet, kind in machines.items() if kind.gpu}
 
 
 def machine(cloud: str, name: str) -> Machine:

@@ -7,11 +7,13 @@ key, the value, what is allowed and the file that it was read from.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
+from pydantic_core import PydanticCustomError
 
 from stacks.cache import Cache
 from stacks.cloud_settings import Access, Budget, Capacity, Ci, Network
@@ -38,6 +40,7 @@ from stacks.field_types import (
     Text,
     Url,
     User,
+    known,
     setting_error,
 )
 from stacks.slurm import Slurm
@@ -64,18 +67,16 @@ class Host(Model):
     identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
     resources: dict[str, Quantity] = Field(default_factory=dict, description="Custom Ray resources beside the fleet's.")
 
-    @model_validator(mode="after")
-    def _resources_are_custom(self) -> Self:
-        _refuse_rays_own(self.resources)
+    def errors(self) -> Iterator[PydanticCustomError]:
+        yield from known(_rays_own(self))
         if self.resources and self.internal_ip is None:
-            raise setting_error("is missing; it is how the node knows that the resources of this host are its own", "internal_ip")
-        return self
+            yield setting_error("is missing; it is how the node knows that the resources of this host are its own", "internal_ip")
 
 
-def _refuse_rays_own(resources: dict[str, float]) -> None:
-    for name in resources:
+def _rays_own(holder: Host | Fleet) -> Iterator[PydanticCustomError]:
+    for name in holder.resources:
         if name in RAY_RESOURCES:
-            raise setting_error("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
+            yield setting_error("Ray counts this itself; cpus and gpu.count say how much of it a node has", "resources", name)
 
 
 class JumpHost(Model):
@@ -99,18 +100,23 @@ class Ssh(Model):
     )
     proxy_jump: JumpHost | None = None
 
-    @model_validator(mode="after")
-    def _hosts_differ_and_share_the_network(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
         for index, host in enumerate(self.hosts):
-            if (host.hostname, host.port) in [(other.hostname, other.port) for other in self.hosts[:index]]:
-                raise setting_error(f"{host.hostname!r} is listed twice; a host is one node", "hosts", index, "hostname")
-            if host.internal_ip and host.internal_ip in [other.internal_ip for other in self.hosts[:index]]:
-                raise setting_error(f"{host.internal_ip} is another host's too", "hosts", index, "internal_ip")
-            if self.network and host.internal_ip and host.internal_ip not in self.network:
-                raise setting_error(f"{host.internal_ip} is not in network {self.network}", "hosts", index, "internal_ip")
-            if not host.internal_ip and any(other.internal_ip for other in self.hosts):
-                raise setting_error("is missing; dstack wants it of all hosts or of none", "hosts", index, "internal_ip")
-        return self
+            yield from known(self._name(index, host))
+            yield from known(self._address(index, host))
+
+    def _name(self, index: int, host: Host) -> Iterator[PydanticCustomError]:
+        if (host.hostname, host.port) in [(other.hostname, other.port) for other in self.hosts[:index]]:
+            yield setting_error(f"{host.hostname!r} is listed twice; a host is one node", "hosts", index, "hostname")
+
+    def _address(self, index: int, host: Host) -> Iterator[PydanticCustomError]:
+        at = ("hosts", index, "internal_ip")
+        if host.internal_ip and host.internal_ip in [other.internal_ip for other in self.hosts[:index]]:
+            yield setting_error(f"{host.internal_ip} is another host's too", *at)
+        if not host.internal_ip and any(other.internal_ip for other in self.hosts):
+            yield setting_error("is missing; dstack wants it of all hosts or of none", *at)
+        if self.network and host.internal_ip and host.internal_ip not in self.network:
+            yield setting_error(f"{host.internal_ip} is not in network {self.network}", *at)
 
 
 class Gpu(Model):
@@ -120,6 +126,18 @@ class Gpu(Model):
     count: Count = Field(ge=0, description="GPUs per node.")
     memory: Size | None = Field(default=None, description="Memory per GPU, such as 80GB.")
     vendor: Literal["nvidia", "amd"] = Field(default="nvidia", description="Who makes it.")
+
+    def errors(self) -> Iterator[PydanticCustomError]:
+        if self.name is None:
+            return
+        import gpuhunt  # dstack's own list; only stacks that name GPUs wait for the import
+
+        offered = {"nvidia": gpuhunt.KNOWN_NVIDIA_GPUS, "amd": gpuhunt.KNOWN_AMD_GPUS}[self.vendor]
+        models = sorted({gpu.name for gpu in offered})
+        if self.name.lower() not in [model.lower() for model in models]:
+            near = get_close_matches(self.name.upper(), models, n=1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            yield setting_error(f"{self.name!r} is not an {self.vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "name")
 
 
 class Fleet(Model):
@@ -156,27 +174,12 @@ class Fleet(Model):
             return values | {"nodes": len(ssh["hosts"])}
         return values
 
-    @model_validator(mode="after")
-    def _hosts_are_nodes(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
+        yield from known(_rays_own(self))
         if self.ssh and self.nodes != len(self.ssh.hosts):
-            raise setting_error(
+            yield setting_error(
                 f"{self.nodes} nodes, but ssh.hosts lists {len(self.ssh.hosts)}; leave nodes out, or let them agree", "nodes"
             )
-        if self.gpu is not None and self.gpu.name is not None:
-            self._dstack_knows(self.gpu.name, self.gpu.vendor)
-        _refuse_rays_own(self.resources)
-        return self
-
-    @staticmethod
-    def _dstack_knows(name: str, vendor: str) -> None:
-        import gpuhunt  # dstack's own list; only stacks that name GPUs wait for the import
-
-        known = {"nvidia": gpuhunt.KNOWN_NVIDIA_GPUS, "amd": gpuhunt.KNOWN_AMD_GPUS}[vendor]
-        models = sorted({gpu.name for gpu in known})
-        if name.lower() not in [model.lower() for model in models]:
-            near = get_close_matches(name.upper(), models, n=1)
-            guess = f"; did you mean {near[0]}?" if near else ""
-            raise setting_error(f"{name!r} is not an {vendor} GPU that dstack knows{guess} (known: {', '.join(models)})", "gpu", "name")
 
     def requirements(self) -> dict[str, Any]:
         """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
@@ -202,19 +205,20 @@ class Checkpoints(Model):
     throughput: Positive | None = Field(default=None, description="MB/s per TB, for lustre: 125, 250, 500 or 1000; 250 when left out.")
     keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps what was replaced or deleted.")
 
-    @model_validator(mode="after")
-    def _kind_has_its_settings(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
+        yield from known(self._path())
+        for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",))):
+            if self.kind not in kinds and self.says(key):
+                yield setting_error(f"belongs to kind: {', '.join(kinds)}, but kind is {self.kind}", key)
+        if self.kind == "network" and self.volume is None:
+            yield setting_error("is missing; kind: network is a dstack volume, which has a name (volume) and a size", "volume")
+        if self.kind in SIZED and self.size is None:
+            yield setting_error(f"is missing; kind: {SIZED[self.kind]}", "size")
+
+    def _path(self) -> Iterator[PydanticCustomError]:
         path = PurePosixPath(self.path)
         if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
-            raise setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
-        if self.kind == "network" and self.volume is None:
-            raise setting_error("is missing; kind: network is a dstack volume, which has a name (volume) and a size", "volume")
-        if self.kind in SIZED and self.size is None:
-            raise setting_error(f"is missing; kind: {SIZED[self.kind]}", "size")
-        for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",))):
-            if self.kind not in kinds and getattr(self, key) is not None:
-                raise setting_error(f"belongs to kind: {', '.join(kinds)}, but kind is {self.kind}", key)
-        return self
+            yield setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
 
 
 class Dstack(Model):
@@ -230,12 +234,10 @@ class Dstack(Model):
     )
     timeout: Count = Field(default=1200, ge=1, description="Seconds that machines and volumes have to come, and runs to end; with drive.")
 
-    @model_validator(mode="after")
-    def _driven_only(self) -> Self:
+    def errors(self) -> Iterator[PydanticCustomError]:
         for key in ("adopt", "on_destroy", "timeout"):
             if self.says(key) and not self.drive:
-                raise setting_error("belongs to drive: true; without it `pulumi up` asks nothing of the server", key)
-        return self
+                yield setting_error("belongs to drive: true; without it `pulumi up` asks nothing of the server", key)
 
 
 class Job(Model):
@@ -284,22 +286,29 @@ class Task(Model):
     )
     job: Job | None = Field(default=None, description="A job to run without holding a cluster.")
 
-    @model_validator(mode="after")
-    def _dstack_takes_it(self) -> Self:
-        if self.dashboard_port in DSTACK_PORTS:
-            raise setting_error(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
-        if self.image is not None and not PINNED_IMAGE.search(self.image):
-            raise setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
+    def errors(self) -> Iterator[PydanticCustomError]:
+        yield from known(self._port())
+        yield from known(self._image())
         for name, value in self.env.items():
-            if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
-                raise setting_error("is not a variable name: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
-            if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-                raise setting_error(
-                    "is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name
-                )
-            if value is not None and "\n" in value:
-                raise setting_error("has more than one line, which dstack does not take", "env", name)
-        return self
+            yield from _variable(name, value)
+
+    def _port(self) -> Iterator[PydanticCustomError]:
+        if self.dashboard_port in DSTACK_PORTS:
+            yield setting_error(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
+
+    def _image(self) -> Iterator[PydanticCustomError]:
+        if self.image is not None and not PINNED_IMAGE.search(self.image):
+            yield setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
+
+
+def _variable(name: str, value: str | None) -> Iterator[PydanticCustomError]:
+    """Of flotilla:task.env."""
+    if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
+        yield setting_error("is not a variable name: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
+    if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        yield setting_error("is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name)
+    if value is not None and "\n" in value:
+        yield setting_error("has more than one line, which dstack does not take", "env", name)
 
 
 class Stack(Model):

@@ -8,9 +8,8 @@ from typing import Any
 import boto3
 from botocore.stub import Stubber
 
-from infra import fleet_machines
 from infra.aws.api import Api
-from stacks import load
+from stacks import load, places
 from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +25,7 @@ def stack(name: str = "aws-dev", fleet: dict[str, Any] | None = None, **settings
 
 def api(of: Stack, **clients: Any) -> Api:
     made = {name.replace("_", "-"): client for name, client in clients.items()}
-    return Api(of, fleet_machines.machines(of, "aws"), made.__getitem__)
+    return Api(of, places.machines(of), made.__getitem__)
 
 
 def stubbed(service: str, *answers: tuple[str, Any, dict[str, Any]]) -> Any:

@@ -8,13 +8,15 @@ import pulumi
 import pulumi_aws as aws
 
 from cluster_tasks.ray import CHECKPOINTS
-from infra.aws import checks, mounts, network, policies
+from infra.aws import mounts, network, policies
 from infra.aws.budget import AccountDefaults, Budget
 from infra.aws.deploy import Deploy, DeployArgs
 from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
 from infra.aws.site import Outputs, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Lustre, LustreArgs
+from infra.aws.zones import chosen
+from stacks import places
 from stacks.field_types import gigabytes
 from stacks.machines import Machine
 from stacks.schema import Stack
@@ -35,7 +37,7 @@ class Context:
 
 def build(stack: Stack) -> pulumi.Output[Site]:
     """Declares what the stack asks for. Raises StackError, before anything is created, where AWS could not give it."""
-    machines = checks.machines(stack)
+    machines = places.machines(stack)
     context = _context(stack)
     zones = _zones(context, machines)
     deploy = _deploy(context)
@@ -84,7 +86,7 @@ def _zones(context: Context, machines: dict[str, Machine]) -> list[str]:
             filters=wanted, location_type="availability-zone", region=context.stack.region, opts=context.invoke_opts
         )
         offered[machine] = found.locations
-    return checks.zones(context.stack, offered)
+    return chosen(context.stack, offered)
 
 
 def _deploy(context: Context) -> Deploy | None:

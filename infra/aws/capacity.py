@@ -7,7 +7,6 @@ from typing import Any
 import pulumi
 from pulumi_aws import ec2
 
-from infra import fleet_machines
 from stacks.cloud_settings import Capacity
 from stacks.machines import Machine
 from stacks.schema import Fleet
@@ -31,7 +30,7 @@ def placed_together(fleet: Fleet, machine: Machine) -> bool:
     """Whether a fleet gets a placement group. A capacity block refuses one: its machines stand side by side already."""
     if fleet.capacity.kind == "block":
         return False
-    return fleet.placement == "cluster" or (fleet.placement is None and fleet_machines.fabric(fleet, machine) == "efa")
+    return fleet.placement == "cluster" or (fleet.placement is None and machine.wired(fleet.nodes) == "efa")
 
 
 class Placement(pulumi.ComponentResource):

@@ -16,8 +16,8 @@ import pulumi
 from pulumi_aws import cloudwatch, ec2, iam, vpc
 
 from infra.aws import policies
-from infra.aws.addresses import Blocks, cut
 from stacks.load import StackError
+from stacks.rules.aws import Blocks, cut
 from stacks.schema import Stack
 
 ANYWHERE = "0.0.0.0/0"

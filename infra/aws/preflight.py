@@ -14,9 +14,9 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.answers import Answer, failed, ok, unknown
-from infra.aws import checks
 from infra.aws.api import PATIENCE, Api, Plain, answers
 from infra.aws.startup import image_parameter
+from infra.aws.zones import chosen
 from stacks.load import StackError
 from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
@@ -54,7 +54,7 @@ def zones(api: Api) -> Iterator[Answer]:
     """Zones that offer the machine types; the same judgement as that of `pulumi up`."""
     offered = {machine: _offered(api, machine) for machine in sorted({machine.name for machine in api.machines.values()})}
     try:
-        found = checks.zones(api.stack, offered)
+        found = chosen(api.stack, offered)
     except StackError as error:
         yield failed("zones", str(error), f"aws ec2 describe-instance-type-offerings --region <another> {_filter(offered)}")
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra import fleet_machines
+from stacks import places
 from stacks.machines import Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
@@ -41,7 +41,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
     return Site(
         backend=backend(stack, outputs) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, network, outputs) for fleet in stack.fleets if fleet.provision == "pulumi"},
-        gpus=fleet_machines.gpus(machines),
+        gpus=places.gpus(machines),
         mount=tuple(outputs.mount),
         outputs={name: value for name, value in named.items() if value},
         prerequisites=tunnel(stack, outputs),

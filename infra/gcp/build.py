@@ -8,7 +8,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from cluster_tasks.ray import CHECKPOINTS
-from infra.gcp import checks, mounts
+from infra.gcp import mounts
 from infra.gcp.budget import Budget, BudgetArgs
 from infra.gcp.deploy import Deploy, DeployArgs
 from infra.gcp.fleets import Fleets, FleetsArgs
@@ -17,7 +17,9 @@ from infra.gcp.network import Fabric, FabricArgs, Network, NetworkArgs
 from infra.gcp.services import Services, ServicesArgs, needed
 from infra.gcp.site import Outputs, labels, site
 from infra.gcp.storage import Storage, StorageArgs
+from stacks import places
 from stacks.machines import NETWORKS, Machine
+from stacks.rules import gcp as rules
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -36,9 +38,9 @@ class Context:
 
 def build(stack: Stack) -> pulumi.Output[Site]:
     """Declares what the stack asks for. Raises StackError, before anything is created, where GCP could not give it."""
-    machines = checks.machines(stack)
+    machines = places.machines(stack)
     context = _context(stack)
-    network, fabric = _networks(context, machines)
+    network, fabric = _networks(context)
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     identity = Identity(context.name, IdentityArgs(context.project, stack.monitoring, by_dstack), opts=context.opts)
     store = _store(context, network, identity)
@@ -84,8 +86,8 @@ def _context(stack: Stack) -> Context:
     return Context(stack, name, project, region, pulumi.ResourceOptions(provider=labelled), plain)
 
 
-def _networks(context: Context, machines: dict[str, Machine]) -> tuple[Network, Fabric | None]:
-    settings, wanted = context.stack.network, NETWORKS[checks.fabric(context.stack, machines)]
+def _networks(context: Context) -> tuple[Network, Fabric | None]:
+    settings, wanted = context.stack.network, NETWORKS[rules.fabric(context.stack)]
     network = Network(context.name, NetworkArgs(context.project, context.region, settings, wanted), opts=context.opts)
     if not (wanted.vpcs or wanted.rdma_subnets):
         return network, None

@@ -7,9 +7,8 @@ from typing import Literal
 import pulumi
 from pulumi_gcp import compute
 
-from infra import fleet_machines
-from infra.gcp.checks import NO_COMPACT_FLEX
 from stacks.machines import Machine
+from stacks.rules.gcp import NO_COMPACT_FLEX
 from stacks.schema import Fleet
 
 RESERVATION = "compute.googleapis.com/reservation-name"
@@ -59,7 +58,7 @@ def reservation_affinity(fleet: Fleet) -> compute.InstanceTemplateReservationAff
 
 def placement(fleet: Fleet, machine: Machine) -> Literal["compact", "workload"] | None:
     """The policy that the machines get: side by side for those of a fabric, unless somebody else places them already."""
-    wanted = fleet.placement == "cluster" or (fleet.placement is None and fleet_machines.fabric(fleet, machine) != "none")
+    wanted = fleet.placement == "cluster" or (fleet.placement is None and machine.wired(fleet.nodes) != "none")
     if not wanted or fleet.capacity.kind == "reservation":  # a reservation has its own
         return None
     if fleet.capacity.kind != "flex-start":

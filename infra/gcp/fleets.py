@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import pulumi
 
-from infra import fleet_machines
 from infra.gcp import startup
 from infra.gcp.bastion import Bastion, BastionArgs
 from infra.gcp.network import Fabric
@@ -58,7 +57,7 @@ class Fleets:
 
 def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.ResourceOptions) -> Nodes:
     machine = args.machines[fleet.name]
-    wired = fleet_machines.fabric(fleet, machine)
+    wired = machine.wired(fleet.nodes)
     start = startup.fabric_lines(wired, own_image=fleet.image is not None)
     shared = NodesArgs(
         fleet=fleet,

@@ -11,10 +11,10 @@ from ipaddress import IPv4Network
 import pulumi
 from pulumi_gcp import compute
 
-from infra.gcp import addresses
 from infra.gcp.names import NODE_TAG, network_profile, ssh_rule
 from stacks import cloud_settings
 from stacks.machines import Networks
+from stacks.rules.gcp import cut
 
 IAP = "35.235.240.0/20"  # https://docs.cloud.google.com/iap/docs/using-tcp-forwarding
 
@@ -55,7 +55,7 @@ class Network(pulumi.ComponentResource):
         self.subnet, self.subnet_id, self.cidr = pulumi.Output.from_input(args.settings.subnets[0]), found.id, found.ip_cidr_range
 
     def _create(self, name: str, args: NetworkArgs) -> None:
-        main = str(addresses.cut(args.settings.cidr, args.fabric).main)
+        main = str(cut(args.settings.cidr, args.fabric).main)
         vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.fabric.mtu, routing_mode="REGIONAL", opts=self._child)
         subnet = compute.Subnetwork(
             name,
@@ -131,7 +131,7 @@ class Fabric(pulumi.ComponentResource):
     def __init__(self, name: str, args: FabricArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:gcp:Fabric", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
-        blocks = addresses.cut(args.settings.cidr, args.fabric)
+        blocks = cut(args.settings.cidr, args.fabric)
         self.vpcs, self.vpc_subnets, self.roce, self.rdma_subnets = [], [], None, []
         for index, cidr in enumerate(blocks.vpcs):
             self._vpc(f"{name}-gpu{index}", args, str(cidr))
@@ -155,7 +155,7 @@ class Fabric(pulumi.ComponentResource):
         self.vpc_subnets.append(subnet.id)
 
     def _roce(self, name: str, args: FabricArgs, ranges: tuple[IPv4Network, ...]) -> None:
-        [zone] = args.settings.zones  # one, by checks.py: the network lives in it, while others span the region
+        [zone] = args.settings.zones  # one, by stacks/rules/gcp.py: the network lives in it, while others span the region
         profile = f"projects/{args.project}/global/networkProfiles/{network_profile(zone)}"
         # The profile brings its own rules; a network that has it takes no others.
         vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.fabric.mtu, network_profile=profile, opts=self._child)

@@ -10,12 +10,11 @@ from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
 from infra.answers import Answer, failed, ok, unknown
-from infra.gcp import checks
-from infra.gcp.addresses import usable
 from infra.gcp.api import LOGIN, Api, Plain, Refused, answers
 from infra.gcp.names import network_profile
 from infra.gcp.startup import image
 from stacks.machines import Machine
+from stacks.rules.gcp import fabric, usable
 from stacks.schema import Fleet, Stack
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform.read-only"
@@ -78,12 +77,12 @@ def zones(api: Api) -> Iterator[Answer]:
         return
     for machine in sorted({machine.name for machine in api.machines.values()}):
         offered = [zone for zone in known if api.there(f"zones/{zone}/machineTypes/{machine}")]
-        usable = [zone for zone in stack.network.zones or offered if zone in offered]
-        if len(usable) < len(stack.network.zones or [machine]):
+        having = [zone for zone in stack.network.zones or offered if zone in offered]
+        if len(having) < len(stack.network.zones or [machine]):
             where = f"{machine} is offered in {', '.join(offered) or 'no zone'} of {stack.region}"
             yield failed("zones", where, f"gcloud compute machine-types list --filter=name={machine} --project {stack.project}")
         else:
-            yield ok("zones", f"{machine} in {', '.join(usable)}")
+            yield ok("zones", f"{machine} in {', '.join(having)}")
 
 
 def quota(api: Api) -> Iterator[Answer]:
@@ -213,7 +212,7 @@ def subnets(api: Api) -> Iterator[Answer]:
 
 def roce(api: Api) -> Iterator[Answer]:
     """The profile that makes a network one for RDMA, which zones with such machines alone have."""
-    if checks.fabric(api.stack, api.machines) != "roce":
+    if fabric(api.stack) != "roce":
         return
     for zone in api.stack.network.zones:
         profile = network_profile(zone)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from infra import fleet_machines
+from stacks import places
 from stacks.machines import Fabric, Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
@@ -51,13 +51,13 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
     """A fleet whose machines are still in GCP's queue has no entry in `ssh`."""
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     first = stack.fleets[0]
-    fabric = fleet_machines.fabric(first, machines[first.name])
+    fabric = machines[first.name].wired(first.nodes)
     launched = [fleet for fleet in stack.fleets if fleet.provision == "pulumi" and outputs.addresses.get(fleet.name)]
     named = {"checkpoints": outputs.store, "nodes_account": outputs.nodes_account, "dstack_server_account": outputs.server_account}
     return Site(
         backend=backend(stack, outputs) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, outputs) for fleet in launched},
-        gpus=fleet_machines.gpus(machines),
+        gpus=places.gpus(machines),
         mount=tuple(outputs.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
         setup=SETUP.get(fabric, ()),
         volumes=VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),

@@ -1,4 +1,4 @@
-"""AWS as a place: its machine types, and what it asks of a stack's settings; what its networks hold is in infra/aws/checks.py.
+"""AWS as a place: its machine types, and what it asks of a stack's settings; and how its networks are cut.
 
 Sources of the figures:
 https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html (vCPUs, memory, GPUs, NVMe)
@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
+from ipaddress import IPv4Network
 from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import gigabytes, setting_error
+from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import Machine
 from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
 from stacks.schema import Fleet, Stack
@@ -27,21 +29,22 @@ LUSTRE_THROUGHPUT = (125, 250, 500, 1000)
 # Of a budget, less the one for the forecast: https://docs.aws.amazon.com/cost-management/latest/userguide/management-limits.html
 NOTIFICATIONS = 4
 ADDRESSES = 10  # of a notification
+SMALLEST = 24  # prefix of a network that can be cut into sixteen subnets
+RESERVED = 5  # addresses of a subnet that AWS keeps
+LETTERS = "abcdefgh"  # of the zones that have blocks
 
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    yield from _network(stack)
+    for rule in (_network, _addresses, _lustre, _people):
+        yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
-        yield from _fleet(stack, fleet, index)
-    if stack.checkpoints.kind == "lustre":
-        yield from _lustre(stack)
-    yield from _people(stack)
+        yield from known(_fleet(stack, fleet, index))
 
 
 def _network(stack: Stack) -> Iterator[PydanticCustomError]:
     network = stack.network
-    if not 16 <= network.cidr.prefixlen <= 24:
+    if not 16 <= network.cidr.prefixlen <= SMALLEST:
         text = f"{network.cidr} is a /{network.cidr.prefixlen}; take /16 to /24, which is cut into sixteen subnets"
         yield setting_error(text, "network", "cidr")
     if network.vpc and not VPC.fullmatch(network.vpc):
@@ -66,12 +69,33 @@ def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomErr
     if fleet.capacity.kind == "block" and fleet.placement == "cluster":
         text = "cluster is not for a capacity block, whose machines are side by side already; leave it out"
         yield setting_error(text, *at, "placement")
+    if fleet.capacity.kind == "block" and not CLOUD.machine(fleet).name.startswith(("p", "trn")):
+        yield setting_error(f"AWS sells no capacity blocks of {fleet.machine}; it does of P machines", *at, "capacity", "kind")
     if fleet.provision == "pulumi" and fleet.capacity.id and not stack.network.vpc and len(stack.network.zones) != 1:
         text = f"{list(stack.network.zones)}, but {fleet.capacity.id} is in one zone; name that alone"
         yield setting_error(text, "network", "zones")
 
 
+def _addresses(stack: Stack) -> Iterator[PydanticCustomError]:
+    """Whether a new network holds all nodes."""
+    network = stack.network
+    if network.vpc or network.cidr.prefixlen > SMALLEST:
+        return
+    try:
+        cut(network.cidr, list(network.zones))
+    except ValueError as error:
+        yield setting_error(str(error), "network", "zones")
+        return
+    subnet = next(network.cidr.subnets(prefixlen_diff=4))  # they are all of one size
+    room, nodes = usable(subnet), sum(fleet.nodes for fleet in stack.fleets)
+    if nodes > room:
+        text = f"{network.cidr} leaves {room} addresses in a zone, but the fleets have {nodes} nodes; take a larger one"
+        yield setting_error(text, "network", "cidr")
+
+
 def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
+    if stack.checkpoints.kind != "lustre":
+        return
     size, throughput = gigabytes(stack.checkpoints.size or "0GB"), stack.checkpoints.throughput
     if size != 1200 and (size == 0 or size % 2400):
         yield setting_error(
@@ -101,6 +125,37 @@ def _people(stack: Stack) -> Iterator[PydanticCustomError]:
         example = "arn:aws:iam::<account>:oidc-provider/token.actions.githubusercontent.com"
         text = f"{stack.ci.provider!r} is not a valid provider, such as {example}"
         yield setting_error(text, "ci", "provider")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The address blocks of one zone's subnets."""
+
+    private: IPv4Network
+    public: IPv4Network
+
+
+def cut(cidr: IPv4Network, zones: list[str]) -> dict[str, Blocks]:
+    """The subnets of each zone. A zone's blocks follow from its letter, so a zone that comes or goes moves no other.
+
+    Sixteen equal blocks, a private and a public one for each zone.
+    Raises ValueError where a zone has no letter from a to h, as local zones, or a block would be smaller than AWS's /28.
+    """
+    if cidr.prefixlen > SMALLEST:
+        raise ValueError(f"{cidr} is too small to be cut into sixteen subnets; take a /24 or larger")
+    blocks = list(cidr.subnets(prefixlen_diff=4))
+    found = {}
+    for zone in zones:
+        if zone[-1] not in LETTERS or not zone[-2].isdigit() or zone.count("-") > 3:
+            raise ValueError(f"{zone!r} is no availability zone with a letter from a to h")
+        slot = LETTERS.index(zone[-1])
+        found[zone] = Blocks(blocks[slot], blocks[slot + len(LETTERS)])
+    return found
+
+
+def usable(subnet: IPv4Network) -> int:
+    """How many addresses of a subnet nodes can have."""
+    return subnet.num_addresses - RESERVED
 
 
 def _machine(name: str, cpus: int, memory: int, *gpu: Any, efa: int = 0, **rest: Any) -> Machine:
@@ -148,6 +203,16 @@ MACHINES = (
 )
 # fmt: on
 
+CLOUD = Cloud(
+    machines=MACHINES,
+    machine_example="p5.48xlarge",
+    region=r"[a-z]+(-[a-z]+)+-\d",
+    region_example="us-east-1",
+    capacity=("on-demand", "spot", "reservation", "block"),
+    cache="lustre",
+    preemption="imdsv2",
+    prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
+)
 PLACE = Place(
     name="aws",
     program="infra.aws",
@@ -155,14 +220,5 @@ PLACE = Place(
     checkpoints=("instance", "network", "bucket", "lustre"),
     settings=(*CLOUD_SETTINGS, "account_defaults", "fleets.nics"),
     hints={"project": "an AWS account comes from your credentials"},
-    cloud=Cloud(
-        machines=MACHINES,
-        machine_example="p5.48xlarge",
-        region=r"[a-z]+(-[a-z]+)+-\d",
-        region_example="us-east-1",
-        capacity=("on-demand", "spot", "reservation", "block"),
-        cache="lustre",
-        preemption="imdsv2",
-        prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
-    ),
+    cloud=CLOUD,
 )

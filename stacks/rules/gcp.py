@@ -1,4 +1,4 @@
-"""GCP as a place: its machine types, and what it asks of a stack's settings; what follows from fabrics is in infra/gcp/checks.py.
+"""GCP as a place: its machine types, and what it asks of a stack's settings, and how its networks are cut.
 
 Sources of the figures:
 https://docs.cloud.google.com/compute/docs/accelerator-optimized-machines (machine types, what each may be bought as)
@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import partial
+from ipaddress import IPv4Network
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import gigabytes, setting_error
-from stacks.machines import Machine
+from stacks.field_types import gigabytes, known, setting_error
+from stacks.machines import NETWORKS, Fabric, Machine, Networks
 from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
 from stacks.schema import Fleet, Stack
 
@@ -25,26 +27,32 @@ NETWORK = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 POOL = re.compile(r"projects/\d+/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 RESERVATION = re.compile(r"(projects/[a-z0-9-]+/reservations/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 SOFT_DELETE = range(7, 91)  # days: https://docs.cloud.google.com/storage/docs/soft-delete
+ROOM = 37  # characters, of the 63 of a resource's name, beside what infra/gcp/names.py, Pulumi and the nodes' numbers add
+NO_COMPACT_FLEX = ("tcpx", "tcpxo")  # https://docs.cloud.google.com/compute/docs/instances/placement-policies-overview
+HYPERDISK_ML = ("a2-ultragpu", "a3-", "a4-", "g2-")  # https://docs.cloud.google.com/compute/docs/disks/hyperdisks
+SMALLEST = 22  # prefix of a network that can be cut into the subnets of nodes and fabric
+BLOCKS = 16  # for the networks of a fabric
+RESERVED = 4  # addresses of a subnet that GCP keeps
 CHANNELS = 5  # of a budget: https://docs.cloud.google.com/billing/docs/how-to/budgets-notification-recipients
 
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    if stack.project is None:
-        yield setting_error("is missing; with flotilla:cloud gcp it is the id of your GCP project", "project")
-    yield from _network(stack)
+    for rule in (_network, _fabrics, _room, _bucket, _filestore, _hyperdisk_ml, _people):
+        yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
-        yield from _fleet(stack, fleet, index)
-    yield from _checkpoints(stack)
-    yield from _people(stack)
+        yield from known(_fleet(stack, fleet, index))
+        yield from known(_of_machine(stack, fleet, index))
 
 
 def _network(stack: Stack) -> Iterator[PydanticCustomError]:
     network = stack.network
+    if stack.project is None:
+        yield setting_error("is missing; with flotilla:cloud gcp it is the id of your GCP project", "project")
     if network.nat == "per-zone":
         text = "per-zone is not on flotilla:cloud gcp, whose Cloud NAT serves all zones of a region (allowed here: one)"
         yield setting_error(text, "network", "nat")
-    if not 8 <= network.cidr.prefixlen <= 22:
+    if not 8 <= network.cidr.prefixlen <= SMALLEST:
         text = f"{network.cidr} is a /{network.cidr.prefixlen}; take /8 to /22, which is cut into the subnets of nodes and fabric"
         yield setting_error(text, "network", "cidr")
     if network.vpc and not NETWORK.fullmatch(network.vpc):
@@ -55,6 +63,9 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
 
 def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
     at = ("fleets", index)
+    if len(stack.name) + len(fleet.name) > ROOM:
+        text = f"{fleet.name!r} and the stack's name {stack.name!r} are too long for GCP: {ROOM} characters together, at most"
+        yield setting_error(text, *at, "name")
     if fleet.image is not None and not IMAGE.fullmatch(fleet.image):
         yield setting_error(
             f"{fleet.image!r} is not a valid image, such as projects/<project>/global/images/<name>, or .../family/<name>", *at, "image"
@@ -67,24 +78,95 @@ def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomErr
         yield setting_error(text, "network", "zones")
 
 
-def _checkpoints(stack: Stack) -> Iterator[PydanticCustomError]:
+def fabric(stack: Stack) -> Fabric:
+    """The one fabric that fleets of the stack are wired to."""
+    for fleet in stack.fleets:
+        if (wired := CLOUD.machine(fleet).wired(fleet.nodes)) != "none":
+            return wired
+    return "none"
+
+
+def _fabrics(stack: Stack) -> Iterator[PydanticCustomError]:
+    """Networks of one frame size serve one fabric, and a RoCE network lives in one zone."""
+    chosen = fabric(stack)
+    for index, fleet in enumerate(stack.fleets):
+        other = CLOUD.machine(fleet).wired(fleet.nodes)
+        if other not in ("none", chosen):
+            text = f"{fleet.machine} has fabric {other}, an earlier fleet has {chosen}; each needs networks of its own, so make two stacks"
+            yield setting_error(text, "fleets", index, "machine")
+    if chosen == "roce" and len(stack.network.zones) != 1 and all(fleet.provision == "dstack" for fleet in stack.fleets):
+        text = f"{list(stack.network.zones)}, but a RoCE network lives in one zone; name the one that has your machines"
+        yield setting_error(text, "network", "zones")
+    if chosen != "none" and stack.network.vpc:
+        text = f"an existing network, but fabric {chosen} needs networks of its own, cut from one plan; leave vpc out"
+        yield setting_error(text, "network", "vpc")
+
+
+def _room(stack: Stack) -> Iterator[PydanticCustomError]:
+    """Of a new network: the nodes' subnet holds all nodes, the fabric's those that are wired."""
+    if stack.network.vpc or stack.network.cidr.prefixlen > SMALLEST:
+        return
+    ranges = cut(stack.network.cidr, NETWORKS[fabric(stack)])
+    wired = [fleet for fleet in stack.fleets if CLOUD.machine(fleet).wired(fleet.nodes) != "none"]
+    held = [("the subnet of the nodes", ranges.main, stack.fleets)]
+    held += [("each network of the fabric", subnet, wired) for subnet in ranges.fabric[:1]]
+    for where, subnet, fleets in held:
+        nodes = sum(fleet.nodes for fleet in fleets)
+        if (most := usable(subnet)) < nodes:
+            text = f"{stack.network.cidr} leaves {most} addresses in {where}, but the fleets have {nodes} nodes; widen it"
+            yield setting_error(text, "network", "cidr")
+
+
+def _of_machine(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
+    """What a machine type does not bear."""
+    at, kind = ("fleets", index), CLOUD.machine(fleet)
+    if fleet.capacity.kind == "flex-start" and not kind.gpus:
+        text = f"flex-start is a queue for GPUs, and {kind.name} has none (allowed: on-demand, spot, reservation)"
+        yield setting_error(text, *at, "capacity", "kind")
+    if fleet.placement == "cluster" and fleet.capacity.kind == "reservation":
+        yield setting_error("cluster is set by the reservation itself; leave it out", *at, "placement")
+    if fleet.placement == "cluster" and fleet.capacity.kind == "flex-start" and kind.fabric in NO_COMPACT_FLEX:
+        yield setting_error(f"cluster is not possible for {kind.name} with flex-start; leave it out", *at, "placement")
+    if fleet.provision == "dstack" and kind.name == "a3-ultragpu-8g" and fleet.nodes > 1:
+        text = f"dstack gives {kind.name} no RDMA interfaces, so its nodes would talk over TCP; take pulumi"
+        yield setting_error(text, *at, "provision")
+    if fleet.provision == "pulumi" and kind.fabric == "tcpx" and fleet.image is None:
+        text = "is missing; no public image has GPUDirect-TCPX and a disk that dstack can write; name yours, or take provision: dstack"
+        yield setting_error(text, *at, "image")
+
+
+def _bucket(stack: Stack) -> Iterator[PydanticCustomError]:
     checkpoints = stack.checkpoints
     if checkpoints.kind == "bucket" and checkpoints.keep_days not in SOFT_DELETE:
         yield setting_error(f"{checkpoints.keep_days} days, but GCS keeps what was deleted for 7 to 90", "checkpoints", "keep_days")
+
+
+def _filestore(stack: Stack) -> Iterator[PydanticCustomError]:
+    checkpoints = stack.checkpoints
     if checkpoints.kind == "filestore":
         size = gigabytes(checkpoints.size or "0GB")
         step = 256 if size < 10240 else 2560  # https://docs.cloud.google.com/filestore/docs/service-tiers
         if not 1024 <= size <= 102400 or size % step:
             text = f"{checkpoints.size!r} is refused by Filestore; it takes 1TB to 9.75TB by steps of 256GB, 10TB to 100TB by 2.5TB"
             yield setting_error(text, "checkpoints", "size")
-    if checkpoints.kind == "hyperdisk-ml":
-        for index, fleet in enumerate(stack.fleets):
-            if fleet.provision == "dstack":
-                text = "dstack, but checkpoints.kind hyperdisk-ml is a disk that Pulumi attaches; take pulumi"
-                yield setting_error(text, "fleets", index, "provision")
-        if (nodes := sum(fleet.nodes for fleet in stack.fleets)) > 1:
-            text = f"hyperdisk-ml is written by one node alone, but the fleets have {nodes} (allowed: bucket, filestore)"
-            yield setting_error(text, "checkpoints", "kind")
+
+
+def _hyperdisk_ml(stack: Stack) -> Iterator[PydanticCustomError]:
+    if stack.checkpoints.kind != "hyperdisk-ml":
+        return
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.provision == "dstack":
+            text = "dstack, but checkpoints.kind hyperdisk-ml is a disk that Pulumi attaches; take pulumi"
+            yield setting_error(text, "fleets", index, "provision")
+        if fleet.machine and not fleet.machine.startswith(HYPERDISK_ML):
+            text = f"{fleet.machine} takes no Hyperdisk ML, which checkpoints.kind asks for"
+            yield setting_error(text, "fleets", index, "machine")
+    if (nodes := sum(fleet.nodes for fleet in stack.fleets)) > 1:
+        text = f"hyperdisk-ml is written by one node alone, but the fleets have {nodes} (allowed: bucket, filestore)"
+        yield setting_error(text, "checkpoints", "kind")
+    if not 4 <= gigabytes(stack.checkpoints.size or "0GB") <= 64 * 1024:
+        text = f"{stack.checkpoints.size!r} is refused by Hyperdisk ML; it takes 4GB to 64TB"
+        yield setting_error(text, "checkpoints", "size")
 
 
 def _people(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -102,6 +184,38 @@ def _people(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.ci is not None and stack.ci.provider is not None and not POOL.fullmatch(stack.ci.provider):
         text = f"{stack.ci.provider!r} is not a valid pool, such as projects/<number>/locations/global/workloadIdentityPools/<id>"
         yield setting_error(text, "ci", "provider")
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """`main` of the nodes' subnet, one of `vpcs` for each extra network, one of `rdma` for each subnet of the RoCE network."""
+
+    main: IPv4Network
+    vpcs: tuple[IPv4Network, ...] = ()
+    rdma: tuple[IPv4Network, ...] = ()
+
+    @property
+    def fabric(self) -> tuple[IPv4Network, ...]:
+        return (*self.vpcs, *self.rdma)
+
+
+def cut(cidr: IPv4Network, networks: Networks) -> Blocks:
+    """Ranges of all subnets within `cidr`: half for the nodes, a sixteenth of the rest for each network of the fabric.
+
+    All interfaces of a machine must be in ranges that do not overlap, so the fabric's networks share one plan with the main one.
+    Raises ValueError where a network is too small to be cut.
+    """
+    if cidr.prefixlen > SMALLEST:
+        raise ValueError(f"{cidr} is too small to be cut into subnets; take a /22 or larger")
+    main, rest = cidr.subnets(prefixlen_diff=1)
+    blocks = list(rest.subnets(new_prefix=rest.prefixlen + 4))
+    assert networks.vpcs + networks.rdma_subnets <= BLOCKS == len(blocks)
+    return Blocks(main, tuple(blocks[: networks.vpcs]), tuple(blocks[networks.vpcs : networks.vpcs + networks.rdma_subnets]))
+
+
+def usable(subnet: IPv4Network) -> int:
+    """How many addresses of a subnet nodes can have."""
+    return subnet.num_addresses - RESERVED
 
 
 _machine = partial(Machine, "gcp")
@@ -139,6 +253,17 @@ MACHINES = (
 )
 # fmt: on
 
+CLOUD = Cloud(
+    machines=MACHINES,
+    machine_example="a3-megagpu-8g",
+    region=r"[a-z]+-[a-z]+\d+",
+    region_example="us-central1",
+    capacity=("on-demand", "spot", "reservation", "flex-start"),
+    cache="filestore",
+    preemption="compute-metadata",
+    prices_page="https://cloud.google.com/compute/gpus-pricing",
+    zonal_prices=True,
+)
 PLACE = Place(
     name="gcp",
     program="infra.gcp",
@@ -149,15 +274,5 @@ PLACE = Place(
         "account_defaults": "GCP encrypts every disk by itself",
         "fleets.nics": "on GCP the interfaces follow from the machine type",
     },
-    cloud=Cloud(
-        machines=MACHINES,
-        machine_example="a3-megagpu-8g",
-        region=r"[a-z]+-[a-z]+\d+",
-        region_example="us-central1",
-        capacity=("on-demand", "spot", "reservation", "flex-start"),
-        cache="filestore",
-        preemption="compute-metadata",
-        prices_page="https://cloud.google.com/compute/gpus-pricing",
-        zonal_prices=True,
-    ),
+    cloud=CLOUD,
 )

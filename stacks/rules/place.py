@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 
 from pydantic_core import PydanticCustomError
 
+from stacks.field_types import Unknown
 from stacks.machines import Machine
-from stacks.schema import Stack
+from stacks.schema import Fleet, Stack
 
 # Settings that every cloud has and no other place; `fleets.machine` is the machine of each fleet.
 CLOUD_SETTINGS = (
@@ -35,13 +36,20 @@ class Cloud:
     prices_page: str  # for people, where the catalogue is silent
     zonal_prices: bool = False  # the catalogue lists zones in place of regions
 
+    def machine(self, fleet: Fleet) -> Machine:
+        """The fleet's machine type. Raises Unknown where there is none of its name."""
+        for machine in self.machines:
+            if machine.name == fleet.machine:
+                return machine
+        raise Unknown("machine")
+
 
 @dataclass(frozen=True)
 class Place:
     """Where nodes come from. The clouds among them have `cloud`."""
 
     name: str  # of flotilla:cloud; a cloud's also in Pulumi's resource types, in dstack's backends and in gpuhunt's catalogue
-    program: str  # package: `build` has `build(stack) -> Site`; a cloud's may have `preflight`, `checks`, `preview_answers`
+    program: str  # package: `build` has `build(stack) -> Site`; a cloud's may have `preflight`, `preview_answers`
     errors: Callable[[Stack], Iterator[PydanticCustomError]]  # what it refuses beyond stacks/rules/shared.py
     checkpoints: tuple[str, ...]  # kinds of flotilla:checkpoints
     settings: tuple[str, ...] = ()  # those that not every place has

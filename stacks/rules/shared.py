@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import TAG_KEY, setting_error
-from stacks.places import PLACES, cloud_of, place_of
+from stacks.field_types import TAG_KEY, known, setting_error
+from stacks.places import PLACES, cloud_of, machine, place_of
 from stacks.rules.place import Cloud, Place
 from stacks.schema import Fleet, Stack
 
@@ -17,19 +17,18 @@ OWN_TAGS = ("environment", "project", "stack")
 
 
 def errors(stack: Stack) -> Iterator[PydanticCustomError]:
-    """Errors in settings that are each in order."""
+    """Errors in settings against one another, and against the place. Where a setting could not be read, those that do not depend on it."""
     place = place_of(stack)
-    yield from _foreign(stack, place)
-    yield from _names(stack)
-    yield from _cluster(stack, place)
-    yield from _dstack(stack, place)
-    yield from _checkpoints(stack, place)
+    for rule in (_foreign, _names, _cluster, _dstack, _checkpoints):
+        yield from known(rule(stack, place))
     if place.cloud:
-        yield from _cloud(stack, place.cloud)
+        for of_cloud in (_resources, _region, _volume, _mounts, _access):
+            yield from known(of_cloud(stack, place.cloud))
         for index, fleet in enumerate(stack.fleets):
-            yield from _cloud_fleet(stack, place.cloud, fleet, index)
-        yield from _cache(stack, place.cloud)
-    yield from place.errors(stack)
+            for of_fleet in (_machine, _capacity, _provision):
+                yield from known(of_fleet(stack, place.cloud, fleet, index))
+        yield from known(_cache(stack, place.cloud))
+    yield from known(place.errors(stack))
 
 
 def _foreign(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
@@ -88,7 +87,7 @@ def _shared_kinds(place: Place) -> str:
     return ", ".join(kind for kind in place.checkpoints if kind not in ("instance", "network"))
 
 
-def _names(stack: Stack) -> Iterator[PydanticCustomError]:
+def _names(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     for index, fleet in enumerate(stack.fleets):
         if fleet.name in [other.name for other in stack.fleets[:index]]:
             yield setting_error(f"{fleet.name!r} is taken by an earlier fleet", "fleets", index, "name")
@@ -96,14 +95,14 @@ def _names(stack: Stack) -> Iterator[PydanticCustomError]:
 
 def _cluster(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     """Of a cluster over several fleets, and of a job: what dstack can place."""
-    known = [fleet.name for fleet in stack.fleets]
+    fleets = [fleet.name for fleet in stack.fleets]
     for index, name in enumerate(stack.task.fleets):
         at = ("task", "fleets", index)
-        if name not in known:
-            yield setting_error(f"{name!r} is not a fleet of this stack (allowed: {', '.join(known)})", *at)
+        if name not in fleets:
+            yield setting_error(f"{name!r} is not a fleet of this stack (allowed: {', '.join(fleets)})", *at)
         elif name in stack.task.fleets[:index]:
             yield setting_error(f"{name!r} is listed twice", *at)
-        elif len(stack.task.fleets) > 1 and place.cloud and stack.fleets[known.index(name)].provision != "pulumi":
+        elif len(stack.task.fleets) > 1 and place.cloud and stack.fleets[fleets.index(name)].provision != "pulumi":
             text = "makes a cluster of several fleets, for which the machines must be there: flotilla:cloud ssh, or provision: pulumi"
             yield setting_error(f"{name!r} {text}", *at)
     jumps = [fleet.ssh.proxy_jump for fleet in stack.fleets if fleet.ssh and fleet.name in stack.task.fleets]
@@ -130,7 +129,8 @@ def _checkpoints(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
         yield setting_error(text, "checkpoints", "kind")
 
 
-def _cloud(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
+def _resources(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
+    """How they are named and tagged."""
     if len(stack.name) > NAME:
         yield setting_error(f"has {len(stack.name)} characters; a cloud's resources are named after it, so take {NAME} at most", "name")
     for key in stack.tags:
@@ -138,6 +138,9 @@ def _cloud(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
             yield setting_error(f"{key!r} is not a tag of a-z, 0-9, _ and -, a-z first", "tags", key)
         if key in OWN_TAGS:
             yield setting_error(f"is set for you; take another than {', '.join(OWN_TAGS)}", "tags", key)
+
+
+def _region(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
     if stack.region is None:
         yield setting_error(f"is missing; it is a region such as {cloud.region_example}", "region")
     elif not re.fullmatch(cloud.region, stack.region):
@@ -145,36 +148,66 @@ def _cloud(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
     for index, zone in enumerate(stack.network.zones):
         if not zone.startswith(stack.region or ""):
             yield setting_error(f"{zone!r} is not in region {stack.region}", "network", "zones", index)
+
+
+def _volume(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
     first = stack.fleets[0]
     if stack.checkpoints.kind == "network" and (first.nodes > 1 or first.provision == "pulumi"):
         text = (
             f"network is a volume that dstack attaches to one node, but fleet {first.name!r} has {first.nodes}, provision {first.provision}"
         )
         yield setting_error(f"{text}; take {_shared_kinds(place_of(stack))}", "checkpoints", "kind")
-    mounted_inside = stack.checkpoints.kind not in ("instance", "network", "shared") and first.provision == "dstack"
+
+
+def _mounts(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
+    mounted_inside = stack.checkpoints.kind not in ("instance", "network", "shared") and stack.fleets[0].provision == "dstack"
     if mounted_inside and stack.task.user not in (None, "root", "0", "root:root", "0:0"):
         text = f"{stack.task.user!r}, but checkpoints.kind {stack.checkpoints.kind} is mounted inside of the container, which takes root"
         yield setting_error(f"{text}; leave it out, or take provision: pulumi", "task", "user")
+
+
+def _access(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
     if stack.access is None and any(fleet.provision == "pulumi" for fleet in stack.fleets):
         yield setting_error("is missing; with provision: pulumi it says how nodes are reached (identity_file, public_key, via)", "access")
     if stack.access is not None and all(fleet.provision == "dstack" for fleet in stack.fleets):
         yield setting_error("belongs to provision: pulumi, but dstack launches the machines of every fleet", "access")
 
 
-def _cloud_fleet(stack: Stack, cloud: Cloud, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
+def _machine(stack: Stack, cloud: Cloud, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
+    """The machine type, and what it bears."""
     at = ("fleets", index)
     if fleet.machine is None:
         yield setting_error(
             f"is missing; with flotilla:cloud {stack.cloud} a fleet names its machine type, such as {cloud.machine_example}", *at, "machine"
         )
+        return
     for key in ("gpu", "memory", "arch", "fabric"):
         if fleet.says(key):
             yield setting_error(f"follows from machine {fleet.machine}; leave it out", *at, key)
+    try:
+        kind = machine(stack.cloud, fleet.machine)
+    except ValueError as error:
+        yield setting_error(str(error), *at, "machine")
+        return
+    if fleet.says("cpus") and fleet.cpus and fleet.cpus > kind.cpus:
+        yield setting_error(f"{fleet.cpus} is more than the {kind.cpus} of {kind.name}", *at, "cpus")
+    if fleet.says("nics") and fleet.nics and fleet.nics > len(kind.nics()):
+        yield setting_error(f"{fleet.nics} is more than the {len(kind.nics())} of {kind.name}", *at, "nics")
+    if fleet.capacity.kind == "on-demand" and not kind.on_demand:
+        yield setting_error(f"on-demand is not how {kind.cloud} sells {kind.name}; take another kind", *at, "capacity", "kind")
+
+
+def _capacity(stack: Stack, cloud: Cloud, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
+    at = ("fleets", index)
     if fleet.capacity.kind not in cloud.capacity:
         text = f"{fleet.capacity.kind} is not on flotilla:cloud {stack.cloud} (allowed here: {', '.join(cloud.capacity)})"
         yield setting_error(text, *at, "capacity", "kind")
     elif fleet.provision == "dstack" and fleet.capacity.kind == "flex-start":
         yield setting_error("flex-start needs provision: pulumi; dstack does not queue for it", *at, "capacity", "kind")
+
+
+def _provision(stack: Stack, cloud: Cloud, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:
+    at = ("fleets", index)
     if fleet.provision == "dstack":
         for key in ("nics", "image"):
             if fleet.says(key):

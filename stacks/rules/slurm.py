@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import setting_error
+from stacks.field_types import known, setting_error
 from stacks.rules.place import Place
 from stacks.schema import Stack
 from stacks.slurm import CONTAINERS, NOTICE, seconds
@@ -47,13 +47,18 @@ SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so sa
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
+    for rule in (_fleet, _checkpoints, _container, _image, _allocation, _options, _dstack):
+        yield from known(rule(stack))
+
+
+def _fleet(stack: Stack) -> Iterator[PydanticCustomError]:
     if len(stack.fleets) > 1:
         yield setting_error(f"{len(stack.fleets)} fleets, but a Slurm allocation is of homogeneous nodes; leave one", "fleets")
+
+
+def _checkpoints(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.checkpoints.kind == "shared" and not stack.checkpoints.says("path"):
         yield setting_error("is missing; it is a folder on the file system that all nodes share, such as /shared/me", "checkpoints", "path")
-    yield from _container(stack)
-    yield from _allocation(stack)
-    yield from _dstack(stack)
 
 
 def _dstack(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -76,8 +81,18 @@ def _dstack(stack: Stack) -> Iterator[PydanticCustomError]:
 
 
 def _container(stack: Stack) -> Iterator[PydanticCustomError]:
+    container = stack.slurm.container
+    for index, mount in enumerate(stack.task.volumes):
+        if not mount.startswith("/"):
+            yield setting_error(f"{mount!r} is a volume of dstack; on Slurm mount a folder, such as /data:/data", "task", "volumes", index)
+        elif container == "none":
+            yield setting_error(f"{mount!r}, but without a container nodes see folders as they are; leave it out", "task", "volumes", index)
+    if stack.task.shm_size and container not in ("docker", "podman"):
+        yield setting_error(f"belongs to slurm.container docker or podman, but that is {container}", "task", "shm_size")
+
+
+def _image(stack: Stack) -> Iterator[PydanticCustomError]:
     container, image = stack.slurm.container, stack.task.image
-    gpu = stack.fleets[0].gpu
     if container != "none" and image is None:
         yield setting_error(f"is missing; slurm.container {container} runs an image", "task", "image")
     if container == "none" and image is not None:
@@ -88,19 +103,12 @@ def _container(stack: Stack) -> Iterator[PydanticCustomError]:
             yield setting_error(f"{image!r} is a file, but {container} takes an image by its name and tag", "task", "image")
         elif not image.endswith(ending):
             yield setting_error(f"{image!r} is not a file that {container} runs; those end in {ending}", "task", "image")
-    for index, mount in enumerate(stack.task.volumes):
-        if not mount.startswith("/"):
-            yield setting_error(f"{mount!r} is a volume of dstack; on Slurm mount a folder, such as /data:/data", "task", "volumes", index)
-        elif container == "none":
-            yield setting_error(f"{mount!r}, but without a container nodes see folders as they are; leave it out", "task", "volumes", index)
-    if stack.task.shm_size and container not in ("docker", "podman"):
-        yield setting_error(f"belongs to slurm.container docker or podman, but that is {container}", "task", "shm_size")
-    if stack.slurm.gpu_type and not (gpu and gpu.count):
-        yield setting_error(f"{stack.slurm.gpu_type!r}, but fleets[0].gpu.count asks for no GPU", "slurm", "gpu_type")
 
 
 def _allocation(stack: Stack) -> Iterator[PydanticCustomError]:
     slurm, fleet = stack.slurm, stack.fleets[0]
+    if slurm.gpu_type and not (fleet.gpu and fleet.gpu.count):
+        yield setting_error(f"{slurm.gpu_type!r}, but fleets[0].gpu.count asks for no GPU", "slurm", "gpu_type")
     if slurm.time and seconds(slurm.time) < 2 * NOTICE:
         yield setting_error(
             f"{slurm.time!r} is short: jobs are asked to save {NOTICE} s before its end; take 10:00 or more", "slurm", "time"
@@ -112,7 +120,10 @@ def _allocation(stack: Stack) -> Iterator[PydanticCustomError]:
         for key in ("cpus", "memory"):
             if getattr(fleet, key) is None:
                 yield setting_error(f"is missing; {SHARED_NODES}", "fleets", 0, key)
-    for index, option in enumerate(slurm.sbatch):
+
+
+def _options(stack: Stack) -> Iterator[PydanticCustomError]:
+    for index, option in enumerate(stack.slurm.sbatch):
         if instead := OWN.get(option.removeprefix("--").partition("=")[0]):
             yield setting_error(f"{option} is set for you: {instead}", "slurm", "sbatch", index)
 

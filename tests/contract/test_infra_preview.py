@@ -119,6 +119,27 @@ def test_a_mistake_ends_with_2_and_one_line_and_writes_nothing(project):
     assert not (project / "build").exists()
 
 
+def test_errors_of_types_rules_and_machine_types_are_printed_in_one_round(project):
+    def change(config):
+        config["flotilla:fleets"] = [{"name": "more", "nodes": "x", "machine": "p5", "cpus": 0}, config["flotilla:fleets"][0]]
+        config["flotilla:fleets"][1].update(cpus=64, image="ami-0123456789abcdef0")
+        config["flotilla:checkpoints"] = {"kind": "filestore", "size": "1TB"}
+
+    edit(project, "aws-dev", change)
+    done = preview(project, "aws-dev")
+    assert done.returncode == 2
+    said = [re.fullmatch(r"stacks/Pulumi.aws-dev.yaml:\d+: flotilla:(\S+): .+", line) for line in done.stderr.splitlines()]
+    assert sorted(line[1] for line in said if line) == [
+        "checkpoints.kind",
+        "fleets[0].cpus",
+        "fleets[0].machine",
+        "fleets[0].nodes",
+        "fleets[1].cpus",
+        "fleets[1].image",
+    ]
+    assert None not in said and not (project / "build").exists()
+
+
 def test_more_gpus_than_this_machine_has_are_refused_with_both_numbers(project):
     edit(project, "local", lambda config: config["flotilla:fleets"][0].update(nodes=2, gpu={"count": 512}))
     done = preview(project, "local")

@@ -14,11 +14,12 @@ import pytest
 from aws_api import REGION, api, stack, stubbed
 from moto import mock_aws
 
-from infra import fleet_machines, preflight
+from infra import preflight
 from infra.answers import Answer
 from infra.aws import preflight as aws
 from stacks import load
 from stacks.load import StackError
+from stacks.places import machines
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("aws_keys")
@@ -37,7 +38,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("HOME", str(tmp_path))
-    found = aws.ask(stack(), fleet_machines.machines(stack(), "aws"))
+    found = aws.ask(stack(), machines(stack()))
     assert (found[0].verdict, found[0].says) == ("failed", "Unable to locate credentials")
     assert "aws sso login" in found[0].fix
     assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(aws.CHECKS)
@@ -45,7 +46,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
 
 def test_a_profile_that_there_is_not_is_said_and_nothing_else_is_asked(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nope")
-    first, *others = aws.ask(stack(), fleet_machines.machines(stack(), "aws"))
+    first, *others = aws.ask(stack(), machines(stack()))
     assert first.verdict == "failed" and "(nope)" in first.says
     assert {one.check: one.says for one in others} == dict.fromkeys(aws.CHECKS, "not asked without credentials")
 
@@ -268,13 +269,6 @@ def test_all_checks_are_asked_in_one_session(ec2, monkeypatch):
     with mock_aws():
         found = preflight.preflight(stack(fleet={"capacity": {"kind": "on-demand"}}))
     assert [one.check for one in found] == ["credentials", "zones", "efa", "quota", "network", "network", "budget"]
-
-
-def test_a_stack_that_up_would_refuse_is_refused_before_anything_is_asked():
-    small = load.parse("aws-dev", load.settings("aws-dev", ROOT) | {"flotilla:network": {"cidr": "10.64.0.0/24", "zones": ["us-east-1a"]}})
-    many = small.model_copy(update={"fleets": (small.fleets[0].model_copy(update={"nodes": 200}),)})
-    with pytest.raises(StackError, match=r"flotilla:network\.cidr: 10\.64\.0\.0/24 leaves \d+ addresses in a zone"):
-        preflight.preflight(many)
 
 
 def test_a_stack_without_a_cloud_has_nothing_to_ask():

@@ -16,12 +16,12 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
-from infra import fleet_machines
 from infra.answers import Answer
 from infra.gcp import preflight as gcp
 from infra.gcp.api import Api
 from stacks import load
 from stacks.places import machine as machine_type
+from stacks.places import machines
 from stacks.rules.gcp import MACHINES
 from stacks.schema import Stack
 
@@ -80,7 +80,7 @@ def google():
     def api(of: Stack, *answers: Answers) -> Api:
         Google.answers = {path: answer for some in answers for path, answer in some.items()}
         session = AuthorizedSession(AnonymousCredentials())
-        return Api(of, fleet_machines.machines(of, "gcp"), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
+        return Api(of, machines(of), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
 
     yield api
     server.shutdown()
@@ -103,7 +103,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
         raise DefaultCredentialsError("none")
 
     monkeypatch.setattr(gcp, "default", nobody)
-    found = gcp.ask(stack(), fleet_machines.machines(stack(), "gcp"))
+    found = gcp.ask(stack(), machines(stack()))
     assert (found[0].check, found[0].verdict, found[0].fix) == ("credentials", "failed", "gcloud auth application-default login")
     assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(gcp.CHECKS)
 
@@ -309,6 +309,6 @@ def test_an_api_that_is_off_or_refuses_is_told_apart(answer, verdict, fix, googl
 
 
 def test_google_that_does_not_answer_fails():
-    nobody = Api(stack(), fleet_machines.machines(stack(), "gcp"), requests.Session(), "http://127.0.0.1:9/{service}")
+    nobody = Api(stack(), machines(stack()), requests.Session(), "http://127.0.0.1:9/{service}")
     [found] = gcp.answers("zones", gcp.zones, nobody)
     assert (found.verdict, found.says) == ("failed", "Google did not answer: ConnectionError")

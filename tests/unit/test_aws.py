@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from infra.aws import checks, mounts, network, nodes, policies
-from infra.aws.addresses import cut, usable
+from infra.aws import mounts, network, nodes, policies
 from infra.aws.capacity import placed_together, purchase
 from infra.aws.site import Outputs, site, tunnel
+from infra.aws.zones import chosen
 from stacks.cloud_settings import Capacity
 from stacks.load import StackError
 from stacks.places import machine
-from stacks.rules.aws import MACHINES
+from stacks.rules.aws import MACHINES, cut, usable
 from stacks.schema import Fleet, Stack
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
@@ -137,8 +137,8 @@ def test_each_way_to_buy_says_one_thing():
 
 def test_zones_are_those_that_offer_every_machine_type():
     offered = {"p5.48xlarge": ["us-east-1b", "us-east-1a", "us-east-1-bos-1a"], "g6.xlarge": ["us-east-1a", "us-east-1c", "us-east-1b"]}
-    assert checks.zones(stack(), offered) == ["us-east-1a", "us-east-1b"]
-    assert checks.zones(stack(network={"zones": ["us-east-1b"]}), offered) == ["us-east-1b"]
+    assert chosen(stack(), offered) == ["us-east-1a", "us-east-1b"]
+    assert chosen(stack(network={"zones": ["us-east-1b"]}), offered) == ["us-east-1b"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_zones_are_those_that_offer_every_machine_type():
 )
 def test_a_region_without_the_machine_is_refused(offered, problem):
     with pytest.raises(StackError, match=f"^{re.escape('stacks/Pulumi.test.yaml: flotilla:' + problem)}"):
-        checks.zones(stack(), offered)
+        chosen(stack(), offered)
 
 
 # Mounts

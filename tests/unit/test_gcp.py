@@ -10,18 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcp_stacks import DSTACK, KEY, PULUMI, stack
+from gcp_stacks import DSTACK, KEY, PULUMI, settings, stack
 
-from infra.gcp import addresses, capacity, checks, mounts, names, nodes, services, startup
+from infra.gcp import capacity, mounts, names, nodes, services, startup
 from infra.gcp.site import VOLUMES, Outputs, site
-from stacks.machines import NETWORKS
-from stacks.places import machine
-from stacks.rules.gcp import MACHINES
+from stacks.machines import NETWORKS, Machine
+from stacks.places import machine, machines
+from stacks.rules.gcp import MACHINES, cut, fabric, usable
+from stacks.schema import Fleet
 
 
-def fleet(base: dict[str, Any], *changes: tuple[str, Any]):
-    one = stack(base, *changes).fleets[0]
-    return one, machine("gcp", one.machine or "")
+def fleet(base: dict[str, Any], *changes: tuple[str, Any]) -> tuple[Fleet, Machine]:
+    """Of settings that are not checked against one another."""
+    [values] = settings(base, *changes)["flotilla:fleets"]
+    wanted = Fleet.model_validate(values)
+    return wanted, machine("gcp", wanted.machine or "")
 
 
 LARGEST = NETWORKS["roce"]
@@ -30,29 +33,29 @@ LARGEST = NETWORKS["roce"]
 @pytest.mark.parametrize("cidr", ["10.0.0.0/8", "10.64.0.0/16", "192.168.0.0/20", "10.1.4.0/22"])
 @pytest.mark.parametrize("fabric", NETWORKS)
 def test_subnets_lie_within_the_network_and_apart(cidr, fabric):
-    ranges = addresses.cut(IPv4Network(cidr), NETWORKS[fabric])
+    ranges = cut(IPv4Network(cidr), NETWORKS[fabric])
     subnets = [ranges.main, *ranges.fabric]
     assert (len(ranges.vpcs), len(ranges.rdma)) == (NETWORKS[fabric].vpcs, NETWORKS[fabric].rdma_subnets)
     assert all(subnet.subnet_of(IPv4Network(cidr)) for subnet in subnets)
     assert not any(one.overlaps(other) for index, one in enumerate(subnets) for other in subnets[:index])
     assert ranges.main.prefixlen == IPv4Network(cidr).prefixlen + 1  # half of it, for the nodes
-    assert all(addresses.usable(subnet) >= 28 for subnet in subnets)
+    assert all(usable(subnet) >= 28 for subnet in subnets)
 
 
 def test_a_subnet_has_room_for_all_but_what_google_keeps():
-    assert addresses.usable(IPv4Network("10.0.0.0/29")) == 4
+    assert usable(IPv4Network("10.0.0.0/29")) == 4
 
 
 def test_a_network_too_small_to_be_cut_is_refused():
     with pytest.raises(ValueError, match=r"^10.0.0.0/23 is too small"):
-        addresses.cut(IPv4Network("10.0.0.0/23"), NETWORKS["none"])
+        cut(IPv4Network("10.0.0.0/23"), NETWORKS["none"])
 
 
 def test_one_node_needs_no_fabric():
     alone = stack(DSTACK, ("fleets.0.machine", "a3-megagpu-8g"), ("fleets.0.nodes", 1))
-    assert checks.fabric(alone, checks.machines(alone)) == "none"
+    assert fabric(alone) == "none"
     two = stack(DSTACK, ("fleets.0.machine", "a3-megagpu-8g"))
-    assert checks.fabric(two, checks.machines(two)) == "tcpxo"
+    assert fabric(two) == "tcpxo"
 
 
 @pytest.mark.parametrize("length", [5, 15, 21, 40])
@@ -73,7 +76,6 @@ def test_a_name_is_shortened_only_where_it_does_not_fit():
 
 def test_the_longest_names_that_are_let_through_fit():
     longest = stack(DSTACK, ("fleets.0.name", "f" * 33))
-    assert checks.machines(longest)
     for name in (f"flotilla-{longest.name}-{'f' * 33}-999", f"flotilla-{'s' * 35}-internal"):
         assert len(f"{name}-1a2b3c4") <= names.LONGEST
 
@@ -128,11 +130,10 @@ def test_machines_of_a_fabric_stand_side_by_side(changes, kind):
     assert capacity.placement(*fleet(PULUMI, *changes)) == kind
 
 
-@pytest.mark.parametrize("one", MACHINES, ids=lambda one: one.name)
-def test_a_boot_disk_is_of_a_kind_that_the_machine_takes(one):
-    wanted = stack(PULUMI, ("fleets.0.machine", one.name), ("fleets.0.nodes", 1)).fleets[0]
-    boot, *others = nodes.disks(wanted, one)
-    assert boot.get("disk_type") == ("hyperdisk-balanced" if one.name.startswith(("a4-", "a3-ultra")) else "pd-balanced")
+@pytest.mark.parametrize("kind", MACHINES, ids=lambda kind: kind.name)
+def test_a_boot_disk_is_of_a_kind_that_the_machine_takes(kind):
+    boot, *others = nodes.disks(*fleet(PULUMI, ("fleets.0.machine", kind.name), ("fleets.0.nodes", 1)))
+    assert boot.get("disk_type") == ("hyperdisk-balanced" if kind.name.startswith(("a4-", "a3-ultra")) else "pd-balanced")
     assert not others
 
 
@@ -224,7 +225,7 @@ OUTPUTS = Outputs(
 )
 def test_nodes_are_reached_as_the_stack_says(via, jump, before):
     wanted = stack(PULUMI, via)
-    found = site(wanted, checks.machines(wanted), OUTPUTS)
+    found = site(wanted, machines(wanted), OUTPUTS)
     ssh = found.ssh["gpus"]
     assert [host.hostname for host in ssh.hosts] == ["10.64.0.2", "10.64.0.3"]
     assert (ssh.proxy_jump and (ssh.proxy_jump.hostname, ssh.proxy_jump.port)) == jump
@@ -236,14 +237,14 @@ def test_nodes_are_reached_as_the_stack_says(via, jump, before):
 def test_machines_that_are_queued_have_no_hosts_yet():
     wanted = stack(PULUMI, ("fleets.0.capacity", {"kind": "flex-start"}))
     outputs = Outputs(vpc="net", subnet="sub", cidr="10.64.0.0/17", nodes_account="nodes@p", addresses={"gpus": []}, first={"gpus": ""})
-    found = site(wanted, checks.machines(wanted), outputs)
+    found = site(wanted, machines(wanted), outputs)
     assert (found.ssh, found.prerequisites) == ({}, ())
     assert found.pending(wanted.fleets[0])
 
 
 def test_where_dstack_launches_the_container_mounts_the_checkpoints():
     wanted = stack(DSTACK, ("checkpoints", {"kind": "bucket"}))
-    found = site(wanted, checks.machines(wanted), OUTPUTS)
+    found = site(wanted, machines(wanted), OUTPUTS)
     assert found.mount == ("mount it",)
     assert found.ssh == {}
 
@@ -253,7 +254,7 @@ def test_where_dstack_launches_the_container_mounts_the_checkpoints():
 )
 def test_a_fabrics_plugin_reaches_fleets_of_several_nodes(machine_type, nodes_, wanted):
     one = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
-    found = site(one, checks.machines(one), OUTPUTS)
+    found = site(one, machines(one), OUTPUTS)
     assert bool(found.setup) == bool(found.volumes) == wanted
 
 

@@ -113,7 +113,6 @@ MISTAKES = [
         ...,
         "fleets[0].ssh.hosts[1].internal_ip: is missing; dstack wants it of all hosts or of none",
     ),
-    (SSH, "fleets.0.ssh", ..., "fleets[0].nodes: is missing"),
     (SSH, "cloud", "local", "fleets[0].ssh: belongs to flotilla:cloud ssh, but that is local"),
     (LOCAL, "cloud", "ssh", "fleets[0].ssh: is missing; with flotilla:cloud ssh a fleet lists its hosts there"),
     (SSH, "fleets.0.gpu.name", "H10", "fleets[0].gpu.name: 'H10' is not an nvidia GPU that dstack knows; did you mean H100?"),
@@ -131,7 +130,7 @@ MISTAKES = [
     (LOCAL, "task.env", {"KEY": {"secure": "v1:abc"}}, "task.env.KEY: is encrypted; rendered files are plain text"),
     (LOCAL, "checkpoints.path", "checkpoints", "checkpoints.path: 'checkpoints' is not the absolute path of a folder"),
     (LOCAL, "checkpoints.path", "/", "checkpoints.path: '/' is not the absolute path of a folder"),
-    (LOCAL, "checkpoints", {"kind": "network"}, "checkpoints.volume: is missing; kind: network is a dstack volume"),
+    (LOCAL, "checkpoints", {"kind": "network", "size": "9GB"}, "checkpoints.volume: is missing; kind: network is a dstack volume"),
     (LOCAL, "checkpoints", {"kind": "network", "volume": "ckpt"}, "checkpoints.size: is missing; kind: network is a dstack volume"),
     (LOCAL, "checkpoints", {"volume": "ckpt"}, "checkpoints.volume: belongs to kind: network, but kind is instance"),
 ]
@@ -224,6 +223,53 @@ def test_every_error_of_settings_against_one_another_is_a_line(project):
         ["stacks/Pulumi.test.yaml:6", "flotilla:fleets[1].name"],
         ["stacks/Pulumi.test.yaml:7", "flotilla:task.job"],
         ["stacks/Pulumi.test.yaml:9", "flotilla:checkpoints.kind"],
+    ]
+
+
+SIX_KINDS = """\
+config:
+  flotilla:cloud: aws
+  flotilla:region: us-east-1
+  flotilla:fleets:
+    - name: gpus
+      nodes: x
+      machine: p5.48xlage
+      image: ubuntu
+    - {name: more, nodes: 2, machine: g6.8xlarge, cpus: 64}
+  flotilla:task:
+    dashboard_port: high
+    image: ray
+  flotilla:checkpoints: {kind: filestore, size: 1TB}
+"""
+
+
+def test_errors_of_types_rules_and_machine_types_come_in_one_round(project):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").write_text(SIX_KINDS)
+    with pytest.raises(StackError) as error:
+        load.load("test", root)
+    assert [line.removeprefix("stacks/Pulumi.test.yaml:").split("; ")[0].split(" (")[0] for line in str(error.value).splitlines()] == [
+        "6: flotilla:fleets[0].nodes: 'x' is not an integer >= 1",
+        "7: flotilla:fleets[0].machine: 'p5.48xlage' is not a machine type of aws in stacks/rules/aws.py",
+        "8: flotilla:fleets[0].image: belongs to provision: pulumi",
+        "8: flotilla:fleets[0].image: 'ubuntu' is not a valid AMI id, such as ami-0123456789abcdef0",
+        "9: flotilla:fleets[1].cpus: 64 is more than the 32 of g6.8xlarge",
+        "11: flotilla:task.dashboard_port: 'high' is not an integer between 1 and 65535",
+        "12: flotilla:task.image: 'ray' is not pinned",
+        "13: flotilla:checkpoints.kind: filestore is not on flotilla:cloud aws",
+    ]
+
+
+def test_nothing_is_said_of_what_depends_on_a_setting_that_could_not_be_read(project):
+    """Not that lustre wants machines of Pulumi's, nor that dstack takes silence for a region: kind and region may be meant otherwise."""
+    settings = {"cloud": "aws", "regoin": "us-east-1", "checkpoints": {"kind": "nfs", "throughput": 250}}
+    settings["fleets"] = [{"name": "gpus", "nodes": 2, "machin": "g6.8xlarge", "cpus": 64}]
+    with pytest.raises(StackError) as error:
+        load.load("test", project({f"flotilla:{key}": value for key, value in settings.items()}))
+    assert sorted(unnumbered(line).split(" ")[1] for line in str(error.value).splitlines()) == [
+        "flotilla:checkpoints.kind:",
+        "flotilla:fleets[0].machin:",
+        "flotilla:regoin:",
     ]
 
 

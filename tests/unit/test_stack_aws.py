@@ -69,9 +69,9 @@ MISTAKES = [
         "fleets[0].capacity.kind: flex-start is not on flotilla:cloud aws (allowed here: o",
     ),
     (
-        DEV,
-        "fleets.0.capacity",
-        {"kind": "block", "id": "block-1"},
+        PROD,
+        "fleets.0.capacity.id",
+        "block-1",
         "fleets[0].capacity.id: 'block-1' is not a valid reservation or block id",
     ),
     (DEV, "fleets.0.capacity", {"kind": "spott"}, "fleets[0].capacity.kind: 'spott' is not one of on-demand, spot, reservation, block"),
@@ -95,7 +95,7 @@ MISTAKES = [
         {"kind": "filestore", "size": "1TB"},
         "checkpoints.kind: filestore is not on flotilla:cloud aws (allowed here:",
     ),
-    (DEV, "checkpoints", {"kind": "lustre"}, "checkpoints.size: is missing; kind: lustre is a file system of a size that you choose"),
+    (PROD, "checkpoints.size", ..., "checkpoints.size: is missing; kind: lustre is a file system of a size that you choose"),
     (
         DEV,
         "checkpoints",

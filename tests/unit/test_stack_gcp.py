@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from gcp_stacks import DSTACK, PULUMI, stack
 
-from infra.gcp import checks
 from stacks.load import StackError
 
 # What is wrong, and what is said of it. `flotilla:` and the file stand in front of each.
@@ -220,13 +219,13 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
 @pytest.mark.parametrize(("base", "changes", "said"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_told_in_one_line_with_its_setting(base, changes, said):
     with pytest.raises(StackError) as refusal:
-        checks.machines(stack(base, *changes))
+        stack(base, *changes)
     assert str(refusal.value).startswith(f"stacks/Pulumi.test.yaml: flotilla:{said}")
 
 
 @pytest.mark.parametrize("base", [DSTACK, PULUMI], ids=["dstack", "pulumi"])
 def test_what_the_mistakes_start_from_is_right(base):
-    assert checks.machines(stack(base)).keys() == {"gpus"}
+    assert [fleet.name for fleet in stack(base).fleets] == ["gpus"]
 
 
 @pytest.mark.parametrize("size", ["1280GB", "9.75TB", "10TB", "12.5TB"])
