@@ -37,7 +37,7 @@ Without it, as it prints while it works:
 # Verbs that are another module's main(arguments) -> exit code.
 PASSED = {
     "preview": "infra.preview",
-    "preflight": "infra.preflight",
+    "preflight": "infra.preflight.command",
     "launch": "cluster_tasks.client.launch",
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",

@@ -18,16 +18,7 @@ import pulumi
 from pulumi import dynamic
 
 from cluster_tasks.identity import is_private, make_token
-from stacks.errors import UserError
-
-
-def project_root() -> Path:
-    """The nearest folder, from the current one upwards, that holds Pulumi.yaml. Raises UserError."""
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / "Pulumi.yaml").is_file():
-            return folder
-    raise UserError(f"no Pulumi.yaml in {here} or above; run this inside the project")
+from stacks.project import project_root
 
 
 class FileProvider(dynamic.ResourceProvider):

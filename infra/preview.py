@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 if __name__ == "__main__":  # before imports that take seconds
-    from infra import end_on_interrupt
+    from stacks.interrupts import end_on_interrupt
 
     end_on_interrupt()
 
@@ -35,10 +35,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from infra.files import PROVIDERS, project_root
+from infra.files import PROVIDERS
 from stacks.errors import UserError
 from stacks.load import load, settings
 from stacks.places import PLACES, cloud_of
+from stacks.project import project_root
 from stacks.schema import Stack
 
 SHOWN = 60  # characters of a property's value in the tree

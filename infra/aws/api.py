@@ -9,7 +9,7 @@ from typing import Any
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.answers import Answer, failed, unknown
+from infra.preflight.answers import Answer, failed, unknown
 from stacks.machines import Machine
 from stacks.schema import Stack
 

@@ -13,10 +13,10 @@ from functools import cache
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.answers import Answer, failed, ok, unknown
 from infra.aws.api import PATIENCE, Api, Plain, answers
 from infra.aws.startup import image_parameter
 from infra.aws.zones import chosen
+from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.load import StackError
 from stacks.machines import Machine
 from stacks.schema import Fleet, Stack

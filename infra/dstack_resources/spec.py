@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from infra.dstack_resources.client import Client, DstackRefused
-from infra.files import project_root
 from stacks.dstack_api import (
     ApplyAction,
     FleetConfiguration,
@@ -17,6 +16,7 @@ from stacks.dstack_api import (
     _resolve_ssh_key,
     diff_models,
 )
+from stacks.project import project_root
 
 # What a plan without offers is asked again without, most likely culprit first; None stands for "leave it out".
 RELAXED = {

@@ -12,7 +12,7 @@ from typing import Any
 import requests
 from google.auth.exceptions import GoogleAuthError
 
-from infra.answers import Answer, failed, unknown
+from infra.preflight.answers import Answer, failed, unknown
 from stacks.machines import Machine
 from stacks.schema import Stack
 

@@ -9,10 +9,10 @@ from google.auth import default
 from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
-from infra.answers import Answer, failed, ok, unknown
 from infra.gcp.api import LOGIN, Api, Plain, Refused, answers
 from infra.gcp.names import network_profile
 from infra.gcp.startup import image
+from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.machines import Machine
 from stacks.rules.gcp import fabric, usable
 from stacks.schema import Fleet, Stack

@@ -14,9 +14,9 @@ import pytest
 from aws_api import REGION, api, stack, stubbed
 from moto import mock_aws
 
-from infra import preflight
-from infra.answers import Answer
 from infra.aws import preflight as aws
+from infra.preflight import command as preflight
+from infra.preflight.answers import Answer
 from stacks import load
 from stacks.load import StackError
 from stacks.places import machines

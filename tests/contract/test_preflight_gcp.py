@@ -16,9 +16,9 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
-from infra.answers import Answer
 from infra.gcp import preflight as gcp
 from infra.gcp.api import Api
+from infra.preflight.answers import Answer
 from stacks import load
 from stacks.places import machine as machine_type
 from stacks.places import machines

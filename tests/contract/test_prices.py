@@ -21,7 +21,8 @@ import pytest
 from gpuhunt import CatalogItem
 from gpuhunt._internal import storage
 
-from infra import preflight, prices
+from infra import prices
+from infra.preflight import command as preflight
 from stacks import load
 from stacks.schema import Stack
 

@@ -16,7 +16,6 @@ from cluster_tasks.ray import NODE_AGENT
 from infra import files, publish
 from stacks import load
 from stacks.dstack_api import parse_apply_configuration
-from stacks.errors import UserError
 from stacks.load import StackError
 from stacks.places import clouds
 from stacks.schema import Stack
@@ -298,9 +297,3 @@ def test_a_token_that_was_harmed_is_made_good(project, harm):
     files.TokenProvider().update(made.id, TOKEN, TOKEN)
     assert len(token.read_text()) == 64
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
-
-
-def test_outside_of_a_project_it_is_said_where_was_looked(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UserError, match=f"no Pulumi.yaml in {tmp_path} or above"):
-        files.project_root()

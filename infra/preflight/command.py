@@ -16,20 +16,15 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
 
-if __name__ == "__main__":  # before imports that take seconds
-    from infra import end_on_interrupt
-
-    end_on_interrupt()
-
 from rich.console import Console
 from rich.markup import escape
 
 from infra import prices
-from infra.answers import Answer, failed, ok, unknown
-from infra.files import project_root
+from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.errors import UserError
 from stacks.load import StackError, load
 from stacks.places import clouds, machines, place_of
+from stacks.project import project_root
 from stacks.schema import Stack
 
 COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
@@ -108,7 +103,3 @@ def main(arguments: list[str] | None = None) -> int:
         count = {verdict: sum(answer.verdict == verdict for answer in found) for verdict in COLOURS}
         console.print(f"\n{options.stack}: " + ", ".join(f"{number} {verdict}" for verdict, number in count.items()))
     return 1 if any(answer.verdict == "failed" for answer in found) else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
