@@ -59,7 +59,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
             f"flotilla up {stack.name} makes a network and more in the cloud, for which Pulumi's CLI has to be on PATH: {PULUMI}"
         )
     yes = options.yes or not sys.stdin.isatty()
-    render(stack.name, root, partial(_run, root), console.print, local=stack.cloud == "local", yes=yes)
+    render(stack.name, root, partial(_run, root), console.print, local=not place_of(stack).remote, yes=yes)
     return place(stack).up(stack, root, options)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from cli.project import CommandError, environment, folder
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
+from stacks.places import place_of
 from stacks.schema import Stack
 
 SHOWN = 10  # jobs, the newest
@@ -20,7 +21,7 @@ def note_address(stack: Stack, root: Path, url: str) -> None:
 
 def address(stack: Stack, root: Path) -> str:
     """Raises CommandError where the cluster is one of this machine's and not up; of others only asking says it."""
-    if stack.cloud == "local":
+    if not place_of(stack).remote:
         from cluster_tasks.local.state import Cluster
 
         cluster = Cluster.running(folder(stack.name, root).resolve())

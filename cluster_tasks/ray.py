@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster_tasks import fabric
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
-from stacks.places import cloud_of
+from stacks.places import place_of
 from stacks.rendered import present
 from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
 from stacks.site import Site
@@ -82,9 +82,9 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     own_port = stack.task.dashboard_port == DASHBOARD_PORT
     port = DASHBOARD_PORT if own_port else f"{stack.task.dashboard_port}:{DASHBOARD_PORT}"
     none = {"gpu": 0} if len(fleets) > 1 else {}
-    cloud = cloud_of(stack)
+    cloud = place_of(stack).cloud
     more = ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
-    more += ["--per-host"] if site.is_remote and stack.checkpoints.kind == "instance" else []
+    more += ["--per-host"] if place_of(stack).remote and stack.checkpoints.kind == "instance" else []
     more += [*_gpus(fleets), *(job or [])]
     return present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleet, more)],
@@ -167,7 +167,7 @@ def _environment(stack: Stack, fleets: list[Fleet]) -> list[str]:
 
 def _volumes(stack: Stack, site: Site) -> list[str]:
     """What dstack mounts; under Slurm it cannot mount anything."""
-    if stack.cloud == "slurm":
+    if place_of(stack).batch:
         return []
     return [*([] if site.mount else [_mount(stack.checkpoints)]), *site.volumes, *_cache(stack), *stack.task.volumes]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stacks.places import place_of
 from stacks.rendered import present
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
@@ -22,17 +23,17 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
         return head | {"ssh_config": _ssh_config(_together(ssh, [site.ssh[other.name] for other in others]), site)}
     if site.backend is None:
         return head | {"nodes": fleet.nodes, "resources": fleet.requirements()}
-    return head | _offers(site.backend, site.equipped(fleet), stack.network.zones)
+    return head | _offers(stack, site.backend, site.equipped(fleet))
 
 
-def _offers(backend: dict[str, Any], fleet: Fleet, zones: tuple[str, ...]) -> dict[str, Any]:
+def _offers(stack: Stack, backend: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
     """Which of a cloud's machines dstack may launch. A fleet that names its machine type shrinks to nothing when idle."""
     named = fleet.machine is not None
-    borrowed = backend["type"] == "slurm"  # nodes come with runs and go with them; dstack cannot hold one
+    borrowed = place_of(stack).batch  # nodes come with runs and go with them; dstack cannot hold one
     return present(
         nodes=f"0..{fleet.nodes}" if named or borrowed else fleet.nodes,
         backends=[backend["type"]],
-        availability_zones=list(zones) or None,
+        availability_zones=list(stack.network.zones) or None,
         instance_types=[fleet.machine] if named else None,
         reservation=fleet.capacity.id,
         spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named else None,

@@ -17,7 +17,7 @@ from cluster_tasks.identity import ADDRESS, STACK, TOKEN
 from fleets import backend, fleet, volume
 from infra.files import File, Folder, Token
 from stacks.load import StackError
-from stacks.places import cloud_of
+from stacks.places import cloud_of, place_of
 from stacks.rules.shared import warnings
 from stacks.schema import Stack
 from stacks.site import Site
@@ -49,23 +49,19 @@ class Publication(pulumi.ComponentResource):
         self.register_outputs(self.outputs)
 
 
-def is_remote(stack: Stack) -> bool:
-    return stack.cloud != "local"
-
-
 def uses_dstack(stack: Stack) -> bool:
-    """Whether dstack's definitions are rendered. On Slurm only where a server is named: sbatch needs none."""
-    return stack.cloud != "slurm" or stack.dstack is not None
+    """Whether dstack's definitions are rendered. Beside a batch scheduler only where a server is named: sbatch needs none."""
+    return not place_of(stack).batch or stack.dstack is not None
 
 
 def file_names(stack: Stack) -> list[str]:
     """Names of the files that are rendered for a stack, in the order of their use."""
-    scripts = [f"{script.name}.sbatch" for script in slurm.SCRIPTS] if stack.cloud == "slurm" else []
+    scripts = [f"{script.name}.sbatch" for script in slurm.SCRIPTS] if place_of(stack).batch else []
     if not uses_dstack(stack):
         return [*scripts, "runtime-env.yaml", "env.sh"]
     machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.dstack_fleets()]
     disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
-    beyond = ["server-config.yml", *machines, *disk] if is_remote(stack) else []
+    beyond = ["server-config.yml", *machines, *disk] if place_of(stack).remote else []
     job = ["ray-job.dstack.yml"] if stack.task.job else []
     return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", "env.sh"]
 
@@ -76,7 +72,7 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
         definitions = _definitions(stack, site)
     except ValueError as error:  # a renderer's word on settings that do not go together
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {error}") from None
-    texts = slurm.scripts(stack, site) if stack.cloud == "slurm" else {}
+    texts = slurm.scripts(stack, site) if place_of(stack).batch else {}
     texts |= {name: _header(stack, about) + to_yaml(content) for name, (about, content) in definitions.items()}
     return texts | {"env.sh": environment(stack, site)}
 
@@ -84,7 +80,7 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
 def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any]]]:
     """`{file name: (what it is for, content)}`. No machine is asked of dstack where every node is a process of this one."""
     here, files, disk = f"build/{stack.name}", {}, volume.volume(stack, site)
-    if site.is_remote and uses_dstack(stack):
+    if place_of(stack).remote and uses_dstack(stack):
         files["server-config.yml"] = ("Configuration of the dstack server: ~/.dstack/server/config.yml", backend.server_config(stack, site))
         for machines in stack.dstack_fleets():
             name = f"{machines.name}.fleet.dstack.yml"
@@ -95,7 +91,7 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
         if disk is not None:
             name = f"{disk['name']}.volume.dstack.yml"
             files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
-    start = "dstack apply -f" if site.is_remote else "python -m cluster_tasks.local up"
+    start = "dstack apply -f" if place_of(stack).remote else "python -m cluster_tasks.local up"
     if uses_dstack(stack):
         files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
     if stack.task.job and uses_dstack(stack):
@@ -114,9 +110,9 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     gpus = [site.equipped(fleet).gpu for fleet in stack.cluster_fleets()]
     job = ray.demo_job(on_gpus=any(gpu and gpu.count for gpu in gpus))
     env, submit = f". {here}/env.sh", f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- {job}"
-    if stack.cloud == "slurm":
+    if place_of(stack).batch:
         return [f"sbatch {here}/ray-ppo.sbatch"]
-    if not site.is_remote:
+    if not place_of(stack).remote:
         return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
     if any(site.pending(fleet) for fleet in stack.fleets):
         return [_up(stack)]  # again, when the cloud has granted the machines
@@ -144,7 +140,7 @@ def environment(stack: Stack, site: Site) -> str:
     head += f"# Made from stacks/Pulumi.{stack.name}.yaml. In the project's folder:  . build/{stack.name}/env.sh\n"
     head += f"export {STACK}={stack.name}\nexport RAY_ADDRESS={address(stack)}\n"
     head += f"export DSTACK_PROJECT={stack.dstack.project}\n" if stack.dstack else ""
-    moved = "" if site.is_remote else MOVED.format(address=ADDRESS)
+    moved = "" if place_of(stack).remote else MOVED.format(address=ADDRESS)
     return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN, moved=moved)
 
 

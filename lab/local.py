@@ -68,7 +68,7 @@ def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "") -> Clust
     port = free_port()
     task = {"fleets": [fleet["name"] for fleet in fleets], "dashboard_port": port}
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": list(fleets), "task": task})
-    rendered = ray_cluster(stack, Site(is_remote=False))
+    rendered = ray_cluster(stack, Site())
     if node_flags:
         rendered["commands"][-1] += node_flags
     root = folder / "build/local"

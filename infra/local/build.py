@@ -19,7 +19,7 @@ def build(stack: Stack) -> Site:
                 f"stacks/Pulumi.{stack.name}.yaml: flotilla:fleets[{index}].gpu.count: {fleet.nodes} nodes with {each} GPUs each need "
                 f"{fleet.nodes * each}, but this machine has {have}; lower it or nodes, or take a stack with flotilla:cloud ssh"
             )
-    return Site(is_remote=False)
+    return Site()
 
 
 def gpus(dev: Path = Path("/dev"), kfd: Path = Path("/sys/class/kfd/kfd/topology/nodes")) -> int:

@@ -22,5 +22,6 @@ PLACE = Place(
     program="infra.local",
     errors=_errors,
     checkpoints=("instance", "network", "shared"),
+    remote=False,
     start="python -m cluster_tasks.local up, then ray job submit",
 )

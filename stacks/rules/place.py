@@ -54,5 +54,7 @@ class Place:
     checkpoints: tuple[str, ...]  # kinds of flotilla:checkpoints
     settings: tuple[str, ...] = ()  # those that not every place has
     hints: Mapping[str, str] = field(default_factory=dict)  # by setting of other places: why it is not needed here
+    remote: bool = True  # False where every node is a process of this machine
+    batch: bool = False  # a scheduler lends nodes to jobs: sbatch scripts start clusters, and dstack may be left out
     start: str | None = None  # how a cluster starts where dstack does not start it
     cloud: Cloud | None = None

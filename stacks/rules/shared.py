@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pydantic_core import PydanticCustomError
 
 from stacks.field_types import TAG_KEY, known, setting_error
-from stacks.places import PLACES, cloud_of, machine, place_of
+from stacks.places import PLACES, machine, place_of
 from stacks.rules.place import Cloud, Place
 from stacks.schema import Fleet, Stack
 
@@ -67,8 +67,8 @@ def _cache(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
 
 def warnings(stack: Stack) -> list[str]:
     """What works, but not as most people expect. Of a local stack nothing: its nodes share this machine's folders."""
-    first, checkpoints = stack.fleets[0], stack.checkpoints
-    if stack.cloud == "local" or checkpoints.kind != "instance":
+    first, checkpoints, place = stack.fleets[0], stack.checkpoints, place_of(stack)
+    if not place.remote or checkpoints.kind != "instance":
         return []
     lost = []
     if first.nodes > 1:
@@ -76,9 +76,9 @@ def warnings(stack: Stack) -> list[str]:
             f"the {first.nodes} nodes of fleet {first.name!r} do not share checkpoints",
             "a run that lands on others does not find its own",
         ]
-    if cloud_of(stack):
+    if place.cloud:
         lost += ["they are gone with the machine"]
-    shared = _shared_kinds(place_of(stack))
+    shared = _shared_kinds(place)
     return [f"flotilla:checkpoints.kind: instance is a folder of each node: {'; '.join(lost)}; take {shared}"] if lost else []
 
 
@@ -117,7 +117,7 @@ def _dstack(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
         yield setting_error(f"is for dstack, but flotilla:cloud is {place.name}; there it is {place.start}", "task", "job")
     if stack.dstack and stack.dstack.drive and place.start:
         yield setting_error(f"no node of flotilla:cloud {place.name} is dstack's; leave it out", "dstack", "drive")
-    if image.startswith("/") and "slurm" not in place.settings:
+    if image.startswith("/") and not place.batch:
         text = f"{image!r} is a file; those run under flotilla:cloud slurm alone, so name an image and its tag"
         yield setting_error(text, "task", "image")
 

@@ -134,5 +134,6 @@ PLACE = Place(
     errors=_errors,
     checkpoints=("shared",),
     settings=("slurm",),
+    batch=True,
     start="sbatch build/slurm/ray-ppo.sbatch",
 )

@@ -25,7 +25,7 @@ HOSTS = {"user": "ubuntu", "identity_file": "~/.ssh/key", "network": "10.0.0.0/2
 
 
 def stack(**settings: Any) -> Stack:
-    return Stack.model_validate({"name": "test", "cloud": "local", "fleets": [GPUS]} | settings)
+    return Stack.model_validate({"name": "test", "cloud": "ssh", "fleets": [GPUS]} | settings)
 
 
 def task(site: Site = AWS, **settings: Any) -> TaskConfiguration:
@@ -81,7 +81,7 @@ def test_a_network_volume_lives_in_the_region_of_the_backend() -> None:
 
 
 def test_a_network_volume_without_a_cloud_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"checkpoints\.kind.*local has no volumes"):
+    with pytest.raises(ValueError, match=r"checkpoints\.kind.*ssh has no volumes"):
         volume(stack(checkpoints={"kind": "network", "volume": "v-1", "size": "1GB"}), Site())
 
 
@@ -89,7 +89,7 @@ def test_every_cluster_asks_for_a_token_that_is_in_no_file() -> None:
     env = ray_cluster(stack(), AWS)["env"]
     assert "RAY_AUTH_MODE=token" in env
     assert "RAY_AUTH_TOKEN" in env  # bare: from the shell of the person who applies
-    assert {"RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN"} <= set(ray_cluster(stack(), Site(is_remote=False))["env"])
+    assert {"RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN"} <= set(ray_cluster(stack(), Site())["env"])
 
 
 def test_the_environment_of_the_stack_reaches_every_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,8 @@ from stacks.schema import Checkpoints, Stack
 
 ROOT = Path(__file__).parents[2]
 FILES = [file for package in ("stacks", "fleets", "cluster_tasks", "infra") for file in sorted((ROOT / package).rglob("*.py"))]
+# `flotilla init` asks other questions for each place.
+DECIDING = [file for file in [*FILES, *sorted((ROOT / "cli").glob("*.py"))] if ".venv" not in file.parts and file != ROOT / "cli/init.py"]
 # Names that are not of places: a plugin for NCCL, the headers of a metadata service, modules of dstack.
 OTHERS = re.compile(r"https?://\S+|aws-ofi-nccl|X-aws-ec2-metadata-token\S*|core\.backends\.\S+")
 
@@ -42,6 +45,32 @@ def test_a_clouds_name_stands_in_its_own_files_and_the_registry_alone(cloud):
         if cloud in OTHERS.sub("", line).lower()
     ]
     assert not named, "\n".join(named)
+
+
+@pytest.mark.parametrize("file", DECIDING, ids=lambda file: str(file.relative_to(ROOT)))
+def test_nothing_is_decided_by_a_places_name(file):
+    """The registry says what a place is (`Place.remote`, `Place.batch`, `Place.cloud`)."""
+    compared = [side for node in ast.walk(ast.parse(file.read_text())) for side in sides(node)]
+    assert not [f"line {side.lineno}: {side.value}" for side in compared if isinstance(side, ast.Constant) and side.value in PLACES]
+
+
+def sides(node: ast.AST) -> list[ast.expr]:
+    """What is compared: in ==, `in (...)`, and the cases of a match."""
+    if isinstance(node, ast.Compare):
+        compared = [node.left, *node.comparators]
+        return compared + [part for side in compared if isinstance(side, ast.Tuple | ast.List | ast.Set) for part in side.elts]
+    return [node.value] if isinstance(node, ast.MatchValue) else []
+
+
+def test_a_comparison_with_a_place_is_seen():
+    text = """
+if stack.cloud == "local" or "aws" != cloud or name in ("slurm", "x"):
+    match stack.cloud:
+        case "gcp":
+            pass
+"""
+    found = [side.value for node in ast.walk(ast.parse(text)) for side in sides(node) if isinstance(side, ast.Constant)]
+    assert {*found} == {"aws", "gcp", "local", "slurm", "x"}
 
 
 def test_a_place_is_known_by_its_name_and_has_a_program_of_its_own():
