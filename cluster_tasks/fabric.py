@@ -1,9 +1,6 @@
-"""The environment in which NCCL, RCCL and gloo find the fast network of a fleet, with the reason beside each variable.
+"""The variables by which NCCL and RCCL find the fast network of a fleet, with the reason beside each.
 
-    python -m cluster_tasks.fabric STACK      each variable, its value, the reason, and what asks for it
-
-Rules: what a library finds by itself is left to it (`LEFT_ALONE` says why), and flotilla:task.env wins over everything here. The
-interface that has a node's address is chosen on the node, by the node agent (`cluster_tasks/node/network.py`).
+What a library finds by itself is left to it; `LEFT_ALONE` says why. cluster_tasks/environment.py adds the rest of a node's environment.
 
 Sources:
 https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (defaults, and since which version)
@@ -15,16 +12,10 @@ https://rocm.docs.amd.com/en/latest/how-to/rocm-for-ai/training/ (AMD)
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
-from cluster_tasks import cache
 from stacks import machines, places
-from stacks.load import load
 from stacks.schema import Fleet, Stack
 
 Kind = Literal["none", "infiniband", "roce", "ethernet", "efa", "tcpx", "tcpxo"]
@@ -121,17 +112,9 @@ LEFT_ALONE: dict[Kind, dict[str, str]] = {
     "tcpxo": {"NCCL_ALGO": "nccl-env-profile-ll128.sh, which comes with the plugin, sets algorithms, protocols and buffers"},
 }
 
-ON_THE_NODE = {
-    "GLOO_SOCKET_IFNAME": "the interface that has the node's address; gloo would take the one that the host name resolves to",
-    "NCCL_SOCKET_IFNAME": "the same; NCCL would take the first that is up, docker0 where there is no other",
-}
-
 
 def kind(stack: Stack, fleet: Fleet) -> Kind:
-    """The fabric that a fleet's nodes share. `none` where a stack has a single node, which talks to nobody.
-
-    Raises ValueError for a machine type that its place does not know.
-    """
+    """The fabric that a fleet's nodes share. `none` where a stack has a single node, which talks to nobody."""
     if sum(fleet.nodes for fleet in stack.fleets) == 1:
         return "none"
     if fleet.fabric is not None:
@@ -141,8 +124,8 @@ def kind(stack: Stack, fleet: Fleet) -> Kind:
     return "none"
 
 
-def environment(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
-    """The environment of every node of a fleet, by variable, in order: fabric, GPUs, cache, then flotilla:task.env, which wins."""
+def variables(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
+    """What a fleet's fabric and GPUs ask for, by variable."""
     found = kind(stack, fleet)
     origin = f"machine {fleet.machine}, fabric {found}" if fleet.machine else f"fleet {fleet.name}, fabric {found}"
     settings = {name: Setting(*known, origin) for name, known in FABRICS[found].items()}
@@ -153,32 +136,7 @@ def environment(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
     if (least := floor(stack, fleet)) is not None:
         reason = "GB/s; the checks want it of an all-reduce, as less means that NCCL has not found the fabric"
         settings[FLOOR] = Setting(str(least), reason, origin)
-    settings |= {name: Setting(*known, "flotilla:cache") for name, known in cache.environment(stack.cache).items()}
-    for name, value in stack.task.env.items():
-        instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
-        settings[name] = Setting(value, instead, "flotilla:task.env")
     return settings
-
-
-def of_cluster(stack: Stack, fleets: Iterable[Fleet]) -> dict[str, Setting]:
-    """The one environment of a cluster of several fleets; of floors the lowest.
-
-    Raises ValueError where two fleets need different values of a variable, and flotilla:task.env does not say which.
-    """
-    found: dict[str, Setting] = {}
-    for fleet in fleets:
-        for name, setting in environment(stack, fleet).items():
-            before = found.get(name, setting)
-            if name == FLOOR:
-                found[name] = min(before, setting, key=lambda setting: float(setting.value or 0))
-            elif before.value != setting.value:
-                wants = f"{name}={before.value} ({before.origin}) and {name}={setting.value} ({setting.origin})"
-                raise ValueError(
-                    f"flotilla:task.fleets: {wants} cannot both be in one cluster's environment; say in flotilla:task.env which"
-                )
-            else:
-                found[name] = before
-    return found
 
 
 def floor(stack: Stack, fleet: Fleet) -> float | None:
@@ -204,36 +162,3 @@ def _devices(fleet: Fleet) -> dict[str, Setting]:
     if fabric.traffic_class is not None:
         found["NCCL_IB_TC"] = Setting(str(fabric.traffic_class), "the class that the switches keep lossless", "fabric.traffic_class")
     return found
-
-
-def described(stack: Stack) -> Iterator[str]:
-    """For people, line by line: each variable, its reason and what asks for it. Raises ValueError for an unknown machine type."""
-    for fleet in stack.fleets:
-        fabric, settings = kind(stack, fleet), environment(stack, fleet)
-        yield f"fleet {fleet.name}: {fleet.nodes} nodes, fabric {fabric}"
-        for name, setting in settings.items():
-            yield f"  {name} from your shell" if setting.value is None else f"  {name}={setting.value}"
-            yield f"      {setting.reason} ({setting.origin})"
-        for name, reason in ON_THE_NODE.items():
-            if name not in settings:
-                yield f"  {name}: chosen on each node\n      {reason} (node agent)"
-        for name, reason in LEFT_ALONE.get(fabric, {}).items():
-            if name not in settings:
-                yield f"  {name}: left alone\n      {reason}"
-
-
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.fabric", description="Shows the environment of NCCL, RCCL and gloo.")
-    parser.add_argument("stack", help="name of a stack, such as onprem for stacks/Pulumi.onprem.yaml")
-    options = parser.parse_args(argv)
-    try:
-        lines = list(described(load(options.stack, Path(__file__).parents[1])))
-    except ValueError as error:  # StackError is one
-        print(error, file=sys.stderr)
-        return 2
-    print("\n".join(lines))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

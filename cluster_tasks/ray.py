@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from cluster_tasks import fabric
+from cluster_tasks import environment
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from stacks.places import place_of
 from stacks.rendered import present
@@ -161,7 +161,7 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
 def _environment(stack: Stack, fleets: list[Fleet]) -> list[str]:
     """`NAME=value` lines; a bare name is taken from the shell of the person who applies."""
     env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
-    env |= {name: setting.value for name, setting in fabric.of_cluster(stack, fleets).items()}
+    env |= {name: setting.value for name, setting in environment.of_cluster(stack, fleets).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
 
 

@@ -10,7 +10,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster_tasks import fabric, ray
+from cluster_tasks import environment, ray
 from cluster_tasks.sbatch_container import Container, container
 from stacks.schema import Fleet, Stack
 from stacks.site import Site
@@ -100,7 +100,7 @@ def _start(stack: Stack) -> list[str]:
 def variables(stack: Stack) -> dict[str, str | None]:
     """The environment of every node; None is taken from the shell of the person who submits."""
     ours: dict[str, str | None] = {"FLOTILLA_RUNS": str(stack.checkpoints.path), "RAY_AUTH_MODE": "token"}
-    return ours | {name: setting.value for name, setting in fabric.environment(stack, stack.fleets[0]).items()}
+    return ours | {name: setting.value for name, setting in environment.of_fleet(stack, stack.fleets[0]).items()}
 
 
 def _environment(stack: Stack, fleet: Fleet, env: dict[str, str | None]) -> list[str]:

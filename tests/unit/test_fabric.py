@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cluster_tasks import fabric, ray
+from cluster_tasks import environment, ray
 from cluster_tasks.fabric import FABRICS, LEFT_ALONE, Kind
 from stacks import load
 from stacks.load import StackError
@@ -40,7 +40,7 @@ def cloud(name: str, machine_type: str, nodes: int = 2) -> Stack:
 
 
 def told(stack: Stack) -> dict[str, str | None]:
-    return {name: one.value for name, one in fabric.environment(stack, stack.fleets[0]).items()}
+    return {name: setting.value for name, setting in environment.of_fleet(stack, stack.fleets[0]).items()}
 
 
 def test_every_fabric_of_the_machine_table_and_of_a_stack_file_is_known():
@@ -121,10 +121,10 @@ def test_amd_gpus_are_told_what_rocm_needs_on_one_node_too():
 
 def test_the_stack_file_wins_and_what_it_replaces_is_shown():
     stack = own("ethernet", env={"NCCL_IB_DISABLE": "0", "HF_TOKEN": None})
-    setting = fabric.environment(stack, stack.fleets[0])["NCCL_IB_DISABLE"]
+    setting = environment.of_fleet(stack, stack.fleets[0])["NCCL_IB_DISABLE"]
     assert (setting.value, setting.origin) == ("0", "flotilla:task.env")
     assert "in place of 1" in setting.reason
-    text = "\n".join(fabric.described(stack))
+    text = "\n".join(environment.described(stack))
     assert "NCCL_IB_DISABLE=0" in text
     assert "HF_TOKEN from your shell" in text
 
@@ -140,7 +140,7 @@ def mixed(first: Any, second: Any, **task: Any) -> Stack:
 
 def test_a_cluster_of_two_fleets_has_one_environment_and_the_lower_floor():
     stack = mixed({"kind": "roce", "bandwidth": 800}, {"kind": "roce", "bandwidth": 400, "gid_index": 3})
-    found = {name: one.value for name, one in fabric.of_cluster(stack, stack.cluster_fleets()).items()}
+    found = {name: setting.value for name, setting in environment.of_cluster(stack, stack.cluster_fleets()).items()}
     assert found == {"FLOTILLA_BANDWIDTH_FLOOR": "10.0", "NCCL_IB_GID_INDEX": "3"}
 
 
@@ -148,9 +148,9 @@ def test_fleets_that_want_different_values_are_refused_unless_the_stack_file_dec
     kinds = {"kind": "roce", "gid_index": 3}, {"kind": "roce", "gid_index": 5}
     stack = mixed(*kinds)
     with pytest.raises(ValueError, match=r"NCCL_IB_GID_INDEX=3 .* and NCCL_IB_GID_INDEX=5 .*say in flotilla:task\.env which"):
-        fabric.of_cluster(stack, stack.cluster_fleets())
+        environment.of_cluster(stack, stack.cluster_fleets())
     decided = mixed(*kinds, env={"NCCL_IB_GID_INDEX": "3"})
-    assert fabric.of_cluster(decided, decided.cluster_fleets())["NCCL_IB_GID_INDEX"].value == "3"
+    assert environment.of_cluster(decided, decided.cluster_fleets())["NCCL_IB_GID_INDEX"].value == "3"
 
 
 def test_the_rendered_task_carries_it():
@@ -160,12 +160,12 @@ def test_the_rendered_task_carries_it():
 
 @pytest.mark.parametrize("name", load.names(ROOT))
 def test_every_stack_file_is_explained(name, capsys):
-    assert fabric.main([name]) == 0
+    assert environment.main([name]) == 0
     assert "GLOO_SOCKET_IFNAME" in capsys.readouterr().out
 
 
 def test_an_unknown_stack_is_one_line(capsys):
-    assert fabric.main(["none"]) == 2
+    assert environment.main(["none"]) == 2
     assert capsys.readouterr().err.startswith("there is no stack 'none'")
 
 

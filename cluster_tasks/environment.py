@@ -1,0 +1,89 @@
+"""The environment of every node of a fleet, with the reason beside each variable.
+
+    python -m cluster_tasks.environment STACK      each variable, its value, the reason, and what asks for it
+
+flotilla:task.env wins over everything here. The interface that has a node's address is chosen on the node, by the node agent
+(`cluster_tasks/node/network.py`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from cluster_tasks import cache, fabric
+from cluster_tasks.fabric import Setting
+from stacks.errors import UserError
+from stacks.load import load
+from stacks.schema import Fleet, Stack
+
+ON_THE_NODE = {
+    "GLOO_SOCKET_IFNAME": "the interface that has the node's address; gloo would take the one that the host name resolves to",
+    "NCCL_SOCKET_IFNAME": "the same; NCCL would take the first that is up, docker0 where there is no other",
+}
+
+
+def of_fleet(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
+    """The environment of every node of a fleet, by variable, in order: fabric, GPUs, cache, then flotilla:task.env, which wins."""
+    settings = fabric.variables(stack, fleet)
+    settings |= {name: Setting(*known, "flotilla:cache") for name, known in cache.environment(stack.cache).items()}
+    for name, value in stack.task.env.items():
+        instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
+        settings[name] = Setting(value, instead, "flotilla:task.env")
+    return settings
+
+
+def of_cluster(stack: Stack, fleets: Iterable[Fleet]) -> dict[str, Setting]:
+    """The one environment of a cluster of several fleets; of floors the lowest.
+
+    Raises ValueError where two fleets need different values of a variable, and flotilla:task.env does not say which.
+    """
+    found: dict[str, Setting] = {}
+    for fleet in fleets:
+        for name, setting in of_fleet(stack, fleet).items():
+            before = found.get(name, setting)
+            if name == fabric.FLOOR:
+                found[name] = min(before, setting, key=lambda setting: float(setting.value or 0))
+            elif before.value != setting.value:
+                wants = f"{name}={before.value} ({before.origin}) and {name}={setting.value} ({setting.origin})"
+                raise ValueError(
+                    f"flotilla:task.fleets: {wants} cannot both be in one cluster's environment; say in flotilla:task.env which"
+                )
+            else:
+                found[name] = before
+    return found
+
+
+def described(stack: Stack) -> Iterator[str]:
+    """For people, line by line: each variable, its reason and what asks for it."""
+    for fleet in stack.fleets:
+        kind, settings = fabric.kind(stack, fleet), of_fleet(stack, fleet)
+        yield f"fleet {fleet.name}: {fleet.nodes} nodes, fabric {kind}"
+        for name, setting in settings.items():
+            yield f"  {name} from your shell" if setting.value is None else f"  {name}={setting.value}"
+            yield f"      {setting.reason} ({setting.origin})"
+        for name, reason in ON_THE_NODE.items():
+            if name not in settings:
+                yield f"  {name}: chosen on each node\n      {reason} (node agent)"
+        for name, reason in fabric.LEFT_ALONE.get(kind, {}).items():
+            if name not in settings:
+                yield f"  {name}: left alone\n      {reason}"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.environment", description="Shows the environment of a stack's nodes.")
+    parser.add_argument("stack", help="name of a stack, such as onprem for stacks/Pulumi.onprem.yaml")
+    options = parser.parse_args(argv)
+    try:
+        lines = list(described(load(options.stack, Path(__file__).parents[1])))
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 2
+    print("\n".join(lines))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
