@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -46,9 +47,24 @@ def submit(address: str, project: Path, name: str) -> subprocess.Popen[str]:
     """The README's line for the kept cluster, on a run of its own."""
     train = ["python", "-m", "trainer.train_ppo", "--config", "trainer/recipes/demo.yaml", f"run.name={name}", *STEPS]
     line = [RAY, "job", "submit", "--address", address, "--working-dir", ".", "--", *train]
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    env = kept | environment(project / "build/local", address)
+    env = sourced(address, project)
     return subprocess.Popen(line, cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def sourced(address: str, project: Path) -> dict[str, str]:
+    """The environment after `. build/local/env.sh`."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return kept | environment(project / "build/local", address)
+
+
+def shell(address: str, project: Path, lines: str) -> None:
+    """Run lines of a page in the project's folder, with its environment active."""
+    env = sourced(address, project)
+    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    done = subprocess.run(
+        ["bash", "-ec", lines], cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +96,20 @@ def cluster(project: Path):
         yield address
     finally:
         python(project, "-m", "cluster_tasks.local", "down", task)
+
+
+def test_own_data_and_reward_train_as_the_page_says(project, cluster):
+    """The blocks of docs/local.md, in their order; fewer steps."""
+    section = (ROOT / "docs/local.md").read_text().partition("## Your own data and reward")[2].partition("\n## ")[0]
+    (_, data), (_, reward), (_, settings), (_, train) = re.findall(r"^```(\w*)\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    shell(cluster, project, data)
+    (project / "mine/rewards.py").write_text(reward)
+    (project / "mine/run.yaml").write_text(settings)
+    shell(cluster, project, train.rstrip() + " trainer.steps=2 trainer.eval_prompts=0 trainer.prompts_per_step=8")
+    metrics = (project / "build/local/runs/words/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in metrics] == [1, 2]
+    assert 0 < json.loads(metrics[0])["reward"] < 1
+    assert (project / "build/local/runs/words/model/model.safetensors").stat().st_size > 0
 
 
 def process_of(project: Path, title: str) -> psutil.Process:
