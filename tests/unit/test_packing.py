@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.data.packing import Sequence, attach, balance, efficiency, flatten, pack, plan, scatter, select
+from trainer.data.packing import Sequence, attach, balance, efficiency, flatten, pack, plan, scatter, select, split
 from trainer.errors import ConfigError
 from trainer.objectives.aggregation import aggregate, denominators, part
 from trainer.types import Batch, Episode, Prompt, Turn
@@ -278,3 +278,13 @@ def test_an_episode_is_finished_if_its_last_sampled_turn_is():
 def test_flatten_refuses_log_probabilities_that_do_not_match():
     with pytest.raises(ValueError, match="episode 1 has a turn of 2 tokens and 1 log-probabilities"):
         flatten([episode(Turn([5], [-1.0])), episode(Turn([5, 6], [-1.0]))])
+
+
+def test_all_ranks_run_as_many_passes_as_the_one_that_needs_most():
+    shares, count = split([4, 1, 1, 1], ranks=2, budget=4)
+    assert sorted(map(len, shares)) == [2, 2]
+    assert count == 2, "the rank with the sequence of four tokens needs two, the other one"
+
+
+def test_a_sequence_that_fills_a_row_exactly_is_put_there():
+    assert plan([3, 1], 4, one_row=True) == [[[0, 1]]]

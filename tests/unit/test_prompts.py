@@ -39,6 +39,14 @@ def test_jsonl_rows_become_prompts(tmp_path: Path, tokenizer):
     assert loaded.dropped == 0
 
 
+def test_an_answer_that_is_not_asked_for_is_there_for_the_reward_where_the_data_have_one(tmp_path: Path, tokenizer):
+    path = write(tmp_path / "a.jsonl", {"prompt": "1", "a": "2"})
+    (prompt,) = load_prompts(DataConfig(path=path, answer="a"), tokenizer, answers=False).prompts
+    assert prompt.row == {"prompt": "1", "a": "2", "answer": "2"}
+    (prompt,) = load_prompts(DataConfig(path=path), tokenizer, answers=False).prompts
+    assert prompt.row == {"prompt": "1", "a": "2"}
+
+
 def test_parquet_gives_the_same_as_jsonl(tmp_path: Path, tokenizer):
     rows = [{"prompt": "1+1=", "answer": "2"}, {"prompt": "2+2=", "answer": "4"}]
     pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
@@ -52,7 +60,7 @@ def test_a_function_gives_rows_and_takes_arguments(tokenizer):
 
 
 def test_long_prompts_are_dropped_and_counted_and_keep_their_number(tmp_path: Path, tokenizer):
-    path = write(tmp_path / "a.jsonl", {"prompt": "11111", "answer": "1"}, {"prompt": "22", "answer": "2"})
+    path = write(tmp_path / "a.jsonl", {"prompt": "11111", "answer": "1"}, {"prompt": "2222", "answer": "2"})
     loaded = load_prompts(DataConfig(path=path, max_prompt_tokens=4), tokenizer)
     assert ([p.index for p in loaded.prompts], loaded.dropped) == ([1], 1)
 

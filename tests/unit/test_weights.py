@@ -19,7 +19,7 @@ def test_a_plan_keeps_order_and_respects_size_and_dtype():
         Parameter("c", (100,), "float32"),
         Parameter("d", (2,), "bfloat16"),
     ]
-    plan = weights.plan(items, bucket_bytes=100)
+    plan = weights.plan(items, bucket_bytes=96)  # which a and b fill
     assert [[p.name for p in bucket] for bucket in plan] == [["a", "b"], ["c"], ["d"]]
     assert weights.plan(items[:3], bucket_bytes=1 << 20) == (tuple(items[:3]),)
     assert weights.plan([], 100) == ()
@@ -54,6 +54,27 @@ def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
 def test_joining_ends_with_an_error_when_a_member_is_missing():
     with pytest.raises(RuntimeError, match="Timed out"):
         weights.join(Rendezvous("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo"), 0)
+
+
+def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():
+    class Gone:
+        broadcasts = 0
+
+        def broadcast(self, *_: object) -> None:
+            self.broadcasts += 1
+            raise RuntimeError("Connection closed by peer")
+
+    processes, gathered = Gone(), []
+
+    def gather(names: list[str]) -> list[torch.Tensor]:
+        gathered.extend(names)
+        return [torch.zeros(1) for _ in names]
+
+    plan = weights.plan([Parameter(name, (1,), "float32") for name in "abc"], bucket_bytes=4)
+    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+        weights.send(weights.Group(processes, torch.device("cpu")), plan, gather)
+    assert gathered == ["a", "b", "c"], "the other ranks wait in each gather"
+    assert processes.broadcasts == 1
 
 
 def test_gloo_takes_its_buffers_in_cpu_memory_whatever_the_members_train_on():
