@@ -113,7 +113,7 @@ def answers(port: int) -> bool:
 def network(region: str) -> str:
     """Id of the default VPC, given a way to the internet, as dstack wants it of subnets with public addresses."""
     ec2 = boto3.client("ec2", region_name=region)
-    vpc = next(one["VpcId"] for one in ec2.describe_vpcs()["Vpcs"] if one["IsDefault"])
+    vpc = next(vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if vpc["IsDefault"])
     gateway = ec2.create_internet_gateway()["InternetGateway"]["InternetGatewayId"]
     ec2.attach_internet_gateway(InternetGatewayId=gateway, VpcId=vpc)
     table = ec2.describe_route_tables(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["RouteTables"][0]["RouteTableId"]
@@ -131,11 +131,11 @@ def catalogue(folder: Path) -> str:
         table = csv.DictWriter(lines, CATALOG_V2_FIELDS, restval="")
         table.writeheader()
         for name, cpus, memory, gpus, gpu, gpu_memory, price in MACHINES if provider == "aws" else []:
-            one = {"instance_name": name, "cpu": cpus, "memory": memory, "gpu_count": gpus, "gpu_name": gpu, "gpu_memory": gpu_memory}
-            one |= {"gpu_vendor": "nvidia" if gpus else "", "cpu_arch": "x86"}
+            offer = {"instance_name": name, "cpu": cpus, "memory": memory, "gpu_count": gpus, "gpu_name": gpu, "gpu_memory": gpu_memory}
+            offer |= {"gpu_vendor": "nvidia" if gpus else "", "cpu_arch": "x86"}
             for region in REGIONS:
-                table.writerow(one | {"location": region, "price": price, "spot": False})
-                table.writerow(one | {"location": region, "price": price / 2, "spot": True})
+                table.writerow(offer | {"location": region, "price": price, "spot": False})
+                table.writerow(offer | {"location": region, "price": price / 2, "spot": True})
         (place / provider / "1").mkdir(parents=True)
         (place / provider / "version").write_text("1")
         with zipfile.ZipFile(place / provider / "1/catalog.zip", "w") as archive:

@@ -39,4 +39,4 @@ def every(*names: str) -> pytest.MarkDecorator:
 
 
 def on_gcp(plan: Plan) -> list[Resource]:
-    return [one for one in plan.resources if one.type.startswith("gcp:")]
+    return [resource for resource in plan.resources if resource.type.startswith("gcp:")]

@@ -72,7 +72,7 @@ def login(folder: Path, project: str) -> int:
     from stacks.dstack_api import ConfigManager
 
     server = must_run(folder)
-    known = sorted(one.project_name for one in client(folder, server).projects.list())
+    known = sorted(project.project_name for project in client(folder, server).projects.list())
     if project not in known:
         raise ServerError(f"--project: {server.url} has no project {project!r}; it has {', '.join(known)}")
     manager = ConfigManager()
@@ -168,12 +168,12 @@ def client(folder: Path, server: Server) -> APIClient:
 def machines(api: APIClient) -> list[str]:
     """Every machine that a fleet of any project holds, one line each."""
     return [
-        f"{one.name}  {one.status.value}  {one.backend.value if one.backend else 'no backend'}  {one.region or ''}  ${one.price or 0:g}/h"
-        f"  (fleet {fleet.name}, project {project.project_name})"
+        f"{instance.name}  {instance.status.value}  {instance.backend.value if instance.backend else 'no backend'}  "
+        f"{instance.region or ''}  ${instance.price or 0:g}/h  (fleet {fleet.name}, project {project.project_name})"
         for project in api.projects.list()
         for fleet in api.fleets.list(project.project_name)
-        for one in fleet.instances
-        if one.status.value != "terminated"
+        for instance in fleet.instances
+        if instance.status.value != "terminated"
     ]
 
 
@@ -213,8 +213,8 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     starts, logs_in = commands.add_parser("up", help="start it"), commands.add_parser("login", help="write ~/.dstack/config.yml")
     shows, stops = commands.add_parser("status", help="what it has"), commands.add_parser("down", help="stop it")
-    for one in (starts, logs_in, shows, stops):
-        one.add_argument("--folder", type=Path, default=FOLDER, help=f"of its data ({FOLDER})")
+    for command in (starts, logs_in, shows, stops):
+        command.add_argument("--folder", type=Path, default=FOLDER, help=f"of its data ({FOLDER})")
     starts.add_argument("stack", nargs="?", help="name of a stack that was rendered; without it a server that has no backends yet")
     starts.add_argument("--port", type=port_number, help=f"on 127.0.0.1 ({PORT})")
     starts.add_argument("--timeout", type=float, default=120, help="seconds that it has to answer (120)")

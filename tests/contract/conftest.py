@@ -60,7 +60,7 @@ def files(planned: Callable[[str], Plan]) -> Callable[[str], dict[str, str]]:
     """The rendered files of a stack; the node agent, beside them, is a copy of a folder in git."""
 
     def texts(name: str) -> dict[str, str]:
-        return {one.name: one.inputs["text"] for one in planned(name).resources if one.kind == "File"}
+        return {resource.name: resource.inputs["text"] for resource in planned(name).resources if resource.kind == "File"}
 
     return texts
 
@@ -110,7 +110,7 @@ def by_pulumi() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def on_aws() -> Callable[[Plan], list[Resource]]:
     """The resources of a plan that AWS would be asked for."""
-    return lambda plan: [one for one in plan.resources if one.type.startswith("aws:")]
+    return lambda plan: [resource for resource in plan.resources if resource.type.startswith("aws:")]
 
 
 @pytest.fixture(scope="session")
@@ -130,7 +130,7 @@ def policy(on_aws: Callable[[Plan], list[Resource]]) -> Callable[[Plan, str], di
     """The policy document of the resource of a name."""
 
     def document(plan: Plan, name: str) -> dict[str, Any]:
-        [found] = [one for one in on_aws(plan) if one.name == name and "policy" in one.inputs]
+        [found] = [resource for resource in on_aws(plan) if resource.name == name and "policy" in resource.inputs]
         return json.loads(found.inputs["policy"])
 
     return document

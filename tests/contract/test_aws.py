@@ -33,17 +33,17 @@ STACKS = ("aws-dev", "aws-prod")
 )
 def test_the_stack_is_made_of_these(name, counts, planned, on_aws):
     wanted = Counter({word.split("*")[-1]: int(word.split("*")[0]) if "*" in word else 1 for word in counts.split()})
-    assert Counter(one.kind for one in on_aws(planned(name))) == wanted
+    assert Counter(resource.kind for resource in on_aws(planned(name))) == wanted
 
 
 @pytest.mark.parametrize("name", STACKS)
 def test_every_resource_is_in_a_component_and_made_by_the_stacks_provider(name, planned, on_aws):
     plan = planned(name)
-    components = {one.urn for one in plan.resources if one.component}
-    [provider] = [one for one in plan.resources if one.type == "pulumi:providers:aws"]
-    for one in on_aws(plan):
-        assert one.parent in components, one.name
-        assert one.options["provider"] == f"{provider.urn}::{provider.id}", one.name
+    components = {resource.urn for resource in plan.resources if resource.component}
+    [provider] = [resource for resource in plan.resources if resource.type == "pulumi:providers:aws"]
+    for resource in on_aws(plan):
+        assert resource.parent in components, resource.name
+        assert resource.options["provider"] == f"{provider.urn}::{provider.id}", resource.name
 
 
 def test_the_provider_tags_what_it_makes(planned, of):
@@ -59,19 +59,27 @@ def test_the_provider_tags_what_it_makes(planned, of):
 
 
 def test_what_holds_checkpoints_is_protected_and_kept_in_prod_alone(planned, of, on_aws):
-    kept = {one.kind for one in on_aws(planned("aws-prod")) if one.options.get("protect") and one.options.get("retainOnDelete")}
+    kept = {
+        resource.kind
+        for resource in on_aws(planned("aws-prod"))
+        if resource.options.get("protect") and resource.options.get("retainOnDelete")
+    }
     assert kept == {"Bucket", "Key", "LustreFileSystem"}
-    assert not [one.name for one in on_aws(planned("aws-dev")) if "protect" in one.options or "retainOnDelete" in one.options]
+    assert not [
+        resource.name for resource in on_aws(planned("aws-dev")) if "protect" in resource.options or "retainOnDelete" in resource.options
+    ]
     assert [of(planned(name), "Bucket")[0].inputs["forceDestroy"] for name in STACKS] == [True, False]
 
 
 def test_the_budget_tells_of_each_threshold_and_of_the_forecast(planned, of):
     [budget] = of(planned("aws-prod"), "Budget")
     assert (budget.inputs["limitAmount"], budget.inputs["limitUnit"], budget.inputs["timeUnit"]) == ("300000.00", "USD", "MONTHLY")
-    told = [(one["notificationType"], one["threshold"]) for one in budget.inputs["notifications"]]
+    told = [(notification["notificationType"], notification["threshold"]) for notification in budget.inputs["notifications"]]
     assert told == [("ACTUAL", 50), ("ACTUAL", 80), ("ACTUAL", 100), ("FORECASTED", 100)]
-    assert {tuple(one["subscriberEmailAddresses"]) for one in budget.inputs["notifications"]} == {("you@example.com",)}
+    assert {tuple(notification["subscriberEmailAddresses"]) for notification in budget.inputs["notifications"]} == {("you@example.com",)}
 
 
 def test_monitoring_is_given_where_it_is_asked_for(planned, of):
-    assert [name for name in STACKS if any(one.name.endswith("-monitoring") for one in of(planned(name), "RolePolicy"))] == ["aws-prod"]
+    assert [name for name in STACKS if any(resource.name.endswith("-monitoring") for resource in of(planned(name), "RolePolicy"))] == [
+        "aws-prod"
+    ]

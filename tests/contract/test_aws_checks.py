@@ -17,29 +17,38 @@ STACKS = ("aws-dev", "aws-prod")
 
 @pytest.mark.parametrize("name", STACKS)
 def test_aws_would_take_the_words_and_numbers(name, planned, on_aws):
-    for one in on_aws(planned(name)):
-        assert not (wrong := [*refusals(one)]), f"{one.type} {one.name}: {wrong}"
+    for resource in on_aws(planned(name)):
+        assert not (wrong := [*refusals(resource)]), f"{resource.type} {resource.name}: {wrong}"
 
 
-def refusals(one: Resource) -> list[str]:
-    found = [f"{key}: no policy document" for key in ("policy", "assumeRolePolicy") if key in one.inputs and not complete(one.inputs[key])]
-    names = one.inputs.get("tags", {}).items()
+def refusals(resource: Resource) -> list[str]:
+    found = [
+        f"{key}: no policy document"
+        for key in ("policy", "assumeRolePolicy")
+        if key in resource.inputs and not complete(resource.inputs[key])
+    ]
+    names = resource.inputs.get("tags", {}).items()
     found += [f"tags.{key}" for key, value in names if len(key) > 128 or len(value) > 256 or key.startswith("aws:")]
     for key in ("cidrBlock", "cidrIpv4", "destinationCidrBlock"):
-        if key in one.inputs:
-            ip_network(one.inputs[key])
-    name, longest = one.inputs.get("name") or f"{one.name}-0123456", {"Bucket": 63, "Role": 64, "Budget": 100}.get(one.kind, 128)
+        if key in resource.inputs:
+            ip_network(resource.inputs[key])
+    name, longest = (
+        resource.inputs.get("name") or f"{resource.name}-0123456",
+        {"Bucket": 63, "Role": 64, "Budget": 100}.get(resource.kind, 128),
+    )
     if len(name) > longest:
         found.append(f"name: {name} has more than {longest} characters")
-    if one.kind == "SecurityGroup" and not re.fullmatch(r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}", one.inputs["description"]):
+    if resource.kind == "SecurityGroup" and not re.fullmatch(
+        r"[a-zA-Z0-9. _\-:/()#,@\[\]+=&;{}!$*]{0,255}", resource.inputs["description"]
+    ):
         found.append("description")
-    machine = one.inputs.get("instanceType")
+    machine = resource.inputs.get("instanceType")
     return found + ([f"instanceType: {machine}"] if machine is not None and machine not in INSTANCE_TYPES else [])
 
 
 def complete(text: str) -> bool:
     document = json.loads(text)
-    return document["Version"] == "2012-10-17" and all({"Effect", "Action"} <= one.keys() for one in document["Statement"])
+    return document["Version"] == "2012-10-17" and all({"Effect", "Action"} <= statement.keys() for statement in document["Statement"])
 
 
 @pytest.mark.parametrize(

@@ -38,32 +38,36 @@ CALLS = {
 
 def build(plan: Plan, ec2: Any) -> dict[str, str]:
     """Makes what the plan declares, each after what it refers to; `{id in the plan: id in EC2}`."""
-    waiting = [one for one in plan.resources if one.kind in CALLS and not one.component]
-    unmade, made = {one.id for one in waiting}, {}
+    waiting = [resource for resource in plan.resources if resource.kind in CALLS and not resource.component]
+    unmade, made = {resource.id for resource in waiting}, {}
     while waiting:
-        ready = [one for one in waiting if not unmade & {value for value in one.inputs.values() if isinstance(value, str)} - {one.id}]
-        assert ready, f"in a circle: {[one.name for one in waiting]}"
-        for one in ready:
-            made[one.id] = make(one, made, ec2)
-            unmade.discard(one.id)
-        waiting = [one for one in waiting if one not in ready]
+        ready = [
+            resource
+            for resource in waiting
+            if not unmade & {value for value in resource.inputs.values() if isinstance(value, str)} - {resource.id}
+        ]
+        assert ready, f"in a circle: {[resource.name for resource in waiting]}"
+        for resource in ready:
+            made[resource.id] = make(resource, made, ec2)
+            unmade.discard(resource.id)
+        waiting = [resource for resource in waiting if resource not in ready]
     return made
 
 
-def make(one: Resource, made: dict[str, str], ec2: Any) -> str:
-    call, where, keys = CALLS[one.kind]
-    inputs = {key: made.get(value, value) if isinstance(value, str) else value for key, value in one.inputs.items()}
+def make(resource: Resource, made: dict[str, str], ec2: Any) -> str:
+    call, where, keys = CALLS[resource.kind]
+    inputs = {key: made.get(value, value) if isinstance(value, str) else value for key, value in resource.inputs.items()}
     arguments = {key[0].upper() + key[1:]: inputs[key] for key in keys.split() if key in inputs}
-    if one.kind == "SecurityGroup":
-        arguments["GroupName"] = inputs.get("name", one.name)
-    if one.kind.endswith("Rule"):
+    if resource.kind == "SecurityGroup":
+        arguments["GroupName"] = inputs.get("name", resource.name)
+    if resource.kind.endswith("Rule"):
         arguments |= {"GroupId": inputs["securityGroupId"], "IpPermissions": [permission(inputs)]}
     answer: Any = getattr(ec2, call)(**arguments)
     for key in where.split("."):
-        answer = answer[key] if key else one.id
-    if one.kind == "InternetGateway":
+        answer = answer[key] if key else resource.id
+    if resource.kind == "InternetGateway":
         ec2.attach_internet_gateway(InternetGatewayId=answer, VpcId=inputs["vpcId"])
-    if one.kind == "SecurityGroup":  # the provider takes away the rule with which EC2 makes every group
+    if resource.kind == "SecurityGroup":  # the provider takes away the rule with which EC2 makes every group
         ec2.revoke_security_group_egress(GroupId=answer, IpPermissions=[permission({"ipProtocol": "-1", "cidrIpv4": "0.0.0.0/0"})])
     return answer
 
@@ -87,7 +91,7 @@ def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def config(plan: Plan, made: dict[str, str]) -> AWSConfig:
     """dstack's configuration from the rendered file, with the ids that EC2 gave."""
-    [text] = [one.inputs["text"] for one in plan.resources if one.name == "server-config.yml"]
+    [text] = [resource.inputs["text"] for resource in plan.resources if resource.name == "server-config.yml"]
     for planned, real in made.items():
         text = text.replace(planned, real) if re.match(r"^(vpc|subnet)-[0-9a-f]{17}$", planned) else text
     return AWSConfig.model_validate(yaml.safe_load(text)["projects"][0]["backends"][0])
@@ -98,8 +102,8 @@ def test_dstack_finds_the_private_subnets_and_no_other(settings, ec2, changed):
     plan = changed("aws-dev", settings)
     made = build(plan, ec2)
     vpc, subnets = compute.get_vpc_id_subnets_ids_or_error(ec2, config(plan, made), REGION, allocate_public_ip=False)
-    assert vpc == made[next(one.id for one in plan.resources if one.kind == "Vpc")]
-    assert set(subnets) == {made[one.id] for one in plan.resources if one.kind == "Subnet" and "-private-" in one.name}
+    assert vpc == made[next(resource.id for resource in plan.resources if resource.kind == "Vpc")]
+    assert set(subnets) == {made[resource.id] for resource in plan.resources if resource.kind == "Subnet" and "-private-" in resource.name}
 
 
 def rules(ec2: Any) -> list[tuple[Any, ...]]:
@@ -129,7 +133,7 @@ def test_a_project_of_another_name_has_its_own_group(ec2, changed):
 @pytest.mark.parametrize("missing", ["-ssh", "-self-in", "-self-out"])
 def test_dstack_would_add_any_rule_that_was_missing(missing, ec2, planned):
     plan = planned("aws-dev")
-    less = Plan(plan.stack, [one for one in plan.resources if not one.name.endswith(missing)], plan.outputs, plan.assumed)
+    less = Plan(plan.stack, [resource for resource in plan.resources if not resource.name.endswith(missing)], plan.outputs, plan.assumed)
     assert len(less.resources) == len(plan.resources) - 1
     made = build(less, ec2)
     before = rules(ec2)
@@ -222,16 +226,16 @@ def test_iam_takes_every_policy(stack, ec2, planned):
     iam = boto3.client("iam", region_name=REGION)
     iam.create_role(RoleName="any", AssumeRolePolicyDocument=json.dumps({"Version": "2012-10-17", "Statement": []}))
     inline: dict[str, int] = {}
-    for one in planned(stack).resources:
-        if one.type == "aws:iam/role:Role":
-            iam.create_role(RoleName=one.name, AssumeRolePolicyDocument=one.inputs["assumeRolePolicy"])
-        if one.type == "aws:iam/policy:Policy":
-            iam.create_policy(PolicyName=one.name, PolicyDocument=one.inputs["policy"])
-            assert len(one.inputs["policy"].replace(" ", "")) <= 6144, one.name
-        if one.type == "aws:iam/rolePolicy:RolePolicy":
-            iam.put_role_policy(RoleName="any", PolicyName=one.name, PolicyDocument=one.inputs["policy"])
-            role = one.inputs["role"]
-            inline[role] = inline.get(role, 0) + len(one.inputs["policy"].replace(" ", ""))
+    for resource in planned(stack).resources:
+        if resource.type == "aws:iam/role:Role":
+            iam.create_role(RoleName=resource.name, AssumeRolePolicyDocument=resource.inputs["assumeRolePolicy"])
+        if resource.type == "aws:iam/policy:Policy":
+            iam.create_policy(PolicyName=resource.name, PolicyDocument=resource.inputs["policy"])
+            assert len(resource.inputs["policy"].replace(" ", "")) <= 6144, resource.name
+        if resource.type == "aws:iam/rolePolicy:RolePolicy":
+            iam.put_role_policy(RoleName="any", PolicyName=resource.name, PolicyDocument=resource.inputs["policy"])
+            role = resource.inputs["role"]
+            inline[role] = inline.get(role, 0) + len(resource.inputs["policy"].replace(" ", ""))
     assert inline and max(inline.values()) <= 10240, inline
 
 
@@ -244,7 +248,9 @@ UNNARROWED = re.compile(  # calls that name no resource, by the references in in
 @pytest.mark.parametrize("stack", ["aws-dev", "aws-prod"])
 def test_no_statement_is_for_all_resources_where_one_could_be_named(stack, planned):
     documents = [
-        one.inputs["policy"] for one in planned(stack).resources if one.type in ("aws:iam/policy:Policy", "aws:iam/rolePolicy:RolePolicy")
+        resource.inputs["policy"]
+        for resource in planned(stack).resources
+        if resource.type in ("aws:iam/policy:Policy", "aws:iam/rolePolicy:RolePolicy")
     ]
     assert len(documents) >= 3
     for statement in [statement for text in documents for statement in json.loads(text)["Statement"]]:

@@ -14,8 +14,10 @@ from stacks.load import StackError
 
 def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned, of):
     plan = planned("aws-dev")
-    subnets = {one.name: one.inputs for one in of(plan, "Subnet")}
-    assert {name.removeprefix("flotilla-aws-dev-"): (one["availabilityZone"], one["cidrBlock"]) for name, one in subnets.items()} == {
+    subnets = {resource.name: resource.inputs for resource in of(plan, "Subnet")}
+    assert {
+        name.removeprefix("flotilla-aws-dev-"): (subnet["availabilityZone"], subnet["cidrBlock"]) for name, subnet in subnets.items()
+    } == {
         "private-us-east-1a": ("us-east-1a", "10.65.0.0/20"),
         "private-us-east-1b": ("us-east-1b", "10.65.16.0/20"),
         "private-us-east-1c": ("us-east-1c", "10.65.32.0/20"),
@@ -23,10 +25,10 @@ def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned, of
         "public-us-east-1b": ("us-east-1b", "10.65.144.0/20"),
         "public-us-east-1c": ("us-east-1c", "10.65.160.0/20"),
     }
-    assert not any(one["mapPublicIpOnLaunch"] for one in subnets.values())
-    routes = {one.inputs["routeTableId"]: one.inputs for one in of(plan, "Route")}
-    tables = {one.inputs["subnetId"]: one.inputs["routeTableId"] for one in of(plan, "RouteTableAssociation")}
-    way_out = {one.name: routes[tables[one.id]] for one in of(plan, "Subnet")}
+    assert not any(subnet["mapPublicIpOnLaunch"] for subnet in subnets.values())
+    routes = {resource.inputs["routeTableId"]: resource.inputs for resource in of(plan, "Route")}
+    tables = {resource.inputs["subnetId"]: resource.inputs["routeTableId"] for resource in of(plan, "RouteTableAssociation")}
+    way_out = {resource.name: routes[tables[resource.id]] for resource in of(plan, "Subnet")}
     assert all(route["destinationCidrBlock"] == "0.0.0.0/0" for route in way_out.values())
     gateways = {name: str(route.get("natGatewayId") or route.get("gatewayId")).partition("-")[0] for name, route in way_out.items()}
     assert gateways == {name: "nat" if "private" in name else "igw" for name in subnets}
@@ -34,12 +36,16 @@ def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned, of
 
 def test_a_gateway_in_each_zone_serves_its_own_zone(changed, of):
     plan = changed("aws-dev", {"network.nat": "per-zone"})
-    zones = {one.id: one.inputs["availabilityZone"] for one in of(plan, "Subnet")}
-    gateways = {one.id: zones[one.inputs["subnetId"]] for one in of(plan, "NatGateway")}
-    tables = {one.inputs["routeTableId"]: gateways[one.inputs["natGatewayId"]] for one in of(plan, "Route") if "natGatewayId" in one.inputs}
-    private = [one.inputs for one in of(plan, "RouteTableAssociation") if one.inputs["routeTableId"] in tables]
+    zones = {resource.id: resource.inputs["availabilityZone"] for resource in of(plan, "Subnet")}
+    gateways = {resource.id: zones[resource.inputs["subnetId"]] for resource in of(plan, "NatGateway")}
+    tables = {
+        resource.inputs["routeTableId"]: gateways[resource.inputs["natGatewayId"]]
+        for resource in of(plan, "Route")
+        if "natGatewayId" in resource.inputs
+    }
+    private = [resource.inputs for resource in of(plan, "RouteTableAssociation") if resource.inputs["routeTableId"] in tables]
     assert sorted(gateways.values()) == ["us-east-1a", "us-east-1b", "us-east-1c"]
-    assert [zones[one["subnetId"]] for one in private] == [tables[one["routeTableId"]] for one in private]
+    assert [zones[association["subnetId"]] for association in private] == [tables[association["routeTableId"]] for association in private]
     assert len(private) == 3
     [endpoint] = of(plan, "VpcEndpoint")
     assert set(endpoint.inputs["routeTableIds"]) == set(tables)  # S3 without NAT from every private subnet
@@ -53,8 +59,10 @@ def test_a_gateway_has_the_way_to_the_internet_for_as_long_as_it_stands(planned,
 
 
 def test_a_zone_that_goes_moves_no_subnet_of_the_others(planned, changed, of):
-    before = {one.name: one.inputs["cidrBlock"] for one in of(planned("aws-dev"), "Subnet")}
-    after = {one.name: one.inputs["cidrBlock"] for one in of(changed("aws-dev", {"network.zones": ["us-east-1c"]}), "Subnet")}
+    before = {resource.name: resource.inputs["cidrBlock"] for resource in of(planned("aws-dev"), "Subnet")}
+    after = {
+        resource.name: resource.inputs["cidrBlock"] for resource in of(changed("aws-dev", {"network.zones": ["us-east-1c"]}), "Subnet")
+    }
     assert len(after) == 2
     assert after.items() <= before.items()
 
@@ -72,7 +80,14 @@ def test_flow_logs_are_written_by_a_role_that_may_do_nothing_else(planned, of, p
 def test_an_existing_network_is_used_and_none_is_made(changed, of, on_aws, backend):
     mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
     plan = changed("aws-dev", {"network": mine})
-    assert not {one.kind for one in on_aws(plan)} & {"Vpc", "Subnet", "NatGateway", "InternetGateway", "RouteTable", "VpcEndpoint"}
+    assert not {resource.kind for resource in on_aws(plan)} & {
+        "Vpc",
+        "Subnet",
+        "NatGateway",
+        "InternetGateway",
+        "RouteTable",
+        "VpcEndpoint",
+    }
     assert of(plan, "SecurityGroup")[0].inputs["vpcId"] == mine["vpc"]
     assert backend(plan)["vpc_ids"] == {"us-east-1": mine["vpc"]}
 
@@ -101,4 +116,4 @@ def test_one_subnet_where_the_machine_is_not_offered_is_refused_as_a_zone_would_
     with pytest.raises(StackError, match=says):
         network.existing(stack, ["us-east-1a"], pulumi.InvokeOptions())
     place = network.existing(stack, ["us-east-1a", "us-east-1e"], pulumi.InvokeOptions())
-    assert place.private == {zone: one for one, zone in zones.items()}
+    assert place.private == {zone: subnet for subnet, zone in zones.items()}

@@ -11,7 +11,7 @@ def test_nodes_have_all_their_cards_and_no_public_address(planned, of, template)
     cards = template(planned("aws-prod"))["networkInterfaces"]
     kinds = [(card["networkCardIndex"], card["deviceIndex"], card["interfaceType"]) for card in cards]
     assert kinds == [(0, 0, "interface"), (0, 1, "efa-only"), *((card, 0, "efa-only") for card in range(1, 32))]
-    [group] = [one.id for one in of(planned("aws-prod"), "SecurityGroup") if one.name.endswith("-nodes")]
+    [group] = [resource.id for resource in of(planned("aws-prod"), "SecurityGroup") if resource.name.endswith("-nodes")]
     assert {tuple(card["securityGroups"]) for card in cards} == {(group,)}
     assert not any("associatePublicIpAddress" in card for card in cards)  # AWS refuses it with several
 
@@ -36,17 +36,17 @@ def test_disks_are_encrypted_and_metadata_takes_tokens_alone(planned, changed, o
         [disk] = template(plan)["blockDeviceMappings"]
         assert (disk["ebs"]["encrypted"], disk["ebs"]["volumeType"]) == ("true", "gp3")
         assert template(plan)["metadataOptions"]["httpTokens"] == "required"
-        [bastion] = [one.inputs for one in of(plan, "Instance") if one.name.endswith("-bastion")]
+        [bastion] = [resource.inputs for resource in of(plan, "Instance") if resource.name.endswith("-bastion")]
         assert (bastion["rootBlockDevice"]["encrypted"], bastion["metadataOptions"]["httpTokens"]) == (True, "required")
     assert template(planned("aws-prod"))["blockDeviceMappings"][0]["ebs"]["volumeSize"] == 1000
 
 
 def test_instances_take_all_from_the_template(planned, of):
-    instances = [one for one in of(planned("aws-prod"), "Instance") if "-h100-" in one.name]
-    assert [one.name for one in instances] == [f"flotilla-aws-prod-h100-{index}" for index in range(4)]
-    assert all(one.inputs.keys() == {"launchTemplate", "tags", "volumeTags"} for one in instances)
+    instances = [resource for resource in of(planned("aws-prod"), "Instance") if "-h100-" in resource.name]
+    assert [instance.name for instance in instances] == [f"flotilla-aws-prod-h100-{index}" for index in range(4)]
+    assert all(instance.inputs.keys() == {"launchTemplate", "tags", "volumeTags"} for instance in instances)
     assert instances[1].inputs["volumeTags"]["cost-center"] == "research"
-    assert {one.inputs["launchTemplate"]["id"] for one in instances} == {of(planned("aws-prod"), "LaunchTemplate")[0].id}
+    assert {instance.inputs["launchTemplate"]["id"] for instance in instances} == {of(planned("aws-prod"), "LaunchTemplate")[0].id}
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_capacity_is_bought_in_one_way_and_a_block_has_no_placement_group(capaci
     target = template(plan).get("capacityReservationSpecification", {}).get("capacityReservationTarget", {}).get("capacityReservationId")
     assert target == capacity.get("id")
     assert market == (said if isinstance(said, dict) else {})
-    assert [one.inputs["strategy"] for one in of(plan, "PlacementGroup")] == ["cluster"] * grouped
+    assert [resource.inputs["strategy"] for resource in of(plan, "PlacementGroup")] == ["cluster"] * grouped
     assert ("placement" in template(plan)) == grouped
 
 
@@ -92,10 +92,10 @@ def test_user_data_is_a_script_that_bash_reads_and_ec2_has_room_for(planned, cha
 def test_a_machine_starts_when_it_can_reach_what_it_needs(planned, changed, of, by_pulumi):
     """Its script installs packages and mounts the checkpoints: by then there are routes, rules and permissions."""
     for plan in (planned("aws-prod"), changed("aws-dev", by_pulumi)):
-        needed = {one.urn for kind in ("Route", "RouteTableAssociation", "SecurityGroupEgressRule") for one in of(plan, kind)}
-        needed |= {one.urn for one in of(plan, "RolePolicy") if "-node-" in one.name}
-        needed -= {one.urn for one in of(plan, "SecurityGroupEgressRule") if not one.name.endswith(("dev-out", "prod-out"))}
-        made_of = {one.urn: one.options.get("dependencies", []) for one in plan.resources}
+        needed = {resource.urn for kind in ("Route", "RouteTableAssociation", "SecurityGroupEgressRule") for resource in of(plan, kind)}
+        needed |= {resource.urn for resource in of(plan, "RolePolicy") if "-node-" in resource.name}
+        needed -= {resource.urn for resource in of(plan, "SecurityGroupEgressRule") if not resource.name.endswith(("dev-out", "prod-out"))}
+        made_of = {resource.urn: resource.options.get("dependencies", []) for resource in plan.resources}
         for instance in of(plan, "Instance"):
             assert needed <= before(instance.urn, made_of), instance.name
 

@@ -128,5 +128,5 @@ def test_a_quota_that_is_not_told_is_unknown(ec2):
         for service, code in (("vpc", preflight.VPCS), ("ec2", preflight.ELASTIC_IPS))
     ]
     found = [*preflight.network_quota(api(stack(), ec2=ec2, service_quotas=stubbed("service-quotas", *refused)))]
-    assert [one.verdict for one in found] == ["unknown", "unknown"]
+    assert [answer.verdict for answer in found] == ["unknown", "unknown"]
     assert "services/vpc/quotas?region=us-east-1" in found[0].fix

@@ -19,7 +19,7 @@ def test_rules_are_resources_of_their_own(name, planned, of):
 @pytest.mark.parametrize("name", STACKS)
 def test_nodes_reach_one_another_in_both_directions_as_efa_asks(name, planned, of):
     plan = planned(name)
-    [group] = [one.id for one in of(plan, "SecurityGroup") if one.name.endswith("-nodes")]
+    [group] = [resource.id for resource in of(plan, "SecurityGroup") if resource.name.endswith("-nodes")]
     for way in ("SecurityGroupIngressRule", "SecurityGroupEgressRule"):
         own = [rule.inputs for rule in of(plan, way) if rule.inputs["securityGroupId"] == group]
         assert [rule["ipProtocol"] for rule in own if rule.get("referencedSecurityGroupId") == group] == ["-1"]
@@ -27,7 +27,7 @@ def test_nodes_reach_one_another_in_both_directions_as_efa_asks(name, planned, o
 
 def open_to_all(ingress: list[Resource]) -> list[tuple[str, int]]:
     """The rules that let everybody in, with the port."""
-    return [(one.name, int(one.inputs["fromPort"])) for one in ingress if one.inputs.get("cidrIpv4") == "0.0.0.0/0"]
+    return [(resource.name, int(resource.inputs["fromPort"])) for resource in ingress if resource.inputs.get("cidrIpv4") == "0.0.0.0/0"]
 
 
 def test_only_ssh_to_private_subnets_is_open_and_only_where_dstack_insists(planned, changed, of, by_pulumi):
@@ -38,8 +38,10 @@ def test_only_ssh_to_private_subnets_is_open_and_only_where_dstack_insists(plann
 
 def test_a_bastion_lets_in_who_may_and_a_tunnel_nobody(planned, changed, of, by_pulumi):
     plan = changed("aws-dev", by_pulumi)
-    [bastion] = [one for one in of(plan, "SecurityGroup") if one.name.endswith("-bastion")]
-    into = [one.inputs for one in of(plan, "SecurityGroupIngressRule") if one.inputs["securityGroupId"] == bastion.id]
-    assert [(one["cidrIpv4"], one["fromPort"], one["toPort"]) for one in into] == [("203.0.113.7/32", 22, 22)]
-    [bastion] = [one for one in of(planned("aws-prod"), "SecurityGroup") if one.name.endswith("-bastion")]
-    assert not [one for one in of(planned("aws-prod"), "SecurityGroupIngressRule") if one.inputs["securityGroupId"] == bastion.id]
+    [bastion] = [resource for resource in of(plan, "SecurityGroup") if resource.name.endswith("-bastion")]
+    into = [resource.inputs for resource in of(plan, "SecurityGroupIngressRule") if resource.inputs["securityGroupId"] == bastion.id]
+    assert [(rule["cidrIpv4"], rule["fromPort"], rule["toPort"]) for rule in into] == [("203.0.113.7/32", 22, 22)]
+    [bastion] = [resource for resource in of(planned("aws-prod"), "SecurityGroup") if resource.name.endswith("-bastion")]
+    assert not [
+        resource for resource in of(planned("aws-prod"), "SecurityGroupIngressRule") if resource.inputs["securityGroupId"] == bastion.id
+    ]

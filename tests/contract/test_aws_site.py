@@ -30,7 +30,7 @@ def test_the_fleet_lists_the_nodes_behind_the_way_to_them(planned, changed, defi
 def test_a_server_in_the_network_needs_no_bastion(changed, of, definition):
     plan = changed("aws-prod", {"access.via": "direct"})
     assert "proxy_jump" not in definition(plan, "h100.fleet.dstack.yml")["ssh_config"]
-    assert not [one for one in of(plan, "Instance") if one.name.endswith("-bastion")]
+    assert not [resource for resource in of(plan, "Instance") if resource.name.endswith("-bastion")]
 
 
 def test_a_fabric_has_its_environment(planned, changed, definition):

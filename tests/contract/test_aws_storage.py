@@ -11,8 +11,10 @@ import pytest
 def test_the_bucket_is_private_versioned_encrypted_and_takes_tls_alone(name, days, planned, of, on_aws):
     plan = planned(name)
     [bucket], [key] = of(plan, "Bucket"), of(plan, "Key")
-    settings = {one.kind: one.inputs for one in on_aws(plan) if one.kind.startswith("Bucket") and one is not bucket}
-    assert {one["bucket"] for one in settings.values()} == {bucket.id}
+    settings = {
+        resource.kind: resource.inputs for resource in on_aws(plan) if resource.kind.startswith("Bucket") and resource is not bucket
+    }
+    assert {setting["bucket"] for setting in settings.values()} == {bucket.id}
     blocked = settings["BucketPublicAccessBlock"]
     assert [blocked[key] for key in ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets")] == [True] * 4
     assert settings["BucketOwnershipControls"]["rule"] == {"objectOwnership": "BucketOwnerEnforced"}
@@ -32,7 +34,7 @@ def test_lustre_is_what_the_stack_asks_for_and_nodes_mount_it(planned, of, defin
     plan = planned("aws-prod")
     [system], [link] = of(plan, "LustreFileSystem"), of(plan, "DataRepositoryAssociation")
     assert (system.inputs["storageCapacity"], system.inputs["perUnitStorageThroughput"]) == (4800, 500)
-    [subnet] = [one for one in of(plan, "Subnet") if "private" in one.name]
+    [subnet] = [resource for resource in of(plan, "Subnet") if "private" in resource.name]
     assert system.inputs["subnetIds"] == subnet.id
     assert link.inputs["dataRepositoryPath"] == "s3://flotilla-aws-prod/lustre"
     assert "mount /var/lib/flotilla/checkpoints" in script(plan)

@@ -63,18 +63,20 @@ def usable(plan: Plan) -> list[Any]:
     """The plan's subnets as Google lists them."""
     return [
         SimpleNamespace(
-            network=f"https://www.googleapis.com/compute/v1/projects/p/global/networks/{one.inputs['network']}",
-            subnetwork=f"https://www.googleapis.com/compute/v1/projects/p/regions/{one.inputs['region']}/subnetworks/{one.name}",
+            network=f"https://www.googleapis.com/compute/v1/projects/p/global/networks/{resource.inputs['network']}",
+            subnetwork=f"https://www.googleapis.com/compute/v1/projects/p/regions/{resource.inputs['region']}/subnetworks/{resource.name}",
         )
-        for one in of(plan, "Subnetwork")
+        for resource in of(plan, "Subnetwork")
     ]
 
 
 def check_vpc(dstack: SimpleNamespace, plan: Plan) -> None:
     """What dstack's server asks when it reads the configuration. Raises ComputeError."""
     routers = [
-        SimpleNamespace(network=one.inputs["network"], nats=[nat for nat in of(plan, "RouterNat") if nat.inputs["router"] == one.name])
-        for one in of(plan, "Router")
+        SimpleNamespace(
+            network=resource.inputs["network"], nats=[nat for nat in of(plan, "RouterNat") if nat.inputs["router"] == resource.name]
+        )
+        for resource in of(plan, "Router")
     ]
     config = backend(plan)
     dstack.resources.check_vpc(
@@ -97,7 +99,7 @@ def test_dstack_finds_network_subnet_and_nat(name, gcp_plan, dstack):
 def test_dstack_would_miss_what_is_not_there(lost, planned, dstack):
     plan = planned("gcp-dev")
     with pytest.raises(dstack.resources.ComputeError):
-        check_vpc(dstack, Plan(plan.stack, [one for one in plan.resources if one.kind != lost], plan.outputs, plan.assumed))
+        check_vpc(dstack, Plan(plan.stack, [resource for resource in plan.resources if resource.kind != lost], plan.outputs, plan.assumed))
 
 
 @every(*FABRICS)
@@ -128,12 +130,12 @@ def test_the_ssh_rule_has_the_name_that_dstack_would_give_it(project, vpc, dstac
 def test_dstack_adopts_the_ssh_rule(name, gcp_plan, dstack):
     """It inserts its own, which lets everybody in, and takes a conflict for an answer."""
     plan = gcp_plan(name)
-    [rule] = [one for one in of(plan, "Firewall") if one.name.endswith("-ssh")]
+    [rule] = [resource for resource in of(plan, "Firewall") if resource.name.endswith("-ssh")]
     inserted = []
     client = SimpleNamespace(insert=lambda project, firewall_resource: inserted.append(firewall_resource) or _conflict())
-    project = yaml.safe_load(next(one.inputs["project"] for one in of(plan, "Service")))
+    project = yaml.safe_load(next(resource.inputs["project"] for resource in of(plan, "Service")))
     dstack.resources.create_runner_firewall_rules(client, project, f"projects/{project}/global/networks/{rule.inputs['network']}")
-    assert [one.name for one in inserted] == [rule.inputs["name"]]
+    assert [made.name for made in inserted] == [rule.inputs["name"]]
     assert inserted[0].source_ranges == ["0.0.0.0/0"]
     assert inserted[0].target_tags == rule.inputs["targetTags"] == [NODE_TAG]
 
@@ -180,5 +182,5 @@ def test_the_servers_role_covers_what_dstack_calls(dstack):
 
 def test_the_servers_role_names_each_permission_once_and_no_wildcard():
     assert len(set(DSTACK_PERMISSIONS)) == len(DSTACK_PERMISSIONS)
-    assert all(re.fullmatch(r"compute\.[a-zA-Z]+\.[a-zA-Z]+", one) for one in DSTACK_PERMISSIONS)
+    assert all(re.fullmatch(r"compute\.[a-zA-Z]+\.[a-zA-Z]+", permission) for permission in DSTACK_PERMISSIONS)
     assert "compute.subnetworks.useExternalIp" not in DSTACK_PERMISSIONS  # no node gets a public address

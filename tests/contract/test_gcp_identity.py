@@ -8,19 +8,19 @@ from plans import of
 
 def test_the_server_may_act_as_the_nodes_and_as_nobody_else(planned):
     plan = planned("gcp-dev")
-    [grant] = [one for one in of(plan, "IAMMember") if one.inputs["role"] == "roles/iam.serviceAccountUser"]
+    [grant] = [resource for resource in of(plan, "IAMMember") if resource.inputs["role"] == "roles/iam.serviceAccountUser"]
     assert grant.inputs["serviceAccountId"].endswith("/flotilla-gcp-dev-nodes@my-project-id.iam.gserviceaccount.com")
     assert grant.inputs["member"] == "serviceAccount:flotilla-gcp-dev-dstack@my-project-id.iam.gserviceaccount.com"
 
 
 def test_there_is_no_server_account_where_pulumi_launches_all(planned):
-    assert not [one for one in on_gcp(planned("gcp-prod")) if "dstack" in one.name]
+    assert not [resource for resource in on_gcp(planned("gcp-prod")) if "dstack" in resource.name]
 
 
 @every()
 def test_no_role_is_owner_or_editor_and_no_account_has_a_key(name, gcp_plan):
     plan = gcp_plan(name)
-    roles = [one.inputs["role"] for one in on_gcp(plan) if "role" in one.inputs]
+    roles = [resource.inputs["role"] for resource in on_gcp(plan) if "role" in resource.inputs]
     assert roles
     assert not {"roles/owner", "roles/editor"} & set(roles)
     assert not of(plan, "Key")
@@ -29,32 +29,36 @@ def test_no_role_is_owner_or_editor_and_no_account_has_a_key(name, gcp_plan):
 def test_nodes_write_metrics_where_the_stack_says(planned):
     wanted = {"roles/logging.logWriter", "roles/monitoring.metricWriter"}
     for name, told in (("gcp-dev", False), ("gcp-prod", True)):
-        roles = {one.inputs["role"] for one in of(planned(name), "IAMMember") if "nodes" in one.inputs["member"]}
+        roles = {resource.inputs["role"] for resource in of(planned(name), "IAMMember") if "nodes" in resource.inputs["member"]}
         assert (wanted <= roles) == told
 
 
 @every("prod", "shared pool")
 def test_github_deploys_from_one_environment_of_one_repository(name, gcp_plan):
     plan = gcp_plan(name)
-    trusted = {one.inputs["member"] for one in of(plan, "IAMMember") if one.inputs["role"] == "roles/iam.workloadIdentityUser"}
+    trusted = {
+        resource.inputs["member"] for resource in of(plan, "IAMMember") if resource.inputs["role"] == "roles/iam.workloadIdentityUser"
+    }
     pool = "github" if name == "shared pool" else "github-flotilla-gcp-prod"
     number = "1" if name == "shared pool" else "123456789012"
     subject = (
         f"principal://iam.googleapis.com/projects/{number}/locations/global/workloadIdentityPools/{pool}/subject/repo:example/flotilla:"
     )
     assert trusted == {subject + "environment:prod", subject + "pull_request", subject + "ref:refs/heads/main"}
-    conditions = [one.inputs["attributeCondition"] for one in of(plan, "WorkloadIdentityPoolProvider")]
+    conditions = [resource.inputs["attributeCondition"] for resource in of(plan, "WorkloadIdentityPoolProvider")]
     assert conditions == ["assertion.repository == 'example/flotilla'"] * (name == "prod")
     assert plan.outputs["cloud"]["deploy_provider"].endswith(f"/workloadIdentityPools/{pool}/providers/github")
 
 
 def test_a_pull_request_reads_alone(planned):
-    roles = {one.inputs["role"] for one in of(planned("gcp-prod"), "IAMMember") if "-preview@" in one.inputs["member"]}
+    roles = {resource.inputs["role"] for resource in of(planned("gcp-prod"), "IAMMember") if "-preview@" in resource.inputs["member"]}
     assert roles == {"roles/viewer", "roles/iam.securityReviewer"}
 
 
 def test_deployments_grant_the_stacks_roles_alone(planned):
-    [grant] = [one for one in of(planned("gcp-prod"), "IAMMember") if one.inputs["role"] == "roles/resourcemanager.projectIamAdmin"]
+    [grant] = [
+        resource for resource in of(planned("gcp-prod"), "IAMMember") if resource.inputs["role"] == "roles/resourcemanager.projectIamAdmin"
+    ]
     expression = grant.inputs["condition"]["expression"]
     assert expression == (
         "api.getAttribute('iam.googleapis.com/modifiedGrantsByRole', []).hasOnly("

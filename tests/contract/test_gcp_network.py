@@ -12,10 +12,10 @@ from plans import backend, of
 @every("dev", "tcpxo by dstack", "tcpx by dstack", "roce by dstack", "tcpxo by pulumi, bastion", "prod")
 def test_subnets_lie_apart_and_reach_the_network_settings(name, gcp_plan):
     plan = gcp_plan(name)
-    subnets = [IPv4Network(one.inputs["ipCidrRange"]) for one in of(plan, "Subnetwork")]
+    subnets = [IPv4Network(resource.inputs["ipCidrRange"]) for resource in of(plan, "Subnetwork")]
     whole = IPv4Network("10.64.0.0/16" if VARIANTS[name][0] == "gcp-prod" else "10.65.0.0/16")
     assert all(subnet.subnet_of(whole) for subnet in subnets)
-    assert not any(one.overlaps(other) for index, one in enumerate(subnets) for other in subnets[:index])
+    assert not any(subnet.overlaps(other) for index, subnet in enumerate(subnets) for other in subnets[:index])
 
 
 @pytest.mark.parametrize(
@@ -32,34 +32,34 @@ def test_subnets_lie_apart_and_reach_the_network_settings(name, gcp_plan):
 def test_a_fabric_has_its_networks(name, vpcs, rdma, mtu, gcp_plan):
     plan = gcp_plan(name)
     networks = of(plan, "Network")
-    roce = [one for one in networks if "networkProfile" in one.inputs]
+    roce = [network for network in networks if "networkProfile" in network.inputs]
     assert (len(networks), len(roce)) == (1 + vpcs + bool(rdma), bool(rdma))
-    assert {one.inputs["mtu"] for one in networks} == {mtu}
-    assert {one.inputs["autoCreateSubnetworks"] for one in networks} == {False}
+    assert {network.inputs["mtu"] for network in networks} == {mtu}
+    assert {network.inputs["autoCreateSubnetworks"] for network in networks} == {False}
     assert len(of(plan, "Subnetwork")) == 1 + vpcs + rdma
-    for one in roce:
-        assert one.inputs["networkProfile"].endswith(
+    for network in roce:
+        assert network.inputs["networkProfile"].endswith(
             ("/networkProfiles/us-central1-b-vpc-roce", "/networkProfiles/europe-west1-b-vpc-roce")
         )
-        assert not [rule for rule in of(plan, "Firewall") if rule.inputs["network"] == one.name]  # the profile brings its own
-        assert sum(subnet.inputs["network"] == one.id for subnet in of(plan, "Subnetwork")) == rdma
+        assert not [rule for rule in of(plan, "Firewall") if rule.inputs["network"] == network.name]  # the profile brings its own
+        assert sum(subnet.inputs["network"] == network.id for subnet in of(plan, "Subnetwork")) == rdma
 
 
 def test_nodes_reach_the_internet_by_nat_and_google_without(planned):
     [subnet], [nat], [router] = (of(planned("gcp-dev"), kind) for kind in ("Subnetwork", "RouterNat", "Router"))
     assert subnet.inputs["privateIpGoogleAccess"] is True
     assert nat.inputs["router"] == router.name
-    assert [one["name"] for one in nat.inputs["subnetworks"]] == [subnet.id]
+    assert [subnetwork["name"] for subnetwork in nat.inputs["subnetworks"]] == [subnet.id]
 
 
 def test_flow_logs_are_kept_where_the_stack_says(planned):
-    assert [("logConfig" in one.inputs) for one in of(planned("gcp-dev"), "Subnetwork")] == [False]
-    assert sum("logConfig" in one.inputs for one in of(planned("gcp-prod"), "Subnetwork")) == 1  # of the nodes; not of the fabric
+    assert [("logConfig" in resource.inputs) for resource in of(planned("gcp-dev"), "Subnetwork")] == [False]
+    assert sum("logConfig" in resource.inputs for resource in of(planned("gcp-prod"), "Subnetwork")) == 1  # of the nodes; not of the fabric
 
 
 def test_an_existing_network_gets_rules_alone(gcp_plan):
     plan = gcp_plan("existing network")
-    assert not [one for kind in ("Network", "Subnetwork", "Router", "RouterNat") for one in of(plan, kind)]
-    assert {one.inputs["network"] for one in of(plan, "Firewall")} == {"mine"}
+    assert not [resource for kind in ("Network", "Subnetwork", "Router", "RouterNat") for resource in of(plan, kind)]
+    assert {resource.inputs["network"] for resource in of(plan, "Firewall")} == {"mine"}
     config = backend(plan)
     assert (config["vpc_name"], config["subnetworks"], config["nat_check"]) == ("mine", {"us-central1": "nodes"}, False)

@@ -25,16 +25,16 @@ from infra.preview import Plan
 def test_a_node_has_all_interfaces_of_its_fabric_each_in_a_subnet_of_its_own(name, nics, gcp_plan):
     [template] = of(gcp_plan(name), "InstanceTemplate")
     found = template.inputs["networkInterfaces"]
-    assert [one["nicType"] for one in found] == nics
-    assert len({one["subnetwork"] for one in found}) == len(nics)
+    assert [interface["nicType"] for interface in found] == nics
+    assert len({interface["subnetwork"] for interface in found}) == len(nics)
     assert found[0]["subnetwork"] == f"subnetworks/flotilla-{VARIANTS[name][0]}"  # the main one first: it has the node's address
 
 
 @pytest.mark.parametrize("machine", ["a3-megagpu-8g", "a3-ultragpu-8g"])
 def test_a_lone_node_beside_a_fabric_is_not_wired_to_it(machine, changed):
     many = {"name": "many", "machine": "a3-megagpu-8g", "nodes": 2, "provision": "pulumi"}
-    one = {"name": "one", "machine": machine, "nodes": 1, "provision": "pulumi", "capacity": {"kind": "spot"}}
-    wired, alone = of(changed("gcp-prod", {"fleets": [many, one]}), "InstanceTemplate")
+    single = {"name": "one", "machine": machine, "nodes": 1, "provision": "pulumi", "capacity": {"kind": "spot"}}
+    wired, alone = of(changed("gcp-prod", {"fleets": [many, single]}), "InstanceTemplate")
     assert [len(wired.inputs["networkInterfaces"]), len(alone.inputs["networkInterfaces"])] == [9, 1]
     start = "tcpgpudmarxd"  # the image of TCPXO's daemon
     assert [start in template.inputs["metadata"]["startup-script"] for template in (wired, alone)] == [True, False]
@@ -79,8 +79,8 @@ def test_the_disk_is_attached_under_the_name_that_the_script_mounts(gcp_plan):
 def test_every_node_is_in_the_fleet_by_its_own_address(planned):
     plan = planned("gcp-prod")
     nodes = of(plan, "InstanceFromTemplate")
-    assert [one.inputs["zone"] for one in nodes] == ["europe-west1-b"] * 4
-    assert all(one.options["deleteBeforeReplace"] for one in nodes)  # there is no capacity for a second beside it
+    assert [node.inputs["zone"] for node in nodes] == ["europe-west1-b"] * 4
+    assert all(node.options["deleteBeforeReplace"] for node in nodes)  # there is no capacity for a second beside it
     assert len(set(definition(plan, "h200.fleet.dstack.yml")["ssh_config"]["hosts"])) == 4
 
 
@@ -126,7 +126,9 @@ def test_machines_that_were_granted_are_in_the_fleet(changed, monkeypatch):
 @every("prod", "flex-start", "share")
 def test_machines_start_when_they_can_reach_what_they_need(name, gcp_plan):
     plan = gcp_plan(name)
-    needed = {one.urn for kind in ("RouterNat", "BucketIAMMember", "Firewall") for one in of(plan, kind) if "gpu" not in one.name}
+    needed = {
+        resource.urn for kind in ("RouterNat", "BucketIAMMember", "Firewall") for resource in of(plan, kind) if "gpu" not in resource.name
+    }
     for template in of(plan, "InstanceTemplate"):
         assert needed <= set(template.options["dependencies"])
 
@@ -134,7 +136,7 @@ def test_machines_start_when_they_can_reach_what_they_need(name, gcp_plan):
 def test_a_bastion_is_for_those_who_may_and_has_no_account(gcp_plan):
     plan = gcp_plan("tcpxo by pulumi, bastion")
     [machine_], [rule], [address] = (
-        [one for one in of(plan, kind) if one.name.endswith("-bastion")] for kind in ("Instance", "Firewall", "Address")
+        [resource for resource in of(plan, kind) if resource.name.endswith("-bastion")] for kind in ("Instance", "Firewall", "Address")
     )
     assert rule.inputs["sourceRanges"] == ["203.0.113.0/24"]
     assert rule.inputs["targetTags"] == machine_.inputs["tags"] != [NODE_TAG]

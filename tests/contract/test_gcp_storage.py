@@ -33,9 +33,9 @@ def test_the_key_of_production_is_granted_before_the_bucket_uses_it(planned):
 )
 def test_a_share_is_for_the_nodes_alone(name, tier, where, size, gcp_plan):
     plan = gcp_plan(name)
-    [share] = [one for one in on_gcp(plan) if one.type.startswith("gcp:filestore")]
+    [share] = [resource for resource in on_gcp(plan) if resource.type.startswith("gcp:filestore")]
     assert (share.inputs["tier"], share.inputs["location"], share.inputs["fileShares"]["capacityGb"]) == (tier, where, size)
-    nodes = next(one for one in of(plan, "Subnetwork") if one.name == f"flotilla-{plan.stack}")
+    nodes = next(resource for resource in of(plan, "Subnetwork") if resource.name == f"flotilla-{plan.stack}")
     assert share.inputs["fileShares"]["nfsExportOptions"][0]["ipRanges"] == [nodes.inputs["ipCidrRange"]]
     assert share.inputs["deletionProtectionEnabled"] == (name == "share")
 
@@ -56,7 +56,8 @@ def test_where_dstack_launches_the_task_mounts_the_store(name, mounts, gcp_plan)
 
 def test_a_budget_tells_at_each_threshold(planned):
     [budget], [channel] = (
-        [one for one in of(planned("gcp-prod"), kind) if one.type.startswith("gcp:")] for kind in ("Budget", "NotificationChannel")
+        [resource for resource in of(planned("gcp-prod"), kind) if resource.type.startswith("gcp:")]
+        for kind in ("Budget", "NotificationChannel")
     )
     assert budget.inputs["amount"]["specifiedAmount"] == {"currencyCode": "USD", "units": "250000", "nanos": 0}
     assert [rule["thresholdPercent"] for rule in budget.inputs["thresholdRules"]] == [0.5, 0.8, 1.0]

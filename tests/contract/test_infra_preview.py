@@ -88,7 +88,7 @@ def test_json_is_the_plan_and_holds_no_token(project):
     token = project / "build/onprem/ray.token"
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
     assert token.read_text() not in done.stdout
-    assert [one["name"] for one in planned["resources"] if one["type"].endswith(":Token")] == ["ray.token"]
+    assert [resource["name"] for resource in planned["resources"] if resource["type"].endswith(":Token")] == ["ray.token"]
 
 
 def test_a_second_run_keeps_the_token_and_drops_fleets_that_are_gone(project):

@@ -22,7 +22,7 @@ def stack(*networks: str | None) -> Stack:
 
 def test_the_site_leaves_this_machine_and_knows_each_fleets_hosts():
     site = ssh.build(stack("10.0.0.0/24", None))
-    assert {name: [host.hostname for host in one.hosts] for name, one in site.ssh.items()} == {"fleet-0": ["h0"], "fleet-1": ["h1"]}
+    assert {name: [host.hostname for host in ssh.hosts] for name, ssh in site.ssh.items()} == {"fleet-0": ["h0"], "fleet-1": ["h1"]}
 
 
 @pytest.mark.parametrize(

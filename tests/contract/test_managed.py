@@ -10,7 +10,7 @@ from infra.preview import Resource
 
 
 def ours(plan) -> dict[tuple[str, str], Resource]:
-    return {(one.kind, one.name): one for one in plan.resources if "flotilla:dstack:" in one.type}
+    return {(resource.kind, resource.name): resource for resource in plan.resources if "flotilla:dstack:" in resource.type}
 
 
 @pytest.mark.parametrize("stack", ["onprem", "aws-dev", "aws-prod", "gcp-dev", "gcp-prod"])
@@ -31,20 +31,20 @@ def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
     plan = changed(stack, {"dstack": {"drive": True}})
     made = ours(plan)
     assert set(made) == expected
-    texts = {one.name: one.inputs["text"] for one in plan.resources if one.kind == "File"}
-    for (kind, name), one in made.items():
+    texts = {resource.name: resource.inputs["text"] for resource in plan.resources if resource.kind == "File"}
+    for (kind, name), resource in made.items():
         if kind in ("Fleet", "Machines"):
-            assert one.inputs["definition"] == yaml.safe_load(texts[f"{name}.fleet.dstack.yml"])
+            assert resource.inputs["definition"] == yaml.safe_load(texts[f"{name}.fleet.dstack.yml"])
         if kind == "Backend":
-            assert one.inputs["config"] == yaml.safe_load(texts["server-config.yml"])["projects"][0]["backends"][0]
+            assert resource.inputs["config"] == yaml.safe_load(texts["server-config.yml"])["projects"][0]["backends"][0]
         if kind != "Managed":
-            assert (one.inputs["server"], one.inputs["project"]) == ("http://127.0.0.1:3000", "main")
+            assert (resource.inputs["server"], resource.inputs["project"]) == ("http://127.0.0.1:3000", "main")
 
 
 def test_destroy_ends_machines_before_anything_of_the_network_goes(changed):
     plan = changed("aws-dev", {"dstack": {"drive": True}})
     made = ours(plan)
-    site = {one.urn for one in plan.resources if one.type.startswith("aws:")}
+    site = {resource.urn for resource in plan.resources if resource.type.startswith("aws:")}
     assert len(site) > 20
     assert site <= set(made["Backend", "aws"].options["dependencies"])
     assert made["Backend", "aws"].urn in made["Fleet", "gpus"].options["dependencies"]

@@ -33,12 +33,16 @@ VARIANTS = [
 
 
 def resources(plan: Plan) -> list[Resource]:
-    return [Resource(one.type, one.name, one.inputs) for one in plan.resources if not one.component]
+    return [Resource(resource.type, resource.name, resource.inputs) for resource in plan.resources if not resource.component]
 
 
 def found(plan: Plan) -> list[str]:
     everything = resources(plan)
-    return [f"{rule.__name__}: {one.type} {one.name} {wrong}" for rule in rules.RULES for one, wrong in rules.violations(rule, everything)]
+    return [
+        f"{rule.__name__}: {resource.type} {resource.name} {wrong}"
+        for rule in rules.RULES
+        for resource, wrong in rules.violations(rule, everything)
+    ]
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -55,11 +59,11 @@ def test_the_exceptions_are_needed_and_cover_nothing_else(planned, changed):
     """Each resource that a rule would refuse but for an exception."""
     plans = [*map(planned, STACKS), *(changed(name, settings) for name, settings in VARIANTS)]
     used = {
-        (rule.__name__, one.type.rpartition(":")[2], one.name)
+        (rule.__name__, resource.type.rpartition(":")[2], resource.name)
         for plan in plans
         for rule in rules.RULES
-        for one in resources(plan)
-        if rules.excepted(rule, one) and [*rule(one, resources(plan))]
+        for resource in resources(plan)
+        if rules.excepted(rule, resource) and [*rule(resource, resources(plan))]
     }
     assert used == {
         ("no_public_address", "Eip", "flotilla-aws-dev-bastion"),
@@ -73,7 +77,11 @@ def test_the_exceptions_are_needed_and_cover_nothing_else(planned, changed):
 def test_ssh_from_anywhere_is_for_groups_that_dstack_looks_for_alone(planned, changed):
     """The exception is by the rule's name; where dstack launches nothing the rule is narrow."""
     for plan in (planned("aws-prod"), changed("aws-dev", BY_PULUMI)):
-        [rule] = [one for one in plan.resources if one.kind == "SecurityGroupIngressRule" and one.name.endswith(f"{plan.stack}-ssh")]
+        [rule] = [
+            resource
+            for resource in plan.resources
+            if resource.kind == "SecurityGroupIngressRule" and resource.name.endswith(f"{plan.stack}-ssh")
+        ]
         assert rule.inputs["cidrIpv4"] != "0.0.0.0/0"
 
 
@@ -218,11 +226,11 @@ def test_every_rule_meets_something_in_the_stacks_that_it_judges(rule, planned):
     """With its inputs taken away, some resource of some stack breaks the rule: it is not asleep."""
     if rule in (rules.no_public_address, rules.no_open_ingress, rules.narrow_rights):  # these refuse what is there, not what is missing
         loud = {"associatePublicIpAddress": True, "cidrIpv4": "0.0.0.0/0", "policy": '{"Statement": {"Effect": "Allow", "Action": "*"}}'}
-        everything = [Resource(one.type, one.name, loud) for one in resources(planned("aws-prod"))]
+        everything = [Resource(resource.type, resource.name, loud) for resource in resources(planned("aws-prod"))]
     else:
-        everything = [Resource(one.type, one.name, {}) for one in resources(planned("aws-prod"))]
+        everything = [Resource(resource.type, resource.name, {}) for resource in resources(planned("aws-prod"))]
     if rule is rules.private_buckets:
-        everything = [one for one in everything if one.kind != "BucketVersioning"]
+        everything = [resource for resource in everything if resource.kind != "BucketVersioning"]
     assert [*rules.violations(rule, everything)]
 
 

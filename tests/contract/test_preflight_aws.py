@@ -28,7 +28,7 @@ VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "
 
 
 def verdicts(found: list[Answer]) -> dict[str, str]:
-    return {one.check: one.verdict for one in found}
+    return {answer.check: answer.verdict for answer in found}
 
 
 # Credentials
@@ -41,14 +41,14 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
     found = aws.ask(stack(), machines(stack()))
     assert (found[0].verdict, found[0].says) == ("failed", "Unable to locate credentials")
     assert "aws sso login" in found[0].fix
-    assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(aws.CHECKS)
+    assert {answer.verdict for answer in found[1:]} == {"unknown"} and len(found) == 1 + len(aws.CHECKS)
 
 
 def test_a_profile_that_there_is_not_is_said_and_nothing_else_is_asked(monkeypatch):
     monkeypatch.setenv("AWS_PROFILE", "nope")
     first, *others = aws.ask(stack(), machines(stack()))
     assert first.verdict == "failed" and "(nope)" in first.says
-    assert {one.check: one.says for one in others} == dict.fromkeys(aws.CHECKS, "not asked without credentials")
+    assert {answer.check: answer.says for answer in others} == dict.fromkeys(aws.CHECKS, "not asked without credentials")
 
 
 def test_credentials_that_aws_does_not_accept_are_said():
@@ -75,7 +75,7 @@ def test_a_zone_without_the_machine_fails_with_those_that_have_it(ec2):
     offered = ec2.describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": ["p4d.24xlarge"]}]
     )["InstanceTypeOfferings"]
-    there = {one["Location"] for one in offered}
+    there = {offer["Location"] for offer in offered}
     [without, *_] = sorted({f"us-east-1{letter}" for letter in "abcdef"} - there)
     [found] = aws.zones(api(stack(fleet={"machine": "p4d.24xlarge"}, network={"zones": [without]}), ec2=ec2))
     assert found.verdict == "failed"
@@ -103,7 +103,7 @@ def test_fewer_efa_interfaces_than_the_table_says_fail(ec2):
         return stubbed("ec2", ("describe_instance_types", {"InstanceTypes": [kind]}, {"InstanceTypes": ["p5.48xlarge"]}))
 
     of = stack(fleet={"machine": "p5.48xlarge"})
-    assert [one.verdict for one in aws.efa(api(of, ec2=answer(32)))] == ["ok"]
+    assert [found.verdict for found in aws.efa(api(of, ec2=answer(32)))] == ["ok"]
     for interfaces in (0, 4):
         [found] = aws.efa(api(of, ec2=answer(interfaces)))
         assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and stacks/rules/aws.py says 32"
@@ -207,7 +207,7 @@ def test_a_subnet_in_a_zone_without_the_machine_fails(ec2):
     [zone, *_] = sorted({f"us-east-1{letter}" for letter in "abcdef"} - set(offered))
     vpc, [subnet] = existing(ec2, "10.1.1.0/24", zone=zone)
     found = [*aws.subnets(api(stack(fleet={"machine": "p4d.24xlarge"}, network={"vpc": vpc, "subnets": [subnet]}), ec2=ec2))]
-    assert [one.verdict for one in found] == ["failed", "ok"]
+    assert [answer.verdict for answer in found] == ["failed", "ok"]
     assert found[0].says == f"{subnet} is in {zone}, which does not offer p4d.24xlarge"
 
 
@@ -239,12 +239,12 @@ def test_nodes_of_pulumi_stand_together_in_the_first_subnet():
     small, large = of.network.subnets
     [found] = aws.room(of, {small: 11, large: 251})
     assert found.verdict == "failed" and f"12 nodes stand in {small}" in found.says
-    assert [one.verdict for one in aws.room(of, {small: 12, large: 0})] == ["ok"]
+    assert [answer.verdict for answer in aws.room(of, {small: 12, large: 0})] == ["ok"]
 
 
 def test_an_unknown_subnet_is_aws_word(ec2):
     found = aws.answers("subnets", aws.subnets, api(stack(network=VPC), ec2=ec2))
-    assert [(one.verdict, "subnet-0123456789abcdef" in one.says) for one in found] == [("failed", True)]
+    assert [(answer.verdict, "subnet-0123456789abcdef" in answer.says) for answer in found] == [("failed", True)]
 
 
 # The whole
@@ -268,7 +268,7 @@ def test_all_checks_are_asked_in_one_session(ec2, monkeypatch):
     monkeypatch.setattr(preflight.prices, "cost", lambda stack: preflight.prices.Cost(()))
     with mock_aws():
         found = preflight.preflight(stack(fleet={"capacity": {"kind": "on-demand"}}))
-    assert [one.check for one in found] == ["credentials", "zones", "efa", "quota", "network", "network", "budget"]
+    assert [answer.check for answer in found] == ["credentials", "zones", "efa", "quota", "network", "network", "budget"]
 
 
 def test_a_stack_without_a_cloud_has_nothing_to_ask():
@@ -293,7 +293,7 @@ def test_the_command_ends_with_1_where_a_check_failed_and_with_2_at_a_mistake():
     assert "Unable to locate credentials" in done.stdout and "aws sso login" in done.stdout
     assert done.stdout.splitlines()[-1] == "aws-dev: 0 ok, 1 failed, 8 unknown"
     found = json.loads(command("aws-dev", "--json").stdout)
-    assert [one["check"] for one in found if one["verdict"] == "failed"] == ["credentials"]
+    assert [answer["check"] for answer in found if answer["verdict"] == "failed"] == ["credentials"]
     mistake = command("aws-def")
     assert (mistake.returncode, mistake.stdout) == (2, "")
     assert mistake.stderr.startswith("there is no stack 'aws-def'")

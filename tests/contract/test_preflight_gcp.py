@@ -92,7 +92,7 @@ Ask = Callable[..., Api]
 
 
 def told(found: list[Answer]) -> list[tuple[str, str]]:
-    return [(one.check, one.verdict) for one in found]
+    return [(answer.check, answer.verdict) for answer in found]
 
 
 # Who asks
@@ -105,7 +105,7 @@ def test_without_credentials_one_line_says_how_to_log_in_and_nothing_else_is_ask
     monkeypatch.setattr(gcp, "default", nobody)
     found = gcp.ask(stack(), machines(stack()))
     assert (found[0].check, found[0].verdict, found[0].fix) == ("credentials", "failed", "gcloud auth application-default login")
-    assert {one.verdict for one in found[1:]} == {"unknown"} and len(found) == 1 + len(gcp.CHECKS)
+    assert {answer.verdict for answer in found[1:]} == {"unknown"} and len(found) == 1 + len(gcp.CHECKS)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,10 @@ def test_the_quota_must_cover_all_gpus_beside_those_in_use(nodes, verdict, googl
 
 def test_on_demand_gpus_count_for_all_regions_too(google):
     found = [*gcp.quota(google(stack(fleet={"machine": "a2-highgpu-8g", "capacity": {"kind": "on-demand"}}), REGION))]
-    assert [(one.verdict, one.says.partition(":")[0]) for one in found] == [("unknown", "NVIDIA_A100_GPUS"), ("failed", "GPUS_ALL_REGIONS")]
+    assert [(answer.verdict, answer.says.partition(":")[0]) for answer in found] == [
+        ("unknown", "NVIDIA_A100_GPUS"),
+        ("failed", "GPUS_ALL_REGIONS"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +181,7 @@ def test_each_way_to_buy_a_machine_has_its_quota(machine, kind, metric):
 
 
 def test_every_machine_type_has_a_quota():
-    assert all(gcp.quota_metric(one, "on-demand") for one in MACHINES)
+    assert all(gcp.quota_metric(machine, "on-demand") for machine in MACHINES)
 
 
 # Capacity
@@ -188,9 +191,9 @@ def reservations(**change: Any) -> Answers:
     properties = {"machineType": change.pop("machineType", "a3-ultragpu-8g")}
     specific = {"count": change.pop("count", "4"), "inUseCount": change.pop("used", "0"), "instanceProperties": properties}
     zone = change.pop("zone", "europe-west1-b")
-    one = {"name": "h200-training", "status": "READY", "zone": f"{LINK}/zones/{zone}", "specificReservation": specific} | change
+    reservation = {"name": "h200-training", "status": "READY", "zone": f"{LINK}/zones/{zone}", "specificReservation": specific} | change
     empty = {"zones/europe-west1-c": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}
-    return {f"{COMPUTE}/aggregated/reservations": {"items": empty | {f"zones/{zone}": {"reservations": [one]}}}}
+    return {f"{COMPUTE}/aggregated/reservations": {"items": empty | {f"zones/{zone}": {"reservations": [reservation]}}}}
 
 
 @pytest.mark.parametrize(
@@ -260,7 +263,7 @@ def test_a_pinned_image_must_be_there_and_in_use(answer, verdict, says, google):
 
 def test_without_a_pin_the_family_is_asked(google):
     api = google(stack("gcp-prod", fleet={"image": ...}), {f"{IMAGES}/family/{IMAGE}": {"name": "newest", "status": "READY"}})
-    assert [one.says for one in gcp.images(api)] == ["newest of ubuntu-os-accelerator-images"]
+    assert [answer.says for answer in gcp.images(api)] == ["newest of ubuntu-os-accelerator-images"]
     assert not [*gcp.images(google(stack()))]  # dstack's machines have its own
 
 

@@ -65,7 +65,7 @@ def stack(name: str, fleet: dict[str, Any] | None = None, **settings: Any) -> St
 
 def text(provider: str) -> str:
     """The catalogue of a provider as gpuhunt publishes it."""
-    rows = [storage.item_to_row(one) for one in OFFERS if one.provider == provider]
+    rows = [storage.item_to_row(offer) for offer in OFFERS if offer.provider == provider]
     lines = io.StringIO()
     writer = csv.DictWriter(lines, fieldnames=storage.CATALOG_V2_FIELDS)
     writer.writeheader()
@@ -150,7 +150,7 @@ def test_what_has_no_list_price_is_said(of, why):
 def test_a_folder_that_is_named_is_read(monkeypatch, tmp_path):
     (tmp_path / "aws.csv").write_text(text("aws"))
     monkeypatch.setenv("GPUHUNT_CATALOG_DIR", str(tmp_path))
-    assert prices.catalogue("aws") == [one for one in OFFERS if one.provider == "aws"]
+    assert prices.catalogue("aws") == [offer for offer in OFFERS if offer.provider == "aws"]
     with pytest.raises(prices.PricesUnknown, match=r"gcp\.csv cannot be read"):
         prices.catalogue("gcp")
 

@@ -55,8 +55,8 @@ def _properties(cls: type) -> dict[str, tuple[Any, bool]]:
     init = cls.__init__
     hints = typing.get_type_hints(init, vars(inspect.getmodule(cls)))
     names = pulumi._types.input_type_py_to_pulumi_names(cls)
-    parameters = {name: one for name, one in inspect.signature(init).parameters.items() if name not in ("self", "__self__")}
-    return {names.get(name, name): (hints[name], one.default is one.empty) for name, one in parameters.items()}
+    parameters = {name: parameter for name, parameter in inspect.signature(init).parameters.items() if name not in ("self", "__self__")}
+    return {names.get(name, name): (hints[name], parameter.default is parameter.empty) for name, parameter in parameters.items()}
 
 
 def _object(at: str, cls: type, value: dict[str, Any]) -> Iterator[str]:
@@ -127,9 +127,13 @@ def test_so_do_those_of_other_settings_on_gcp(name, gcp_plan):
 
 
 def _all_fit(plan: Plan) -> None:
-    resources = [one for one in plan.resources if not one.component and one.type.split(":")[0] in (*clouds(), "pulumi")]
+    resources = [resource for resource in plan.resources if not resource.component and resource.type.split(":")[0] in (*clouds(), "pulumi")]
     assert len(resources) > 15
-    found = [f"{one.type} {one.name} {fault}" for one in resources for fault in faults(one.type, _decoded(one.type, one.inputs))]
+    found = [
+        f"{resource.type} {resource.name} {fault}"
+        for resource in resources
+        for fault in faults(resource.type, _decoded(resource.type, resource.inputs))
+    ]
     assert not found, "\n".join(found)
 
 

@@ -57,14 +57,14 @@ def test_the_names_of_the_files_are_known_before_the_site_is(name):
 
 @pytest.mark.parametrize("name", load.names(ROOT))
 def test_a_plan_has_the_files_by_their_names(name, planned):
-    registered = [one.name for one in planned(name).resources if one.kind == "File"]
+    registered = [resource.name for resource in planned(name).resources if resource.kind == "File"]
     assert sorted(registered) == sorted(publish.file_names(load.load(name, ROOT)))
 
 
 def test_every_plan_has_the_whole_node_agent_as_one_resource(planned):
     modules = {file.name: file.read_text() for file in NODE_AGENT.glob("*.py")}
     for name in load.names(ROOT):
-        [folder] = [one for one in planned(name).resources if one.kind == "Folder"]
+        [folder] = [resource for resource in planned(name).resources if resource.kind == "Folder"]
         assert (folder.name, folder.inputs["path"]) == ("node", f"build/{name}/node")
         assert folder.inputs["texts"] == {f"build/{name}/node/{file}": text for file, text in modules.items()}
 

@@ -31,7 +31,9 @@ TYPES = [known.name for known in MACHINES]
 def test_subnets_are_inside_of_the_network_and_apart(cidr):
     network = IPv4Network(cidr)
     subnets = [
-        subnet for one in cut(network, [f"us-east-1{letter}" for letter in "abcdefgh"]).values() for subnet in (one.private, one.public)
+        subnet
+        for blocks in cut(network, [f"us-east-1{letter}" for letter in "abcdefgh"]).values()
+        for subnet in (blocks.private, blocks.public)
     ]
     assert len(subnets) == 16
     assert all(subnet.subnet_of(network) for subnet in subnets)

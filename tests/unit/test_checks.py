@@ -207,9 +207,9 @@ FAULTS = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_is_an_error_with_its_fix(name: str) -> None:
     second, rank, text = FAULTS[name]
-    [one] = [one for one in judged(second) if text in one.text]
-    assert (one.hard, one.node) == (True, rank)
-    assert one.fix
+    [error] = [error for error in judged(second) if text in error.text]
+    assert (error.hard, error.node) == (True, rank)
+    assert error.fix
 
 
 def test_interfaces_are_matched_as_nccl_does() -> None:
@@ -229,45 +229,45 @@ def test_nodes_with_other_gpus_may_have_other_drivers() -> None:
 def test_a_head_without_gpus_needs_no_nccl() -> None:
     versions = {name: version for name, version in GOOD.versions.items() if name not in ("nccl", "driver")}
     head = replace(GOOD, gpus=(), offered=0, versions=versions, gpu_links={}, cards=())
-    assert [one.text for one in judged(first=head)] == ["0 of 8 GPUs"]
+    assert [error.text for error in judged(first=head)] == ["0 of 8 GPUs"]
 
 
 def test_nodes_of_several_kinds_have_as_many_gpus_as_their_kind() -> None:
     few = changed(gpus=("V100",) * 4, offered=4, gpu_links={"NV2": 6}, cards=())
     assert judged(few, expected=replace(EXPECTED, gpus=[8, 4])) == []
-    [one] = judged(few, expected=replace(EXPECTED, gpus=[8, 5]))
-    assert (one.hard, one.node, one.text) == (True, 1, "4 of 5 GPUs")
-    [one] = judged(expected=replace(EXPECTED, gpus=[8, 8, 8]))
-    assert one.text == "GPUs are given for 3 nodes, 2 are there"
+    [error] = judged(few, expected=replace(EXPECTED, gpus=[8, 5]))
+    assert (error.hard, error.node, error.text) == (True, 1, "4 of 5 GPUs")
+    [error] = judged(expected=replace(EXPECTED, gpus=[8, 8, 8]))
+    assert error.text == "GPUs are given for 3 nodes, 2 are there"
 
 
 def test_the_library_that_torch_loads_is_compared() -> None:
     """RCCL is in no list of packages: it comes with torch or with ROCm."""
-    [one] = judged(speed=[Speed(180.0, 40.0, "cuda", "", "2.22.3"), Speed(180.0, 40.0, "cuda", "", "2.21.5")])
-    assert (one.hard, one.text) == (True, "NCCL or RCCL that torch loads differs: 2.22.3 on node 0; 2.21.5 on node 1")
+    [error] = judged(speed=[Speed(180.0, 40.0, "cuda", "", "2.22.3"), Speed(180.0, 40.0, "cuda", "", "2.21.5")])
+    assert (error.hard, error.text) == (True, "NCCL or RCCL that torch loads differs: 2.22.3 on node 0; 2.21.5 on node 1")
 
 
 def test_who_is_not_reached_is_named_from_where() -> None:
-    [one] = judged(reach=[[FINE, FINE], [Reach("TimeoutError: timed out", 5, 0), FINE]])
-    assert (one.hard, one.node, one.text) == (True, 1, "cannot reach node 0 (10.0.0.1): TimeoutError: timed out")
+    [error] = judged(reach=[[FINE, FINE], [Reach("TimeoutError: timed out", 5, 0), FINE]])
+    assert (error.hard, error.node, error.text) == (True, 1, "cannot reach node 0 (10.0.0.1): TimeoutError: timed out")
 
 
 @pytest.mark.parametrize(("skew", "hard"), [(60.0, True), (-60.0, True), (1.0, False)])
 def test_clocks_that_differ_are_told(skew: float, hard: bool) -> None:
-    [one] = judged(reach=[[FINE, Reach("", 0.01, skew)], [FINE, FINE]])
-    assert (one.hard, one.node) == (hard, 1)
-    assert ("ahead of" if skew > 0 else "behind") in one.text
+    [error] = judged(reach=[[FINE, Reach("", 0.01, skew)], [FINE, FINE]])
+    assert (error.hard, error.node) == (hard, 1)
+    assert ("ahead of" if skew > 0 else "behind") in error.text
 
 
 def test_folders_that_are_not_shared_are_told_but_no_error() -> None:
-    [one] = judged(markers=[{"checkpoints": [0, 1], "cache": [0]}, {"checkpoints": [0, 1], "cache": [1]}])
-    assert (one.hard, "the folder of the cache is not the same on all nodes (node 0, 1)" in one.text) == (False, True)
-    assert "flotilla:cache.path" in one.fix
+    [error] = judged(markers=[{"checkpoints": [0, 1], "cache": [0]}, {"checkpoints": [0, 1], "cache": [1]}])
+    assert (error.hard, "the folder of the cache is not the same on all nodes (node 0, 1)" in error.text) == (False, True)
+    assert "flotilla:cache.path" in error.fix
 
 
 def test_a_slow_fabric_is_an_error_with_both_figures() -> None:
-    [one] = judged(speed=[Speed(18.0, 4.0, "cuda", "")] * 2)
-    assert "all-reduce reaches 18 GB/s, at least 160 are to be had" in one.text
+    [error] = judged(speed=[Speed(18.0, 4.0, "cuda", "")] * 2)
+    assert "all-reduce reaches 18 GB/s, at least 160 are to be had" in error.text
     [other] = judged(speed=[Speed(None, None, "cuda", "ncclInvalidUsage")] * 2)[:1]
     assert "ncclInvalidUsage" in other.text
 

@@ -86,8 +86,8 @@ def test_the_shell_around_a_job_is_no_victim():
         while "trainer.train_ppo" not in " ".join(process.cmdline()):  # not yet the shell: the child of the fork
             assert time.monotonic() < deadline
         assert not demo._is_trainer(process)
-        for one in [*process.children(), process]:
-            one.kill()
+        for running in [*process.children(), process]:
+            running.kill()
 
 
 def test_a_job_that_does_not_end_is_stopped_and_its_deadline_named(monkeypatch):

@@ -44,7 +44,7 @@ def blocks(page: Path, language: str) -> list[str]:
 def spans(text: str) -> list[str]:
     """Inline code, one or two backticks."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
-    return [two or one for two, one in re.findall(r"``\s?(.+?)\s?``|`([^`\n]+)`", prose)]
+    return [two or single for two, single in re.findall(r"``\s?(.+?)\s?``|`([^`\n]+)`", prose)]
 
 
 def code(page: Path) -> list[str]:

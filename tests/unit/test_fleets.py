@@ -44,8 +44,8 @@ def test_the_server_gets_the_backend_of_the_site_under_the_project_of_the_stack(
 
 
 def test_a_cloud_fleet_asks_its_backend_for_these_machines() -> None:
-    one = stack()
-    definition = fleet(one, AWS, one.fleets[0])
+    given = stack()
+    definition = fleet(given, AWS, given.fleets[0])
     parse_apply_configuration(definition)
     assert definition["nodes"] == 4
     assert definition["backends"] == ["aws"]
@@ -53,9 +53,9 @@ def test_a_cloud_fleet_asks_its_backend_for_these_machines() -> None:
 
 
 def test_a_host_is_a_bare_name_until_something_is_said_of_it() -> None:
-    one = stack()
+    given = stack()
     hosts = [{"hostname": "a"}, {"hostname": "b", "port": 2222}]
-    definition = fleet(one, Site(ssh={"gpus": Ssh.model_validate(HOSTS | {"hosts": hosts})}), one.fleets[0])
+    definition = fleet(given, Site(ssh={"gpus": Ssh.model_validate(HOSTS | {"hosts": hosts})}), given.fleets[0])
     parse_apply_configuration(definition)
     assert definition["ssh_config"]["hosts"] == ["a", {"hostname": "b", "port": 2222}]
     assert definition["ssh_config"]["network"] == "10.0.0.0/24"
@@ -63,20 +63,20 @@ def test_a_host_is_a_bare_name_until_something_is_said_of_it() -> None:
 
 
 def test_addresses_of_the_hosts_stand_in_place_of_the_network_as_the_server_wants_it() -> None:
-    one = stack()
+    given = stack()
     hosts = [{"hostname": "a", "internal_ip": "10.0.0.1"}, {"hostname": "b", "internal_ip": "10.0.0.2"}]
-    definition = fleet(one, Site(ssh={"gpus": Ssh.model_validate(HOSTS | {"hosts": hosts})}), one.fleets[0])
+    definition = fleet(given, Site(ssh={"gpus": Ssh.model_validate(HOSTS | {"hosts": hosts})}), given.fleets[0])
     assert [host["internal_ip"] for host in definition["ssh_config"]["hosts"]] == ["10.0.0.1", "10.0.0.2"]
     assert "network" not in definition["ssh_config"]  # "internal_ip is mutually exclusive with network"
 
 
 def test_a_network_volume_lives_in_the_region_of_the_backend() -> None:
-    one = stack(checkpoints={"kind": "network", "volume": "checkpoints", "size": "500GB"})
-    definition = volume(one, AWS)
+    given = stack(checkpoints={"kind": "network", "volume": "checkpoints", "size": "500GB"})
+    definition = volume(given, AWS)
     assert definition is not None
     parse_apply_configuration(definition)
     assert (definition["backend"], definition["region"], definition["size"]) == ("aws", "us-east-1", "500GB")
-    assert task(checkpoints=one.checkpoints.model_dump()).volumes[0].name == "checkpoints"  # type: ignore[union-attr]
+    assert task(checkpoints=given.checkpoints.model_dump()).volumes[0].name == "checkpoints"  # type: ignore[union-attr]
     assert volume(stack(), AWS) is None
 
 

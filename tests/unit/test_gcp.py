@@ -37,7 +37,7 @@ def test_subnets_lie_within_the_network_and_apart(cidr, fabric):
     subnets = [ranges.main, *ranges.fabric]
     assert (len(ranges.vpcs), len(ranges.rdma)) == (NETWORKS[fabric].vpcs, NETWORKS[fabric].rdma_subnets)
     assert all(subnet.subnet_of(IPv4Network(cidr)) for subnet in subnets)
-    assert not any(one.overlaps(other) for index, one in enumerate(subnets) for other in subnets[:index])
+    assert not any(subnet.overlaps(other) for index, subnet in enumerate(subnets) for other in subnets[:index])
     assert ranges.main.prefixlen == IPv4Network(cidr).prefixlen + 1  # half of it, for the nodes
     assert all(usable(subnet) >= 28 for subnet in subnets)
 
@@ -62,7 +62,7 @@ def test_one_node_needs_no_fabric():
 def test_ids_fit_and_differ(length):
     stack_name = "flotilla-" + "s" * length
     ids = [names.account(f"{stack_name}-{role}") for role in ("nodes", "dstack", "up", "preview")]
-    assert all(6 <= len(one) <= 30 for one in ids)
+    assert all(6 <= len(id_) <= 30 for id_ in ids)
     assert len(set(ids)) == len(ids)
     assert names.account(f"{stack_name}x-nodes") not in ids
     assert 4 <= len(names.pool(stack_name)) <= 32
@@ -99,9 +99,9 @@ BOUGHT = {
 @pytest.mark.parametrize(("kind", "expected"), BOUGHT.items(), ids=BOUGHT)
 def test_a_fleet_is_bought_in_exactly_one_way(kind, expected):
     id_ = {"id": "mine"} if kind == "reservation" else {}
-    one, type_ = fleet(PULUMI, ("fleets.0.capacity", {"kind": kind} | id_))
-    schedule, affinity = capacity.scheduling(one, type_), capacity.reservation_affinity(one)
-    assert (schedule.get("provisioning_model"), affinity["type"], capacity.placement(one, type_)) == expected
+    wanted, type_ = fleet(PULUMI, ("fleets.0.capacity", {"kind": kind} | id_))
+    schedule, affinity = capacity.scheduling(wanted, type_), capacity.reservation_affinity(wanted)
+    assert (schedule.get("provisioning_model"), affinity["type"], capacity.placement(wanted, type_)) == expected
     assert schedule.get("on_host_maintenance") == "TERMINATE"  # GPUs do not move
     assert ("max_run_duration" in schedule) == (kind == "flex-start")
     assert schedule.get("automatic_restart") == (kind in ("on-demand", "reservation"))
@@ -109,9 +109,9 @@ def test_a_fleet_is_bought_in_exactly_one_way(kind, expected):
 
 def test_what_is_not_sold_on_demand_ends_with_its_reservation():
     ultra = [("fleets.0.machine", "a3-ultragpu-8g"), ("fleets.0.capacity", {"kind": "reservation", "id": "mine"})]
-    one, type_ = fleet(PULUMI, *ultra)
-    assert capacity.scheduling(one, type_).get("provisioning_model") == "RESERVATION_BOUND"
-    assert capacity.scheduling(one, type_).get("instance_termination_action") == "DELETE"
+    wanted, type_ = fleet(PULUMI, *ultra)
+    assert capacity.scheduling(wanted, type_).get("provisioning_model") == "RESERVATION_BOUND"
+    assert capacity.scheduling(wanted, type_).get("instance_termination_action") == "DELETE"
 
 
 @pytest.mark.parametrize(
@@ -253,8 +253,8 @@ def test_where_dstack_launches_the_container_mounts_the_checkpoints():
     ("machine_type", "nodes_", "wanted"), [("a3-megagpu-8g", 2, True), ("a3-megagpu-8g", 1, False), ("g2-standard-8", 2, False)]
 )
 def test_a_fabrics_plugin_reaches_fleets_of_several_nodes(machine_type, nodes_, wanted):
-    one = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
-    found = site(one, machines(one), OUTPUTS)
+    given = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
+    found = site(given, machines(given), OUTPUTS)
     assert bool(found.setup) == bool(found.volumes) == wanted
 
 

@@ -22,7 +22,7 @@ AWS, GCP = list(aws.MACHINES), list(gcp.MACHINES)
 
 
 def named(machines):
-    return pytest.mark.parametrize("one", machines, ids=[one.name for one in machines])
+    return pytest.mark.parametrize("kind", machines, ids=[kind.name for kind in machines])
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def ec2() -> dict[str, dict[str, Any]]:
     """What EC2's DescribeInstanceTypes said when moto recorded it."""
     file = folder("moto") / "ec2/resources/instance_types.json.gz"
     types = json.loads(gzip.decompress(file.read_bytes()))
-    return types if isinstance(types, dict) else {one["InstanceType"]: one for one in types}
+    return types if isinstance(types, dict) else {known["InstanceType"]: known for known in types}
 
 
 def folder(package: str) -> Path:
@@ -46,7 +46,7 @@ def source(module: str) -> str:
 
 
 def test_the_table_covers_the_gpu_families():
-    names = " ".join(one.name for one in AWS + GCP)
+    names = " ".join(machine.name for machine in AWS + GCP)
     for family in ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "g5", "g6", "g6e"):
         assert f"{family}." in names, family
     for family in ("a2-highgpu", "a2-ultragpu", "a3-highgpu", "a3-megagpu", "a3-ultragpu", "a4-highgpu", "g2-standard"):
@@ -54,40 +54,40 @@ def test_the_table_covers_the_gpu_families():
 
 
 @named(AWS)
-def test_processors_memory_and_disks_are_those_of_ec2(ec2, one):
-    known = ec2[one.name]
-    assert one.cpus == known["VCpuInfo"]["DefaultVCpus"]
-    assert one.memory * 1024 == known["MemoryInfo"]["SizeInMiB"]
-    assert one.nvme == known.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)
+def test_processors_memory_and_disks_are_those_of_ec2(ec2, kind):
+    known = ec2[kind.name]
+    assert kind.cpus == known["VCpuInfo"]["DefaultVCpus"]
+    assert kind.memory * 1024 == known["MemoryInfo"]["SizeInMiB"]
+    assert kind.nvme == known.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)
 
 
 @named(AWS)
-def test_gpus_are_those_of_ec2(ec2, one):
-    gpus = ec2[one.name].get("GpuInfo", {}).get("Gpus", [{"Name": None, "Count": 0, "MemoryInfo": {"SizeInMiB": 0}}])
-    assert [(one.gpu, one.gpus)] == [(gpu["Name"], gpu["Count"]) for gpu in gpus]
-    if one.gpu:  # EC2 tells what is usable; dstack asks for what the card is sold as
-        assert one.gpu_memory == gpuhunt.correct_gpu_memory_gib(one.gpu, gpus[0]["MemoryInfo"]["SizeInMiB"])
+def test_gpus_are_those_of_ec2(ec2, kind):
+    gpus = ec2[kind.name].get("GpuInfo", {}).get("Gpus", [{"Name": None, "Count": 0, "MemoryInfo": {"SizeInMiB": 0}}])
+    assert [(kind.gpu, kind.gpus)] == [(gpu["Name"], gpu["Count"]) for gpu in gpus]
+    if kind.gpu:  # EC2 tells what is usable; dstack asks for what the card is sold as
+        assert kind.gpu_memory == gpuhunt.correct_gpu_memory_gib(kind.gpu, gpus[0]["MemoryInfo"]["SizeInMiB"])
 
 
 @named(AWS)
-def test_cards_and_fabric_are_those_of_ec2(ec2, one):
-    network = ec2[one.name]["NetworkInfo"]
-    assert one.cards == network["MaximumNetworkCards"] == len(network["NetworkCards"])
-    assert one.efa == network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
-    assert (one.fabric == "efa") == network["EfaSupported"]
-    if one.efa:  # such as "400 Gigabit" or "4x 100 Gigabit"
-        assert one.bandwidth == math.prod(int(number) for number in re.findall(r"\d+", network["NetworkPerformance"]))
+def test_cards_and_fabric_are_those_of_ec2(ec2, kind):
+    network = ec2[kind.name]["NetworkInfo"]
+    assert kind.cards == network["MaximumNetworkCards"] == len(network["NetworkCards"])
+    assert kind.efa == network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0)
+    assert (kind.fabric == "efa") == network["EfaSupported"]
+    if kind.efa:  # such as "400 Gigabit" or "4x 100 Gigabit"
+        assert kind.bandwidth == math.prod(int(number) for number in re.findall(r"\d+", network["NetworkPerformance"]))
 
 
 @named(AWS)
-def test_no_card_of_ec2_gets_more_interfaces_than_it_takes(ec2, one):
-    nics = one.nics()
-    cards = {card["NetworkCardIndex"]: card for card in ec2[one.name]["NetworkInfo"]["NetworkCards"]}
+def test_no_card_of_ec2_gets_more_interfaces_than_it_takes(ec2, kind):
+    nics = kind.nics()
+    cards = {card["NetworkCardIndex"]: card for card in ec2[kind.name]["NetworkInfo"]["NetworkCards"]}
     used = Counter(nic.card for nic in nics)
     assert used.keys() == cards.keys()
     for card, count in used.items():
         assert count <= cards[card]["MaximumNetworkInterfaces"]
-    assert sum(nic.kind != "interface" for nic in nics) == one.efa
+    assert sum(nic.kind != "interface" for nic in nics) == kind.efa
     assert len({(nic.card, nic.device) for nic in nics}) == len(nics)
     assert (nics[0].card, nics[0].device) == (0, 0)
     assert [nic for nic in nics if nic.kind != "efa-only"] == [nics[0]]  # one IP address per node
@@ -130,17 +130,17 @@ def test_a_single_card_carries_both():
 
 
 @named(AWS + GCP)
-def test_dstack_knows_the_gpu_with_this_memory(one):
+def test_dstack_knows_the_gpu_with_this_memory(kind):
     known = {(gpu.name, gpu.memory) for gpu in gpuhunt.KNOWN_NVIDIA_GPUS} | {(None, 0)}
-    assert (one.gpu, one.gpu_memory) in known
-    assert (one.gpu is None) == (one.gpus == 0)
+    assert (kind.gpu, kind.gpu_memory) in known
+    assert (kind.gpu is None) == (kind.gpus == 0)
 
 
 @named(AWS + GCP)
-def test_a_floor_is_below_the_line_rate_and_only_where_there_is_a_fabric(one):
-    assert (one.nccl_floor is None) == (one.fabric == "none")
-    if one.nccl_floor is not None:
-        assert 0.15 * one.bandwidth / 8 <= one.nccl_floor <= 0.45 * one.bandwidth / 8
+def test_a_floor_is_below_the_line_rate_and_only_where_there_is_a_fabric(kind):
+    assert (kind.nccl_floor is None) == (kind.fabric == "none")
+    if kind.nccl_floor is not None:
+        assert 0.15 * kind.bandwidth / 8 <= kind.nccl_floor <= 0.45 * kind.bandwidth / 8
 
 
 # GB/s: the floor passes the slowest fabric that worked, and stops plain TCP where that was measured.
@@ -162,7 +162,7 @@ def test_local_disks_of_gcp_are_those_that_gpuhunt_knows():
         if isinstance(target, ast.Name)
     }
     disks = eval(compile(ast.Expression(tables["local_ssd_sizes_gib"]), "gpuhunt", "eval"))
-    ours = {one.name: one.nvme for one in GCP if one.name in disks}
+    ours = {machine.name: machine.nvme for machine in GCP if machine.name in disks}
     assert len(ours) >= 6
     assert ours == {name: disks[name] for name in ours}
 
@@ -170,11 +170,11 @@ def test_local_disks_of_gcp_are_those_that_gpuhunt_knows():
 def test_what_gcp_does_not_sell_on_demand_is_what_gpuhunt_filters_out():
     text = source("gpuhunt.providers.gcp")
     condition = text[text.index("Filter out on-demand offers") : text.index("def _list_machine_types")]
-    for one in GCP:
-        family = one.name.rsplit("-", 1)[0] + "-"
+    for kind in GCP:
+        family = kind.name.rsplit("-", 1)[0] + "-"
         named = f'startswith("{family}")' in condition or f'startswith("{family.split("-")[0]}-")' in condition
-        small = "gpu_count < 8" in condition and one.name.startswith("a3-highgpu-") and one.gpus < 8
-        assert one.on_demand == (not (small if family == "a3-highgpu-" else named)), one.name
+        small = "gpu_count < 8" in condition and kind.name.startswith("a3-highgpu-") and kind.gpus < 8
+        assert kind.on_demand == (not (small if family == "a3-highgpu-" else named)), kind.name
 
 
 def test_gcp_fabrics_have_the_networks_that_dstack_wires():

@@ -73,16 +73,16 @@ def test_waiting_for_lost_nodes_gives_them_as_long_as_for_joining() -> None:
 
 
 def test_a_worker_tells_the_heads_shutdown_notice_from_its_death_and_from_ray() -> None:
-    one = settings()
-    assert head_answers(one) is False
-    thread = served("127.0.0.2", one.port, b"\x00\x00\x18\x04 as Ray's server greets")
-    assert head_answers(one) is True
+    node = settings()
+    assert head_answers(node) is False
+    thread = served("127.0.0.2", node.port, b"\x00\x00\x18\x04 as Ray's server greets")
+    assert head_answers(node) is True
     thread.join()
-    said = threading.Thread(target=send_shutdown_notice, args=(one,))
+    said = threading.Thread(target=send_shutdown_notice, args=(node,))
     said.start()
     with pytest.raises(HeadEnded):
         while True:
-            head_answers(one)
+            head_answers(node)
     said.join()
 
 

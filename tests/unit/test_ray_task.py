@@ -49,9 +49,9 @@ def agent(command: str) -> Settings:
 
 
 def test_the_first_fleet_alone_is_the_cluster_unless_others_are_named() -> None:
-    one = stack()
-    assert read(ray_cluster(one, ssh.build(one))).groups is None
-    assert [name for name in file_names(one) if "fleet" in name] == [f"{name}.fleet.dstack.yml" for name in ("cpu", "small", "large")]
+    given = stack()
+    assert read(ray_cluster(given, ssh.build(given))).groups is None
+    assert [name for name in file_names(given) if "fleet" in name] == [f"{name}.fleet.dstack.yml" for name in ("cpu", "small", "large")]
 
 
 def test_named_fleets_are_groups_whose_head_takes_no_gpu_node() -> None:
@@ -75,8 +75,8 @@ def test_the_fleets_of_a_cluster_are_one_to_dstack() -> None:
     several = stack(fleets=["cpu", "small", "large"])
     site = ssh.build(several)
     assert [name for name in file_names(several) if "fleet" in name] == ["cpu.fleet.dstack.yml"]
-    [one] = several.dstack_fleets()
-    parsed = parse_apply_configuration(fleet(several, site, one))
+    [joined] = several.dstack_fleets()
+    parsed = parse_apply_configuration(fleet(several, site, joined))
     assert isinstance(parsed, FleetConfiguration)
     assert parsed.ssh_config is not None
     hosts = [host if isinstance(host, str) else (host.hostname, host.user) for host in parsed.ssh_config.hosts]
@@ -90,22 +90,22 @@ def test_the_head_waits_for_each_nodes_own_gpus() -> None:
 
 
 def test_a_job_brings_its_files_and_ends_the_run_with_its_code() -> None:
-    one = stack(job=JOB)
-    assert one.task.job is not None
-    task = read(ray_job(one, ssh.build(one), one.task.job))
+    given = stack(job=JOB)
+    assert given.task.job is not None
+    task = read(ray_job(given, ssh.build(given), given.task.job))
     settings = agent(task.commands[-1])
     assert (settings.job, settings.working_dir, settings.runtime_env) == (JOB["command"], "project", "runtime-env.yaml")
     brought = {file.path: file.local_path for file in task.files}
     assert brought["project/run.yaml"] == "../../run.yaml"
     assert task.name == "ray-job"
-    assert "ray-job.dstack.yml" in file_names(one)
+    assert "ray-job.dstack.yml" in file_names(given)
 
 
 @pytest.mark.parametrize(("retry", "events"), [(False, ["no-capacity", "interruption"]), (True, ["no-capacity", "interruption", "error"])])
 def test_a_job_that_fails_by_itself_is_repeated_only_where_that_is_asked_for(retry: bool, events: list[str]) -> None:
-    one = stack(job=JOB | {"retry": retry, "schedule": "0 3 * * *"})
-    assert one.task.job is not None
-    task = read(ray_job(one, ssh.build(one), one.task.job))
+    given = stack(job=JOB | {"retry": retry, "schedule": "0 3 * * *"})
+    assert given.task.job is not None
+    task = read(ray_job(given, ssh.build(given), given.task.job))
     assert not isinstance(task.retry, bool)
     assert task.retry is not None
     assert [event.value for event in task.retry.on_events or []] == events
@@ -114,8 +114,8 @@ def test_a_job_that_fails_by_itself_is_repeated_only_where_that_is_asked_for(ret
 
 
 def test_what_ends_an_idle_run_is_as_dstack_reads_it() -> None:
-    one = stack(utilization={"min_gpu": 10, "window": "1h"}, stop_duration="10m")
-    task = read(ray_cluster(one, ssh.build(one)))
+    given = stack(utilization={"min_gpu": 10, "window": "1h"}, stop_duration="10m")
+    task = read(ray_cluster(given, ssh.build(given)))
     assert task.utilization_policy is not None
     assert (task.utilization_policy.min_gpu_utilization, task.utilization_policy.time_window) == (10, 3600)
     assert task.stop_duration == 600

@@ -38,10 +38,10 @@ def test_each_node_offers_the_fleets_resources_and_its_own(rank: int, expected: 
 
 
 def test_dstack_is_told_nothing_of_them() -> None:
-    one = stack(FLEET)
-    ssh = one.fleets[0].ssh
+    given = stack(FLEET)
+    ssh = given.fleets[0].ssh
     assert ssh is not None
-    assert "v100" not in json.dumps(dstack_fleet(one, Site(ssh={"gpus": ssh}), one.fleets[0]))
+    assert "v100" not in json.dumps(dstack_fleet(given, Site(ssh={"gpus": ssh}), given.fleets[0]))
 
 
 MISTAKES = [

@@ -145,7 +145,7 @@ def test_each_runtime_gets_its_own_words():
     ],
 )
 def test_a_node_is_known_by_its_ipv4_address_unless_it_has_none_or_a_network_is_named(found, network, address, monkeypatch):
-    entries = [(None, None, None, "", (one, 0)) for one in found]
+    entries = [(None, None, None, "", (ip, 0)) for ip in found]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
     assert resolve("n1", ip_network(network) if network else None) == address
 

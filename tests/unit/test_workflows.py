@@ -60,7 +60,7 @@ def test_no_long_lived_key_is_used():
 
 def test_every_stack_that_ci_may_deploy_is_deployed_to_its_environment():
     stacks = [load.load(name, ROOT) for name in load.names(ROOT)]
-    wanted = [{"stack": one.name, "cloud": one.cloud, "environment": one.environment} for one in stacks if one.ci]
+    wanted = [{"stack": stack.name, "cloud": stack.cloud, "environment": stack.environment} for stack in stacks if stack.ci]
     assert wanted
     for job in JOBS.values():
         assert job["strategy"] == {"fail-fast": False, "matrix": {"include": wanted}}

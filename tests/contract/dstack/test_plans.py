@@ -48,7 +48,7 @@ def run_plan(dstack: Running, tmp_path: Path) -> Callable[[str, dict[str, Any]],
 
 
 def fleet_plans(dstack: Running, project: str, texts: dict[str, str]) -> list[Any]:
-    return [plan(Api(dstack.url, dstack.token), project, one) for one in definitions(texts, FLEETS)]
+    return [plan(Api(dstack.url, dstack.token), project, definition) for definition in definitions(texts, FLEETS)]
 
 
 @pytest.fixture(scope="package")
@@ -64,8 +64,8 @@ def aws_dev(dstack: Running) -> str:
 def test_the_server_plans_every_fleet(dstack, stack, files):
     project = dstack.project(f"fleets-{stack}")
     plans = fleet_plans(dstack, project, files(stack))
-    assert [one.spec.configuration.name for one in plans] == [fleet.name for fleet in load(stack, ROOT).fleets]
-    assert all(one.action.value == "create" for one in plans)
+    assert [planned.spec.configuration.name for planned in plans] == [fleet.name for fleet in load(stack, ROOT).fleets]
+    assert all(planned.action.value == "create" for planned in plans)
 
 
 @pytest.mark.parametrize("stack", BY_DSTACK)
@@ -73,7 +73,7 @@ def test_the_server_plans_every_task(dstack, stack, files, run_plan):
     [task] = definitions(files(stack), "ray-cluster.dstack.yml")
     planned = run_plan(dstack.project(f"tasks-{stack}"), task)
     assert len(planned.job_plans) == load(stack, ROOT).fleets[0].nodes
-    assert [one.job_spec.app_specs[0].port for one in planned.job_plans[:1]] == [8265]
+    assert [job.job_spec.app_specs[0].port for job in planned.job_plans[:1]] == [8265]
 
 
 def test_aws_offers_what_aws_dev_asks_for(dstack, aws_dev, files):
@@ -104,7 +104,7 @@ def test_a_task_that_asks_for_more_than_the_fleet_has_gets_no_offer(aws_dev, fil
 
 def test_a_single_node_of_aws_with_a_network_volume_is_planned(dstack, aws_dev, changed, run_plan):
     settings = {"fleets.0.nodes": "1", "checkpoints": {"kind": "network", "volume": "kept", "size": "100GB"}}
-    texts = {one.name: one.inputs["text"] for one in changed("aws-dev", settings).resources if one.kind == "File"}
+    texts = {resource.name: resource.inputs["text"] for resource in changed("aws-dev", settings).resources if resource.kind == "File"}
     [volume] = definitions(texts, ".volume.dstack.yml")
     created = dstack.api.volumes.create(aws_dev, parse_apply_configuration(volume))
     [task] = definitions(texts, "ray-cluster.dstack.yml")

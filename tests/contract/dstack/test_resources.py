@@ -217,7 +217,7 @@ def test_a_host_that_dstack_gave_up_on_is_put_in_again_by_the_next_up(place, cap
     place.fleet.create(props)
     give_up(place, "127.0.0.82")
     first = place.dstack.api.fleets.get(place.name, "hosts")
-    assert sorted(one.status.value for one in first.instances) == ["pending", "terminated"]
+    assert sorted(instance.status.value for instance in first.instances) == ["pending", "terminated"]
     assert place.machines.read("", props).outs == props | {"come": False}
     again = MachinesProvider()
     again.token, again.settings = place.dstack.token, Dstack(drive=True, timeout=15)
@@ -225,7 +225,7 @@ def test_a_host_that_dstack_gave_up_on_is_put_in_again_by_the_next_up(place, cap
         again.create(props)
     assert "fleet hosts: trying again 127.0.0.82" in capsys.readouterr().out
     there = place.dstack.api.fleets.get(place.name, "hosts")
-    assert sorted((one.hostname, one.status.value) for one in there.instances if one.status.value != "terminated") == [
+    assert sorted((instance.hostname, instance.status.value) for instance in there.instances if instance.status.value != "terminated") == [
         ("127.0.0.81", "pending"),
         ("127.0.0.82", "pending"),
     ]
@@ -233,18 +233,20 @@ def test_a_host_that_dstack_gave_up_on_is_put_in_again_by_the_next_up(place, cap
 
 def give_up(place: Place, host: str) -> None:
     """What the server writes after it could not reach a host for a while."""
-    [number] = [one.instance_num for one in place.dstack.api.fleets.get(place.name, "hosts").instances if one.hostname == host]
+    [number] = [
+        instance.instance_num for instance in place.dstack.api.fleets.get(place.name, "hosts").instances if instance.hostname == host
+    ]
     with sqlite3.connect(place.dstack.folder / "data/sqlite.db", timeout=30) as database:
         change = "UPDATE instances SET status = 'TERMINATED', termination_reason = 'PROVISIONING_TIMEOUT' WHERE name = ? AND deleted = 0"
         assert database.execute(change, (f"hosts-{number}",)).rowcount == 1
 
 
 def test_hosts_come_and_go_in_place_and_another_user_is_another_fleet(place):
-    one, two = place.props(onprem("hosts", "127.0.0.78")), place.props(onprem("hosts", "127.0.0.78", "127.0.0.79"))
-    made = place.fleet.create(one)
-    assert place.fleet.read(made.id, one).outs == one
-    assert place.fleet.diff(made.id, one, two).replaces == []
-    place.fleet.update(made.id, one, two)
+    alone, two = place.props(onprem("hosts", "127.0.0.78")), place.props(onprem("hosts", "127.0.0.78", "127.0.0.79"))
+    made = place.fleet.create(alone)
+    assert place.fleet.read(made.id, alone).outs == alone
+    assert place.fleet.diff(made.id, alone, two).replaces == []
+    place.fleet.update(made.id, alone, two)
     hosts = place.dstack.api.fleets.get(place.name, "hosts").spec.configuration.ssh_config.hosts
     assert hosts == ["127.0.0.78", "127.0.0.79"]
     other = two["definition"]["ssh_config"] | {"user": "root"}
@@ -300,7 +302,7 @@ def image(region: str) -> dict[str, str]:
 def states(region: str) -> set[str]:
     """Of all machines in the region."""
     found = boto3.client("ec2", region_name=region).describe_instances()["Reservations"]
-    return {machine["State"]["Name"] for one in found for machine in one["Instances"]}
+    return {machine["State"]["Name"] for reservation in found for machine in reservation["Instances"]}
 
 
 def submit(place: Place, fleet: str) -> None:
@@ -360,7 +362,7 @@ def test_a_volume_that_cannot_be_made_is_told_and_nothing_is_left(aws):
     }
     with pytest.raises(DstackRefused, match=r"^volume lost: "):
         aws.volume.create(aws.props(definition))
-    assert "lost" not in [one.name for one in aws.dstack.api.volumes.list(aws.name)]
+    assert "lost" not in [volume.name for volume in aws.dstack.api.volumes.list(aws.name)]
     assert parse_apply_configuration(definition)  # the definition itself is in order
 
 
