@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -12,14 +10,13 @@ from typing import Any
 
 import boto3
 import gcp_plans
-import plans
 import pytest
 import yaml
 from aws_api import REGION
 from edits import put
 from moto import mock_aws
 
-from infra.preview import Plan, Resource, plan
+from infra.preview import Plan, plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -65,21 +62,6 @@ def files(planned: Callable[[str], Plan]) -> Callable[[str], dict[str, str]]:
     return texts
 
 
-@pytest.fixture(scope="session")
-def of() -> Callable[[Plan, str], list[Resource]]:
-    return plans.of
-
-
-@pytest.fixture(scope="session")
-def definition() -> Callable[[Plan, str], dict[str, Any]]:
-    return plans.definition
-
-
-@pytest.fixture(scope="session")
-def backend() -> Callable[[Plan], dict[str, Any]]:
-    return plans.backend
-
-
 # AWS
 
 
@@ -97,40 +79,3 @@ def ec2(aws_keys: None) -> Iterator[Any]:
     """A client of moto's EC2."""
     with mock_aws():
         yield boto3.client("ec2", region_name=REGION)
-
-
-@pytest.fixture(scope="session")
-def by_pulumi() -> dict[str, Any]:
-    """Settings with which Pulumi launches the machines of aws-dev, behind a bastion."""
-    public_key = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
-    access = {"identity_file": "~/.ssh/id", "public_key": public_key, "allow": ["203.0.113.7/32"]}
-    return {"fleets.0.provision": "pulumi", "fleets.0.idle_duration": ..., "access": access}
-
-
-@pytest.fixture(scope="session")
-def on_aws() -> Callable[[Plan], list[Resource]]:
-    """The resources of a plan that AWS would be asked for."""
-    return lambda plan: [resource for resource in plan.resources if resource.type.startswith("aws:")]
-
-
-@pytest.fixture(scope="session")
-def template(of: Callable[[Plan, str], list[Resource]]) -> Callable[[Plan], dict[str, Any]]:
-    """The launch template of a plan's first fleet."""
-    return lambda plan: of(plan, "LaunchTemplate")[0].inputs
-
-
-@pytest.fixture(scope="session")
-def script(template: Callable[[Plan], dict[str, Any]]) -> Callable[[Plan], str]:
-    """What its instances run once."""
-    return lambda plan: base64.b64decode(template(plan)["userData"]).decode()
-
-
-@pytest.fixture(scope="session")
-def policy(on_aws: Callable[[Plan], list[Resource]]) -> Callable[[Plan, str], dict[str, Any]]:
-    """The policy document of the resource of a name."""
-
-    def document(plan: Plan, name: str) -> dict[str, Any]:
-        [found] = [resource for resource in on_aws(plan) if resource.name == name and "policy" in resource.inputs]
-        return json.loads(found.inputs["policy"])
-
-    return document

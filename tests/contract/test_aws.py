@@ -6,6 +6,8 @@ import json
 from collections import Counter
 
 import pytest
+from aws_plans import on_aws
+from plans import of
 
 STACKS = ("aws-dev", "aws-prod")
 
@@ -31,13 +33,13 @@ STACKS = ("aws-dev", "aws-prod")
         ),
     ],
 )
-def test_the_stack_is_made_of_these(name, counts, planned, on_aws):
+def test_the_stack_is_made_of_these(name, counts, planned):
     wanted = Counter({word.split("*")[-1]: int(word.split("*")[0]) if "*" in word else 1 for word in counts.split()})
     assert Counter(resource.kind for resource in on_aws(planned(name))) == wanted
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_every_resource_is_in_a_component_and_made_by_the_stacks_provider(name, planned, on_aws):
+def test_every_resource_is_in_a_component_and_made_by_the_stacks_provider(name, planned):
     plan = planned(name)
     components = {resource.urn for resource in plan.resources if resource.component}
     [provider] = [resource for resource in plan.resources if resource.type == "pulumi:providers:aws"]
@@ -46,7 +48,7 @@ def test_every_resource_is_in_a_component_and_made_by_the_stacks_provider(name, 
         assert resource.options["provider"] == f"{provider.urn}::{provider.id}", resource.name
 
 
-def test_the_provider_tags_what_it_makes(planned, of):
+def test_the_provider_tags_what_it_makes(planned):
     [provider] = of(planned("aws-prod"), "aws")
     assert provider.inputs["region"] == "us-east-2"
     assert json.loads(provider.inputs["defaultTags"])["tags"] == {
@@ -58,7 +60,7 @@ def test_the_provider_tags_what_it_makes(planned, of):
     }
 
 
-def test_what_holds_checkpoints_is_protected_and_kept_in_prod_alone(planned, of, on_aws):
+def test_what_holds_checkpoints_is_protected_and_kept_in_prod_alone(planned):
     kept = {
         resource.kind
         for resource in on_aws(planned("aws-prod"))
@@ -71,7 +73,7 @@ def test_what_holds_checkpoints_is_protected_and_kept_in_prod_alone(planned, of,
     assert [of(planned(name), "Bucket")[0].inputs["forceDestroy"] for name in STACKS] == [True, False]
 
 
-def test_the_budget_tells_of_each_threshold_and_of_the_forecast(planned, of):
+def test_the_budget_tells_of_each_threshold_and_of_the_forecast(planned):
     [budget] = of(planned("aws-prod"), "Budget")
     assert (budget.inputs["limitAmount"], budget.inputs["limitUnit"], budget.inputs["timeUnit"]) == ("300000.00", "USD", "MONTHLY")
     told = [(notification["notificationType"], notification["threshold"]) for notification in budget.inputs["notifications"]]
@@ -79,7 +81,7 @@ def test_the_budget_tells_of_each_threshold_and_of_the_forecast(planned, of):
     assert {tuple(notification["subscriberEmailAddresses"]) for notification in budget.inputs["notifications"]} == {("you@example.com",)}
 
 
-def test_monitoring_is_given_where_it_is_asked_for(planned, of):
+def test_monitoring_is_given_where_it_is_asked_for(planned):
     assert [name for name in STACKS if any(resource.name.endswith("-monitoring") for resource in of(planned(name), "RolePolicy"))] == [
         "aws-prod"
     ]

@@ -7,6 +7,7 @@ import re
 from ipaddress import ip_network
 
 import pytest
+from aws_plans import BY_PULUMI, on_aws
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from infra.preview import Resource
@@ -16,7 +17,7 @@ STACKS = ("aws-dev", "aws-prod")
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_aws_would_take_the_words_and_numbers(name, planned, on_aws):
+def test_aws_would_take_the_words_and_numbers(name, planned):
     for resource in on_aws(planned(name)):
         assert not (wrong := [*refusals(resource)]), f"{resource.type} {resource.name}: {wrong}"
 
@@ -80,6 +81,6 @@ def test_what_the_machine_types_do_not_bear_is_told_before_anything_is_made(sett
     assert isinstance(error.value, StackError) or type(error.value).__name__ == "RunError"
 
 
-def test_more_cards_than_the_machine_has_are_refused(changed, by_pulumi):
+def test_more_cards_than_the_machine_has_are_refused(changed):
     with pytest.raises(Exception, match=r"flotilla:fleets\[0\].nics: 33 is more than the 1 of g6.8xlarge"):
-        changed("aws-dev", by_pulumi | {"fleets.0.nics": 33})
+        changed("aws-dev", BY_PULUMI | {"fleets.0.nics": 33})

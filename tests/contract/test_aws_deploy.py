@@ -6,10 +6,12 @@ import json
 import re
 
 import pytest
+from aws_plans import policy
+from plans import of
 
 
 @pytest.mark.parametrize(("role", "subjects"), [("deploy", ["environment:prod"]), ("preview", ["pull_request", "ref:refs/heads/main"])])
-def test_one_environment_of_one_repository_may_deploy_and_its_pull_requests_may_preview(role, subjects, planned, of):
+def test_one_environment_of_one_repository_may_deploy_and_its_pull_requests_may_preview(role, subjects, planned):
     [found] = [resource for resource in of(planned("aws-prod"), "Role") if resource.name.endswith(f"-{role}")]
     [statement] = json.loads(found.inputs["assumeRolePolicy"])["Statement"]
     assert statement["Condition"] == {
@@ -21,14 +23,14 @@ def test_one_environment_of_one_repository_may_deploy_and_its_pull_requests_may_
     assert planned("aws-prod").outputs["cloud"][f"{role}_role"] == f"arn:aws:iam::123456789012:role/{found.name}"
 
 
-def test_a_preview_only_looks(planned, policy):
+def test_a_preview_only_looks(planned):
     actions = [
         action for statement in policy(planned("aws-prod"), "flotilla-aws-prod-preview")["Statement"] for action in statement["Action"]
     ]
     assert all(re.fullmatch(r"ec2:Describe\w+|ssm:GetParameter", action) for action in actions)
 
 
-def test_a_provider_that_is_there_is_not_made_again(changed, of):
+def test_a_provider_that_is_there_is_not_made_again(changed):
     mine = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
     plan = changed("aws-prod", {"ci.provider": mine})
     assert not of(plan, "OpenIdConnectProvider")
@@ -36,7 +38,7 @@ def test_a_provider_that_is_there_is_not_made_again(changed, of):
     assert json.loads(role.inputs["assumeRolePolicy"])["Statement"][0]["Principal"] == {"Federated": mine}
 
 
-def test_what_a_deployment_makes_is_bounded(planned, of):
+def test_what_a_deployment_makes_is_bounded(planned):
     plan = planned("aws-prod")
     bounds = [resource for resource in of(plan, "Policy") if resource.name.endswith("-boundary")]
     made = [resource for resource in of(plan, "Role") if not resource.name.endswith(("-deploy", "-preview"))]
@@ -44,7 +46,7 @@ def test_what_a_deployment_makes_is_bounded(planned, of):
     assert {role.inputs["path"] for role in made} == {"/flotilla/aws-prod/"}
 
 
-def test_a_deployment_may_end_what_each_way_to_buy_machines_starts(planned, policy):
+def test_a_deployment_may_end_what_each_way_to_buy_machines_starts(planned):
     """The provider cancels the request of a spot machine that it destroys."""
     actions = {
         action

@@ -7,12 +7,14 @@ from types import SimpleNamespace
 import aws_api
 import pulumi
 import pytest
+from aws_plans import BY_PULUMI, on_aws, policy, template
+from plans import backend, of
 
 from infra.aws import network
 from stacks.load import StackError
 
 
-def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned, of):
+def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned):
     plan = planned("aws-dev")
     subnets = {resource.name: resource.inputs for resource in of(plan, "Subnet")}
     assert {
@@ -34,7 +36,7 @@ def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned, of
     assert gateways == {name: "nat" if "private" in name else "igw" for name in subnets}
 
 
-def test_a_gateway_in_each_zone_serves_its_own_zone(changed, of):
+def test_a_gateway_in_each_zone_serves_its_own_zone(changed):
     plan = changed("aws-dev", {"network.nat": "per-zone"})
     zones = {resource.id: resource.inputs["availabilityZone"] for resource in of(plan, "Subnet")}
     gateways = {resource.id: zones[resource.inputs["subnetId"]] for resource in of(plan, "NatGateway")}
@@ -51,14 +53,14 @@ def test_a_gateway_in_each_zone_serves_its_own_zone(changed, of):
     assert set(endpoint.inputs["routeTableIds"]) == set(tables)  # S3 without NAT from every private subnet
 
 
-def test_a_gateway_has_the_way_to_the_internet_for_as_long_as_it_stands(planned, of):
+def test_a_gateway_has_the_way_to_the_internet_for_as_long_as_it_stands(planned):
     [gateway] = of(planned("aws-dev"), "NatGateway")
     names = [urn.rpartition("::")[2] for urn in gateway.options["dependencies"]]
     kinds = [urn.rpartition("::")[0].rpartition(":")[2] for urn in gateway.options["dependencies"]]
     assert ("Route", "flotilla-aws-dev-public") in zip(kinds, names, strict=True)
 
 
-def test_a_zone_that_goes_moves_no_subnet_of_the_others(planned, changed, of):
+def test_a_zone_that_goes_moves_no_subnet_of_the_others(planned, changed):
     before = {resource.name: resource.inputs["cidrBlock"] for resource in of(planned("aws-dev"), "Subnet")}
     after = {
         resource.name: resource.inputs["cidrBlock"] for resource in of(changed("aws-dev", {"network.zones": ["us-east-1c"]}), "Subnet")
@@ -67,7 +69,7 @@ def test_a_zone_that_goes_moves_no_subnet_of_the_others(planned, changed, of):
     assert after.items() <= before.items()
 
 
-def test_flow_logs_are_written_by_a_role_that_may_do_nothing_else(planned, of, policy):
+def test_flow_logs_are_written_by_a_role_that_may_do_nothing_else(planned):
     plan = planned("aws-prod")
     [log], [group] = of(plan, "FlowLog"), of(plan, "LogGroup")
     assert (log.inputs["trafficType"], log.inputs["vpcId"]) == ("ALL", of(plan, "Vpc")[0].id)
@@ -77,7 +79,7 @@ def test_flow_logs_are_written_by_a_role_that_may_do_nothing_else(planned, of, p
     assert not of(planned("aws-dev"), "FlowLog")
 
 
-def test_an_existing_network_is_used_and_none_is_made(changed, of, on_aws, backend):
+def test_an_existing_network_is_used_and_none_is_made(changed):
     mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
     plan = changed("aws-dev", {"network": mine})
     assert not {resource.kind for resource in on_aws(plan)} & {
@@ -92,10 +94,10 @@ def test_an_existing_network_is_used_and_none_is_made(changed, of, on_aws, backe
     assert backend(plan)["vpc_ids"] == {"us-east-1": mine["vpc"]}
 
 
-def test_nodes_stand_in_the_first_subnet_that_the_stack_lists(changed, template, by_pulumi):
+def test_nodes_stand_in_the_first_subnet_that_the_stack_lists(changed):
     mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
-    access = {key: value for key, value in by_pulumi["access"].items() if key != "allow"} | {"via": "tunnel"}
-    plan = changed("aws-dev", by_pulumi | {"network": mine, "access": access})
+    access = {key: value for key, value in BY_PULUMI["access"].items() if key != "allow"} | {"via": "tunnel"}
+    plan = changed("aws-dev", BY_PULUMI | {"network": mine, "access": access})
     assert {card["subnetId"] for card in template(plan)["networkInterfaces"]} == {mine["subnets"][0]}
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from aws_plans import BY_PULUMI, script, template
+from plans import definition, of
 
 
-def test_nodes_have_all_their_cards_and_no_public_address(planned, of, template):
+def test_nodes_have_all_their_cards_and_no_public_address(planned):
     cards = template(planned("aws-prod"))["networkInterfaces"]
     kinds = [(card["networkCardIndex"], card["deviceIndex"], card["interfaceType"]) for card in cards]
     assert kinds == [(0, 0, "interface"), (0, 1, "efa-only"), *((card, 0, "efa-only") for card in range(1, 32))]
@@ -16,23 +18,23 @@ def test_nodes_have_all_their_cards_and_no_public_address(planned, of, template)
     assert not any("associatePublicIpAddress" in card for card in cards)  # AWS refuses it with several
 
 
-def test_a_single_card_says_that_it_has_no_public_address(changed, template, by_pulumi):
-    [card] = template(changed("aws-dev", by_pulumi))["networkInterfaces"]
+def test_a_single_card_says_that_it_has_no_public_address(changed):
+    [card] = template(changed("aws-dev", BY_PULUMI))["networkInterfaces"]
     assert (card["interfaceType"], card["associatePublicIpAddress"]) == ("efa", "false")
     [first_of_many] = template(changed("aws-prod", {"fleets.0.nics": 1}))["networkInterfaces"]
     assert (first_of_many["interfaceType"], first_of_many["associatePublicIpAddress"]) == ("interface", "false")
 
 
-def test_a_tag_is_in_no_template_whose_change_would_replace_the_nodes(planned, changed, template):
+def test_a_tag_is_in_no_template_whose_change_would_replace_the_nodes(planned, changed):
     assert template(changed("aws-prod", {"tags.owner": "somebody-else"})) == template(planned("aws-prod"))
 
 
-def test_fewer_cards_may_be_asked_for(changed, template):
+def test_fewer_cards_may_be_asked_for(changed):
     assert len(template(changed("aws-prod", {"fleets.0.nics": "9"}))["networkInterfaces"]) == 9
 
 
-def test_disks_are_encrypted_and_metadata_takes_tokens_alone(planned, changed, of, template, by_pulumi):
-    for plan in (planned("aws-prod"), changed("aws-dev", by_pulumi)):
+def test_disks_are_encrypted_and_metadata_takes_tokens_alone(planned, changed):
+    for plan in (planned("aws-prod"), changed("aws-dev", BY_PULUMI)):
         [disk] = template(plan)["blockDeviceMappings"]
         assert (disk["ebs"]["encrypted"], disk["ebs"]["volumeType"]) == ("true", "gp3")
         assert template(plan)["metadataOptions"]["httpTokens"] == "required"
@@ -41,7 +43,7 @@ def test_disks_are_encrypted_and_metadata_takes_tokens_alone(planned, changed, o
     assert template(planned("aws-prod"))["blockDeviceMappings"][0]["ebs"]["volumeSize"] == 1000
 
 
-def test_instances_take_all_from_the_template(planned, of):
+def test_instances_take_all_from_the_template(planned):
     instances = [resource for resource in of(planned("aws-prod"), "Instance") if "-h100-" in resource.name]
     assert [instance.name for instance in instances] == [f"flotilla-aws-prod-h100-{index}" for index in range(4)]
     assert all(instance.inputs.keys() == {"launchTemplate", "tags", "volumeTags"} for instance in instances)
@@ -62,7 +64,7 @@ def test_instances_take_all_from_the_template(planned, of):
         ({"kind": "block", "id": "cr-0123456789abcdef0"}, {"marketType": "capacity-block"}, False),
     ],
 )
-def test_capacity_is_bought_in_one_way_and_a_block_has_no_placement_group(capacity, said, grouped, changed, of, template):
+def test_capacity_is_bought_in_one_way_and_a_block_has_no_placement_group(capacity, said, grouped, changed):
     plan = changed("aws-prod", {"fleets.0.capacity": capacity})
     market = template(plan).get("instanceMarketOptions", {})
     target = template(plan).get("capacityReservationSpecification", {}).get("capacityReservationTarget", {}).get("capacityReservationId")
@@ -72,7 +74,7 @@ def test_capacity_is_bought_in_one_way_and_a_block_has_no_placement_group(capaci
     assert ("placement" in template(plan)) == grouped
 
 
-def test_a_pinned_image_is_taken_and_another_stays_that_of_the_first_up(planned, changed, of):
+def test_a_pinned_image_is_taken_and_another_stays_that_of_the_first_up(planned, changed):
     [pinned] = of(planned("aws-prod"), "LaunchTemplate")
     assert (pinned.inputs["imageId"], pinned.options.get("ignoreChanges")) == ("ami-0123456789abcdef0", None)
     plan = changed("aws-prod", {"fleets.0.image": ...})
@@ -82,16 +84,16 @@ def test_a_pinned_image_is_taken_and_another_stays_that_of_the_first_up(planned,
     assert any("base-oss-nvidia-driver-gpu-ubuntu-22.04" in line for line in plan.assumed)
 
 
-def test_user_data_is_a_script_that_bash_reads_and_ec2_has_room_for(planned, changed, script, by_pulumi):
-    for plan in (planned("aws-prod"), changed("aws-dev", by_pulumi)):
+def test_user_data_is_a_script_that_bash_reads_and_ec2_has_room_for(planned, changed):
+    for plan in (planned("aws-prod"), changed("aws-dev", BY_PULUMI)):
         done = subprocess.run(["bash", "-n"], input=script(plan), capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
         assert len(script(plan)) < 16384
 
 
-def test_a_machine_starts_when_it_can_reach_what_it_needs(planned, changed, of, by_pulumi):
+def test_a_machine_starts_when_it_can_reach_what_it_needs(planned, changed):
     """Its script installs packages and mounts the checkpoints: by then there are routes, rules and permissions."""
-    for plan in (planned("aws-prod"), changed("aws-dev", by_pulumi)):
+    for plan in (planned("aws-prod"), changed("aws-dev", BY_PULUMI)):
         needed = {resource.urn for kind in ("Route", "RouteTableAssociation", "SecurityGroupEgressRule") for resource in of(plan, kind)}
         needed |= {resource.urn for resource in of(plan, "RolePolicy") if "-node-" in resource.name}
         needed -= {resource.urn for resource in of(plan, "SecurityGroupEgressRule") if not resource.name.endswith(("dev-out", "prod-out"))}
@@ -110,7 +112,7 @@ def before(urn: str, made_of: dict[str, list[str]]) -> set[str]:
     return found
 
 
-def test_work_grows_with_the_nodes_and_with_nothing_else(planned, changed, definition):
+def test_work_grows_with_the_nodes_and_with_nothing_else(planned, changed):
     few, many = planned("aws-prod"), changed("aws-prod", {"fleets.0.nodes": 256})
     assert len(many.resources) - len(few.resources) == 252
     assert len(definition(many, "h100.fleet.dstack.yml")["ssh_config"]["hosts"]) == 256

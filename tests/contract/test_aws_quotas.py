@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from aws_api import api, stack, stubbed
+from aws_plans import BY_PULUMI
 
 from infra.aws import preflight
 
@@ -107,13 +108,13 @@ def test_what_the_stack_has_made_is_not_in_its_way(ec2):
     assert (vpcs.verdict, f"networks: {there + 1} of others" in vpcs.says) == ("ok", True)
 
 
-def test_a_gateway_in_each_zone_and_a_bastion_want_an_address_each(ec2, by_pulumi):
+def test_a_gateway_in_each_zone_and_a_bastion_want_an_address_each(ec2):
     zones = {"zones": ["us-east-1a", "us-east-1b"], "nat": "per-zone"}
     _, found = preflight.network_quota(api(stack(network=zones), ec2=ec2, service_quotas=limits(5, 5)))
     assert "the stack needs 2" in found.says
     fleet = {"provision": "pulumi", "idle_duration": ...}
     _, found = preflight.network_quota(
-        api(stack(fleet=fleet, network=zones, access=by_pulumi["access"]), ec2=ec2, service_quotas=limits(5, 2))
+        api(stack(fleet=fleet, network=zones, access=BY_PULUMI["access"]), ec2=ec2, service_quotas=limits(5, 2))
     )
     assert (found.verdict, "the stack needs 3" in found.says) == ("failed", True)
 

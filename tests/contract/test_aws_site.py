@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from aws_plans import BY_PULUMI
+from plans import backend, definition, of
 
-def test_dstack_is_told_this_network_and_no_key(planned, of, definition, backend):
+
+def test_dstack_is_told_this_network_and_no_key(planned):
     plan = planned("aws-dev")
     assert backend(plan) == {
         "type": "aws",
@@ -18,22 +21,22 @@ def test_dstack_is_told_this_network_and_no_key(planned, of, definition, backend
     assert definition(planned("aws-prod"), "server-config.yml") == {"projects": [{"name": "main", "backends": []}]}
 
 
-def test_the_fleet_lists_the_nodes_behind_the_way_to_them(planned, changed, definition, by_pulumi):
+def test_the_fleet_lists_the_nodes_behind_the_way_to_them(planned, changed):
     fleet = definition(planned("aws-prod"), "h100.fleet.dstack.yml")["ssh_config"]
     assert fleet["hosts"] == ["10.64.0.10", "10.64.0.11", "10.64.0.12", "10.64.0.13"]
     assert (fleet["proxy_jump"]["hostname"], fleet["proxy_jump"]["port"]) == ("localhost", 2222)
     assert planned("aws-prod").outputs["next"][0].startswith("aws ssm start-session --region us-east-2 --target i-")
-    fleet = definition(changed("aws-dev", by_pulumi), "gpus.fleet.dstack.yml")["ssh_config"]
+    fleet = definition(changed("aws-dev", BY_PULUMI), "gpus.fleet.dstack.yml")["ssh_config"]
     assert (fleet["proxy_jump"]["hostname"], fleet["proxy_jump"]["port"]) == ("198.51.100.10", 22)
 
 
-def test_a_server_in_the_network_needs_no_bastion(changed, of, definition):
+def test_a_server_in_the_network_needs_no_bastion(changed):
     plan = changed("aws-prod", {"access.via": "direct"})
     assert "proxy_jump" not in definition(plan, "h100.fleet.dstack.yml")["ssh_config"]
     assert not [resource for resource in of(plan, "Instance") if resource.name.endswith("-bastion")]
 
 
-def test_a_fabric_has_its_environment(planned, changed, definition):
+def test_a_fabric_has_its_environment(planned, changed):
     env = definition(planned("aws-prod"), "ray-cluster.dstack.yml")["env"]
     assert "FI_PROVIDER=efa" in env
     assert not [

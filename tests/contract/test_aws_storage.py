@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from aws_plans import BY_PULUMI, on_aws, script
+from plans import definition, of
 
 
 @pytest.mark.parametrize(("name", "days"), [("aws-dev", 7), ("aws-prod", 90)])
-def test_the_bucket_is_private_versioned_encrypted_and_takes_tls_alone(name, days, planned, of, on_aws):
+def test_the_bucket_is_private_versioned_encrypted_and_takes_tls_alone(name, days, planned):
     plan = planned(name)
     [bucket], [key] = of(plan, "Bucket"), of(plan, "Key")
     settings = {
@@ -30,7 +32,7 @@ def test_the_bucket_is_private_versioned_encrypted_and_takes_tls_alone(name, day
     assert denied["Resource"] == ["arn:aws:s3:::" + bucket.name, f"arn:aws:s3:::{bucket.name}/*"]
 
 
-def test_lustre_is_what_the_stack_asks_for_and_nodes_mount_it(planned, of, definition, script):
+def test_lustre_is_what_the_stack_asks_for_and_nodes_mount_it(planned):
     plan = planned("aws-prod")
     [system], [link] = of(plan, "LustreFileSystem"), of(plan, "DataRepositoryAssociation")
     assert (system.inputs["storageCapacity"], system.inputs["perUnitStorageThroughput"]) == (4800, 500)
@@ -42,7 +44,7 @@ def test_lustre_is_what_the_stack_asks_for_and_nodes_mount_it(planned, of, defin
     assert task["volumes"] == ["/var/lib/flotilla/checkpoints:/checkpoints"]
 
 
-def test_lustre_alone_may_use_the_key_beside_whom_the_account_lets(planned, of):
+def test_lustre_alone_may_use_the_key_beside_whom_the_account_lets(planned):
     plan = planned("aws-prod")
     [system], [allowed], [key] = of(plan, "LustreFileSystem"), of(plan, "KeyPolicy"), of(plan, "Key")
     assert allowed.inputs["keyId"].endswith(f"key/{key.name}")
@@ -54,22 +56,22 @@ def test_lustre_alone_may_use_the_key_beside_whom_the_account_lets(planned, of):
     assert lustre["Condition"]["StringEquals"]["kms:ViaService"] == "s3.us-east-2.amazonaws.com"
 
 
-def test_a_bucket_is_mounted_by_the_hosts_that_pulumi_launches(changed, definition, script, by_pulumi):
-    plan = changed("aws-dev", by_pulumi)
+def test_a_bucket_is_mounted_by_the_hosts_that_pulumi_launches(changed):
+    plan = changed("aws-dev", BY_PULUMI)
     assert "flotilla-aws-dev /var/lib/flotilla/checkpoints fuse.s3fs" in script(plan)
     task = definition(plan, "ray-cluster.dstack.yml")
     assert (task["volumes"], task.get("privileged")) == (["/var/lib/flotilla/checkpoints:/checkpoints"], None)
 
 
-def test_hosts_of_pulumi_mount_the_bucket_beside_a_cluster_of_dstack(changed, definition, script, by_pulumi):
+def test_hosts_of_pulumi_mount_the_bucket_beside_a_cluster_of_dstack(changed):
     fleets = [{"name": how, "machine": "g6.8xlarge", "nodes": 1, "provision": how} for how in ("dstack", "pulumi")]
-    plan = changed("aws-dev", {"fleets": fleets, "access": by_pulumi["access"]})
+    plan = changed("aws-dev", {"fleets": fleets, "access": BY_PULUMI["access"]})
     assert "flotilla-aws-dev /var/lib/flotilla/checkpoints fuse.s3fs" in script(plan)
     task = definition(plan, "ray-cluster.dstack.yml")
     assert task["privileged"] is True and any("s3fs flotilla-aws-dev /checkpoints" in line for line in task["commands"])
 
 
-def test_one_node_may_keep_checkpoints_on_a_disk_of_dstacks(changed, definition):
+def test_one_node_may_keep_checkpoints_on_a_disk_of_dstacks(changed):
     network = {"kind": "network", "volume": "ckpt", "size": "500GB"}
     plan = changed("aws-dev", {"fleets.0.nodes": 1, "checkpoints": network})
     disk = definition(plan, "ckpt.volume.dstack.yml")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from aws_plans import BY_PULUMI
 
 from infra.aws.policy_rules import COMPANIONS
 from infra.policy import rules
@@ -16,12 +17,6 @@ from stacks.places import clouds
 
 ROOT = Path(__file__).parents[2]
 STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in clouds()]
-ACCESS = {
-    "identity_file": "~/.ssh/id",
-    "public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me",
-    "allow": ["203.0.113.7/32"],
-}
-BY_PULUMI = {"fleets.0.provision": "pulumi", "fleets.0.idle_duration": ..., "access": ACCESS}
 VARIANTS = [
     ("aws-dev", BY_PULUMI | {"network.flow_logs": True, "monitoring": True, "protect": True, "ci": {"github": "me/mine"}}),
     ("aws-dev", {"network": {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}}),
