@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from dstack_place import Place
 from dstack_server import Running, running
 
 
@@ -23,3 +24,14 @@ def its_home(dstack: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "tracebacklimit", 1000, raising=False)  # a resource that fails turns it off for the engine; given back
     for name in ("DSTACK_TOKEN", "DSTACK_PROJECT", "DSTACK_SERVER_URL"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def place(dstack: Running, request: pytest.FixtureRequest) -> Place:
+    return Place(dstack, f"r-{abs(hash(request.node.name)) % 10**8}")
+
+
+@pytest.fixture(scope="package")
+def aws(dstack: Running) -> Place:
+    """A project with a backend, which tests leave as it is; each has fleets of its own names."""
+    return Place(dstack, "resources-aws").on_aws()
