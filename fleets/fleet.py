@@ -9,6 +9,8 @@ from stacks.rendered import present
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
 
+IDLE = "15m"  # dstack's own default is three days, which GPUs nobody uses cost
+
 
 def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     """One fleet definition for `dstack apply -f`.
@@ -28,8 +30,8 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
 
 def _offers(stack: Stack, backend: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
     """Which of a cloud's machines dstack may launch. A fleet that names its machine type shrinks to nothing when idle."""
-    named = fleet.machine is not None
-    borrowed = place_of(stack).batch  # nodes come with runs and go with them; dstack cannot hold one
+    named, place = fleet.machine is not None, place_of(stack)
+    borrowed = place.batch  # nodes come with runs and go with them; dstack cannot hold one
     return present(
         nodes=f"0..{fleet.nodes}" if named or borrowed else fleet.nodes,
         backends=[backend["type"]],
@@ -37,7 +39,7 @@ def _offers(stack: Stack, backend: dict[str, Any], fleet: Fleet) -> dict[str, An
         instance_types=[fleet.machine] if named else None,
         reservation=fleet.capacity.id,
         spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named else None,
-        idle_duration=fleet.idle_duration,
+        idle_duration=fleet.idle_duration or (IDLE if place.cloud else None),
         resources=fleet.requirements(),
     )
 

@@ -170,3 +170,11 @@ def test_a_network_volume_in_no_single_region_is_refused(regions: list[str]) -> 
     of = stack(checkpoints={"kind": "network", "volume": "ckpt", "size": "500GB"})
     with pytest.raises(ValueError, match="a volume lives in one region; the backend has"):
         volume(of, Site(backend={"type": "aws", "regions": regions}))
+
+
+@pytest.mark.parametrize(("said", "rendered"), [(None, "15m"), ("2h", "2h"), ("off", "off")])
+def test_a_clouds_machines_end_soon_after_their_last_run(said: str | None, rendered: str) -> None:
+    rented = stack(cloud="aws", fleets=[{"name": "gpus", "nodes": 2, "machine": "g6.8xlarge", "idle_duration": said}])
+    definition = fleet(rented, AWS, rented.fleets[0])
+    assert definition["idle_duration"] == rendered
+    assert parse_apply_configuration(definition)
