@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network
 from typing import Literal
 
@@ -60,7 +61,8 @@ def existing(stack: Stack, zones: list[str], invoke_opts: pulumi.InvokeOptions) 
     """
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
-    found = {subnet: ec2.get_subnet(id=subnet, vpc_id=wanted.vpc, opts=invoke_opts).availability_zone for subnet in wanted.subnets}
+    zone = partial(ec2.get_subnet, vpc_id=wanted.vpc, region=stack.region, opts=invoke_opts)
+    found = {subnet: zone(id=subnet).availability_zone for subnet in wanted.subnets}
     if elsewhere := {subnet: zone for subnet, zone in found.items() if zone not in zones}:
         where = ", ".join(f"{subnet} is in {zone}" for subnet, zone in elsewhere.items())
         raise StackError(

@@ -76,7 +76,7 @@ def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         case "getCallerIdentity":
             return {"accountId": ACCOUNT, "arn": f"arn:aws:iam::{ACCOUNT}:root", "userId": ACCOUNT}, f"the account is {ACCOUNT}"
         case "getSubnet":
-            subnet, zone = arguments["id"], "us-east-1a"
+            subnet, zone = arguments["id"], arguments["region"] + ZONES[0]
             return {"id": subnet, "vpcId": arguments["vpcId"], "availabilityZone": zone}, f"{subnet} is in {zone}"
         case "getVpc":
             return {"id": arguments["id"], "cidrBlock": "10.0.0.0/16"}, f"{arguments['id']} is 10.0.0.0/16"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import aws_api
@@ -101,12 +102,12 @@ def test_nodes_stand_in_the_first_subnet_that_the_stack_lists(changed):
     assert {card["subnetId"] for card in template(plan)["networkInterfaces"]} == {mine["subnets"][0]}
 
 
-def test_an_existing_network_without_the_machine_is_refused(changed):
+@pytest.mark.parametrize("region", ["us-east-1", "us-west-2", "eu-west-1"])
+def test_an_existing_network_is_used_in_every_region(region, changed):
     mine = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
-    with pytest.raises(
-        Exception, match=r"network.subnets: subnet-0123456789abcdef0 is in us-east-1a, but the machines are offered in us-west-"
-    ):
-        changed("aws-dev", {"network": mine, "region": "us-west-2"})
+    plan = changed("aws-dev", {"network": mine, "region": region})
+    assert f"getSubnet {json.dumps({'id': mine['subnets'][0], 'region': region, 'vpcId': mine['vpc']})}" in " ".join(plan.assumed)
+    assert backend(plan)["vpc_ids"] == {region: mine["vpc"]}
 
 
 def test_one_subnet_where_the_machine_is_not_offered_is_refused_as_a_zone_would_be(monkeypatch):
