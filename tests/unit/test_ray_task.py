@@ -9,14 +9,14 @@ import pytest
 
 from cluster_tasks.node.checks import where_checkpoints_are
 from cluster_tasks.node.dashboard import missing
-from cluster_tasks.node.settings import Settings, read_settings
+from cluster_tasks.node.settings import Settings, _parser, read_settings
 from cluster_tasks.ray import ray_cluster, ray_job
 from fleets.fleet import fleet
 from infra.publish import file_names
 from infra.ssh import build as ssh
 from stacks.dstack_api import FleetConfiguration, TaskConfiguration, parse_apply_configuration
 from stacks.load import StackError, parse
-from stacks.schema import Stack
+from stacks.schema import Stack, Task
 
 SSH = {"user": "ubuntu", "identity_file": "~/.ssh/key", "network": "10.0.0.0/24"}
 FLEETS = [
@@ -159,3 +159,10 @@ def test_earlier_checkpoints_are_said_to_be_elsewhere() -> None:
     assert f"are on {b}, but now the head is {a}" in where_checkpoints_are(a, a, b)[0], "the head knows from its note as a worker"
     assert f"are on {b}, but now the head is {a}" in where_checkpoints_are(b, a, b)[0], "the old head says it too"
     assert where_checkpoints_are("10.0.0.3", a, b) == []
+
+
+def test_what_a_stack_leaves_out_is_the_agents_own_default():
+    """Flags with the default of the stack's type are not rendered, so that of the agent's flag has to be the same."""
+    agent, task = _parser(), Task()
+    for name in ("dashboard_port", "join_timeout", "on_node_loss"):
+        assert getattr(task, name) == agent.get_default(name), name
