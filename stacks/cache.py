@@ -20,8 +20,8 @@ class Cache(Model):
         "Each container's own when left out.",
     )
     endpoint: Url | None = Field(default=None, description="A mirror in place of https://huggingface.co.")
-    offline: bool = Field(default=False, description="Nothing is asked of the hub; what is missing from the cache is an error.")
-    wait: Count = Field(default=3600, ge=1, description="Seconds that nodes wait for the one that downloads.")
+    offline: bool = Field(default=False, description="Never contact the hub; a file missing from the cache is an error.")
+    wait: Count = Field(default=3600, ge=1, description="Seconds that the other nodes wait while one downloads.")
 
     def errors(self) -> Iterator[PydanticCustomError]:
         path = PurePosixPath(self.path or "/cache")

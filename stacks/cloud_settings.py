@@ -21,7 +21,7 @@ DOCKER = IPv4Network("172.17.0.0/16")  # of the bridge that Docker makes on ever
 class Network(Model):
     """The private network of the nodes, or an existing one."""
 
-    cidr: IPv4Network = Field(default=IPv4Network("10.64.0.0/16"), description="Addresses of the network; cut into subnets.")
+    cidr: IPv4Network = Field(default=IPv4Network("10.64.0.0/16"), description="Address range of the network, divided into subnets.")
     zones: tuple[Zone, ...] = Field(default=(), description="Zones to use; all of the region that offer the machines, when left out.")
     nat: Literal["one", "per-zone"] = Field(default="one", description="NAT gateways: one for all zones, or one in each.")
     flow_logs: bool = Field(default=False, description="Keep records of accepted and refused connections.")
@@ -56,7 +56,7 @@ class Capacity(Model):
     kind: Literal["on-demand", "spot", "reservation", "block", "flex-start"] = Field(
         default="on-demand", description="block: a capacity block. flex-start: a queue for GPUs."
     )
-    id: str | None = Field(default=None, description="Of the reservation or capacity block.")
+    id: str | None = Field(default=None, description="Id of the reservation or capacity block.")
 
     def errors(self) -> Iterator[PydanticCustomError]:
         reserved = self.kind in ("reservation", "block")
@@ -69,7 +69,7 @@ class Capacity(Model):
 class Access(Model):
     """How nodes that Pulumi launches are reached by SSH; they have private addresses alone."""
 
-    user: User = Field(default="ubuntu", description="Who logs in on the nodes.")
+    user: User = Field(default="ubuntu", description="User name on the nodes.")
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
     public_key: PublicKey = Field(description="The public half, as in the .pub file.")
     via: Literal["bastion", "tunnel", "direct"] = Field(
@@ -77,7 +77,7 @@ class Access(Model):
         description="bastion: a small machine with a public address. tunnel: SSM or IAP. direct: dstack's server is in the network.",
     )
     allow: tuple[IPv4Network, ...] = Field(default=(), description="Addresses that may reach the bastion.")
-    port: Count = Field(default=2222, ge=1024, le=65535, description="Port of this machine at which a tunnel begins.")
+    port: Count = Field(default=2222, ge=1024, le=65535, description="Local port of the tunnel.")
 
     def errors(self) -> Iterator[PydanticCustomError]:
         if self.via == "bastion" and not self.allow:
@@ -95,7 +95,7 @@ class Budget(Model):
     """What a month may cost, and who gets mail; it stops nothing."""
 
     monthly: Quantity = Field(description="Limit of the month's cost.")
-    currency: Literal["USD", "EUR", "GBP", "JPY", "CHF", "AUD", "CAD", "INR"] = Field(default="USD", description="Of the limit.")
+    currency: Literal["USD", "EUR", "GBP", "JPY", "CHF", "AUD", "CAD", "INR"] = Field(default="USD", description="Currency of the limit.")
     emails: tuple[Email, ...] = Field(min_length=1, description="Who gets mail.")
     thresholds: tuple[Quantity, ...] = Field(default=(50, 80, 100), min_length=1, description="Percent of the limit at which mail is sent.")
     billing_account: str | None = Field(default=None, description="The account that pays, such as 012345-6789AB-CDEF01.")

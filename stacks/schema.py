@@ -84,7 +84,7 @@ class JumpHost(Model):
 
     hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
     user: User = Field(description="Who logs in.")
-    port: Count = Field(default=22, ge=1, le=65535, description="Of its SSH server.")
+    port: Count = Field(default=22, ge=1, le=65535, description="Port of its SSH server.")
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
 
 
@@ -143,7 +143,7 @@ class Gpu(Model):
 class Fleet(Model):
     """A group of homogeneous nodes."""
 
-    name: Name = Field(description="Of the dstack fleet.")
+    name: Name = Field(description="Name of the dstack fleet.")
     nodes: Count = Field(ge=1, description="Number of nodes; over SSH the number of hosts, when left out.")
     cpus: Positive | None = Field(default=None, description="CPUs per node; the Ray node offers this many.")
     arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
@@ -164,7 +164,7 @@ class Fleet(Model):
     nics: Positive | None = Field(default=None, description="Network cards of each node, with provision: pulumi; all when left out.")
     image: str | None = Field(default=None, description="Image of the nodes' disk: its id, or its path where the cloud has paths.")
     idle_duration: IdleDuration | None = Field(
-        default=None, description="dstack ends a machine after this long without work; 3d when left out."
+        default=None, description="dstack terminates a machine after this long without work; 15m when left out, off for never."
     )
 
     @model_validator(mode="before")
@@ -226,13 +226,15 @@ class Dstack(Model):
 
     server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server.")
     project: Name = Field(default="main", description="Project on the server.")
-    drive: bool = Field(default=False, description="`pulumi up` makes backend, fleets and volume there; else it only writes their files.")
+    drive: bool = Field(
+        default=False, description="`pulumi up` creates backend, fleets and volume there; otherwise it only writes their files."
+    )
     adopt: bool = Field(default=False, description="Take over what has the same name there, instead of refusing; with drive.")
     on_destroy: Literal["refuse", "wait", "stop"] = Field(
         default="refuse",
-        description="Runs on a fleet that is to go: refuse while there are some, wait for their end, or stop them; with drive.",
+        description="What to do about runs on a fleet that is being removed: refuse, wait for them to end, or stop them; with drive.",
     )
-    timeout: Count = Field(default=1200, ge=1, description="Seconds that machines and volumes have to come, and runs to end; with drive.")
+    timeout: Count = Field(default=1200, ge=1, description="Seconds to wait for machines, volumes and the end of runs; with drive.")
 
     def errors(self) -> Iterator[PydanticCustomError]:
         for key in ("adopt", "on_destroy", "timeout"):
@@ -245,12 +247,12 @@ class Job(Model):
 
     command: Text = Field(description="Such as python -m trainer.train_ppo --config run.yaml.")
     files: tuple[ProjectPath, ...] = Field(
-        default=("trainer",), min_length=1, description="What it needs of the project's folder; each at most 2 MB, by dstack's rule."
+        default=("trainer",), min_length=1, description="Files and folders of the project that the job needs; at most 2 MB each."
     )
     schedule: Cron | None = Field(default=None, description='When dstack starts it, in UTC, such as "0 3 * * *".')
     retry: bool = Field(
         default=False,
-        description="Again also after a lost node, from its checkpoint. dstack then repeats a job that fails by itself too, until stopped.",
+        description="Retry after a lost node too, from the last checkpoint; dstack then also retries a job that fails, until stopped.",
     )
 
 
@@ -264,7 +266,7 @@ class Utilization(Model):
 class Task(Model):
     """The Ray cluster as a dstack task."""
 
-    name: Name = Field(default="ray", description="Of the run.")
+    name: Name = Field(default="ray", description="Name of the run.")
     image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
     user: ContainerUser | None = Field(default=None, description='User in the container, such as "1000:1000".')
     env: dict[str, Text | None] = Field(
@@ -284,7 +286,7 @@ class Task(Model):
     fleets: tuple[Name, ...] = Field(
         default=(), description="Fleets whose nodes make up the cluster, the head's first; the first fleet when left out."
     )
-    job: Job | None = Field(default=None, description="A job to run without holding a cluster.")
+    job: Job | None = Field(default=None, description="A single job on a cluster of its own.")
 
     def errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._port())
@@ -317,13 +319,13 @@ class Stack(Model):
     name: Name
     cloud: str = Field(description="Where the nodes come from.")
     region: Region | None = Field(default=None, description="Region of the cloud, such as us-east-1 or us-central1.")
-    project: ProjectId | None = Field(default=None, description="Id of the project that holds everything, where a cloud has projects.")
+    project: ProjectId | None = Field(default=None, description="Project id, on a cloud that has projects.")
     environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
     protect: bool = Field(default=False, description="Refuse to delete the checkpoints and their keys.")
-    tags: dict[str, TagValue] = Field(default_factory=dict, description="On all resources of the cloud, such as owner or cost-center.")
+    tags: dict[str, TagValue] = Field(default_factory=dict, description="Tags of all cloud resources, such as owner or cost-center.")
     monitoring: bool = Field(default=False, description="Nodes may write metrics and logs to CloudWatch or Cloud Monitoring.")
     account_defaults: bool = Field(
-        default=False, description="In this account and region, encrypt every new disk and have every new instance want IMDSv2."
+        default=False, description="In this account and region, encrypt every new disk and require IMDSv2 of every new instance."
     )
     network: Network = Network()
     fleets: tuple[Fleet, ...] = Field(min_length=1, description="The machines, in groups of homogeneous nodes.")

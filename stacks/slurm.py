@@ -43,7 +43,7 @@ class Slurm(Model):
     """The allocation on a Slurm cluster, and how Ray runs in it; only with `flotilla:cloud: slurm`."""
 
     partition: Words | None = Field(default=None, description="As `sinfo` shows it; the cluster's default when left out.")
-    account: Word | None = Field(default=None, description="Who pays.")
+    account: Word | None = Field(default=None, description="Account that is charged.")
     qos: Word | None = Field(default=None, description="Quality of service.")
     time: Time | None = Field(default=None, description="Time limit, in quotes, such as '24:00:00'; the partition's when left out.")
     login: Login | None = Field(default=None, description="[user@]host[:port] from which compute nodes are reached by SSH.")
@@ -54,7 +54,7 @@ class Slurm(Model):
     gpu_type: Word | None = Field(default=None, description="Type of the GPUs where the cluster has several, as `sinfo -o %G` shows it.")
     exclusive: bool = Field(default=True, description="Whole nodes. On shared ones ports are chosen that are free.")
     requeue: Count = Field(default=10, ge=0, description="How often a job resumes after time limit, preemption or a lost node.")
-    mail: Email | None = Field(default=None, description="Who hears of a job that failed.")
+    mail: Email | None = Field(default=None, description="Who gets mail about failed jobs.")
     modules: tuple[Module, ...] = Field(default=(), description="Modules to load, such as cuda/12.8.")
     setup: tuple[Line, ...] = Field(default=(), description="Shell lines to run first, such as: . ~/venv/bin/activate")
     sbatch: tuple[Option, ...] = Field(default=(), description="Further options of sbatch, such as --constraint=ib.")
