@@ -33,7 +33,7 @@ ACCOUNT_WIDE = (
 COMPANIONS = ("BucketPublicAccessBlock", "BucketVersioning", "BucketServerSideEncryptionConfiguration", "BucketPolicy")
 
 
-def no_public_address(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def no_public_address(resource: Resource) -> Iterator[str]:
     props = resource.props
     for nic in (props, *items(props, "networkInterfaces")):
         if is_true(nic.get("associatePublicIpAddress")):
@@ -44,7 +44,7 @@ def no_public_address(resource: Resource, _: Iterable[Resource]) -> Iterator[str
         yield "is the public address of a machine"
 
 
-def no_open_ingress(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def no_open_ingress(resource: Resource) -> Iterator[str]:
     """Rules are resources of their own, so that each shows in a plan."""
     props = resource.props
     if resource.kind in ("SecurityGroup", "DefaultSecurityGroup") and props.get("ingress"):
@@ -55,7 +55,7 @@ def no_open_ingress(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
         yield from open_ranges([*props.get("cidrBlocks", []), *props.get("ipv6CidrBlocks", [])])
 
 
-def encrypted_disks(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def encrypted_disks(resource: Resource) -> Iterator[str]:
     props = resource.props
     if resource.type == "aws:ec2/instance:Instance" and not props.get("launchTemplate"):
         if not is_true((props.get("rootBlockDevice") or {}).get("encrypted")):
@@ -72,7 +72,7 @@ def encrypted_disks(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
         yield "is not encrypted with a key of its own"
 
 
-def metadata_by_token(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def metadata_by_token(resource: Resource) -> Iterator[str]:
     """IMDSv2."""
     machine = resource.kind == "LaunchTemplate" or (
         resource.type == "aws:ec2/instance:Instance" and not resource.props.get("launchTemplate")
@@ -81,14 +81,9 @@ def metadata_by_token(resource: Resource, _: Iterable[Resource]) -> Iterator[str
         yield "answers metadata requests without a token (IMDSv1)"
 
 
-def private_buckets(resource: Resource, resources: Iterable[Resource]) -> Iterator[str]:
+def private_buckets(resource: Resource) -> Iterator[str]:
     props = resource.props
-    if resource.type == "aws:s3/bucket:Bucket":
-        beside = {other.kind for other in resources if other.name == resource.name}
-        for kind in COMPANIONS:
-            if kind not in beside:
-                yield f"has no {kind} of its name"
-    elif resource.kind == "BucketPublicAccessBlock":
+    if resource.kind == "BucketPublicAccessBlock":
         for key in ("blockPublicAcls", "blockPublicPolicy", "ignorePublicAcls", "restrictPublicBuckets"):
             if not is_true(props.get(key)):
                 yield f"leaves {key} off"
@@ -98,12 +93,20 @@ def private_buckets(resource: Resource, resources: Iterable[Resource]) -> Iterat
         yield "does not refuse requests without TLS"
 
 
-def tagged(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def complete_buckets(resource: Resource, resources: Iterable[Resource]) -> Iterator[str]:
+    if resource.type == "aws:s3/bucket:Bucket":
+        beside = {other.kind for other in resources if other.name == resource.name}
+        for kind in COMPANIONS:
+            if kind not in beside:
+                yield f"has no {kind} of its name"
+
+
+def tagged(resource: Resource) -> Iterator[str]:
     if resource.type == "pulumi:providers:aws":
         yield from missing_tags(decoded(resource.props.get("defaultTags")).get("tags", {}))
 
 
-def narrow_rights(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def narrow_rights(resource: Resource) -> Iterator[str]:
     props = resource.props
     for key in ("policy", "assumeRolePolicy"):
         for statement in _statements(decoded(props.get(key))):

@@ -5,7 +5,7 @@ The standard library alone, as the pack has an environment of its own. Disks are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from infra.policy.resource import Resource, decoded, is_true, items, missing_tags, open_ranges
 
@@ -23,14 +23,14 @@ EXCEPTIONS = {
 EVERYBODY = ("allUsers", "allAuthenticatedUsers")
 
 
-def no_public_address(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def no_public_address(resource: Resource) -> Iterator[str]:
     if resource.kind.startswith("Instance"):
         for nic in items(resource.props, "networkInterfaces"):
             if nic.get("accessConfigs") or nic.get("ipv6AccessConfigs"):
                 yield "gets a public address"
 
 
-def no_open_ingress(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def no_open_ingress(resource: Resource) -> Iterator[str]:
     props = resource.props
     if resource.kind == "Firewall" and props.get("direction", "INGRESS") == "INGRESS" and props.get("allows"):
         if not (props.get("sourceRanges") or props.get("sourceTags") or props.get("sourceServiceAccounts")):
@@ -38,7 +38,7 @@ def no_open_ingress(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
         yield from open_ranges(props.get("sourceRanges") or [])
 
 
-def private_buckets(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def private_buckets(resource: Resource) -> Iterator[str]:
     """Soft delete in place of versions, which folders exclude."""
     props = resource.props
     if resource.type == "gcp:storage/bucket:Bucket":
@@ -50,12 +50,12 @@ def private_buckets(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
             yield "does not keep what is deleted"
 
 
-def tagged(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def tagged(resource: Resource) -> Iterator[str]:
     if resource.type == "pulumi:providers:gcp":
         yield from missing_tags(decoded(resource.props.get("defaultLabels")))
 
 
-def narrow_rights(resource: Resource, _: Iterable[Resource]) -> Iterator[str]:
+def narrow_rights(resource: Resource) -> Iterator[str]:
     props = resource.props
     if props.get("role") in ("roles/owner", "roles/editor"):
         yield f"gives {props['role']}"

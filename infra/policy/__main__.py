@@ -12,21 +12,35 @@ if __package__:  # `python -m infra.policy`; the engine runs the file by its pat
     sys.exit(0 if asked else 2)
 
 import pulumi_policy  # pyright: ignore[reportMissingImports] # of this folder's own environment
+from pulumi_policy.proxy import UnknownValueError  # pyright: ignore[reportMissingImports]
 
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the engine runs this file by itself
 
 from infra.policy import rules
-from infra.policy.resource import Resource, Rule
+from infra.policy.resource import Resource, Rule, StackRule
 
 
-def validation(rule: Rule):
-    def validate(stack, report) -> None:
-        resources = [Resource(each.resource_type, each.name, each.props) for each in stack.resources]
-        urns = {(each.resource_type, each.name): each.urn for each in stack.resources}
-        for resource, violation in rules.violations(rule, resources):
-            report(f"{resource.name} {violation}", urns[resource.type, resource.name])
+def per_resource(rule: Rule):
+    def validate(args, report) -> None:
+        for violation in rules.violations(rule, Resource(args.resource_type, args.name, args.props), UnknownValueError):
+            report(f"{args.name} {violation}")
 
-    return pulumi_policy.StackValidationPolicy(rule.__name__.replace("_", "-"), (rule.__doc__ or "").strip(), validate)
+    return pulumi_policy.ResourceValidationPolicy(_name(rule), (rule.__doc__ or "").strip(), validate)
 
 
-pulumi_policy.PolicyPack("flotilla", [validation(rule) for rule in rules.RULES], pulumi_policy.EnforcementLevel.MANDATORY)
+def per_stack(rule: StackRule):
+    def validate(args, report) -> None:
+        resources = [Resource(each.resource_type, each.name, each.props) for each in args.resources]
+        for resource, each in zip(resources, args.resources, strict=True):
+            for violation in rule(resource, resources):
+                report(f"{resource.name} {violation}", each.urn)
+
+    return pulumi_policy.StackValidationPolicy(_name(rule), (rule.__doc__ or "").strip(), validate)
+
+
+def _name(rule: Rule | StackRule) -> str:
+    return rule.__name__.replace("_", "-")
+
+
+POLICIES = [*map(per_resource, rules.RULES), *map(per_stack, rules.STACK_RULES)]
+pulumi_policy.PolicyPack("flotilla", POLICIES, pulumi_policy.EnforcementLevel.MANDATORY)

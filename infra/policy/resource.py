@@ -15,7 +15,10 @@ PROVIDERS = "pulumi:providers:"
 
 @dataclass(frozen=True)
 class Resource:
-    """A registered resource, less its outputs; `type` such as CLOUD:compute/network:Network."""
+    """A registered resource, less its outputs; `type` such as CLOUD:compute/network:Network.
+
+    Before the first `up` some of its props are not known yet; to read one raises an error of Pulumi's.
+    """
 
     type: str
     name: str
@@ -31,7 +34,8 @@ class Resource:
         return self.type.removeprefix(PROVIDERS).partition(":")[0]
 
 
-Rule = Callable[[Resource, Iterable[Resource]], Iterator[str]]  # one resource and all of them -> each violation
+Rule = Callable[[Resource], Iterator[str]]  # each violation of one resource
+StackRule = Callable[[Resource, Iterable[Resource]], Iterator[str]]  # of one resource beside all of them
 
 
 def open_ranges(ranges: Iterable[str | None]) -> Iterator[str]:

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from infra.policy.resource import Resource, Rule
+from infra.policy.resource import Resource, Rule, StackRule
 
 FOLDERS = sorted(file.parent.name for file in Path(__file__).parents[1].glob("*/policy_rules.py"))
 CLOUDS = {name: import_module(f"infra.{name}.policy_rules") for name in FOLDERS}
 
 
 def _rule(name: str, about: str) -> Rule:
-    def rule(resource: Resource, resources: Iterable[Resource]) -> Iterator[str]:
+    def rule(resource: Resource) -> Iterator[str]:
         on_its_cloud: Rule | None = getattr(CLOUDS.get(resource.cloud), name, None)
         if on_its_cloud:
-            yield from on_its_cloud(resource, resources)
+            yield from on_its_cloud(resource)
 
     rule.__name__, rule.__doc__ = name, about
     return rule
@@ -31,10 +32,22 @@ no_public_address = _rule("no_public_address", "Nodes have private addresses alo
 no_open_ingress = _rule("no_open_ingress", "Nothing lets the internet in.")
 encrypted_disks = _rule("encrypted_disks", "Disks are encrypted.")
 metadata_by_token = _rule("metadata_by_token", "A machine's credentials are not read through a confused proxy.")
-private_buckets = _rule("private_buckets", "Buckets are private and encrypted, keep what was deleted, and refuse requests without TLS.")
+private_buckets = _rule("private_buckets", "Buckets are private, keep what was deleted, and refuse requests without TLS.")
 tagged = _rule("tagged", "Providers put project, stack and environment on all that they make.")
 narrow_rights = _rule("narrow_rights", "IAM names actions and resources, and never everybody.")
+# One resource at a time, before it is made: what is not known of another one hides nothing.
 RULES: tuple[Rule, ...] = (no_public_address, no_open_ingress, encrypted_disks, metadata_by_token, private_buckets, tagged, narrow_rights)
+
+
+def complete_buckets(resource: Resource, resources: Iterable[Resource]) -> Iterator[str]:
+    """Buckets have all that makes them private beside them."""
+    on_its_cloud: StackRule | None = getattr(CLOUDS.get(resource.cloud), "complete_buckets", None)
+    if on_its_cloud:
+        yield from on_its_cloud(resource, resources)
+
+
+# Of what is missing from the stack; they read types and names alone, which are always known.
+STACK_RULES: tuple[StackRule, ...] = (complete_buckets,)
 
 
 def excepted(rule: Rule, resource: Resource) -> bool:
@@ -43,10 +56,11 @@ def excepted(rule: Rule, resource: Resource) -> bool:
     return re.fullmatch(pattern, f"{resource.type} {resource.name}") is not None
 
 
-def violations(rule: Rule, resources: Iterable[Resource]) -> Iterator[tuple[Resource, str]]:
-    """Each resource that breaks a rule, with the violation, without the exceptions."""
-    everything = list(resources)
-    for resource in everything:
-        if not excepted(rule, resource):
-            for violation in rule(resource, everything):
-                yield resource, violation
+def violations(rule: Rule, resource: Resource, unknown: type[Exception]) -> Iterator[str]:
+    """How a resource breaks a rule, without the exceptions, as far as its props are known: to read others raises `unknown`.
+
+    What a preview does not know is judged by `pulumi up`, when it is known and before the resource is made.
+    """
+    if not excepted(rule, resource):
+        with suppress(unknown):
+            yield from rule(resource)
