@@ -19,6 +19,7 @@ usage: flotilla VERB ...                flotilla VERB --help says more
 describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
 look      preview STACK                 what would be created, its price, files
           preflight STACK               ask the cloud for quota and capacity
+          render STACK                  the files of what is deployed, here
 start     up STACK                      a cluster on localhost:8265
 use       submit STACK -- COMMAND       run a job, end with its exit code
           logs STACK [JOB]              follow a job, the newest without JOB
@@ -44,6 +45,7 @@ PASSED = {
 }
 OURS = {
     "init": "cli.init",
+    "render": "cli.render",
     "up": "cli.clusters",
     "down": "cli.clusters",
     "status": "cli.clusters",

@@ -29,22 +29,21 @@ class WrongCluster(UserError):
     """The cluster that answers is not the one that is meant; nothing was shown or sent to it. In one line."""
 
 
-def make_token(file: Path) -> str:
-    """Text of the token, 256 random bits in hexadecimal; made where the file is missing or empty. Its owner alone may read it."""
+def make_token(file: Path, token: str | None = None) -> str:
+    """Text of the file with the token, 256 random bits in hexadecimal; its owner alone may read it.
+
+    Made where the file is missing or empty. A `token` that is given replaces another one.
+    """
     file.parent.mkdir(parents=True, exist_ok=True)
-    if file.is_file() and file.stat().st_size:
+    known = file.read_text().strip() if file.is_file() else ""
+    if known and token in (None, known):
         file.chmod(0o600)
-        return file.read_text().strip()
+        return known
     file.unlink(missing_ok=True)
-    token = secrets.token_hex(32)
+    token = token or secrets.token_hex(32)
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as out:
         out.write(token)
     return token
-
-
-def is_private(token: Path) -> bool:
-    """Whether the token is there, not empty and readable by its owner alone."""
-    return token.is_file() and token.stat().st_size > 0 and token.stat().st_mode & 0o077 == 0
 
 
 def environment(folder: Path, url: str) -> dict[str, str]:

@@ -113,8 +113,8 @@ def runtime_env(stack: Stack, site: Site) -> dict[str, Any]:
 
 
 def node_agent() -> dict[str, str]:
-    """The texts of the node agent's modules by the names of their files."""
-    return {file.name: file.read_text() for file in sorted(NODE_AGENT.glob("*.py"))}
+    """The texts of the node agent's modules by their paths in build/<stack>/."""
+    return {f"{NODE_AGENT.name}/{file.name}": file.read_text() for file in sorted(NODE_AGENT.glob("*.py"))}
 
 
 def demo_job(on_gpus: bool) -> str:

@@ -17,6 +17,7 @@ from infra.config import read
 from infra.publish import Publication
 from stacks.load import StackError
 from stacks.places import place_of
+from stacks.project import project_root
 
 try:
     stack = read()
@@ -34,3 +35,6 @@ except StackError as error:
 
 for name, value in published.outputs.items():
     pulumi.export(name, value)
+
+if __name__ == "__main__" and not pulumi.runtime.is_dry_run():  # the engine's update; the preview runs this by another name
+    published.leave(project_root() / "build" / stack.name)

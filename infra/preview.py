@@ -35,7 +35,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from infra.files import PROVIDERS
+from cluster_tasks import build_folder
 from stacks.errors import UserError
 from stacks.load import load, settings
 from stacks.places import PLACES, cloud_of
@@ -73,6 +73,7 @@ class Plan:
     stack: str
     resources: list[Resource]
     outputs: dict[str, Any]
+    files: dict[str, str]  # by their paths in build/<stack>/
     assumed: list[str]  # what a cloud would have been asked, and the answer that was taken for granted
 
 
@@ -131,16 +132,20 @@ def plan(stack: str, root: Path) -> Plan:
 
     def program() -> None:
         roots.append(get_root_resource())
-        runpy.run_path(str(root / "infra"), run_name="__main__")
+        runpy.run_path(str(root / "infra"), run_name="preview")
 
     with contextlib.chdir(root / "infra"), _uncollected():  # the folder in which the engine runs it
         try:
             loop.run_until_complete(run_pulumi_func(program))
-            outputs = loop.run_until_complete(_settled(roots[0].outputs))
+            values = dict(roots[0].outputs)
+            files = loop.run_until_complete(values.pop("files").future())
+            outputs = loop.run_until_complete(_settled(values))
         finally:
             loop.close()
             asyncio.set_event_loop(None)
-    return Plan(stack, sorted(recorder.plan, key=_order), outputs, [f"{asked}: {said}" for asked, said in sorted(recorder.assumed.items())])
+    return Plan(
+        stack, sorted(recorder.plan, key=_order), outputs, files, [f"{asked}: {said}" for asked, said in sorted(recorder.assumed.items())]
+    )
 
 
 @contextlib.contextmanager
@@ -165,15 +170,6 @@ async def _settled(values: dict[str, Any]) -> dict[str, Any]:
     """The exported values, the secret ones hidden."""
     outputs = {name: pulumi.Output.from_input(value) for name, value in values.items()}
     return {name: "[secret]" if await output.is_secret() else await output.future() for name, output in outputs.items()}
-
-
-def write(plan: Plan, root: Path) -> None:
-    """Writes the plan's files through the providers that `pulumi up` uses, and removes definitions that are no longer in it."""
-    with contextlib.chdir(root):
-        ours = [resource for resource in plan.resources if resource.kind in PROVIDERS and not resource.component]
-        paths = {root / PROVIDERS[resource.kind]().create(resource.inputs).id for resource in ours}
-    for old in set((root / "build" / plan.stack).glob("*.dstack.yml")) - paths:
-        old.unlink()
 
 
 def tree(plan: Plan) -> Tree:
@@ -237,7 +233,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         root = project_root()
         planned = plan(options.stack, root)
-        write(planned, root)
+        build_folder.write(root / "build" / options.stack, planned.files)
     except (UserError, pulumi.RunError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -262,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"  cost: {line}", markup=False)
     for warning in planned.outputs.get("warnings", []):
         console.print(f"  warning: {warning}", style="yellow", markup=False)
-    console.print(f"\nwrote {planned.outputs['folder']}/   next:\n")
+    console.print(f"\nwrote {planned.outputs['folder']}/: {', '.join(planned.outputs['rendered'])}\nnext:\n")
     for command in planned.outputs["next"]:
         console.print(f"  {command}", markup=False)
     return 0

@@ -1,21 +1,24 @@
 """Site + Stack -> the files of build/<stack>/ and the stack's outputs.
 
-`rendered` is pure; `Publication` hands its files to Pulumi, one resource each, so that a plan shows which file changes, and beside
-them the node agent.
+`rendered` is pure. `Publication` makes its files an output of the stack, from which any machine writes the same ones (`flotilla
+render`), with the node agent and, as a secret, the cluster's token.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pulumi
 import yaml
 
-from cluster_tasks import ray, slurm
+from cluster_tasks import build_folder, ray, slurm
 from cluster_tasks.identity import ADDRESS, STACK, TOKEN
 from fleets import backend, fleet, volume
-from infra.files import File, Folder, Token
+from infra.files import Token
 from stacks.load import StackError
 from stacks.places import cloud_of, place_of
 from stacks.rules.shared import warnings
@@ -29,29 +32,42 @@ class Publication(pulumi.ComponentResource):
     def __init__(self, stack: Stack, site: Site | pulumi.Output[Site], opts: pulumi.ResourceOptions | None = None):
         """A cloud's site is an Output: what it holds is known only after `up`, the names of the files before."""
         super().__init__("flotilla:publish:Publication", stack.name, None, opts)
-        child = pulumi.ResourceOptions(parent=self)
         folder = f"build/{stack.name}"
-        texts = pulumi.Output.from_input(rendered(stack, site) if isinstance(site, Site) else site.apply(partial(rendered, stack)))
-        for name in file_names(stack):
-            File(name, f"{folder}/{name}", texts[name], opts=child)
-        agent = f"{folder}/{ray.NODE_AGENT.name}"
-        Folder(ray.NODE_AGENT.name, agent, {f"{agent}/{name}": text for name, text in ray.node_agent().items()}, opts=child)
-        Token(TOKEN, f"{folder}/{TOKEN}", opts=child)
+        self.files = pulumi.Output.from_input(site).apply(lambda site: rendered(stack, site) | ray.node_agent())
+        self.token = Token(TOKEN, f"{folder}/{TOKEN}", opts=pulumi.ResourceOptions(parent=self)).token
         following = pulumi.Output.from_input(site).apply(partial(next_commands, stack))
         warned = warnings(stack)
         for warning in warned:
             pulumi.warn(warning, self)
-        self.outputs = {"folder": folder, "dashboard": address(stack), "next": following}
+        self.outputs = {
+            "folder": folder,
+            "dashboard": address(stack),
+            "next": following,
+            "rendered": self.files.apply(digests),  # a plan shows by it which file changes
+            "files": pulumi.Output.secret(self.files),  # no secret is in them; they would fill the screen
+            "token": self.token,
+        }
         if cloud_of(stack):
             self.outputs["cloud"] = pulumi.Output.from_input(site).apply(lambda site: site.outputs)
         if warned:
             self.outputs["warnings"] = warned
         self.register_outputs(self.outputs)
 
+    def leave(self, folder: Path) -> None:
+        """Writes the files on this machine, and the token beside them."""
+        pulumi.Output.all(self.files, self.token).apply(lambda made: build_folder.write(folder, made[0], made[1]))
+
 
 def uses_dstack(stack: Stack) -> bool:
     """Whether dstack's definitions are rendered. Beside a batch scheduler only where a server is named: sbatch needs none."""
     return not place_of(stack).batch or stack.dstack is not None
+
+
+def digests(files: Mapping[str, str]) -> dict[str, str]:
+    """The first twelve digits of each file's SHA-256; the node agent's modules as one."""
+    agent = {name: text for name, text in files.items() if name.startswith(f"{ray.NODE_AGENT.name}/")}
+    texts = {name: text for name, text in files.items() if name not in agent} | {ray.NODE_AGENT.name: repr(sorted(agent.items()))}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in texts.items()}
 
 
 def file_names(stack: Stack) -> list[str]:

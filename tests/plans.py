@@ -16,11 +16,15 @@ def of(plan: Plan, kind: str) -> list[Resource]:
 
 def definition(plan: Plan, file: str) -> dict[str, Any]:
     """A rendered YAML file of a plan by its name."""
-    [text] = [resource.inputs["text"] for resource in of(plan, "File") if resource.name == file]
-    return yaml.safe_load(text)
+    return yaml.safe_load(plan.files[file])
 
 
 def backend(plan: Plan) -> dict[str, Any]:
     """The one backend that a plan gives to dstack's server."""
-    [found] = definition(plan, "server-config.yml")["projects"][0]["backends"]
-    return found
+    [one] = definition(plan, "server-config.yml")["projects"][0]["backends"]
+    return one
+
+
+def rendered(plan: Plan) -> dict[str, str]:
+    """The rendered files of a plan; the node agent, beside them, is a copy of a folder in git."""
+    return {name: text for name, text in plan.files.items() if "/" not in name}

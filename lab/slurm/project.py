@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cluster_tasks.ray import NODE_AGENT
-from infra.files import TokenProvider
-from infra.publish import TOKEN, rendered
+from cluster_tasks import build_folder, ray
+from infra.publish import rendered
 from infra.slurm import build as slurm
 from lab.slurm.cluster import Cluster
 from stacks.schema import Stack
@@ -38,12 +37,7 @@ class Project:
         stack = SETTINGS | {"checkpoints": {"kind": "shared", "path": str(self.folder / "runs")}} | settings
         parsed = Stack.model_validate(stack)
         files = rendered(parsed, Site(backend=slurm.backend(parsed) if parsed.dstack else None))
-        build = self.folder / "build/slurm"
-        shutil.copytree(NODE_AGENT, build / NODE_AGENT.name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        for name, text in files.items():
-            (build / name).write_text(text)
-        (self.folder / "Pulumi.yaml").touch()
-        TokenProvider().create({"path": str(build / TOKEN)})
+        build_folder.write(self.folder / "build/slurm", files | ray.node_agent())
 
     def submit(self, script: str, *arguments: str, options: str = "", **env: str) -> str:
         """The id of the job."""

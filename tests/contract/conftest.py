@@ -15,6 +15,7 @@ import yaml
 from aws_api import REGION
 from edits import put
 from moto import mock_aws
+from plans import rendered
 
 from infra.preview import Plan, plan
 
@@ -56,10 +57,7 @@ def gcp_plan(changed: Callable[..., Plan]) -> Callable[[str], Plan]:
 def files(planned: Callable[[str], Plan]) -> Callable[[str], dict[str, str]]:
     """The rendered files of a stack; the node agent, beside them, is a copy of a folder in git."""
 
-    def texts(name: str) -> dict[str, str]:
-        return {resource.name: resource.inputs["text"] for resource in planned(name).resources if resource.kind == "File"}
-
-    return texts
+    return lambda name: rendered(planned(name))
 
 
 # AWS

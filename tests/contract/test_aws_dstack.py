@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import boto3
@@ -91,7 +92,7 @@ def ec2(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 def config(plan: Plan, made: dict[str, str]) -> AWSConfig:
     """dstack's configuration from the rendered file, with the ids that EC2 gave."""
-    [text] = [resource.inputs["text"] for resource in plan.resources if resource.name == "server-config.yml"]
+    text = plan.files["server-config.yml"]
     for planned, real in made.items():
         text = text.replace(planned, real) if re.match(r"^(vpc|subnet)-[0-9a-f]{17}$", planned) else text
     return AWSConfig.model_validate(yaml.safe_load(text)["projects"][0]["backends"][0])
@@ -133,7 +134,7 @@ def test_a_project_of_another_name_has_its_own_group(ec2, changed):
 @pytest.mark.parametrize("missing", ["-ssh", "-self-in", "-self-out"])
 def test_dstack_would_add_any_rule_that_was_missing(missing, ec2, planned):
     plan = planned("aws-dev")
-    less = Plan(plan.stack, [resource for resource in plan.resources if not resource.name.endswith(missing)], plan.outputs, plan.assumed)
+    less = replace(plan, resources=[resource for resource in plan.resources if not resource.name.endswith(missing)])
     assert len(less.resources) == len(plan.resources) - 1
     made = build(less, ec2)
     before = rules(ec2)

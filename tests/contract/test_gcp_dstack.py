@@ -10,6 +10,7 @@ import inspect
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -99,7 +100,7 @@ def test_dstack_finds_network_subnet_and_nat(name, gcp_plan, dstack):
 def test_dstack_would_miss_what_is_not_there(lost, planned, dstack):
     plan = planned("gcp-dev")
     with pytest.raises(dstack.resources.ComputeError):
-        check_vpc(dstack, Plan(plan.stack, [resource for resource in plan.resources if resource.kind != lost], plan.outputs, plan.assumed))
+        check_vpc(dstack, replace(plan, resources=[resource for resource in plan.resources if resource.kind != lost]))
 
 
 @every(*FABRICS)

@@ -31,7 +31,7 @@ def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
     plan = changed(stack, {"dstack": {"drive": True}})
     made = ours(plan)
     assert set(made) == expected
-    texts = {resource.name: resource.inputs["text"] for resource in plan.resources if resource.kind == "File"}
+    texts = plan.files
     for (kind, name), resource in made.items():
         if kind in ("Fleet", "Machines"):
             assert resource.inputs["definition"] == yaml.safe_load(texts[f"{name}.fleet.dstack.yml"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import stat
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster_tasks import build_folder
+from cluster_tasks.identity import make_token
 from cluster_tasks.ray import NODE_AGENT
 from infra import files, publish
 from stacks import load
@@ -56,17 +59,11 @@ def test_the_names_of_the_files_are_known_before_the_site_is(name):
 
 
 @pytest.mark.parametrize("name", load.names(ROOT))
-def test_a_plan_has_the_files_by_their_names(name, planned):
-    registered = [resource.name for resource in planned(name).resources if resource.kind == "File"]
-    assert sorted(registered) == sorted(publish.file_names(load.load(name, ROOT)))
-
-
-def test_every_plan_has_the_whole_node_agent_as_one_resource(planned):
-    modules = {file.name: file.read_text() for file in NODE_AGENT.glob("*.py")}
-    for name in load.names(ROOT):
-        [folder] = [resource for resource in planned(name).resources if resource.kind == "Folder"]
-        assert (folder.name, folder.inputs["path"]) == ("node", f"build/{name}/node")
-        assert folder.inputs["texts"] == {f"build/{name}/node/{file}": text for file, text in modules.items()}
+def test_a_plan_has_the_files_by_their_names_and_the_complete_node_agent(name, planned):
+    made = planned(name).files
+    agent = {f"node/{file.name}": file.read_text() for file in NODE_AGENT.glob("*.py")}
+    assert sorted(made) == sorted([*publish.file_names(load.load(name, ROOT)), *agent])
+    assert made.items() >= agent.items()
 
 
 def test_this_machine_needs_no_fleet():
@@ -172,7 +169,7 @@ def test_env_sh_names_the_stack_and_follows_a_local_cluster_to_another_port(tmp_
     assert sourced() == ["local", "http://127.0.0.1:8267", "abc"]
 
 
-# The providers, called as the engine calls them.
+# The token's provider, called as the engine calls it.
 
 
 @pytest.fixture
@@ -183,117 +180,53 @@ def project(tmp_path, monkeypatch):
     return tmp_path
 
 
-FILE: dict[str, Any] = {"path": "build/test/a.yml", "text": "a: 1\n"}
-FOLDER: dict[str, Any] = {"path": "build/test/node", "texts": {"build/test/node/__init__.py": "", "build/test/node/a.py": "a = 1\n"}}
-TOKEN: dict[str, Any] = {"path": "build/test/ray.token"}
+TOKEN: dict[str, Any] = {"path": "build/test/ray.token", "token": None}
 
 
-def test_a_file_is_created_and_then_needs_nothing(project):
-    made = files.FileProvider().create(FILE)
-    assert made.outs == FILE
-    assert (project / FILE["path"]).read_text() == "a: 1\n"
-    assert files.FileProvider().diff(made.id, FILE, FILE).changes is False
+def created() -> dict[str, Any]:
+    """The token as the state holds it."""
+    outputs = files.TokenProvider().create(TOKEN).outs
+    assert outputs is not None
+    return outputs
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda file: file.write_text("a: 2\n")], ids=["deleted", "edited"])
-def test_a_file_that_was_harmed_is_written_again(project, harm):
-    made = files.FileProvider().create(FILE)
-    harm(project / FILE["path"])
-    assert files.FileProvider().diff(made.id, FILE, FILE).changes is True
-    files.FileProvider().update(made.id, FILE, FILE)
-    assert (project / FILE["path"]).read_text() == "a: 1\n"
+def test_a_token_is_made_once_and_does_not_depend_on_what_lies_on_a_machine(project):
+    provider, file, made = files.TokenProvider(), project / TOKEN["path"], created()
+    assert re.fullmatch("[0-9a-f]{64}", made["token"])
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (made["token"], 0o600)
+    file.unlink()  # as in another clone
+    assert provider.diff(TOKEN["path"], made, TOKEN).changes is False
+    assert provider.read(TOKEN["path"], made).outs == made
 
 
-def test_a_refresh_sees_what_is_on_disk(project):
-    made = files.FileProvider().create(FILE)
-    (project / FILE["path"]).write_text("a: 2\n")
-    assert files.FileProvider().read(made.id, FILE).outs == FILE | {"text": "a: 2\n"}
-    (project / FILE["path"]).unlink()
-    assert files.FileProvider().read(made.id, FILE).id == ""
+def test_a_token_that_a_preview_has_made_is_taken_over(project):
+    token = make_token(project / TOKEN["path"])
+    assert created()["token"] == token
 
 
-def test_a_file_that_moves_is_replaced(project):
-    moved = files.FileProvider().diff("x", FILE, FILE | {"path": "build/test/b.yml"})
-    assert (moved.changes, moved.replaces) == (True, ["path"])
+def test_a_state_without_its_token_gets_that_of_the_file(project):
+    former = {"path": TOKEN["path"]}
+    token = make_token(project / TOKEN["path"])
+    assert files.TokenProvider().diff("x", former, TOKEN).changes is True
+    assert files.TokenProvider().update("x", former, TOKEN).outs == {"path": TOKEN["path"], "token": token}
 
 
-def test_a_destroyed_file_takes_its_folder_with_it_when_that_is_empty(project):
-    files.FileProvider().create(FILE)
-    kept = project / "build/test/kept"
-    kept.touch()
-    files.FileProvider().delete(FILE["path"], FILE)
-    assert list((project / "build/test").iterdir()) == [kept]
-    kept.unlink()
-    files.FileProvider().create(FILE)
-    files.FileProvider().delete(FILE["path"], FILE)
-    files.FileProvider().delete(FILE["path"], FILE)  # gone already
+def test_the_end_of_a_token_takes_away_what_was_written_beside_it(project):
+    made = created()
+    build_folder.write(project / "build/test", {"env.sh": "", "node/a.py": ""}, made["token"])
+    files.TokenProvider().delete(TOKEN["path"], made)
     assert not (project / "build/test").exists()
 
 
-def test_a_folder_holds_its_files_and_nothing_of_before(project):
-    made = files.FolderProvider().create(FOLDER)
-    assert made.outs == FOLDER
-    assert {file.name: file.read_text() for file in (project / FOLDER["path"]).iterdir()} == {"__init__.py": "", "a.py": "a = 1\n"}
-    assert files.FolderProvider().diff(made.id, FOLDER, FOLDER).changes is False
-    later = FOLDER | {"texts": {"build/test/node/__init__.py": "", "build/test/node/b.py": "b = 1\n"}}
-    assert files.FolderProvider().diff(made.id, FOLDER, later).changes is True
-    files.FolderProvider().update(made.id, FOLDER, later)
-    assert {file.name for file in (project / FOLDER["path"]).iterdir()} == {"__init__.py", "b.py"}
-    files.FolderProvider().create(FOLDER)  # as the preview does, which knows of no before
-    assert files.FolderProvider().read(made.id, FOLDER).outs == FOLDER
+@pytest.mark.parametrize("provider", [files.FileProvider, files.FolderProvider])
+def test_what_former_versions_kept_as_resources_goes_without_its_file(project, provider):
+    build_folder.write(project / "build/test", {"env.sh": "x"})
+    provider().delete("build/test/env.sh", {"path": "build/test/env.sh"})
+    assert (project / "build/test/env.sh").read_text() == "x"
 
 
-HARM = [
-    lambda folder: (folder / "a.py").unlink(),
-    lambda folder: (folder / "a.py").write_text("a = 2\n"),
-    lambda folder: (folder / "stray.py").touch(),
-    shutil.rmtree,
-]
-
-
-@pytest.mark.parametrize("harm", HARM, ids=["file deleted", "file edited", "file added", "folder deleted"])
-def test_a_folder_that_was_harmed_is_repaired(project, harm):
-    made = files.FolderProvider().create(FOLDER)
-    harm(project / FOLDER["path"])
-    assert files.FolderProvider().diff(made.id, FOLDER, FOLDER).changes is True
-    files.FolderProvider().update(made.id, FOLDER, FOLDER)
-    assert files.FolderProvider().read(made.id, FOLDER).outs == FOLDER
-
-
-def test_a_destroyed_folder_is_gone_and_takes_the_one_around_it_when_that_is_empty(project):
-    made = files.FolderProvider().create(FOLDER)
-    files.FileProvider().create(FILE)
-    (project / FOLDER["path"] / "__pycache__").mkdir()  # of who ran it there
-    assert files.FolderProvider().diff(made.id, FOLDER, FOLDER).changes is False
-    files.FolderProvider().delete(made.id, FOLDER)
-    assert files.FolderProvider().read(made.id, FOLDER).id == ""
-    assert [file.name for file in (project / "build/test").iterdir()] == ["a.yml"]
-    files.FileProvider().delete(FILE["path"], FILE)
-    made = files.FolderProvider().create(FOLDER)
-    files.FolderProvider().delete(made.id, FOLDER)
-    assert not list((project / "build").iterdir())
-
-
-def test_a_token_is_made_once_and_is_its_owners_alone(project):
-    made = files.TokenProvider().create(TOKEN)
-    token = project / TOKEN["path"]
-    first = token.read_text()
-    assert len(first) == 64
-    assert stat.S_IMODE(token.stat().st_mode) == 0o600
-    assert made.outs == TOKEN  # the text is in no state
-    assert first not in str(files.TokenProvider().read(made.id, TOKEN).outs)
-    files.TokenProvider().create(TOKEN)
-    assert token.read_text() == first
-
-
-@pytest.mark.parametrize(
-    "harm", [Path.unlink, lambda file: file.write_text(""), lambda file: file.chmod(0o644)], ids=["lost", "empty", "open"]
-)
-def test_a_token_that_was_harmed_is_made_good(project, harm):
-    made, token = files.TokenProvider().create(TOKEN), project / TOKEN["path"]
-    assert files.TokenProvider().diff(made.id, TOKEN, TOKEN).changes is False
-    harm(token)
-    assert files.TokenProvider().diff(made.id, TOKEN, TOKEN).changes is True
-    files.TokenProvider().update(made.id, TOKEN, TOKEN)
-    assert len(token.read_text()) == 64
-    assert stat.S_IMODE(token.stat().st_mode) == 0o600
+def test_digests_show_which_file_changes():
+    before = publish.digests({"env.sh": "a", "node/x.py": "1", "node/y.py": "2"})
+    assert before.keys() == {"env.sh", "node"}
+    after = publish.digests({"env.sh": "a", "node/x.py": "1", "node/y.py": "3"})
+    assert after["env.sh"] == before["env.sh"] and after["node"] != before["node"]

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import cast
 
 import pytest
 
-from cluster_tasks.identity import Identity, KnownDashboard, WrongCluster, environment, is_private, make_token
+from cluster_tasks.identity import Identity, KnownDashboard, WrongCluster, environment, make_token
 from cluster_tasks.node import identity
 from cluster_tasks.node.ports import free_port, port_answers
 
@@ -240,17 +241,19 @@ def test_all_else_reaches_ray_and_returns_byte_by_byte() -> None:
 
 def test_a_token_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     file = tmp_path / "deep/ray.token"
+
+    def mode() -> int:
+        return stat.S_IMODE(file.stat().st_mode)
+
     token = make_token(file)
-    assert len(token) == 64
-    assert is_private(file)
+    assert (len(token), mode()) == (64, 0o600)
     file.chmod(0o644)
-    assert not is_private(file)
-    assert make_token(file) == token
-    assert is_private(file)
+    assert (make_token(file), mode()) == (token, 0o600)
     file.write_text("")
-    assert not is_private(file)
     assert make_token(file) not in ("", token)
-    assert is_private(file)
+    file.chmod(0o644)
+    assert make_token(file, "another") == file.read_text() == "another"  # the team's replaces this machine's
+    assert mode() == 0o600
 
 
 def test_the_environment_names_stack_address_and_token(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_task_that_asks_for_more_than_the_fleet_has_gets_no_offer(aws_dev, fil
 
 def test_a_single_node_of_aws_with_a_network_volume_is_planned(dstack, aws_dev, changed, run_plan):
     settings = {"fleets.0.nodes": "1", "checkpoints": {"kind": "network", "volume": "kept", "size": "100GB"}}
-    texts = {resource.name: resource.inputs["text"] for resource in changed("aws-dev", settings).resources if resource.kind == "File"}
+    texts = changed("aws-dev", settings).files
     [volume] = definitions(texts, ".volume.dstack.yml")
     created = dstack.api.volumes.create(aws_dev, parse_apply_configuration(volume))
     [task] = definitions(texts, "ray-cluster.dstack.yml")
