@@ -66,6 +66,7 @@ class Fleets(pulumi.ComponentResource):
             profile_arn=args.profile_arn,
             key_name=key,
             startup=args.mount.apply(lambda mount: startup.script(access.user, mount)),
+            prepared_for=[access.user, args.stack.checkpoints.kind, str(args.stack.checkpoints.path)],
             tags=args.tags,
             after=args.after,
         )

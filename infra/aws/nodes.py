@@ -28,42 +28,53 @@ class NodesArgs:
     profile_arn: pulumi.Input[str]
     key_name: pulumi.Input[str]
     startup: pulumi.Output[str]  # user data
+    prepared_for: list[Any]  # settings that user data prepares a node for; another one wants a new node
     after: list[pulumi.Resource]  # what machines need when they start; the template waits for it, and they for that
     tags: dict[str, str]  # of the disks, which a launch makes unseen by the provider
 
 
 class Nodes(pulumi.ComponentResource):
-    """The instances of one fleet, all from one launch template; `addresses` are their private ones, in order."""
+    """The instances of one fleet, all from one launch template; `addresses` are their private ones, in order.
+
+    What a running instance cannot take on makes another template, and that replaces every instance, the old one first: a reservation
+    or a quota has no room for both. Other user data alone, such as an edit of ready.sh, is a version that no running node is taken from.
+    """
 
     def __init__(self, name: str, args: NodesArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:Nodes", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         placement = Placement(name, opts=child).group if placed_together(args.fleet, args.machine) else None
+        launched: dict[str, Any] = {
+            "instance_type": args.machine.name,
+            "key_name": args.key_name,
+            "iam_instance_profile": {"arn": args.profile_arn},
+            "network_interfaces": interfaces(args.fleet, args.machine, args.subnet_id, args.group_id),
+            "metadata_options": {"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 2},
+            "block_device_mappings": [{"device_name": "/dev/sda1", "ebs": _disk(args.fleet)}],
+            "placement": {"group_name": placement.name} if placement else None,
+            **purchase(args.fleet.capacity),
+        }
         template = ec2.LaunchTemplate(
             name,
             image_id=args.image,
-            instance_type=args.machine.name,
-            key_name=args.key_name,
-            update_default_version=True,
-            iam_instance_profile={"arn": args.profile_arn},
-            network_interfaces=interfaces(args.fleet, args.machine, args.subnet_id, args.group_id),
-            metadata_options={"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 2},
-            block_device_mappings=[{"device_name": "/dev/sda1", "ebs": _disk(args.fleet)}],
-            placement={"group_name": placement.name} if placement else None,
             user_data=args.startup,
-            **purchase(args.fleet.capacity),
-            # A stack without a pin stays with the image of its first `up`: a newer one must not replace nodes at work.
-            opts=pulumi.ResourceOptions(parent=self, depends_on=args.after, ignore_changes=None if args.fleet.image else ["imageId"]),
+            **launched,
+            opts=pulumi.ResourceOptions(
+                parent=self,
+                depends_on=args.after,
+                replacement_trigger=[launched, args.fleet.image or "", args.prepared_for],
+                # A stack without a pin stays with the image of its first `up`: a newer one must not replace nodes at work.
+                ignore_changes=None if args.fleet.image else ["imageId"],
+            ),
         )
-        version = template.latest_version.apply(str)
         self.instances = [
             ec2.Instance(
                 f"{name}-{index}",
-                launch_template={"id": template.id, "version": version},
+                launch_template={"id": template.id, "version": "1"},
                 tags={"Name": f"{name}-{index}"},
                 # Not in the template: with a new version of that, a change of a tag would replace the nodes.
                 volume_tags=args.tags | {"Name": f"{name}-{index}"},
-                opts=child,
+                opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
             )
             for index in range(args.fleet.nodes)
         ]

@@ -58,7 +58,6 @@ def _computed(word: str, name: str) -> dict[str, Any]:
         "Eip": {"publicIp": f"198.51.100.{10 + number}"},
         "Instance": {"privateIp": f"10.64.{number // 200}.{10 + number % 200}"},
         "KeyPair": {"keyName": name},
-        "LaunchTemplate": {"latestVersion": 1},
         "LustreFileSystem": {"dnsName": f"{name}.fsx.amazonaws.com", "mountName": "fsx"},
     }
     return computed.get(word, {})

@@ -96,7 +96,11 @@ class Lustre(pulumi.ComponentResource):
     """A Lustre file system that copies what is written to the bucket, below lustre/."""
 
     def __init__(self, name: str, args: LustreArgs, opts: pulumi.ResourceOptions | None = None):
-        super().__init__("flotilla:aws:Lustre", name, None, opts)
+        # Protected with all that it hangs on, which a refused update must not take from it. Not kept once somebody insists: it would keep
+        # its subnet and group from going, and what it held is in the bucket.
+        super().__init__(
+            "flotilla:aws:Lustre", name, None, pulumi.ResourceOptions.merge(opts, pulumi.ResourceOptions(protect=args.protect))
+        )
         child = pulumi.ResourceOptions(parent=self)
         group = ec2.SecurityGroup(
             f"{name}-lustre", description="Lustre, from the nodes alone.", vpc_id=args.vpc_id, tags={"Name": f"{name}-lustre"}, opts=child
@@ -126,7 +130,7 @@ class Lustre(pulumi.ComponentResource):
             security_group_ids=[group.id],
             kms_key_id=args.bucket.key_arn,
             tags={"Name": f"{name}-lustre"},
-            opts=pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect),
+            opts=child,
         )
         allowed = kms.KeyPolicy(
             f"{name}-lustre",

@@ -17,6 +17,7 @@ from stacks.field_types import gigabytes
 from stacks.machines import Machine
 from stacks.schema import Fleet
 
+METADATA = {"enable-oslogin": "TRUE", "block-project-ssh-keys": "TRUE", "serial-port-enable": "FALSE"}
 DISK = 500  # GB of the boot disk where the stack says nothing
 
 
@@ -30,6 +31,7 @@ class NodesArgs:
     fabric: Fabric | None
     account: pulumi.Output[str]  # service account
     startup: pulumi.Output[str]  # script
+    prepared_for: list[Any]  # settings that the script prepares a node for; another one wants a new node
     disk: pulumi.Output[str] | None  # link of a disk for the checkpoints
     labels: dict[str, str]
     after: list[pulumi.Resource]  # what a machine needs when it starts, beyond what its settings name
@@ -75,25 +77,25 @@ class Nodes(pulumi.ComponentResource):
                 "enable_vtpm": True,
                 "enable_integrity_monitoring": True,
             },
-            metadata={
-                "startup-script": args.startup,
-                "enable-oslogin": "TRUE",
-                "block-project-ssh-keys": "TRUE",
-                "serial-port-enable": "FALSE",
-            },
+            # A machine that stands alone has a script of its own, which changes in place; a template never does.
+            metadata=METADATA | ({"startup-script": args.startup} if args.fleet.capacity.kind == "flex-start" else {}),
             # Labels of a template cannot change in place: with them, a new tag would replace every node.
             opts=pulumi.ResourceOptions(parent=self, provider=unlabelled, depends_on=args.after),
         )
 
     def _launch(self, name: str, args: NodesArgs, template: compute.InstanceTemplate) -> None:
-        """Machines one by one, each replaced in its place: there is no capacity for a second beside it."""
+        """Machines one by one, each replaced in its place: there is no capacity for a second beside it.
+
+        An edit of ready.sh replaces none; it runs where a machine boots next.
+        """
         instances = [
             compute.InstanceFromTemplate(
                 f"{name}-{index}",
                 zone=args.zone,
                 source_instance_template=template.self_link_unique,
                 attached_disks=[{"source": args.disk, "device_name": DEVICE, "mode": "READ_WRITE"}] if args.disk else None,
-                opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True),
+                metadata=METADATA | {"startup-script": args.startup},
+                opts=pulumi.ResourceOptions(parent=self, delete_before_replace=True, replacement_trigger=args.prepared_for),
             )
             for index in range(args.fleet.nodes)
         ]

@@ -66,10 +66,12 @@ def test_what_holds_checkpoints_is_protected_and_kept_in_prod_alone(planned):
         for resource in on_aws(planned("aws-prod"))
         if resource.options.get("protect") and resource.options.get("retainOnDelete")
     }
-    assert kept == {"Bucket", "Key", "LustreFileSystem"}
+    assert kept == {"Bucket", "Key"}
+    assert of(planned("aws-prod"), "LustreFileSystem")[0].options.get("protect") is True  # not kept: subnet and group could not go
     assert not [
         resource.name for resource in on_aws(planned("aws-dev")) if "protect" in resource.options or "retainOnDelete" in resource.options
     ]
+    assert of(planned("aws-prod"), "LustreFileSystem")[0].options.get("protect") is True
     assert [of(planned(name), "Bucket")[0].inputs["forceDestroy"] for name in STACKS] == [True, False]
 
 

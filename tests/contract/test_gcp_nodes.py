@@ -34,15 +34,19 @@ def test_a_node_has_all_interfaces_of_its_fabric_each_in_a_subnet_of_its_own(nam
 def test_a_lone_node_beside_a_fabric_is_not_wired_to_it(machine, changed):
     many = {"name": "many", "machine": "a3-megagpu-8g", "nodes": 2, "provision": "pulumi"}
     single = {"name": "one", "machine": machine, "nodes": 1, "provision": "pulumi", "capacity": {"kind": "spot"}}
-    wired, alone = of(changed("gcp-prod", {"fleets": [many, single]}), "InstanceTemplate")
+    plan = changed("gcp-prod", {"fleets": [many, single]})
+    wired, alone = of(plan, "InstanceTemplate")
     assert [len(wired.inputs["networkInterfaces"]), len(alone.inputs["networkInterfaces"])] == [9, 1]
     start = "tcpgpudmarxd"  # the image of TCPXO's daemon
-    assert [start in template.inputs["metadata"]["startup-script"] for template in (wired, alone)] == [True, False]
+    scripts = [node.inputs["metadata"]["startup-script"] for node in of(plan, "InstanceFromTemplate")]
+    assert [start in script for script in scripts] == [True, True, False]
 
 
 def script(plan: Plan) -> str:
-    [template] = of(plan, "InstanceTemplate")
-    return template.inputs["metadata"]["startup-script"]
+    """What every node of a plan with one fleet runs: a queue launches them from the template as it is."""
+    nodes = of(plan, "InstanceFromTemplate") or of(plan, "InstanceTemplate")
+    [text] = {node.inputs["metadata"]["startup-script"] for node in nodes}
+    return text
 
 
 @every("prod", "tcpxo by pulumi, bastion", "flex-start", "share", "disk")
@@ -50,8 +54,9 @@ def test_a_node_is_shielded_and_people_come_in_by_os_login(name, gcp_plan):
     [template] = of(gcp_plan(name), "InstanceTemplate")
     shield = template.inputs["shieldedInstanceConfig"]
     assert (shield["enableVtpm"], shield["enableIntegrityMonitoring"]) == (True, True)
-    metadata = template.inputs["metadata"]
-    assert (metadata["enable-oslogin"], metadata["block-project-ssh-keys"], metadata["serial-port-enable"]) == ("TRUE", "TRUE", "FALSE")
+    for node in [template, *of(gcp_plan(name), "InstanceFromTemplate")]:
+        metadata = node.inputs["metadata"]
+        assert (metadata["enable-oslogin"], metadata["block-project-ssh-keys"], metadata["serial-port-enable"]) == ("TRUE", "TRUE", "FALSE")
     assert template.inputs["tags"] == [NODE_TAG]  # what the firewall lets talk
     assert template.inputs["serviceAccount"]["email"].startswith("flotilla-gcp-prod-nodes@")
     done = subprocess.run(["bash", "-n"], input=script(gcp_plan(name)), text=True, capture_output=True, timeout=30, check=False)

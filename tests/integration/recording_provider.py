@@ -13,6 +13,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import secrets
 import sys
 from concurrent import futures
 from pathlib import Path
@@ -138,16 +139,16 @@ class RecordingProvider(provider_pb2_grpc.ResourceProviderServicer):
         if request.preview:
             return provider_pb2.CreateResponse(properties=struct({key: inputs.get(key, UNKNOWN) for key in outputs}))
         self.record("create", request.urn)
+        if request.type.endswith((":LaunchTemplate", ":InstanceTemplate")):  # one that replaces another is there beside it for a time
+            fresh = f"{id_}-{secrets.token_hex(2)}"
+            id_, outputs = fresh, json.loads(json.dumps(outputs).replace(id_, fresh))
         return provider_pb2.CreateResponse(id=id_, properties=struct(outputs))
 
     def Read(self, request, context):
         return provider_pb2.ReadResponse(id=request.id, properties=request.properties, inputs=request.inputs)
 
     def Update(self, request, context):
-        olds = plain(request.olds)
         _, outputs = self.outputs(request.urn, request.type, plain(request.news))
-        if "latestVersion" in outputs:  # a template's own tags are no part of its versions
-            outputs["latestVersion"] = olds["latestVersion"] + (plain(request.old_inputs) != plain(request.news))
         if not request.preview:
             self.record("update", request.urn)
         return provider_pb2.UpdateResponse(properties=struct(outputs))

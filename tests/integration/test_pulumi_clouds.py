@@ -93,7 +93,7 @@ ORDER = {  # what must be there before what; when they go, the other way round
     ],
 }
 # Kept in the cloud when the stack goes, where it is protected.
-KEPT = {"aws-prod": {"Bucket", "Key", "LustreFileSystem"}, "gcp-prod": {"Bucket", "KeyRing", "CryptoKey"}}
+KEPT = {"aws-prod": {"Bucket", "Key"}, "gcp-prod": {"Bucket", "KeyRing", "CryptoKey"}}
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -134,6 +134,52 @@ def test_a_stack_comes_stays_changes_and_goes(name, cloud):
     for first, then in gone:
         assert before(deleted, then, first), f"{then} goes before {first}"
     assert not folder.exists()
+
+
+# An image, the kind of the nodes that it replaces, and the kind that an edit of ready.sh changes in place.
+NODES = {
+    "aws-prod": ("ami-0fedcba9876543210", "Instance", "LaunchTemplate"),
+    "gcp-prod": ("projects/mine/global/images/other", "InstanceFromTemplate", "InstanceFromTemplate"),
+}
+
+
+def edit_ready(cloud: Any, place: str) -> None:
+    ready, program = cloud.folder / "ready.sh", cloud.folder / "infra/__main__.py"
+    ready.write_text((ROOT / f"infra/{place}/ready.sh").read_text() + "# edited\n")
+    edited = f"from pathlib import Path\nfrom infra.{place} import startup\nstartup.READY = Path({str(ready)!r})\n"
+    program.write_text(edited + program.read_text())
+
+
+@pytest.mark.parametrize("name", NODES)
+def test_nodes_are_replaced_the_old_one_first_and_not_for_an_edit_of_their_script(name, cloud):
+    """A reservation of exactly N has no room for another; who edits ready.sh ends nobody's job."""
+    cloud.stack(name)
+    cloud.up(name)
+    calls(cloud)
+    image, kind, holds_script = NODES[name]
+    edit_ready(cloud, name.partition("-")[0])
+    cloud.up(name)
+    assert {(call, of) for call, of, _ in calls(cloud)} == {("update", holds_script)}
+
+    cloud.must("config", "set", "--stack", name, "--path", "flotilla:fleets[0].image", image)
+    cloud.up(name)
+    nodes = [(call, one) for call, of, one in calls(cloud) if of == kind and "bastion" not in one]
+    count = len(nodes) // 2
+    assert count > 1
+    for node in {one for _, one in nodes}:
+        assert nodes.index(("delete", node)) < nodes.index(("create", node))
+
+
+def test_what_is_protected_keeps_what_it_hangs_on_when_an_update_is_refused(cloud):
+    cloud.stack("aws-prod")
+    cloud.up("aws-prod")
+    calls(cloud)
+    cloud.must("config", "set", "--stack", "aws-prod", "--path", "flotilla:checkpoints.kind", "bucket")
+    for setting in ("size", "throughput"):
+        cloud.must("config", "rm", "--stack", "aws-prod", "--path", f"flotilla:checkpoints.{setting}")
+    refused = cloud.run("up", "--stack", "aws-prod", "--yes", "--skip-preview")
+    assert refused.returncode != 0 and "protected" in refused.stdout + refused.stderr
+    assert not [(kind, name) for call, kind, name in calls(cloud) if call == "delete" and "lustre" in name]
 
 
 CARELESS = """
