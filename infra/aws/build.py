@@ -46,7 +46,8 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     bucket = Bucket(context.name, BucketArgs(stack.checkpoints.keep_days, stack.protect), opts=context.opts)
     identity = _identity(context, bucket)
     group = _group(context, subnets)
-    on_hosts = _on_hosts(context, subnets, bucket, group)
+    lustre = _lustre(context, subnets, bucket, group)
+    on_hosts = _on_hosts(context, bucket, lustre)
     fleets = None
     if any(fleet.provision == "pulumi" for fleet in stack.fleets):
         after = [*subnets.made, identity, group]
@@ -65,6 +66,12 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         server_policy=identity.server_policy,
         deploy_role=deploy.role_arn if deploy else None,
         preview_role=deploy.preview_arn if deploy else None,
+        ids={
+            "private_subnets": pulumi.Output.all(*subnets.private.values()).apply(",".join),
+            "node_security_group": group.group_id,
+            "key": bucket.key_arn,
+            **({"file_system": lustre.id} if lustre else {}),
+        },
     )
     return outputs.apply(lambda values: site(stack, machines, subnets.cidr, Outputs(**values)))
 
@@ -121,14 +128,20 @@ def _group(context: Context, subnets: network.Subnets) -> network.NodeSecurity:
     return network.NodeSecurity(context.name, network.NodeSecurityArgs(subnets.vpc_id, name, ssh), opts=context.opts)
 
 
-def _on_hosts(context: Context, subnets: network.Subnets, bucket: Bucket, group: network.NodeSecurity) -> pulumi.Output[list[str]]:
+def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket, group: network.NodeSecurity) -> Lustre | None:
+    wanted = context.stack.checkpoints
+    if wanted.kind != "lustre":
+        return None
+    assert wanted.size  # stacks/schema.py
+    size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
+    args = LustreArgs(subnets.vpc_id, subnets.first, group.group_id, size, context.account, bucket, context.stack.protect, throughput)
+    return Lustre(context.name, args, opts=context.opts)
+
+
+def _on_hosts(context: Context, bucket: Bucket, lustre: Lustre | None) -> pulumi.Output[list[str]]:
     """Shell lines that mount the checkpoints on hosts that Pulumi launches."""
     wanted, folder = context.stack.checkpoints, str(context.stack.checkpoints.path)
-    if wanted.kind == "lustre":
-        assert wanted.size  # stacks/schema.py
-        size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
-        args = LustreArgs(subnets.vpc_id, subnets.first, group.group_id, size, context.account, bucket, context.stack.protect, throughput)
-        lustre = Lustre(context.name, args, opts=context.opts)
+    if lustre:
         return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mounts.lustre_on_host(names[0], names[1], folder))
     if wanted.kind != "bucket":
         return pulumi.Output.from_input([])

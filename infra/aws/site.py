@@ -26,6 +26,7 @@ class Outputs:
     server_policy: str | None = None
     deploy_role: str | None = None
     preview_role: str | None = None
+    ids: dict[str, str] = field(default_factory=dict)  # of what another program may want to refer to
 
 
 def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outputs) -> Site:
@@ -36,6 +37,8 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
         "dstack_server_policy": outputs.server_policy,
         "deploy_role": outputs.deploy_role,
         "preview_role": outputs.preview_role,
+        "vpc": outputs.vpc,
+        **outputs.ids,
         **{f"image_{fleet}": image for fleet, image in outputs.images.items()},
     }
     return Site(

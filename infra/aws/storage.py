@@ -105,20 +105,23 @@ class Lustre(pulumi.ComponentResource):
         group = ec2.SecurityGroup(
             f"{name}-lustre", description="Lustre, from the nodes alone.", vpc_id=args.vpc_id, tags={"Name": f"{name}-lustre"}, opts=child
         )
+        # Servers call clients too, such as to take back a lock: each side is let in by the other.
+        ways = (("nodes", group.id, args.nodes), ("self", group.id, group.id), ("back", args.nodes, group.id))
         for low, high in LUSTRE_PORTS:
-            for whence, source in (("nodes", args.nodes), ("self", group.id)):
+            for way, into, source in ways:
                 vpc.SecurityGroupIngressRule(
-                    f"{name}-lustre-{whence}-{low}",
-                    security_group_id=group.id,
+                    f"{name}-lustre-{way}-{low}",
+                    security_group_id=into,
                     ip_protocol="tcp",
                     from_port=low,
                     to_port=high,
                     referenced_security_group_id=source,
                     opts=child,
                 )
-        vpc.SecurityGroupEgressRule(
-            f"{name}-lustre-out", security_group_id=group.id, ip_protocol="-1", referenced_security_group_id=group.id, opts=child
-        )
+        for way, target in (("out", group.id), ("out-nodes", args.nodes)):
+            vpc.SecurityGroupEgressRule(
+                f"{name}-lustre-{way}", security_group_id=group.id, ip_protocol="-1", referenced_security_group_id=target, opts=child
+            )
         system = fsx.LustreFileSystem(
             f"{name}-lustre",
             deployment_type="PERSISTENT_2",
@@ -152,5 +155,5 @@ class Lustre(pulumi.ComponentResource):
             },
             opts=pulumi.ResourceOptions(parent=self, depends_on=[allowed]),
         )
-        self.dns_name, self.mount_name = system.dns_name, system.mount_name
+        self.id, self.dns_name, self.mount_name = system.id, system.dns_name, system.mount_name
         self.register_outputs({"dns_name": system.dns_name, "mount_name": system.mount_name})

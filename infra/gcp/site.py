@@ -53,7 +53,13 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
     first = stack.fleets[0]
     fabric = machines[first.name].wired(first.nodes)
     launched = [fleet for fleet in stack.fleets if fleet.provision == "pulumi" and outputs.addresses.get(fleet.name)]
-    named = {"checkpoints": outputs.store, "nodes_account": outputs.nodes_account, "dstack_server_account": outputs.server_account}
+    named = {
+        "checkpoints": outputs.store,
+        "network": outputs.vpc,
+        "subnet": outputs.subnet,
+        "nodes_account": outputs.nodes_account,
+        "dstack_server_account": outputs.server_account,
+    }
     return Site(
         backend=backend(stack, outputs) if by_dstack else None,
         ssh={fleet.name: ssh(stack, fleet, outputs) for fleet in launched},

@@ -26,8 +26,8 @@ STACKS = ("aws-dev", "aws-prod")
             "aws-prod",
             "Bucket BucketLifecycleConfiguration BucketOwnershipControls BucketPolicy BucketPublicAccessBlock BucketVersioning Budget "
             "BucketServerSideEncryptionConfiguration DefaultSecurityGroup Eip 2*InstanceProfile InternetGateway Key NatGateway Policy "
-            "5*Role 9*RolePolicy 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 4*SecurityGroupEgressRule "
-            "6*SecurityGroupIngressRule 2*Subnet Vpc VpcEndpoint DataRepositoryAssociation EncryptionByDefault FlowLog 5*Instance "
+            "5*Role 9*RolePolicy 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 5*SecurityGroupEgressRule "
+            "8*SecurityGroupIngressRule 2*Subnet Vpc VpcEndpoint DataRepositoryAssociation EncryptionByDefault FlowLog 5*Instance "
             "InstanceMetadataDefaults KeyPair "
             "KeyPolicy LaunchTemplate LogGroup LustreFileSystem OpenIdConnectProvider PlacementGroup",
         ),

@@ -30,6 +30,33 @@ def test_the_fleet_lists_the_nodes_behind_the_way_to_them(planned, changed):
     assert (fleet["proxy_jump"]["hostname"], fleet["proxy_jump"]["port"]) == ("198.51.100.10", 22)
 
 
+def test_another_program_finds_what_it_may_refer_to(planned):
+    for name in ("aws-dev", "aws-prod"):
+        plan = planned(name)
+        found = plan.outputs["cloud"]
+        assert found["vpc"] == of(plan, "Vpc")[0].id
+        subnets = {resource.id for resource in of(plan, "Subnet") if "-private-" in resource.name}
+        assert set(found["private_subnets"].split(",")) == subnets
+        [nodes] = [resource.id for resource in of(plan, "SecurityGroup") if resource.name.endswith("-nodes")]
+        assert found["node_security_group"] == nodes
+        assert found["key"].startswith("arn:aws:kms:")
+        assert found.get("file_system") == next((resource.id for resource in of(plan, "LustreFileSystem")), None)
+
+
+def test_lustre_and_nodes_let_each_other_in(planned):
+    """Both directions, as FSx's guide has it: servers call clients too."""
+    plan = planned("aws-prod")
+    [nodes], [lustre] = (
+        [resource.id for resource in of(plan, "SecurityGroup") if resource.name.endswith(end)] for end in ("-nodes", "-lustre")
+    )
+    rules = [resource.inputs for resource in of(plan, "SecurityGroupIngressRule") if "-lustre-" in resource.name]
+    found = {(rule["securityGroupId"], rule["referencedSecurityGroupId"], rule["fromPort"], rule["toPort"]) for rule in rules}
+    ports = ((988, 988), (1018, 1023))
+    assert found == {(into, source, *port) for into, source in ((lustre, nodes), (lustre, lustre), (nodes, lustre)) for port in ports}
+    out = [resource.inputs["referencedSecurityGroupId"] for resource in of(plan, "SecurityGroupEgressRule") if "-lustre-" in resource.name]
+    assert set(out) == {nodes, lustre}
+
+
 def test_a_server_in_the_network_needs_no_bastion(changed):
     plan = changed("aws-prod", {"access.via": "direct"})
     assert "proxy_jump" not in definition(plan, "h100.fleet.dstack.yml")["ssh_config"]
