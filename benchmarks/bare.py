@@ -9,7 +9,7 @@ import torch
 
 from trainer.configs.ppo import PpoConfig
 from trainer.data.prompts import answer_ids
-from trainer.types import Prompt
+from trainer.episodes import Prompt
 
 
 class HfEngine:

@@ -18,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.checkpoint import fsync
 from trainer.configs.sections import ModelConfig
+from trainer.episodes import Batch
 from trainer.errors import ConfigError
-from trainer.types import Batch
 
 transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
 

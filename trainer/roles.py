@@ -14,11 +14,11 @@ import torch
 from trainer import actors, placement
 from trainer.configs.ppo import PpoConfig
 from trainer.data.packing import Flat, Sequence, flatten, select, split
+from trainer.episodes import Episode
 from trainer.models import PolicyModel, ValueModel
 from trainer.objectives.aggregation import denominators, part
 from trainer.objectives.policy import policy
 from trainer.objectives.value import value
-from trainer.types import Episode
 from trainer.workers import Role, Tokens, Worker, packing
 
 # Sums over tokens that a rank returns, shown as means over the global batch.

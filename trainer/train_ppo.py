@@ -37,6 +37,7 @@ from trainer.algorithms.kl import KlController, kl
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
+from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
@@ -46,7 +47,6 @@ from trainer.roles import Rollout
 from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
 from trainer.stopping import STOPPED, Stopping, stop_signals
-from trainer.types import Episode, Prompt
 from trainer.worker_groups import WorkerGroups, start
 
 

@@ -37,6 +37,7 @@ from trainer.checkpoint import Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.packing import Sequence, select, split
 from trainer.data.prompts import answer_ids, load_prompts
+from trainer.episodes import Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
 from trainer.models import PolicyModel, load_tokenizer
@@ -45,7 +46,6 @@ from trainer.objectives.supervised import supervised
 from trainer.roles import combine
 from trainer.runs import held, run_folder, save_resolved
 from trainer.stopping import STOPPED, stop_signals
-from trainer.types import Prompt
 from trainer.workers import Role, Tokens, Worker, packing
 
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from ray.util.placement_group import remove_placement_group
 from trainer import actors, models, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
+from trainer.episodes import Episode
 from trainer.errors import ConfigError
 from trainer.roles import RoleGroup, roles_of
 from trainer.rollout.engines import Pending, RolloutEngines
-from trainer.types import Episode
 from trainer.workers import Role
 
 

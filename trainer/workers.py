@@ -23,9 +23,9 @@ from trainer import actors, models, placement, weights
 from trainer.configs.sections import Config, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, sharded
+from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError
 from trainer.objectives import Objective
-from trainer.types import Batch, Denominators
 
 EXPORT_BYTES = 256 << 20  # of weights that rank 0 collects at a time
 Tokens = dict[str, torch.Tensor]  # per-token inputs of a loss, flat, in the order of the sequences they come with

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from infra.policy.resource import Resource, decoded, is_true, items, missing_tags, open_ranges
+from infra.policy.shared import Resource, decoded, is_true, items, missing_tags, open_ranges
 
 # rule -> (pattern of the resource's type and name, why it may)
 EXCEPTIONS = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from infra.policy.resource import Resource, decoded, is_true, items, missing_tags, open_ranges
+from infra.policy.shared import Resource, decoded, is_true, items, missing_tags, open_ranges
 
 # rule -> (pattern of the resource's type and name, why it may)
 EXCEPTIONS = {

@@ -17,7 +17,7 @@ from pulumi_policy.proxy import UnknownValueError  # pyright: ignore[reportMissi
 sys.path.insert(0, str(Path(__file__).parents[2]))  # the engine runs this file by itself
 
 from infra.policy import rules
-from infra.policy.resource import Resource, Rule, StackRule
+from infra.policy.shared import Resource, Rule, StackRule
 
 
 def per_resource(rule: Rule):

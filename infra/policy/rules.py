@@ -12,7 +12,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from infra.policy.resource import Resource, Rule, StackRule
+from infra.policy.shared import Resource, Rule, StackRule
 
 FOLDERS = sorted(file.parent.name for file in Path(__file__).parents[1].glob("*/policy_rules.py"))
 CLOUDS = {name: import_module(f"infra.{name}.policy_rules") for name in FOLDERS}

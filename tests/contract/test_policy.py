@@ -15,7 +15,7 @@ from pulumi.runtime import rpc
 from infra import preview
 from infra.aws.policy_rules import COMPANIONS
 from infra.policy import rules
-from infra.policy.resource import Resource
+from infra.policy.shared import Resource
 from infra.preview import Plan
 from stacks import load
 from stacks.places import clouds

@@ -15,9 +15,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 from trainer import weights
 from trainer.actors import free_port
 from trainer.configs.ppo import PpoConfig
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.rollout import Sampling, sample
 from trainer.rollout.vllm import VllmEngine
-from trainer.types import Episode, Prompt, Turn
 
 PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Prompt(2, [10], {})]
 CPU = torch.device("cpu")

@@ -7,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trainer.configs.ppo import PpoConfig
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.rollout import Sampling, sample
 from trainer.rollout.hf import HfEngine, _nucleus
-from trainer.types import Episode, Prompt, Turn
 
 PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8, 9, 14], {}), Prompt(2, [10], {})]
 

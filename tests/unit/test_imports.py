@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from importlib.machinery import FrozenImporter
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -174,6 +175,14 @@ def test_no_file_of_infra_hides_another_module():
     names = {path.stem for path in (ROOT / "infra").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     hidden = names & (sys.stdlib_module_names | set(packages_distributions())) - set(PACKAGES) - loaded_before
     assert not hidden, f"infra has {sorted(hidden)}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=shown)
+def test_no_module_is_named_like_one_of_the_standard_library(file):
+    """`python` in its folder, or a Ray job whose working directory that is, would import it in place of the real one."""
+    name = file.parent.name if file.stem == "__init__" else file.stem
+    frozen = FrozenImporter.find_spec(name)  # in the interpreter itself, which finds those first
+    assert frozen or name not in sys.stdlib_module_names - {"__main__"}
 
 
 def test_the_rules_see_imports_inside_functions_and_refuse_relative_ones(tmp_path, monkeypatch):

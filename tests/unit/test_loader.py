@@ -3,8 +3,8 @@ import json
 import pytest
 
 from trainer.data.loader import Loader
+from trainer.episodes import Prompt
 from trainer.errors import ConfigError
-from trainer.types import Prompt
 
 
 def prompts(count: int) -> list[Prompt]:

@@ -5,11 +5,11 @@ import pytest
 import torch
 
 from trainer.configs.sections import AlgorithmConfig, LossConfig
+from trainer.episodes import Batch, Denominators
 from trainer.objectives.aggregation import aggregate, denominators, part
 from trainer.objectives.policy import policy, policy_loss
 from trainer.objectives.supervised import supervised
 from trainer.objectives.value import value, value_loss
-from trainer.types import Batch, Denominators
 
 T = torch.tensor
 CLIP: Any = {"clip_low": 0.2, "clip_high": 0.3}

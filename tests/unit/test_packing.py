@@ -7,9 +7,9 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainer.data.packing import Sequence, attach, balance, efficiency, flatten, pack, plan, scatter, select, split
+from trainer.episodes import Batch, Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.objectives.aggregation import aggregate, denominators, part
-from trainer.types import Batch, Episode, Prompt, Turn
 
 PAD = 0
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from trainer.episodes import Episode
 from trainer.errors import ConfigError
 from trainer.rewards import batched, needs_answer, resolve
 from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric, result
-from trainer.types import Episode
 
 
 def test_exact():

@@ -13,12 +13,12 @@ from trainer.algorithms.advantages import group_relative
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, attach, flatten, pack, scatter
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.objectives.aggregation import aggregate, denominators
 from trainer.objectives.policy import policy_loss
 from trainer.rollout import RolloutEngine, Sampling, sample
 from trainer.rollout.hf import HfEngine
 from trainer.rollout.stepped import SteppedEngine
-from trainer.types import Episode, Prompt, Turn
 
 
 class Counting(SteppedEngine):

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from trainer.configs.sections import RewardConfig
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.rewards.scorer import Scorer, deal
-from trainer.types import Episode, Prompt, Turn
 
 ROOT = Path(__file__).parents[2]
 
@@ -188,7 +188,7 @@ HANGING_RUN = """
 import sys
 from trainer.configs.sections import RewardConfig
 from trainer.rewards.scorer import Scorer
-from trainer.types import Episode, Prompt, Turn
+from trainer.episodes import Episode, Prompt, Turn
 with Scorer(RewardConfig(function="judges:loops_in_c", timeout=300)) as rewards:
     print(rewards.workers[0].process.pid, flush=True)
     rewards.score([Episode(Prompt(0, [1], {}), 0, [Turn([1], [0.0], "stop")], text="a")])

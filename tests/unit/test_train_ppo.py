@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.roles import Rollout
 from trainer.train_ppo import Clock, describe
-from trainer.types import Episode, Prompt, Turn
 
 ALONE = Episode(Prompt(0, [1, 2, 3], {}), 0, [Turn([5, 6], [-0.5, -0.5], "stop")], reward=1.0)
 CONVERSATION = Episode(

@@ -20,13 +20,13 @@ from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
+from trainer.episodes import Batch
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel, ValueModel
 from trainer.objectives import Stats
 from trainer.objectives.supervised import supervised
 from trainer.roles import roles_of
 from trainer.train_sft import _save, update
-from trainer.types import Batch
 from trainer.workers import Role, Worker
 
 ROOT = Path(__file__).resolve().parents[2]

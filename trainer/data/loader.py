@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from trainer.episodes import Prompt
 from trainer.errors import ConfigError
-from trainer.types import Prompt
 
 
 class Loader:

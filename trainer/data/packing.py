@@ -17,8 +17,8 @@ from itertools import chain
 import numpy as np
 import torch
 
+from trainer.episodes import Batch, Denominators, Episode
 from trainer.errors import ConfigError
-from trainer.types import Batch, Denominators, Episode
 
 # Lengths of rows that are tried, in units of the longest sequence. Attention computes whole rows, so short ones are cheaper.
 WIDTHS = (1.0, 1.5, 2.0, 3.0, 4.0)

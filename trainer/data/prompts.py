@@ -9,8 +9,8 @@ from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.sections import DataConfig
 from trainer.data.rows import column, no_rows, read_rows
+from trainer.episodes import Prompt
 from trainer.errors import ConfigError
-from trainer.types import Prompt
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from trainer.types import Batch
+from trainer.episodes import Batch
 
 Stats = dict[str, torch.Tensor]
 Objective = Callable[[Batch, Any], tuple[torch.Tensor, Stats]]

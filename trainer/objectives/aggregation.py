@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from trainer.types import Batch, Denominators
+from trainer.episodes import Batch, Denominators
 
 
 def denominators(mask_N: torch.Tensor, episode_N: torch.Tensor, episodes: int) -> Denominators:

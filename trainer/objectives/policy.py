@@ -7,9 +7,9 @@ import torch
 from trainer.algorithms.importance_sampling import importance_weight
 from trainer.algorithms.kl import MAX_LOG_RATIO, kl, kl_loss
 from trainer.configs.sections import AlgorithmConfig
+from trainer.episodes import Batch
 from trainer.objectives import Stats
 from trainer.objectives.aggregation import mean
-from trainer.types import Batch
 
 
 def policy(algorithm: AlgorithmConfig, batch: Batch, output: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Stats]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from trainer.configs.sections import LossConfig
+from trainer.episodes import Batch
 from trainer.objectives import Stats
 from trainer.objectives.aggregation import mean
-from trainer.types import Batch
 
 
 def supervised(algorithm: LossConfig, batch: Batch, output: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Stats]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 
+from trainer.episodes import Batch
 from trainer.objectives import Stats
 from trainer.objectives.aggregation import mean
-from trainer.types import Batch
 
 
 def value(clip: float | None, batch: Batch, output: tuple[torch.Tensor]) -> tuple[torch.Tensor, Stats]:

@@ -41,7 +41,7 @@ class Reward:
 
 
 def batched(function: F) -> F:
-    """Marks a reward that takes a list of `trainer.types.Episode` and returns a list of floats, one for each, in their order.
+    """Marks a reward that takes a list of `trainer.episodes.Episode` and returns a list of floats, one for each, in their order.
 
     All answers to one prompt come in the same call: with reward.workers=1 the whole batch, else a share of its prompts.
     """

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 from trainer.configs.sections import RewardConfig
+from trainer.episodes import Episode
 from trainer.errors import ConfigError
 from trainer.rewards import resolve
 from trainer.rewards.worker import BEGUN, DUMP, Mistake
-from trainer.types import Episode
 
 START_SECONDS = 300  # for a process to import the reward
 STACK_SECONDS = 1.0  # for a process to write where it hangs; one that the kernel holds never does

@@ -10,7 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
-from trainer.types import Episode, Prompt, Turn
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.weights import Plan, Rendezvous
 
 

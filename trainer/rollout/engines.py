@@ -13,9 +13,9 @@ import torch
 from trainer import actors, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
+from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.rollout import RolloutEngine, Sampling, sample
-from trainer.types import Episode, Prompt
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died

@@ -13,10 +13,10 @@ from transformers import DynamicCache
 
 from trainer import placement, weights
 from trainer.configs.ppo import PpoConfig
+from trainer.episodes import Turn
 from trainer.models import load_lm, load_tokenizer
 from trainer.rollout import Sampling
 from trainer.rollout.stepped import SteppedEngine
-from trainer.types import Turn
 
 # A batch is compacted when at least this share of its rows has finished: copying the cache costs about one step.
 COMPACT_AT = 0.25

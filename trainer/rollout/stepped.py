@@ -6,8 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from itertools import count
 
+from trainer.episodes import Turn
 from trainer.rollout import Sampling
-from trainer.types import Turn
 
 
 class SteppedEngine(ABC):

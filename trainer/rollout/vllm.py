@@ -35,11 +35,11 @@ from vllm.sampling_params import RequestOutputKind
 
 from trainer import placement, weights
 from trainer.configs.ppo import PpoConfig
+from trainer.episodes import Turn
 from trainer.errors import ConfigError
 from trainer.models import load_tokenizer
 from trainer.rollout import Sampling
 from trainer.rollout.stepped import SteppedEngine
-from trainer.types import Turn
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
