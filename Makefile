@@ -30,7 +30,7 @@ install: .venv/cpu ## .venv with the trainer and the local cluster, no GPU
 .PHONY: install-client
 install-client: .venv/client ## .venv to submit jobs to a cluster elsewhere; also macOS
 .PHONY: install-server
-install-server: .venv/server ## .venv with dstack and its server: your own machines
+install-server: .venv/server ## client, dstack and its server: your own machines
 .PHONY: install-aws
 install-aws: .venv/aws ## .venv with Pulumi, dstack and boto3 for AWS
 .PHONY: install-gcp
