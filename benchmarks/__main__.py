@@ -11,6 +11,8 @@ import sys
 
 from rich.console import Console
 
+from stacks.extras import explain_missing
+
 NAMES = ("weights", "packing", "preview", "step", "demo", "dstack", "slurm", "schedulers")
 
 
@@ -30,4 +32,5 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    explain_missing()
     sys.exit(main(sys.argv[1:]))

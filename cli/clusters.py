@@ -6,10 +6,10 @@ import argparse
 import os
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cli import local, machines, slurm
 from cli.project import CommandError, console, run
 from cluster_tasks.client.render import pulumi_is_here, render
 from stacks.load import load
@@ -22,12 +22,12 @@ ABOUT = {
     "status": "The stack's nodes and jobs. Exit code 0 when all is there, 1 when not.",
 }
 PULUMI = "https://www.pulumi.com/docs/install/"
-PLACES = {"local": local, "slurm": slurm}  # others are machines that dstack drives
+PLACES = {"local": "cli.local", "slurm": "cli.slurm"}  # others are machines that dstack drives
 
 
 def place(stack: Stack) -> Any:
-    """The module with this stack's up, down, status and address."""
-    return PLACES.get(stack.cloud, machines)
+    """The module with this stack's up, down and status. Raises ModuleNotFoundError where what it needs is not installed."""
+    return import_module(PLACES.get(stack.cloud, "cli.machines"))
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
@@ -46,21 +46,22 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         add("--json", action="store_true")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)
-    if verb == "status":
-        return place(stack).status(stack, root, options)
-    if verb == "down":
-        if options.job:
-            from cli import jobs
+    if verb == "down" and options.job:
+        from cli import jobs
 
-            return jobs.stop(stack, root, options.job)
-        return place(stack).down(stack, root, options)
-    if place_of(stack).cloud and not pulumi_is_here():
+        return jobs.stop(stack, root, options.job)
+    if verb == "up" and place_of(stack).cloud and not pulumi_is_here():
         raise CommandError(
             f"flotilla up {stack.name} makes a network and more in the cloud, for which Pulumi's CLI has to be on PATH: {PULUMI}"
         )
+    chosen = place(stack)
+    if verb == "status":
+        return chosen.status(stack, root, options)
+    if verb == "down":
+        return chosen.down(stack, root, options)
     yes = options.yes or not sys.stdin.isatty()
     render(stack.name, root, partial(_run, root), console.print, local=not place_of(stack).remote, yes=yes)
-    return place(stack).up(stack, root, options)
+    return chosen.up(stack, root, options)
 
 
 def _run(root: Path, command: list[str], env: dict[str, str]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from cli.dashboard import dashboard, show_jobs
 from cli.project import show
+from cluster_tasks.local.commands import main
 from stacks.schema import Stack
 
 
@@ -29,8 +30,6 @@ def status(stack: Stack, root: Path, options: Any) -> int:
 
 
 def _command(stack: Stack, root: Path, command: str, *flags: str, shown: bool = True) -> int:
-    from cluster_tasks.local.commands import main
-
     file = f"build/{stack.name}/ray-cluster.dstack.yml"
     os.chdir(root)
     if shown:

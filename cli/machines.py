@@ -9,6 +9,9 @@ from typing import Any
 from cli import tunnel
 from cli.dashboard import note_address
 from cli.project import CommandError, console, run
+from cluster_tasks.client import status as screen
+from cluster_tasks.client.dstack_run import wait
+from cluster_tasks.client.launch import cluster
 from stacks.places import place_of
 from stacks.schema import Stack
 
@@ -17,9 +20,6 @@ TIMEOUT = 1800
 
 def up(stack: Stack, root: Path, options: Any) -> int:
     """Fleets, the Ray cluster, and its dashboard forwarded until `flotilla down`."""
-    from cluster_tasks.client.dstack_run import wait
-    from cluster_tasks.client.launch import cluster
-
     os.chdir(root)
     seconds = options.timeout or TIMEOUT
     dstack = cluster(stack, int(options.port) if options.port else None)
@@ -44,9 +44,6 @@ def up(stack: Stack, root: Path, options: Any) -> int:
 
 def down(stack: Stack, root: Path, options: Any) -> int:
     """The run, the tunnel, the fleets, and what Pulumi made in the cloud."""
-    from cluster_tasks.client.dstack_run import wait
-    from cluster_tasks.client.launch import cluster
-
     os.chdir(root)
     dstack = cluster(stack, None)
     if dstack.lives():
@@ -69,10 +66,8 @@ def down(stack: Stack, root: Path, options: Any) -> int:
 
 
 def status(stack: Stack, root: Path, options: Any) -> int:
-    from cluster_tasks.client.status import main
-
     os.chdir(root)
-    return main([stack.name, *(["--json"] if options.json else [])])
+    return screen.main([stack.name, *(["--json"] if options.json else [])])
 
 
 def _driven(stack: Stack) -> bool:

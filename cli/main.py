@@ -10,6 +10,7 @@ from pathlib import Path
 
 from cli.project import CODE, console, find_root
 from stacks.errors import UserError
+from stacks.extras import missing
 
 HELP = """\
 One stack file becomes a Ray cluster on localhost:8265; a trainer runs on it.
@@ -52,19 +53,6 @@ OURS = {
     "submit": "cli.jobs",
     "logs": "cli.jobs",
 }
-# Which target of `make` brings a library that is not there.
-EXTRAS = {
-    "ray": "client",
-    "aiohttp": "client",
-    "dstack": "server",
-    "psutil": "server",
-    "boto3": "aws",
-    "botocore": "aws",
-    "pulumi_aws": "aws",
-    "google": "gcp",
-    "pulumi_gcp": "gcp",
-    "torch": "install",
-}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -81,7 +69,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         return perform(verb, rest)
     except ModuleNotFoundError as error:
-        return missing(verb, error)
+        line = missing(error, f"flotilla {verb}")
+        if line is None:
+            raise
+        console.print(f"error: {line}", markup=False)
+        return 2
     except UserError as error:
         console.print(f"error: {error}", markup=False)
         return getattr(error, "code", 2)
@@ -100,16 +92,6 @@ def perform(verb: str, arguments: list[str]) -> int:
         return import_module(OURS[verb]).main(verb, arguments, root)
     os.chdir(root)  # where `python -m ...` is typed
     return import_module(PASSED[verb]).main(arguments)
-
-
-def missing(verb: str, error: ModuleNotFoundError) -> int:
-    """One line where a verb needs a part that is not installed; any other missing module is a mistake of ours."""
-    part = EXTRAS.get((error.name or "").partition(".")[0])
-    if part is None:
-        raise error
-    target = "install" if part == "install" else f"install-{part}"
-    console.print(f"error: flotilla {verb} needs {error.name}, which is not installed; make {target} brings it", markup=False)
-    return 2
 
 
 def train(root: Path, words: list[str]) -> int:

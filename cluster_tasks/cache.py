@@ -22,6 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # before imports that this environment may not have
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
 from stacks.cache import Cache
 from stacks.errors import UserError
 

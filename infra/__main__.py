@@ -15,6 +15,7 @@ import pulumi
 
 from infra.config import read
 from infra.publish import Publication
+from stacks.extras import missing
 from stacks.load import StackError
 from stacks.places import place_of
 from stacks.project import project_root
@@ -32,6 +33,10 @@ try:
     published = Publication(stack, site)
 except StackError as error:
     raise pulumi.RunError(str(error)) from None
+except ModuleNotFoundError as error:
+    if line := missing(error, "the stack"):
+        raise pulumi.RunError(line) from None
+    raise
 
 for name, value in published.outputs.items():
     pulumi.export(name, value)

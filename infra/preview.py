@@ -27,6 +27,10 @@ if __name__ == "__main__":  # before imports that take seconds
 
     end_on_interrupt()
 
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
 import pulumi
 from pulumi.runtime import mocks
 from pulumi.runtime.settings import get_root_resource
@@ -236,11 +240,6 @@ def main(arguments: list[str] | None = None) -> int:
         build_folder.write(root / "build" / options.stack, planned.files)
     except (UserError, pulumi.RunError) as error:
         print(error, file=sys.stderr)
-        return 2
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("pulumi_"):
-            raise
-        print(f"this environment has no {error.name}; first: make install-{(error.name or '').removeprefix('pulumi_')}", file=sys.stderr)
         return 2
     known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root))
     if options.json:

@@ -177,9 +177,11 @@ def _readable(numbers: Mapping[str, float]) -> list[str]:
 
 def plot(folder: Path) -> Path:
     """Draw reward (or loss, where a run has no reward) and throughput over steps into plot.png; returns its path."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise ConfigError("plot.png: matplotlib is not installed; make install brings it") from None
     rows = read(folder)
     main = "reward" if any("reward" in row for row in rows) else "loss"
     figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained", facecolor="white")

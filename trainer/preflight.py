@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from trainer.data import rows
 from trainer.errors import ConfigError
 from trainer.runs import check_model, resolved_paths
 
+LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
 Check = Callable[[Any], list[str]]
@@ -48,7 +50,7 @@ def cluster(config: PpoConfig) -> list[str]:
     def compare() -> None:
         placement.check(placement.plan(config), _nodes(), config.placement)
 
-    return _lines(compare)
+    return not_installed() or _lines(compare)
 
 
 def _nodes() -> list[dict[str, float]]:
@@ -66,7 +68,13 @@ def _nodes() -> list[dict[str, float]]:
 def gpu(config: SftConfig) -> list[str]:
     """That there is a GPU at all; which rank has which one, torch says."""
     wanted = config.placement.gpus_per_rank
-    return [f"placement.gpus_per_rank={wanted:g}: this machine has no GPU; 0 uses CPUs"] if wanted and not has_gpu() else []
+    missing = [f"placement.gpus_per_rank={wanted:g}: this machine has no GPU; 0 uses CPUs"] if wanted and not has_gpu() else []
+    return [*missing, *not_installed()]
+
+
+def not_installed() -> list[str]:
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    return [f"not installed in this environment: {', '.join(missing)}; make install brings them"] if missing else []
 
 
 def has_gpu() -> bool:

@@ -14,6 +14,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+if __name__ == "__main__":  # before imports that this environment may not have
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
 import torch
 import torch.distributed as dist
 from torch.cuda import nccl

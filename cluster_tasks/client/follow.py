@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,7 @@ class Follower:
     """`ray job logs --follow` of one job; a later call of `follow` resumes after the lines that are printed."""
 
     def __init__(self, dashboard: Dashboard, job: str, env: Mapping[str, str]):
+        version("ray")  # brings the command; raises ModuleNotFoundError, the command's absence would be an OSError
         self.dashboard, self.job, self.env = dashboard, job, env
         self.printed = 0  # lines
 

@@ -25,6 +25,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+if __name__ == "__main__":  # before imports that this environment may not have
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
 from cluster_tasks import identity
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
 from cluster_tasks.client.dstack_server import ConnectionFailed, connect

@@ -17,6 +17,11 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+if __name__ == "__main__":  # before imports that this environment may not have
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
 from rich.console import Console
 from rich.table import Table
 

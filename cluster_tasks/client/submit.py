@@ -21,6 +21,11 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+if __name__ == "__main__":  # before imports that this environment may not have
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
 from cluster_tasks.client.follow import shown, without_noise
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
@@ -138,6 +143,7 @@ def main(argv: list[str] | None = None, following: str | None = None) -> int:
         if value is not None:
             flags += [name, value]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `ray job submit` ends with this process
+    version("ray")  # its command does the work; raises ModuleNotFoundError where it is not installed
     try:
         address, source = address_from(options.address, os.environ)
         dashboard = KnownDashboard.of(address, os.environ)

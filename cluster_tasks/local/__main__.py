@@ -1,4 +1,8 @@
-from cluster_tasks.local.commands import main
-
 if __name__ == "__main__":
+    from stacks.extras import explain_missing
+
+    explain_missing()  # before imports that this environment may not have
+
+    from cluster_tasks.local.commands import main
+
     raise SystemExit(main())

@@ -29,6 +29,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
             console.print(f"already up since {cluster.started}")
             say_next(file, cluster)
             return 0
+        if find_spec("aiohttp_cors") is None:
+            raise LocalError("Ray is installed without its dashboard, which the head needs; make install brings it")
         found, note = dashboard_port(task, port)
         if note:
             console.print(note, markup=False)

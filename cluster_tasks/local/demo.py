@@ -19,6 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+if __name__ == "__main__":  # before imports that this environment may not have
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
 import psutil
 from rich.console import Console
 from rich.table import Table

@@ -3,6 +3,10 @@ if __name__ == "__main__":
 
     end_on_interrupt()  # before imports that take seconds
 
+    from stacks.extras import explain_missing
+
+    explain_missing()
+
     from infra.preflight.command import main
 
     raise SystemExit(main())

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from infra import preview
-
 ROOT = Path(__file__).parents[2]
 MODULES = (
     "cluster_tasks.checks",
@@ -46,13 +44,3 @@ def test_a_plot_without_a_run_is_one_line(tmp_path):
     for words in ([], ["--nothing"], [str(tmp_path)]):
         done = run("trainer.metrics", *words)
         assert done.returncode == 2 and len(done.stderr.splitlines()) == 1
-
-
-def test_a_cloud_whose_sdk_is_not_installed_is_one_line_that_names_the_target(monkeypatch, capsys):
-    def plan(*_: object) -> None:
-        raise ModuleNotFoundError("No module named 'pulumi_aws'", name="pulumi_aws")
-
-    monkeypatch.setattr("gc.disable", lambda: None)  # for a process that ends soon, which this one does not
-    monkeypatch.setattr(preview, "plan", plan)
-    assert preview.main(["aws-dev"]) == 2
-    assert capsys.readouterr().err == "this environment has no pulumi_aws; first: make install-aws\n"

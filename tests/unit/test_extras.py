@@ -1,0 +1,115 @@
+"""A command that misses a library says in one line which target of `make` brings it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stacks.extras import target_of
+
+ROOT = Path(__file__).parents[2]
+# What an environment with the dependencies alone, and none of the extras, does not have.
+EXTRAS = ("aiohttp", "ray", "dstack", "psutil", "boto3", "botocore", "pulumi_aws", "google.auth", "pulumi_gcp", "aiohttp_cors")
+EXTRAS += ("filelock", "huggingface_hub", "torch", "transformers", "tokenizers", "matplotlib", "trl")
+# Python reads this file before anything else; what is hidden is not found, by nobody.
+HIDE = """
+import os
+from importlib.machinery import PathFinder
+hidden = set(os.environ["HIDDEN"].split(","))
+find_spec, find_distributions = PathFinder.find_spec, PathFinder.find_distributions
+def spec(name, path=None, target=None):
+    return None if hidden & {name, name.partition(".")[0]} else find_spec(name, path, target)
+def distributions(context):
+    return [] if context.name in hidden else find_distributions(context)
+PathFinder.find_spec, PathFinder.find_distributions = staticmethod(spec), staticmethod(distributions)
+"""
+COMMANDS = {
+    "cluster_tasks.cache Qwen/Qwen3-8B": "needs filelock, which is not installed; make install brings it",
+    "cluster_tasks.checks.speed": "needs torch, which is not installed; make install brings it",
+    "cluster_tasks.client.launch onprem -- ls": "needs dstack, which is not installed; make install-server brings it",
+    "cluster_tasks.client.status onprem": "needs dstack, which is not installed; make install-server brings it",
+    "cluster_tasks.client.submit --address http://localhost:9 -- ls": "needs ray, which is not installed; make install-client brings it",
+    "cluster_tasks.local up": "needs psutil, which is not installed; make install brings it",
+    "cluster_tasks.local.demo": "needs psutil, which is not installed; make install brings it",
+    "fleets.server login": "needs psutil, which is not installed; make install-server brings it",
+    "infra.preflight aws-dev": "needs boto3, which is not installed; make install-aws brings it",
+    "infra.preflight gcp-dev": "needs google.auth, which is not installed; make install-gcp brings it",
+    "infra.preview aws-dev": "needs pulumi_aws, which is not installed; make install-aws brings it",
+    "infra.preview gcp-dev": "needs pulumi_gcp, which is not installed; make install-gcp brings it",
+    "cli up onprem": "needs psutil, which is not installed; make install-server brings it",
+    "cli status local": "needs psutil, which is not installed; make install brings it",
+    "cli submit onprem -- ls": "needs ray, which is not installed; make install-client brings it",
+    "cli launch onprem -- ls": "needs dstack, which is not installed; make install-server brings it",
+    "cli server login": "needs psutil, which is not installed; make install-server brings it",
+    "cli preflight aws-dev": "needs boto3, which is not installed; make install-aws brings it",
+    "benchmarks schedulers": "needs psutil, which is not installed; make install-dev brings it",
+    "trainer.train_ppo data.path=x": "not installed in this environment: torch, transformers, ray; make install brings them",
+    "trainer.train_sft data.path=x": "not installed in this environment: torch, transformers, ray; make install brings them",
+    "trainer.metrics .": "plot.png: matplotlib is not installed; make install brings it",
+}
+
+
+def python(folder: Path, *words: str, hidden: tuple[str, ...] = EXTRAS) -> subprocess.CompletedProcess[str]:
+    """In the project's folder, by an interpreter that does not find what is hidden."""
+    (folder / "sitecustomize.py").write_text(HIDE)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    return subprocess.run(
+        [sys.executable, *words],
+        cwd=ROOT,
+        env=env | {"PYTHONPATH": str(folder), "HIDDEN": ",".join(hidden), "COLUMNS": "80"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_names_the_target_that_brings_what_it_misses(command, tmp_path):
+    done = python(tmp_path, "-m", *command.split())
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.splitlines()[-1].endswith(COMMANDS[command])
+
+
+@pytest.mark.parametrize("stack", ["local", "onprem", "slurm", "aws-dev", "gcp-dev"])
+def test_stacks_are_read_without_any_extra(stack, tmp_path):
+    done = python(tmp_path, "-c", f"from pathlib import Path; from stacks.load import load; load({stack!r}, Path())")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_module_that_no_target_brings_keeps_its_traceback(tmp_path):
+    done = python(tmp_path, "-c", "from stacks.extras import explain_missing; explain_missing(); import stacks.nothing")
+    assert done.returncode == 1 and "Traceback" in done.stderr and "No module named 'stacks.nothing'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "target"),
+    {
+        "aiohttp": "install-client",
+        "ray.dashboard": "install-client",
+        "dstack.api": "install-server",
+        "boto3": "install-aws",
+        "pulumi_aws": "install-aws",
+        "google.auth.transport": "install-gcp",
+        "torch": "install",
+        "huggingface_hub": "install",
+        "trl": "install-dev",
+        "google": None,
+        "stacks.nothing": None,
+    }.items(),
+)
+def test_the_smallest_set_that_has_a_library_is_named(module, target):
+    assert target_of(module) == target
+
+
+def test_one_target_brings_all_that_own_machines_need():
+    sets = [
+        set(re.findall(r"^([\w.-]+)==", (ROOT / f"requirements/{which}.txt").read_text(), re.MULTILINE)) for which in ("client", "server")
+    ]
+    assert sets[0] < sets[1]
