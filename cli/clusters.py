@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.project import CommandError, console, run
-from cluster_tasks.client.render import pulumi_is_here, render
+from cluster_tasks.client.render import check_shell, pulumi_is_here, render
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -59,6 +59,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         return chosen.status(stack, root, options)
     if verb == "down":
         return chosen.down(stack, root, options)
+    check_shell(stack, os.environ)
     yes = options.yes or not sys.stdin.isatty()
     render(stack.name, root, partial(_run, root), console.print, local=not place_of(stack).remote, yes=yes)
     return chosen.up(stack, root, options)

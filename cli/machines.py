@@ -23,7 +23,7 @@ def up(stack: Stack, root: Path, options: Any) -> int:
     os.chdir(root)
     seconds = options.timeout or TIMEOUT
     dstack = cluster(stack, int(options.port) if options.port else None)
-    dstack.apply(machines=not _driven(stack))
+    dstack.apply(machines=not _driven(stack), seconds=seconds)
     dstack.wait_until_running(seconds)
     attached = dstack.connect(seconds)
     note_address(stack, root, dstack.dashboard.url)

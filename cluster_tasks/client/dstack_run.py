@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from dstack.api import Client
 from rich.console import Console
 
+from cluster_tasks.client import hosts
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
@@ -70,6 +72,7 @@ class DstackRun:
     env: dict[str, str]  # of the commands: address, token, dstack project
     dashboard: Dashboard
     port: int
+    fleet: str  # that it runs on
 
     def get(self) -> Run | None:
         """dstack's own model of the run. A server that restarts is waited for. Raises ClusterError."""
@@ -95,9 +98,13 @@ class DstackRun:
         found = self.get()
         return found is not None and not found.status.is_finished()
 
-    def apply(self, machines: bool) -> None:
+    def hosts(self) -> Fleet | None:
+        """The fleet of the run, where it is one of hosts that are reached over SSH."""
+        return next((fleet for fleet in self.fleets() if fleet.name == self.fleet and fleet.spec.configuration.ssh_config), None)
+
+    def apply(self, machines: bool, seconds: float) -> None:
         """Submits the run where it is not there; before it, with `machines`, its volume and fleets, which dstack leaves as they are
-        where nothing has changed. Raises ClusterError."""
+        where nothing has changed. Hosts have so many seconds to be set up. Raises ClusterError."""
         if self.lives():
             console.print(f"{self.name} is up or on its way; it is used as it is")
             return
@@ -105,17 +112,32 @@ class DstackRun:
         files = [file.name for kind in kinds for file in sorted(self.folder.glob(kind))]
         here = os.path.relpath(self.folder, ROOT)
         for file in files:
-            run_command(["dstack", "apply", "-y", "-f", f"{here}/{file}"], self.env)
+            over_ssh = "ssh_config" in yaml.safe_load((self.folder / file).read_text())  # waited for below, as dstack names no host
+            run_command(["dstack", "apply", "-y", *(["-d"] if over_ssh else []), "-f", f"{here}/{file}"], self.env)
+        self.wait_for_hosts(seconds)
         run_command(["dstack", "apply", "-y", "-d", "-f", f"{here}/ray-cluster.dstack.yml"], self.env)
+
+    def wait_for_hosts(self, seconds: float) -> None:
+        """Until the server has set up every host: a run before that finds no capacity. Raises ClusterError where it could not."""
+
+        def missing() -> str | None:
+            fleet = self.hosts()
+            if fleet and (lines := hosts.failed(fleet)):
+                raise ClusterError("\n".join(lines))
+            return hosts.waiting(fleet) if fleet else None
+
+        wait(missing, seconds)
 
     def wait_until_running(self, seconds: float) -> None:
         """Until every node's container runs. Raises ClusterError where the run ends, or not in time."""
 
-        def lacking() -> str | None:
-            found = self.must_live()
-            return _lacking(found)
+        def missing() -> str | None:
+            if (line := _lacking(self.must_live())) is None:
+                return None
+            fleet = self.hosts()
+            return "; ".join(filter(None, [line, *([hosts.waiting(fleet), *hosts.failed(fleet)] if fleet else [])]))
 
-        wait(lacking, seconds)
+        wait(missing, seconds)
 
     def must_live(self) -> Run:
         found = self.get()

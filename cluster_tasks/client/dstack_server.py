@@ -25,7 +25,8 @@ def connect(stack: Stack) -> Client:
     try:
         client = Client.from_config(project_name=wanted.project if wanted else os.environ.get("DSTACK_PROJECT"))
     except ConfigurationError as error:
-        raise ConnectionFailed(f"no dstack server is known here: {error}; to start one: python -m fleets.server up; or: {add}") from None
+        start = "flotilla server up, then flotilla server login"
+        raise ConnectionFailed(f"no dstack server is known here: {error}; to start one: {start}; or: {add}") from None
     url = client.client.base_url
     if wanted and url != str(wanted.server).rstrip("/"):
         raise ConnectionFailed(

@@ -21,7 +21,6 @@ import signal
 import sys
 import time
 import urllib.error
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +31,12 @@ if __name__ == "__main__":  # before imports that this environment may not have
 
 from cluster_tasks import identity
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
-from cluster_tasks.client.dstack_server import ConnectionFailed, connect
+from cluster_tasks.client.dstack_server import connect
 from cluster_tasks.client.follow import Follower
-from cluster_tasks.client.submit import SubmitError, check
-from stacks.load import StackError, load
+from cluster_tasks.client.render import check_shell
+from cluster_tasks.client.submit import check
+from stacks.errors import UserError
+from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
 
@@ -58,14 +59,8 @@ def cluster(stack: Stack, port: int | None) -> DstackRun:
     port = port or stack.task.dashboard_port
     url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
     env = environment(stack, folder, url)
-    return DstackRun(connect(stack), stack.task.name, folder, env, identity.KnownDashboard.of(url, env), port)
-
-
-def check_shell(stack: Stack, env: Mapping[str, str]) -> None:
-    """Before machines are made: `dstack apply` refuses the cluster only after them. Raises ClusterError."""
-    if unset := [name for name, value in stack.task.env.items() if value is None and name not in env]:
-        where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:task.env"
-        raise ClusterError(f"{where}: not set in your shell: {', '.join(unset)}; first: export {unset[0]}=...")
+    dashboard, fleet = identity.KnownDashboard.of(url, env), stack.cluster_fleets()[0].name
+    return DstackRun(connect(stack), stack.task.name, folder, env, dashboard, port, fleet)
 
 
 class Launch:
@@ -165,10 +160,11 @@ def main(argv: list[str] | None = None) -> int:
         stack = load(options.stack, ROOT)
         if not Path(options.working_dir).is_dir():
             raise ClusterError(f"--working-dir {options.working_dir}: no such folder")
-        run = cluster(stack, options.port)
         if not options.attach:
             check_shell(stack, os.environ)
-            run.apply(machines=True)
+        run = cluster(stack, options.port)
+        if not options.attach:
+            run.apply(machines=True, seconds=options.timeout)
         launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout)
         try:
             code = launch.watch()
@@ -179,12 +175,9 @@ def main(argv: list[str] | None = None) -> int:
         else:
             console.print(f"the cluster is still up; to end it: dstack stop {run.name}")
         return code
-    except (StackError, ConnectionFailed, SubmitError, identity.WrongCluster) as error:
+    except UserError as error:
         console.print(f"error: {error}", markup=False)
-        return 2
-    except ClusterError as error:
-        console.print(f"error: {error}", markup=False)
-        return error.code
+        return getattr(error, "code", 2)
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -1,14 +1,25 @@
-"""The files of build/<stack>/: by `pulumi up` where there is a Pulumi CLI, else by the same program in a Python process."""
+"""What comes before a cluster: a look at the shell, and the files of build/<stack>/, by `pulumi up` where there is a Pulumi CLI, else by
+the same program in a Python process."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from stacks.errors import UserError
+from stacks.schema import Stack
+
 Run = Callable[[list[str], dict[str, str]], object]  # shows and runs a command with an environment, and raises where it fails
+
+
+def check_shell(stack: Stack, env: Mapping[str, str]) -> None:
+    """Before machines are made: `dstack apply` refuses the cluster only after them. Raises UserError."""
+    if unset := [name for name, value in stack.task.env.items() if value is None and name not in env]:
+        where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:task.env"
+        raise UserError(f"{where}: not set in your shell: {', '.join(unset)}; first: export {unset[0]}=...")
 
 
 def pulumi_is_here() -> bool:

@@ -90,7 +90,7 @@ class Status:
 
 def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     """Asks the server and the dashboard. Raises ClusterError, ConnectionFailed."""
-    names = {fleet.name for fleet in stack.fleets}
+    names = {fleet.name for fleet in stack.dstack_fleets()}
     fleets = [fleet for fleet in run.fleets() if fleet.name in names]
     machines = [machine(one, fleet.name, now) for fleet in fleets for one in fleet.instances if one.status != InstanceStatus.TERMINATED]
     found = run.get()

@@ -26,5 +26,5 @@ def test_where_no_server_is_known_the_fix_is_named(stack: Stack) -> None:
     with pytest.raises(ConnectionFailed) as error:
         connect(stack)
     assert "no dstack server is known here" in str(error.value)
-    assert "python -m fleets.server up" in str(error.value)
+    assert "flotilla server up" in str(error.value)
     assert len(str(error.value).splitlines()) == 1

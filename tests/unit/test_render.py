@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from cluster_tasks.client import render
+from stacks.errors import UserError
+from stacks.schema import Stack
 
+LAPTOP = {"name": "lab", "cloud": "local", "fleets": [{"name": "laptop", "nodes": 1}]}
 Commands = list[tuple[list[str], dict[str, str]]]
 
 
@@ -51,3 +54,12 @@ def test_of_a_local_stack_the_file_stays_without_the_salt_of_its_state(tmp_path:
 
     render.render("here", tmp_path, salt, print, local=True, yes=False)
     assert file.read_text() == "config: {}\n"
+
+
+def test_a_value_that_the_shell_does_not_have_is_named_before_machines_are_made() -> None:
+    wanting = Stack.model_validate({**LAPTOP, "task": {"env": {"HF_TOKEN": None, "WANDB_API_KEY": None, "MODE": "fast"}}})
+    with pytest.raises(UserError, match=r"^stacks/Pulumi.lab.yaml: flotilla:task.env: not set in your shell: HF_TOKEN; first: export HF"):
+        render.check_shell(wanting, {"WANDB_API_KEY": "key"})
+    with pytest.raises(UserError, match="not set in your shell: HF_TOKEN, WANDB_API_KEY;"):
+        render.check_shell(wanting, {})
+    render.check_shell(wanting, {"HF_TOKEN": "", "WANDB_API_KEY": "key"})

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.dstack.hosts import wait_for
+from lab.dstack.hosts import NETWORK, wait_for
 from lab.dstack.lab import Lab
 
 pytestmark = pytest.mark.hosts
@@ -73,6 +73,19 @@ def test_ctrl_c_at_a_terminal_asks_and_stops_the_job(cluster: Lab):
     assert person.wait(120) != 0, "a stopped job has not succeeded"
     with cluster.attached("ray"):
         assert "was stopped" in cluster.user(". build/lab/env.sh; ray job status asked").stdout
+
+
+def test_a_host_that_the_server_cannot_reach_is_named_and_nothing_is_submitted(lab: Lab):
+    ssh = {"user": "root", "identity_file": str(lab.folder / "key"), "hosts": [{"hostname": f"{NETWORK}.250"}]}
+    lab.stack("gone", fleets=[{"name": "gone", "ssh": ssh}], task={"name": "lost"})
+    try:
+        done = lab.user("python -m cluster_tasks.client.launch gone --timeout 15 -- true")
+        assert done.returncode == 76, done.stdout
+        assert f"fleet gone: waiting for host {NETWORK}.250 (pending)" in done.stdout
+        assert f"ssh -i {lab.folder}/key root@{NETWORK}.250 sudo -n true: not within 15 s" in done.stdout
+        assert "ray-cluster.dstack.yml" not in done.stdout
+    finally:
+        lab.must("dstack fleet delete -y gone")
 
 
 def test_what_is_wrong_is_one_line_before_anything_is_started(lab: Lab):
