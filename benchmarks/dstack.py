@@ -19,9 +19,9 @@ from benchmarks.report import Ratio, Report
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT
-from lab.dstack.hosts import wait_for
 from lab.dstack.image import VOLUMES
 from lab.dstack.lab import Lab, lacking
+from lab.waiting import wait_for
 
 ROUNDS = 3
 NODES = (2, 8, 32)

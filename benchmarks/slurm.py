@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.report import Ratio, Report
 from lab.slurm.cluster import Cluster, lacking
 from lab.slurm.project import Project
+from lab.waiting import wait_for
 
 ROUNDS = 3
 DEADLINE = 600  # seconds
@@ -78,19 +79,11 @@ def ready_seconds(project: Project, script: str, log: str) -> float:
     env = {"FLOTILLA_NODE_ARGS": f"--object-store-mb {OBJECT_STORE_MB}"}
     job = cluster.run(f"sbatch --parsable {script}", folder=project.folder, env=env).stdout.strip()
     file = project.folder / log.format(job)
-    begin = wait_until(file.exists, f"the start of job {job}")
-    taken = wait_until(lambda: READY in file.read_text(), f"job {job}") - begin
+    wait_for(f"the start of job {job}", file.exists, DEADLINE, every=0.02)
+    begin = time.monotonic()
+    wait_for(f"job {job}", lambda: READY in file.read_text(), DEADLINE, every=0.02)
+    taken = time.monotonic() - begin
     cluster.run(f"scancel {job}")
     cluster.ended(job)
-    wait_until(lambda: cluster.idle() == NODES, "idle nodes")
+    wait_for("idle nodes", lambda: cluster.idle() == NODES, DEADLINE)
     return taken
-
-
-def wait_until(condition, what: str) -> float:
-    """When it came true, on the monotonic clock. Raises TimeoutError."""
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {DEADLINE} s")
-        time.sleep(0.02)
-    return time.monotonic()

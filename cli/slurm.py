@@ -13,6 +13,7 @@ from typing import Any
 
 from cli.dashboard import address, dashboard, note_address, show_jobs
 from cli.project import CommandError, console, folder, output, show
+from cluster_tasks.node.waiting import wait_until
 from stacks.schema import Stack
 
 TIMEOUT = 1800
@@ -110,17 +111,17 @@ def ready(stack: Stack, root: Path, job: str) -> tuple[str, str]:
 
 def wait(ask: Callable[[], tuple[str, str]], seconds: float) -> str:
     """Asks until there is an answer; prints what is waited for when that changes. Raises CommandError at the deadline."""
-    deadline, said = time.monotonic() + seconds, ""
-    while True:
+    answer = ""
+
+    def missing() -> str | None:
+        nonlocal answer
         answer, waits = ask()
-        if answer:
-            return answer
-        if waits != said:
-            said = waits
-            console.print(f"waiting for {waits}", markup=False)
-        if time.monotonic() > deadline:
-            raise CommandError(f"waiting for {waits}: not within {seconds:.0f} s (--timeout)", 76)
-        time.sleep(POLL_SECONDS)
+        return None if answer else f"waiting for {waits}"
+
+    line = wait_until(missing, time.monotonic() + seconds, lambda line: console.print(line, markup=False), every=POLL_SECONDS)
+    if line:
+        raise CommandError(f"{line}: not within {seconds:.0f} s (--timeout)", 76)
+    return answer
 
 
 def _forward(stack: Stack, root: Path, said: str, port: str | None) -> str:
@@ -139,13 +140,15 @@ def _forward(stack: Stack, root: Path, said: str, port: str | None) -> str:
     command = [words[0], "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", *words[1:]]
     with (folder(stack.name, root) / "tunnel.log").open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-    deadline = time.monotonic() + TUNNEL_SECONDS
-    while asked.alive_nodes() is None:
-        if process.poll() is not None or time.monotonic() > deadline:
-            process.kill()
-            why = (folder(stack.name, root) / "tunnel.log").read_text(errors="replace").strip().splitlines()[-1:] or ["no answer"]
-            raise CommandError(f"Ray is up, but SSH does not reach it from here ({why[0]}); where it does: {line}", 1)
-        time.sleep(0.2)
+
+    def missing() -> str | None:
+        return "the tunnel" if process.poll() is None and asked.alive_nodes() is None else None
+
+    wait_until(missing, time.monotonic() + TUNNEL_SECONDS, lambda _: None)
+    if process.poll() is not None or missing():
+        process.kill()
+        why = (folder(stack.name, root) / "tunnel.log").read_text(errors="replace").strip().splitlines()[-1:] or ["no answer"]
+        raise CommandError(f"Ray is up, but SSH does not reach it from here ({why[0]}); where it does: {line}", 1)
     tunnel.keep(process, folder(stack.name, root))
     return url
 

@@ -14,10 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+
+from lab.waiting import wait_for
 
 HERE = Path(__file__).parent
 NETWORK = "198.18.77"  # of RFC 2544, for tests of network devices
@@ -26,8 +26,6 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 UNSHARE = ["setpriv", "--pdeathsig", "KILL", "unshare", "--kill-child", "--fork", "--net", "--mount", "--pid", "--uts", "--ipc"]
 PATH = f"{Path(sys.executable).parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 SOFTWARE = [str(path) for path in dict.fromkeys((Path(sys.prefix), Path(sys.base_prefix))) if not path.is_relative_to("/usr")]
-
-T = TypeVar("T")
 
 
 def sh(command: str | Sequence[str], timeout: float = 120) -> str:
@@ -38,18 +36,6 @@ def sh(command: str | Sequence[str], timeout: float = 120) -> str:
     )
     assert done.returncode == 0, f"{command}: exit code {done.returncode}\n{done.stdout[-3000:]}"
     return done.stdout
-
-
-def wait_for(what: str, check: Callable[[], T], timeout: float, every: float = 0.2) -> T:
-    """The first true answer of `check`; an OSError is none. Raises TimeoutError."""
-    end = time.monotonic() + timeout
-    while True:
-        with contextlib.suppress(OSError):
-            if value := check():
-                return value
-        if time.monotonic() > end:
-            raise TimeoutError(f"{what}: not within {timeout} s")
-        time.sleep(every)
 
 
 class Machine:

@@ -26,8 +26,9 @@ from typing import Any, Self
 
 import yaml
 
-from lab.dstack.hosts import HERE, NETWORK, PATH, Host, Laptop, interrupt, sh, wait_for
+from lab.dstack.hosts import HERE, NETWORK, PATH, Host, Laptop, interrupt, sh
 from lab.dstack.image import IMAGE, VOLUMES, make_image
+from lab.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")

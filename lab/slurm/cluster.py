@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+
+from lab.waiting import wait_for
 
 HERE = Path(__file__).parent
 ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL", "PREEMPTED")
@@ -60,7 +61,7 @@ class Cluster:
                 ["setpriv", "--pdeathsig", "KILL", *own, *hub], stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
             )
         try:
-            until(lambda: (self.folder / "up").exists() and self.idle() == self.nodes, seconds, "idle nodes")
+            wait_for("idle nodes", lambda: (self.folder / "up").exists() and self.idle() == self.nodes, seconds)
         except TimeoutError:
             self.stop()
             words = [f"{log.name}: {log.read_text()[-1500:]}" for log in sorted((self.folder / "log").iterdir())]
@@ -124,13 +125,5 @@ class Cluster:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def ended(self, job: str, seconds: float = 180) -> dict[str, str]:
-        until(lambda: self.state(job)["JobState"] in ENDED, seconds, f"the end of job {job}")
+        wait_for(f"the end of job {job}", lambda: self.state(job)["JobState"] in ENDED, seconds)
         return self.state(job)
-
-
-def until(condition: Callable[[], object], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{what}: not within {seconds} s")
-        time.sleep(0.2)

@@ -9,8 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,6 +22,7 @@ from cluster_tasks.node.network import own_addresses
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT
 from lab.local import LOCAL, RAY, ROOT, Cluster, render
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 
@@ -31,13 +31,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local clust
 FLEET = {"name": "laptop", "nodes": 2, "cpus": 1, "resources": {"box": 2}}
 SHORT = " --rejoin-timeout 15"
 DETACHED = ("--no-wait", "--submission-id", "job")
-
-
-def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
-        time.sleep(0.1)
 
 
 def assert_nothing_left(cluster: Cluster, processes: list[psutil.Process], seconds: float = 30) -> None:
@@ -173,8 +166,8 @@ def test_a_port_in_use_is_an_error_that_names_its_owner_and_the_setting(fresh: C
 def test_ray_killed_on_a_worker_is_said_at_once_and_started_again(shared: Cluster) -> None:
     [raylet] = [p for p in shared.processes() if p.name() == "raylet" and "127.0.0.3" in " ".join(p.cmdline())]
     raylet.kill()
-    until(lambda: "lost node 1 (127.0.0.3)" in shared.log("node-0"), 10, "the head says which node is lost")
-    until(lambda: "node 1 (127.0.0.3) is back" in shared.log("node-0"), 60, "the node is back")
+    wait_for("the head says which node is lost", lambda: "lost node 1 (127.0.0.3)" in shared.log("node-0"), 10)
+    wait_for("the node is back", lambda: "node 1 (127.0.0.3) is back" in shared.log("node-0"), 60)
     assert shared.local("status").returncode == 0
 
 
@@ -182,7 +175,7 @@ def test_a_lost_node_ends_the_cluster_with_75_when_the_policy_says_so(shared: Cl
     everything = shared.processes()
     [agent] = [p for p in everything if p.name() == "python3" and p.environ().get("DSTACK_NODE_RANK") == "1"]
     agent.kill()
-    until(lambda: shared.log("node-0").count("lost node 1") == 2, 20, "the head says which node is lost")
+    wait_for("the head says which node is lost", lambda: shared.log("node-0").count("lost node 1") == 2, 20)
     assert_nothing_left(shared, everything, seconds=60)
     assert "node 1 (127.0.0.3) is lost: not back within 15 s (--on-node-loss fail)" in shared.log("node-0")
     assert f"node 0 ended with exit code {NODE_LOST}" in shared.log("supervisor")
@@ -215,7 +208,7 @@ def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(fresh: Cluster) -> 
     cluster = Cluster(cluster.file, found)
     # A job with a child that has left its session, as daemons do.
     assert cluster.job("python", "-c", "import subprocess; subprocess.run(['setsid', 'sleep', '300'])", flags=DETACHED).returncode == 0
-    until(lambda: any(p.name() == "sleep" for p in cluster.processes()), 30, "the job runs")
+    wait_for("the job runs", lambda: any(p.name() == "sleep" for p in cluster.processes()), 30)
     guard, *below = cluster.processes()
     [supervisor] = guard.children()
     supervisor.kill()
@@ -235,7 +228,7 @@ def test_down_lets_a_job_save_and_leaves_nothing(fresh: Cluster) -> None:
         "signal.signal(signal.SIGTERM, save); open(runs + '/running', 'w').close(); time.sleep(300)"
     )
     assert cluster.job("python", "-c", job, flags=DETACHED).returncode == 0
-    until((cluster.root / "runs/running").exists, 30, "the job runs")
+    wait_for("the job runs", (cluster.root / "runs/running").exists, 30)
     everything = cluster.processes()
     done = cluster.local("down")
     assert done.returncode == 0, done.stdout

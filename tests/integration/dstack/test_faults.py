@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from lab.dstack.hosts import interrupt, sh, wait_for
+from lab.dstack.hosts import interrupt, sh
 from lab.dstack.lab import Lab
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
 

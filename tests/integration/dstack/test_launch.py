@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.dstack.hosts import NETWORK, wait_for
+from lab.dstack.hosts import NETWORK
 from lab.dstack.lab import Lab
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
 

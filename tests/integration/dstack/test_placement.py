@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from lab.dstack.hosts import Host, wait_for
+from lab.dstack.hosts import Host
 from lab.dstack.lab import Lab
+from lab.waiting import wait_for
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.usefixtures("tidy")]
 

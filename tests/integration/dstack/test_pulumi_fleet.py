@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from lab.dstack.hosts import PATH, wait_for
+from lab.dstack.hosts import PATH
 from lab.dstack.lab import SERVER, Lab
+from lab.waiting import wait_for
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH")]
 

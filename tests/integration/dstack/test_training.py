@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 
-from lab.dstack.hosts import HERE, interrupt, wait_for
+from lab.dstack.hosts import HERE, interrupt
 from lab.dstack.lab import Lab
+from lab.waiting import wait_for
 
 pytestmark = [pytest.mark.hosts, pytest.mark.usefixtures("tidy"), pytest.mark.timeout(2000)]
 

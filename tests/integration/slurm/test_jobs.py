@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from lab.slurm.cluster import until
 from lab.slurm.project import SETTINGS
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
 
@@ -18,9 +18,24 @@ ray.init()
 print("NODES", sorted(node["NodeManagerAddress"] for node in ray.nodes()), sys.argv[1:])
 raise SystemExit(3)
 """
+# Fine-tuning whose first attempt waits after step 5 until it is asked to stop: a quick machine would be through its steps before.
+HELD = """
+import os, runpy, time
+from trainer.metrics import Metrics
+from trainer.stopping import Stopping
+made, log, init = [], Metrics.log, Stopping.__init__
+def note(self):
+    init(self)
+    made.append(self)
+def hold(self, step, numbers):
+    log(self, step, numbers)
+    while step == 5 and os.environ.get("SLURM_RESTART_COUNT", "0") == "0" and not any(made):
+        time.sleep(0.05)
+Stopping.__init__, Metrics.log = note, hold
+runpy.run_module("trainer.train_sft", run_name="__main__")
+"""
 SFT = [
-    "-m",
-    "trainer.train_sft",
+    "held.py",
     "--config",
     "trainer/recipes/demo-sft.yaml",
     "data.args={rows: 400, length: 4, seed: 1}",
@@ -48,20 +63,20 @@ def test_a_ray_job_on_two_nodes_gets_its_arguments_and_the_script_ends_with_its_
     assert (project.folder / "build/slurm/ray.token").read_text() not in log
     assert not (project.folder / "build/slurm/node/__pycache__").exists()  # which a container's root would own
     mails = slurm.folder / "log/mail"
-    until(lambda: mails.exists() and "me@example.com" in mails.read_text(), 60, "the mail")
+    wait_for("the mail", lambda: mails.exists() and "me@example.com" in mails.read_text(), 60)
     assert f"Job_id={job} Name=ray-ppo Failed" in mails.read_text()
 
 
 def test_torchrun_on_two_nodes_saves_at_slurms_notice_and_goes_on_after_the_queue(projects, slurm):
     project = projects("sft")
-    job = project.submit("torchrun", *SFT, "run.name=sft", "trainer.steps=80")
-    until(lambda: len(steps(project, "sft")) > 1, 120, "the first steps")
+    (project.folder / "held.py").write_text(HELD)
+    job = project.submit("torchrun", *SFT, "run.name=sft", "trainer.steps=30")
+    wait_for("step 5", lambda: len(steps(project, "sft")) == 5, 300)
     slurm.run(f"scancel --batch --signal=USR1 {job}")  # as Slurm does before the time limit
-    until(lambda: slurm.state(job)["Restarts"] == "1", 120, "the requeue")
+    wait_for("the requeue", lambda: slurm.state(job)["Restarts"] == "1", 300)
     state, log = slurm.ended(job), project.log("torchrun", job)
     assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "1"), log
-    [saved] = set(re.findall(r"SIGUSR1: saved after step (\d+)", log))
-    assert 1 < int(saved) < 80
-    assert steps(project, "sft") == list(range(1, 81)), log  # none twice, none left out
+    assert set(re.findall(r"SIGUSR1: saved after step (\d+)", log)) == {"5"}
+    assert steps(project, "sft") == list(range(1, 31)), log  # none twice, none left out
     assert "back into the queue, time 1 of 10" in log
     assert (project.folder / "runs/sft/model/config.json").is_file()

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from lab.slurm.cluster import ENDED, until
+from lab.slurm.cluster import ENDED
+from lab.waiting import wait_for
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(2000)]
 
@@ -56,7 +57,7 @@ def start(project, options: str = "") -> str:
         assert project.cluster.state(job)["JobState"] not in ENDED, project.log("ray-ppo", job)
         return count(project) > 2 and begins(project, job) == [0]
 
-    until(counting, LONG, f"the first counts of job {job}")
+    wait_for(f"the first counts of job {job}", counting, LONG)
     return job
 
 
@@ -67,7 +68,7 @@ def assert_went_on(project, slurm, job: str, *, asked: bool | None) -> str:
         assert slurm.state(job)["JobState"] not in ENDED, project.log("ray-ppo", job)
         return len(begins(project, job)) == 2 and count(project) > begins(project, job)[1]
 
-    until(counting, LONG, f"job {job} to count on")
+    wait_for(f"job {job} to count on", counting, LONG)
     (project.folder / "runs/enough").touch()
     state, log = slurm.ended(job, LONG), project.log("ray-ppo", job)
     assert (state["JobState"], state["ExitCode"], state["Restarts"]) == ("COMPLETED", "0:0", "1"), log
@@ -91,7 +92,7 @@ def test_a_job_that_needs_longer_than_its_time_limit_goes_on(projects, slurm):
     project = projects("time-limit")
     job = start(project, options="--signal=B:USR1@75")  # Slurm looks at limits every half minute
     slurm.run(f"scontrol update JobId={job} EndTime=now+100")
-    until(lambda: slurm.state(job)["Restarts"] == "1", LONG, "the requeue")
+    wait_for("the requeue", lambda: slurm.state(job)["Restarts"] == "1", LONG)
     slurm.run(f"scontrol update JobId={job} TimeLimit=15")  # else it would be asked again before it has begun
     log = assert_went_on(project, slurm, job, asked=True)
     assert "back into the queue, time 1 of 10" in log
@@ -106,7 +107,7 @@ def test_a_node_that_dies_costs_what_was_not_saved(projects, slurm, victim):
         assert_went_on(project, slurm, job, asked=None if victim == "n2" else False)  # a head that lives may ask
     finally:
         slurm.power_on(victim)
-        until(lambda: slurm.idle() == 3, LONG, f"{victim} to return")
+        wait_for(f"{victim} to return", lambda: slurm.idle() == 3, LONG)
         slurm.run("scontrol reconfigure")  # Slurm 22.05 forgets to give the places of such a job back: idle nodes take no other
 
 
@@ -145,7 +146,7 @@ def test_a_held_cluster_takes_jobs_through_the_tunnel_that_it_prints(projects, s
     project = projects("held", slurm={"partition": "gpu", "time": "15:00", "login": "root@ctl", "setup": SETUP})
     config = slurm.ssh()
     job = project.submit("ray-cluster")
-    until(lambda: "submit     " in project.log("ray-cluster", job), LONG, "the cluster")
+    wait_for("the cluster", lambda: "submit     " in project.log("ray-cluster", job), LONG)
     said = dict(line.split(maxsplit=1) for line in project.log("ray-cluster", job).splitlines() if line.startswith(("tunnel ", "submit ")))
     submit = said["submit"].partition(" -- ")[0] + " -- python -c 'print(6 * 7)'"
     tunnel = said["tunnel"].replace("ssh ", f"ssh -F {config} -o ExitOnForwardFailure=yes -f ", 1)
@@ -165,7 +166,7 @@ def test_two_jobs_share_their_nodes_and_find_ports_of_their_own(projects, slurm)
     shared = {"exclusive": False, "time": "15:00", "sbatch": ["--nodelist=n1,n2"], "setup": SETUP}
     project = projects("sharing", fleets=[fleet], slurm=shared)
     jobs = [project.submit("ray-ppo", "python", "-c", "import ray; ray.init(); print('NODES', len(ray.nodes()))") for _ in range(2)]
-    until(lambda: all(slurm.state(job)["JobState"] == "RUNNING" for job in jobs), LONG, "both jobs to run at once")
+    wait_for("both jobs to run at once", lambda: all(slurm.state(job)["JobState"] == "RUNNING" for job in jobs), LONG)
     for job in jobs:
         state, log = slurm.ended(job, LONG), project.log("ray-ppo", job)
         assert (state["JobState"], state["ExitCode"]) == ("COMPLETED", "0:0"), log
