@@ -21,7 +21,8 @@ PRINT_SECONDS = 60  # for the last lines of a job that has ended; to start `ray`
 
 ANSI = re.compile(rb"\x1b\[[0-9;]*m")
 SAID = rb"^\d{4}-\d\d-\d\d [\d:,]+\t(?:INFO|SUCC|ERR|WARN|WARNING) "  # by Ray's client, not by the job
-NOISE = re.compile(SAID + rb"(?:cli|sdk|packaging|dashboard_sdk|job_manager)\.py:|^Running entrypoint for job ")
+IGNORED = rb"working_dir\.py:\d+ -- Directory '\.(?:git|venv)' is now ignored"  # as anybody wants it
+NOISE = re.compile(SAID + rb"(?:(?:cli|sdk|packaging|dashboard_sdk|job_manager)\.py:|" + IGNORED + rb")|^Running entrypoint for job ")
 ACCEPTED = re.compile(SAID + rb"cli\.py:\d+ -- Job '(.+)' submitted successfully")
 ENDED = re.compile(SAID + rb"cli\.py:\d+ -- Job '.+' (?:failed|succeeded|was stopped)")
 

@@ -79,6 +79,15 @@ def check(dashboard: Dashboard, source: str) -> None:
         print(f"the cluster runs Python {python}, this environment {here}; the job will run on {python}", file=sys.stderr, flush=True)
 
 
+def check_name(dashboard: Dashboard, name: str) -> None:
+    """Ray refuses a name that a job had before with forty lines. Raises SubmitError."""
+    try:
+        dashboard.exit_code(name)
+    except OSError:
+        return  # 404: the name is free; what else may be wrong is reported by who submits
+    raise SubmitError(f"the cluster has had a job {name}; choose another name")
+
+
 def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str], following: str) -> int:
     """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own; 130 after Ctrl-C.
 
@@ -155,6 +164,7 @@ def main(argv: list[str] | None = None, following: str | None = None) -> int:
             raise SubmitError(f"--working-dir {options.working_dir}: no such folder")
         check(dashboard, source)
         name = options.submission_id
+        check_name(dashboard, name)
         return submit(dashboard, name, flags, argv[cut + 1 :], following or next_steps(name, dashboard.url))
     except (SubmitError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

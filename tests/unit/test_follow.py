@@ -12,6 +12,7 @@ RAYS_OUTPUT = b"""2026-11-22 07:49:04,097\tINFO cli.py:42 -- \x1b[37mJob submiss
 2026-11-22 07:49:08,912\tINFO cli.py:331 -- Query the logs of the job:
 2026-11-22 07:49:07,961\tINFO job_manager.py:581 -- Runtime env is setting up.
 Running entrypoint for job job-1: python fails.py
+2026-11-22 07:49:08,798\tWARNING working_dir.py:101 -- Directory '.venv' is now ignored by default when packaging the working directory.
 2026-11-22 07:49:09,000\tINFO mine.py:1 -- the job's own line
 \x1b[31mValueError\x1b[0m: the job's error
 2026-11-22 07:49:25,042\tERR cli.py:75 -- Job 'job-1' failed

@@ -46,7 +46,11 @@ class Handler(BaseHTTPRequestHandler):
         answers = {
             "/api/version": {"version": "4", "ray_version": cluster.ray},
             "/api/v0/cluster_metadata": {"result": True, "data": {"rayVersion": cluster.ray, "pythonVersion": cluster.python}},
+            "/api/jobs/old": {"status": "SUCCEEDED"},
         }
+        if self.path not in answers:
+            self.send_error(404)
+            return
         self.send_response(200)
         self.end_headers()
         self.wfile.write((cluster.page or json.dumps(answers[self.path])).encode())
@@ -137,6 +141,12 @@ def test_a_path_that_does_not_exist_is_one_line_and_exit_code_2(cluster: Cluster
     assert done.returncode == 2
     assert f"{flag} nowhere: {said}" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_name_that_a_job_had_is_one_line_and_exit_code_2(cluster: Cluster) -> None:
+    done = submitted("--address", url(cluster), "--submission-id", "old")
+    assert (done.returncode, done.stderr) == (2, "error: the cluster has had a job old; choose another name\n")
+    submit.check_name(Dashboard(url(cluster), None), "new")
 
 
 def test_how_to_follow_and_stop_a_job_names_the_address_where_the_shell_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
