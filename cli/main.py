@@ -36,7 +36,7 @@ Without it, as it prints while it works:
   ssh, clouds  pulumi up; dstack apply -f build/STACK/...; ray job submit
   slurm        pulumi up; sbatch build/STACK/ray-cluster.sbatch
 """
-# Verbs that are another module's main(arguments) -> exit code.
+# Verbs that are another module's main(arguments, prog) -> exit code.
 PASSED = {
     "preview": "infra.preview",
     "preflight": "infra.preflight.command",
@@ -91,7 +91,7 @@ def perform(verb: str, arguments: list[str]) -> int:
     if verb in OURS:
         return import_module(OURS[verb]).main(verb, arguments, root)
     os.chdir(root)  # where `python -m ...` is typed
-    return import_module(PASSED[verb]).main(arguments)
+    return import_module(PASSED[verb]).main(arguments, prog=f"flotilla {verb}")
 
 
 def train(root: Path, words: list[str]) -> int:

@@ -225,10 +225,8 @@ def _cost(stack: Stack) -> tuple[dict[str, Any] | None, list[str]]:
     return {"hourly": cost.hourly, "monthly": cost.monthly, "currency": "USD", "fleets": fleets}, cost.lines()
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m infra.preview", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: list[str] | None = None, prog: str = "python -m infra.preview") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     parser.add_argument("--no-prices", action="store_true", help="do not look up what the machines cost; asks nobody then")

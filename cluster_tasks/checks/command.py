@@ -90,7 +90,10 @@ def show(console: Console, found: Measured, errors: list[CheckError], seconds: f
     means = {"cuda": "NCCL or RCCL between GPUs", "cpu": "gloo between CPUs"}
     device = means[found.speed[0].device] if found.speed else "not measured"
     bandwidth = f"GB/s (all-reduce / to the next node): {device}"
-    console.print(f"{len(found.facts)} nodes, {bad} errors, {len(errors) - bad} notes, {seconds:.1f} s; {bandwidth}", soft_wrap=True)
+    console.print(
+        f"{len(found.facts)} node{'s' * (len(found.facts) != 1)}, {bad} errors, {len(errors) - bad} notes, {seconds:.1f} s; {bandwidth}",
+        soft_wrap=True,
+    )
 
 
 def as_json(found: Measured, errors: list[CheckError], seconds: float) -> str:
@@ -124,8 +127,8 @@ def group_of(options: Any, known: tuple[int, list[str], int | None] | None) -> t
     return (StoreNodes(rank, addresses, options.port, options.wait) if len(addresses) > 1 else OneNode(addresses[0])), addresses
 
 
-def main(argv: list[str] | None = None) -> int:
-    options: Any = _parser().parse_args(argv)
+def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.checks") -> int:
+    options: Any = _parser(prog).parse_args(argv)
     start = time.monotonic()
     try:
         known = None if options.here else scheduled(options)
@@ -161,8 +164,8 @@ def _expected_gpus(known: tuple[int, list[str], int | None] | None) -> list[int]
     return None if known[2] is None else [known[2]]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.checks", description="Is this cluster fit for a job?")
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=prog, description="Is this cluster fit for a job?")
     add, floor = parser.add_argument, os.environ.get("FLOTILLA_BANDWIDTH_FLOOR")
     add("--here", action="store_true", help="this machine alone")
     add("--rank", type=int, help="of this node; with --addresses")

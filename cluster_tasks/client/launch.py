@@ -135,10 +135,10 @@ def answer(question: str) -> str:
     return ""
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.client.launch") -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
-        prog="python -m cluster_tasks.client.launch",
+        prog=prog,
         usage="%(prog)s STACK [flags] -- COMMAND",
         description="Starts the stack's Ray cluster on dstack where it is not up, runs one job on it and ends with the job's exit code.",
     )

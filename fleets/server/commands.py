@@ -206,10 +206,8 @@ def port_number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a port between 1 and 65535")
 
 
-def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m fleets.server", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def read_arguments(arguments: list[str] | None, prog: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     starts, logs_in = commands.add_parser("up", help="start it"), commands.add_parser("login", help="write ~/.dstack/config.yml")
     shows, stops = commands.add_parser("status", help="what it has"), commands.add_parser("down", help="stop it")
@@ -223,8 +221,8 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    options = read_arguments(arguments)
+def main(arguments: list[str] | None = None, prog: str = "python -m fleets.server") -> int:
+    options = read_arguments(arguments, prog)
     folder = options.folder.resolve()
     try:
         if options.folder == FOLDER and not Path("Pulumi.yaml").is_file():
@@ -239,5 +237,5 @@ def main(arguments: list[str] | None = None) -> int:
             case _:
                 return down(folder, options.force)
     except ServerError as error:
-        print(f"fleets.server: {error}", file=sys.stderr)
+        print(f"error: {error}", file=sys.stderr)
         return 2

@@ -82,10 +82,8 @@ def lines(answers: list[Answer]) -> Iterator[str]:
             yield f"{'':<7}  {'':<{checks}}  [cyan]{escape(answer.fix)}[/]"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m infra.preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(arguments: list[str] | None = None, prog: str = "python -m infra.preflight") -> int:
+    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
     parser.add_argument("--json", action="store_true", help="print the answers as one JSON list")
     options = parser.parse_args(arguments)

@@ -145,7 +145,7 @@ def test_a_machine_by_itself_is_looked_at_without_ray() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 nodes, 0 errors" in done.stdout
+    assert "1 node, 0 errors" in done.stdout
 
 
 def test_a_dashboards_address_is_answered_with_the_line_to_type() -> None:

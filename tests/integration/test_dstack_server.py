@@ -115,7 +115,7 @@ def test_a_server_with_machines_is_not_stopped_unless_forced(server, folder, tmp
     refused = server("down")
     assert refused.returncode == 2
     first, machine, last = refused.stderr.splitlines()
-    assert first == "fleets.server: 1 machines live, and without a server nobody ends them:"
+    assert first == "error: 1 machines live, and without a server nobody ends them:"
     assert machine.split()[:2] == ["hosts-0", "pending"] and "(fleet hosts, project main)" in machine
     assert last == "first: dstack fleet delete NAME; or --force, and the next `up` finds them again"
     assert Server.running(folder) == running
@@ -137,7 +137,7 @@ def test_a_port_in_use_names_its_owner_and_starts_nothing(server, folder):
         port = taken.getsockname()[1]
         refused = server("up", "--port", str(port))
     assert refused.returncode == 2
-    assert f"fleets.server: port {port} is in use by {psutil.Process().name()} (pid {os.getpid()}:" in refused.stderr
+    assert f"error: port {port} is in use by {psutil.Process().name()} (pid {os.getpid()}:" in refused.stderr
     assert Server.running(folder) is None
 
 
@@ -146,7 +146,7 @@ def test_a_server_that_ends_at_once_shows_the_end_of_its_log(server, folder):
     """Its database cannot be opened, which only itself notices."""
     refused = server("up", "--port", str(free_port()), DSTACK_DATABASE_URL="sqlite+aiosqlite:////nowhere/at/all.db")
     assert refused.returncode == 2
-    assert "fleets.server: the dstack server has ended; the end of its log:" in refused.stderr
+    assert "error: the dstack server has ended; the end of its log:" in refused.stderr
     assert "unable to open database file" in refused.stderr
     assert Server.running(folder) is None
 

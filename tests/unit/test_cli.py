@@ -53,7 +53,7 @@ def test_help_is_one_screen_with_every_verb():
 @pytest.mark.parametrize("verb", [*main.PASSED, *main.OURS])
 def test_every_verb_has_help_everywhere_without_a_traceback(verb, tmp_path):
     done = flotilla(verb, "--help", folder=tmp_path, NO_COLOR="1")
-    assert done.returncode == 0 and "usage: " in done.stdout and done.stderr == ""
+    assert done.returncode == 0 and f"usage: flotilla {verb} " in done.stdout and done.stderr == ""
     assert "\x1b" not in done.stdout
 
 

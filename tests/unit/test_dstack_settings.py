@@ -97,7 +97,7 @@ def test_a_mistake_at_the_servers_command_is_one_line_and_starts_nothing(argumen
         assert (code, output.out) == (0, "not up\n")
         return
     assert code == 2
-    assert output.err.startswith("fleets.server: " + message.format(tmp_path)), output.err
+    assert output.err.startswith("error: " + message.format(tmp_path)), output.err
     assert output.err.count("\n") == 1 and not (tmp_path / "build/server/server.json").exists()
 
 
@@ -112,5 +112,5 @@ def test_a_port_is_a_number_that_there_is(port, capsys):
 def test_the_command_wants_the_projects_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert server.main(["up"]) == 2
-    assert capsys.readouterr().err == f"fleets.server: no Pulumi.yaml in {tmp_path}; run this in the project's folder\n"
+    assert capsys.readouterr().err == f"error: no Pulumi.yaml in {tmp_path}; run this in the project's folder\n"
     assert not (tmp_path / "build").exists()
