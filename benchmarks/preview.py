@@ -93,7 +93,7 @@ def plan_seconds(nodes: int) -> float:
         start = time.process_time()
         made = plan(STACK, root)
         spent = time.process_time() - start
-    assert sum(one.type == "aws:ec2/instance:Instance" for one in made.resources) == nodes + 1  # and the bastion
+    assert sum(resource.type == "aws:ec2/instance:Instance" for resource in made.resources) == nodes + 1  # and the bastion
     return spent
 
 

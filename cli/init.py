@@ -73,12 +73,12 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(
         prog="flotilla init",
         description="Writes stacks/Pulumi.STACK.yaml. What flags leave open is asked on a terminal; elsewhere it is an error.",
-        epilog="\n".join(f"{place:6} reads {', '.join(f'--{one.flag}' for one in asked)}" for place, asked in QUESTIONS.items()),
+        epilog="\n".join(f"{place:6} reads {', '.join(f'--{question.flag}' for question in asked)}" for place, asked in QUESTIONS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("stack", help="a name such as onprem or aws-dev")
     parser.add_argument("--place", choices=QUESTIONS, required=True, help="where its nodes are")
-    flags = {one.flag: one.text for asked in QUESTIONS.values() for one in asked}
+    flags = {question.flag: question.text for asked in QUESTIONS.values() for question in asked}
     for flag, text in flags.items():
         parser.add_argument(f"--{flag}", help=text)
     options: Any = vars(parser.parse_args(arguments))
@@ -89,10 +89,10 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     if file.exists():
         raise UserError(f"stacks/{file.name} is there already; edit it, or choose another name")
     given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
-    own = {one.flag for one in QUESTIONS[place]}
+    own = {question.flag for question in QUESTIONS[place]}
     if foreign := sorted(given.keys() - own - {"stack", "place"}):
         raise UserError(f"--{foreign[0]}: is nothing that {place} reads; it reads {', '.join(f'--{flag}' for flag in sorted(own))}")
-    answers = {one.flag: given.get(one.flag) or ask(one) for one in QUESTIONS[place]}
+    answers = {question.flag: given.get(question.flag) or ask(question) for question in QUESTIONS[place]}
     text = f"# Made by `flotilla init`; docs/ and the other stacks here show what else may stand in it.\n{to_yaml(place, answers)}"
     file.write_text(text)
     try:

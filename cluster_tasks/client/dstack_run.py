@@ -132,7 +132,7 @@ class DstackRun:
         """Until every node's container runs. Raises ClusterError where the run ends, or not in time."""
 
         def missing() -> str | None:
-            if (line := _lacking(self.must_live())) is None:
+            if (line := _missing(self.must_live())) is None:
                 return None
             fleet = self.hosts()
             return "; ".join(filter(None, [line, *([hosts.waiting(fleet), *hosts.failed(fleet)] if fleet else [])]))
@@ -168,7 +168,7 @@ class DstackRun:
             raise ClusterError(f"port {self.port} of this machine is in use; take another with --port, or set flotilla:task.dashboard_port")
         attached: subprocess.Popen[bytes] | None = None
 
-        def lacking() -> str | None:
+        def missing() -> str | None:
             nonlocal attached
             self.must_live()
             if attached is None and not bindable(self.port):
@@ -180,7 +180,7 @@ class DstackRun:
             return None if answers(self.dashboard) else f"waiting for Ray's dashboard at {self.dashboard.url}"
 
         try:
-            wait(lacking, seconds)
+            wait(missing, seconds)
         except BaseException:
             if attached is not None:
                 _detach(attached)
@@ -231,13 +231,15 @@ def answers(dashboard: Dashboard) -> bool:
     return True
 
 
-def _lacking(run: Run) -> str | None:
+def _missing(run: Run) -> str | None:
     """What the nodes still wait for, such as `run pending: node 1 pulling 40%`; None when all run."""
     states = {job.job_spec.job_num: job.job_submissions[-1] for job in run.jobs}
-    waiting = {rank: one for rank, one in states.items() if one.status != JobStatus.RUNNING}
+    waiting = {rank: state for rank, state in states.items() if state.status != JobStatus.RUNNING}
     if not waiting and states:
         return None
-    words = [f"node {rank} {one.status.value}{f' ({one.status_message})' if one.status_message else ''}" for rank, one in waiting.items()]
+    words = [
+        f"node {rank} {state.status.value}{f' ({state.status_message})' if state.status_message else ''}" for rank, state in waiting.items()
+    ]
     return f"{run.run_spec.run_name} is {run.status.value}: {', '.join(words) or 'no node yet'}"
 
 

@@ -92,7 +92,8 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     """Asks the server and the dashboard. Raises ClusterError, ConnectionFailed."""
     names = {fleet.name for fleet in stack.dstack_fleets()}
     fleets = [fleet for fleet in run.fleets() if fleet.name in names]
-    machines = [machine(one, fleet.name, now) for fleet in fleets for one in fleet.instances if one.status != InstanceStatus.TERMINATED]
+    made = [(fleet.name, instance) for fleet in fleets for instance in fleet.instances if instance.status != InstanceStatus.TERMINATED]
+    machines = [as_machine(instance, name, now) for name, instance in made]
     found = run.get()
     stranger = []
     try:
@@ -102,19 +103,21 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     alive = None if ray_nodes is None else len(ray_nodes)
     jobs = find_jobs(run.dashboard, now) if ray_nodes is not None else []
     nodes = [job.job_submissions[-1].status.value for job in found.jobs] if found and not found.status.is_finished() else []
-    trouble = [f"machine {one.name}: {one.trouble}" for one in machines if one.trouble]
+    trouble = [f"machine {machine.name}: {machine.trouble}" for machine in machines if machine.trouble]
     trouble += [f"no fleet {name}" for name in sorted(names - {fleet.name for fleet in fleets})]
     trouble += run_trouble(run.name, found, alive) + stranger
     state = found.status.value if found else None
     return Status(stack.name, machines, state, nodes, alive, jobs, found.cost if found else 0.0, trouble)
 
 
-def machine(one: Instance, fleet: str, now: datetime) -> Machine:
-    trouble = "does not answer" if one.unreachable else one.termination_reason_message or one.termination_reason
-    if not one.unreachable and one.health_status.value == "failure":
+def as_machine(instance: Instance, fleet: str, now: datetime) -> Machine:
+    trouble = "does not answer" if instance.unreachable else instance.termination_reason_message or instance.termination_reason
+    if not instance.unreachable and instance.health_status.value == "failure":
         trouble = "its GPUs fail dstack's health check"
-    kind = one.instance_type.name if one.instance_type else None
-    return Machine(one.name, fleet, one.status.value, kind, one.region, one.price or 0.0, hours(one.created, now), trouble)
+    kind = instance.instance_type.name if instance.instance_type else None
+    return Machine(
+        instance.name, fleet, instance.status.value, kind, instance.region, instance.price or 0.0, hours(instance.created, now), trouble
+    )
 
 
 def run_trouble(name: str, run: Run | None, ray_nodes: int | None) -> list[str]:
@@ -149,8 +152,9 @@ def hours(since: datetime, now: datetime) -> float:
 def show(status: Status, run: DstackRun) -> None:
     console = Console(emoji=False, highlight=False, soft_wrap=True)
     table = Table("machine", "state", "type", "region", "$ an hour", "hours", "$ so far", box=None)
-    for one in status.machines:
-        table.add_row(one.name, one.status, one.kind or "", one.region or "", f"{one.price:.2f}", f"{one.hours:.1f}", f"{one.cost:.2f}")
+    for machine in status.machines:
+        numbers = f"{machine.price:.2f}", f"{machine.hours:.1f}", f"{machine.cost:.2f}"
+        table.add_row(machine.name, machine.status, machine.kind or "", machine.region or "", *numbers)
     console.print(table if status.machines else "no machines")
     console.print(f"run {run.name}: {status.run or 'not there'}{': nodes ' + ', '.join(status.nodes) if status.nodes else ''}")
     if status.ray_nodes is None:

@@ -147,7 +147,7 @@ def environment(body: dict[str, Any], folder: Path, home: str) -> dict[str, str]
     slots = cluster.get("gpus_per_node") or [gpus] * len(addresses)
     hostfile = Path("/dstack/mpi/hostfile")
     hostfile.parent.mkdir(parents=True, exist_ok=True)
-    hostfile.write_text("".join(f"{one} slots={n}\n" if n else f"{one}\n" for one, n in zip(addresses, slots, strict=False)))
+    hostfile.write_text("".join(f"{address} slots={n}\n" if n else f"{address}\n" for address, n in zip(addresses, slots, strict=False)))
     ours = {
         "DSTACK_RUN_ID": body["run"]["id"],
         "DSTACK_JOB_ID": body["job_submission"]["id"],

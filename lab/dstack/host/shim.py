@@ -55,7 +55,7 @@ def docker(*arguments: str) -> subprocess.CompletedProcess[str]:
 def host_info() -> dict[str, Any]:
     """What the server reads once, to know the host's size and addresses."""
     interfaces = json.loads(subprocess.check_output(["ip", "-j", "addr"], text=True))
-    addresses = [f"{one['local']}/{one['prefixlen']}" for each in interfaces if each["ifname"] != "lo" for one in each["addr_info"]]
+    addresses = [f"{known['local']}/{known['prefixlen']}" for each in interfaces if each["ifname"] != "lo" for known in each["addr_info"]]
     memory = re.search(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
     disk = os.statvfs("/var/lib/docker")
     return {
