@@ -1,5 +1,5 @@
 """A dstack server, its CLI and hosts on one Linux machine: everything real but the two agents that dstack installs on hosts, which it
-downloads as binaries; in their place stand Python scripts, or what FLOTILLA_DSTACK_SHIM and FLOTILLA_DSTACK_RUNNER name.
+downloads as binaries; in their place stand those of lab/dstack/agents.py.
 
     with Lab(hosts=2) as lab:
         lab.render(); lab.user("dstack apply -y -d -f build/lab/ray-cluster.dstack.yml")
@@ -26,7 +26,8 @@ from typing import Any, Self
 
 import yaml
 
-from lab.dstack.hosts import HERE, NETWORK, PATH, Host, Laptop, interrupt, sh
+from lab.dstack.agents import place_agents
+from lab.dstack.hosts import NETWORK, PATH, Host, Laptop, interrupt, sh
 from lab.dstack.image import IMAGE, VOLUMES, make_image
 from lab.waiting import wait_for
 
@@ -58,8 +59,6 @@ class Lab:
         self.project, self.home, self.shared = self.folder / "project", self.folder / "home", self.folder / "shared"
         # HOME as dstack and ssh expect it; nothing of the environment of these tests.
         self.environment = {"HOME": str(self.home), "PATH": PATH, "LANG": "C.UTF-8", "COLUMNS": "160", "PYTHONUNBUFFERED": "1"}
-        self.shim = Path(os.environ.get("FLOTILLA_DSTACK_SHIM") or HERE / "host/shim.py")
-        self.runner = Path(os.environ.get("FLOTILLA_DSTACK_RUNNER") or HERE / "host/runner.py")
         self.hosts: list[Host] = []
 
     def __enter__(self) -> Self:
@@ -105,8 +104,7 @@ class Lab:
 
     def _start_files(self) -> None:
         """Where hosts download the agents."""
-        for name, agent in (("dstack-shim", self.shim), ("dstack-runner", self.runner)):
-            shutil.copy(agent, self.folder / "agents" / name)
+        place_agents(self.folder / "agents")
         command = [
             sys.executable,
             "-m",
