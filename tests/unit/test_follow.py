@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 
 from cluster_tasks.client import follow
+from cluster_tasks.node.dashboard import Dashboard
 
 RAYS_OUTPUT = b"""2026-11-22 07:49:04,097\tINFO cli.py:42 -- \x1b[37mJob submission server address\x1b[39m: http://127.0.0.1:8265
 2026-11-22 07:49:08,911\tSUCC cli.py:66 -- \x1b[32m-----\x1b[39m
@@ -32,6 +35,16 @@ def test_rays_report_around_a_job_is_left_out_and_the_jobs_own_lines_are_kept_on
 def test_what_ray_says_of_a_job_that_it_does_not_take_is_kept() -> None:
     refusal = [b"Traceback (most recent call last):\n", b"RuntimeError: Request failed with status code 400\n"]
     assert list(follow.without_noise(refusal)) == refusal
+
+
+@pytest.mark.parametrize("printed", [0, 1, 3])
+def test_a_connection_made_again_goes_on_after_the_lines_that_were_printed(printed: int, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    lines = [b"one\n", b"two\n", b"three\n"]
+    follower = follow.Follower(Dashboard("http://127.0.0.1:1", None), "job", {})
+    follower.printed = printed
+    follower._print(io.BytesIO(b"".join(lines)))
+    assert capfdbinary.readouterr().out == b"".join(lines[printed:])
+    assert follower.printed == 3
 
 
 def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:

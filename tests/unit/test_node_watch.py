@@ -163,6 +163,14 @@ def test_a_job_that_failed_is_believed_after_the_time_in_which_a_nodes_loss_is_k
     assert scene.now - 1003 <= 7
 
 
+def test_alone_there_is_no_other_node_to_blame(scene: Scene) -> None:
+    here: Any = read_settings(["--rank", "0", "--addresses", "127.0.0.2"], {})
+    here.dashboard, scene.alive = scene, {"127.0.0.2": {}}
+    scene.steps[3] = lambda: setattr(scene, "job", 9)
+    assert watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene)) == 9
+    assert scene.now == 1003
+
+
 def test_a_job_that_failed_because_a_node_was_lost_is_another_try(scene: Scene) -> None:
     scene.steps[3] = lambda: setattr(scene, "job", 9)
     scene.steps[8] = lambda: setattr(scene, "alive", {"127.0.0.2": {}})

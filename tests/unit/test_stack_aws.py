@@ -80,6 +80,7 @@ MISTAKES = [
     (DEV, "fleets.0.idle_duration", "soon", "fleets[0].idle_duration: 'soon' is not a duration such as 30m, or off"),
     (PROD, "fleets.0.idle_duration", "30m", "fleets[0].idle_duration: belongs to provision: dstack"),
     (PROD, "fleets.0.image", "ubuntu", "fleets[0].image: 'ubuntu' is not a valid AMI id, such as ami-0123456789abcdef0"),
+    (PROD, "fleets.0.nics", 34, "fleets[0].nics: 34 is more than the 33 of p5.48xlarge"),
     (PROD, "fleets.0.nics", 0, "fleets[0].nics: 0 is not an integer >= 1"),
     (PROD, "network.zones", [], "network.zones: [], but cr-0123456789abcdef0 is in one zone; name that alone"),
     (
@@ -163,10 +164,11 @@ def test_without_the_mistake_there_is_a_stack_that_reads_back(base):
 
 
 def test_a_name_that_buckets_and_roles_have_no_room_for_is_refused():
+    assert read(DEV, "a" * 24).name == "a" * 24
     with pytest.raises(
-        StackError, match=r"the stack's name has 30 characters; a cloud's resources are named after it, so take 24 at most$"
+        StackError, match=r"the stack's name has 25 characters; a cloud's resources are named after it, so take 24 at most$"
     ):
-        read(DEV, "a" * 30)
+        read(DEV, "a" * 25)
 
 
 @pytest.mark.parametrize(
