@@ -26,8 +26,8 @@ CHANGES = (
     *("AllocateAddress", "AssociateAddress", "AssociateRouteTable", "AttachInternetGateway", "AuthorizeSecurityGroupEgress"),
     *("AuthorizeSecurityGroupIngress", "CancelSpotInstanceRequests", "CreateLaunchTemplateVersion", "CreateVpcEndpoint"),
     *("DeleteKeyPair", "DeleteVpcEndpoints", "DetachInternetGateway", "DisassociateAddress", "DisassociateRouteTable"),
-    *("ImportKeyPair", "ModifyInstanceAttribute", "ModifyInstanceMetadataOptions", "ModifyLaunchTemplate", "ModifySubnetAttribute"),
-    *("ModifyVpcAttribute", "ModifyVpcEndpoint", "ReleaseAddress", "ReplaceRoute", "RevokeSecurityGroupEgress"),
+    *("ImportKeyPair", "ModifyInstanceAttribute", "ModifyInstanceMetadataOptions", "ModifyLaunchTemplate", "ModifySecurityGroupRules"),
+    *("ModifySubnetAttribute", "ModifyVpcAttribute", "ModifyVpcEndpoint", "ReleaseAddress", "ReplaceRoute", "RevokeSecurityGroupEgress"),
     *("RevokeSecurityGroupIngress", "RunInstances", "TerminateInstances"),
 )
 ACCOUNT_DEFAULTS = ("DisableEbsEncryptionByDefault", "EnableEbsEncryptionByDefault", "ModifyInstanceMetadataDefaults")
@@ -39,15 +39,25 @@ KEYS = (
 BUCKETS = ("*Bucket*", "*Configuration", "DeleteObject", "DeleteObjectVersion")
 LUSTRE = (
     *("CreateDataRepositoryAssociation", "CreateFileSystem", "DeleteDataRepositoryAssociation", "DeleteFileSystem"),
-    *("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource", "TagResource", "UpdateFileSystem"),
+    *("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource", "TagResource", "UntagResource"),
+    "UpdateFileSystem",
 )
 LUSTRE_ROLE = ("AttachRolePolicy", "CreateServiceLinkedRole", "PutRolePolicy")  # of the link between Lustre and its bucket
 GIVE = ("AttachRolePolicy", "CreateRole", "PutRolePolicy")  # what a boundary limits
 ROLES = (
     *("AddRoleToInstanceProfile", "CreateInstanceProfile", "CreatePolicy", "CreatePolicyVersion", "DeleteInstanceProfile"),
     *("DeletePolicy", "DeletePolicyVersion", "DeleteRole", "DeleteRolePolicy", "DetachRolePolicy", "Get*", "List*"),
-    *("RemoveRoleFromInstanceProfile", "TagInstanceProfile", "TagPolicy", "TagRole", "UpdateAssumeRolePolicy"),
+    *("RemoveRoleFromInstanceProfile", "TagInstanceProfile", "TagPolicy", "TagRole", "UntagInstanceProfile"),
+    *("UntagPolicy", "UntagRole", "UpdateAssumeRolePolicy"),
 )
+TAGS = tuple(f"{verb}{what}" for what in ("OpenIDConnectProvider", "Policy", "Role") for verb in ("Tag", "Untag"))
+# What nothing narrower can be said of, and tells no content: which resources there are.
+LOOK = ("ec2:Describe*", "ec2:GetEbsEncryptionByDefault", "ec2:GetInstanceMetadataDefaults", "logs:DescribeLogGroups")
+# What a refresh reads of each, by the kinds of their ARNs.
+READ_BUCKET = ("GetBucket*", "Get*Configuration", "ListBucket")
+READ_KEY = ("DescribeKey", "GetKeyPolicy", "GetKeyRotationStatus", "ListResourceTags")
+READ_LUSTRE = ("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource")
+READ_BUDGET = ("ListTagsForResource", "ViewBudget")
 
 
 @dataclass(frozen=True)
@@ -83,7 +93,8 @@ class Deploy(pulumi.ComponentResource):
         }
         for what, text in documents.items():
             iam.RolePolicy(f"{name}-deploy-{what}", role=deploys.id, policy=text, opts=child)
-        iam.RolePolicy(f"{name}-preview", role=previews.id, policy=json.dumps(preview(account)), opts=child)
+        looks = bounds.apply(lambda arn: json.dumps(preview(account, stack, arn)))
+        iam.RolePolicy(f"{name}-preview", role=previews.id, policy=looks, opts=child)
         self.role_arn, self.preview_arn, self.boundary_arn = deploys.arn, previews.arn, bounds
         self.register_outputs({"deploy": deploys.arn, "preview": previews.arn, "boundary": bounds})
 
@@ -107,7 +118,7 @@ def github(provider: str, issuer: str, subjects: list[str]) -> Document:
 
 def boundary(account: Account, stack: str) -> Document:
     """What a role that a deployment makes can ever do: the most that nodes, bastion and flow logs are given."""
-    checkpoints = f"arn:{account.partition}:s3:::flotilla-{stack}-*"
+    checkpoints = _bucket(account, stack)
     return document(
         allow(["s3:*Object", "s3:*Multipart*", "s3:GetBucketLocation", "s3:ListBucket", "s3:ListBucketMultipartUploads"], checkpoints),
         allow(["kms:Decrypt", "kms:GenerateDataKey"], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
@@ -120,29 +131,33 @@ def boundary(account: Account, stack: str) -> Document:
 def network(account: Account, stack: str) -> Document:
     """Network, nodes and their logs."""
     calls = [f"{verb}{what}" for what in PAIRS for verb in VERBS]
-    groups = [f"log-group:{name}-{stack}*" for name in ("flotilla", "/flotilla")]
     return document(
-        allow(["ec2:Describe*", "ec2:GetEbsEncryptionByDefault", "ec2:GetInstanceMetadataDefaults", "logs:DescribeLogGroups"], "*"),
+        allow([*LOOK], "*"),
         allow([f"ec2:{call}" for call in (*calls, *CHANGES)], account.arn("ec2", "*")),
         allow([f"ec2:{call}" for call in ACCOUNT_DEFAULTS], "*"),
         allow(["ec2:RunInstances"], f"arn:{account.partition}:ec2:{account.region}::image/*"),
         allow(["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
-        allow([f"logs:{call}" for call in LOG_GROUPS], [account.arn("logs", group) for group in groups]),
+        allow([f"logs:{call}" for call in LOG_GROUPS], _log_groups(account, stack)),
     )
 
 
-def preview(account: Account) -> Document:
-    """What a preview asks AWS, which makes nothing; the state says what there is."""
+def preview(account: Account, stack: str, bounds: str) -> Document:
+    """What a preview asks AWS, and what the refresh before it reads; no content of checkpoints or logs."""
     return document(
-        allow([f"ec2:Describe{what}" for what in ("InstanceTypeOfferings", "RouteTables", "Subnets", "VpcAttribute", "Vpcs")], "*"),
+        allow([*LOOK], "*"),
         allow(["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),
+        allow(["logs:ListTagsForResource"], _log_groups(account, stack)),
+        allow([f"s3:{call}" for call in READ_BUCKET], _bucket(account, stack)),
+        allow([f"kms:{call}" for call in READ_KEY], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
+        allow([f"fsx:{call}" for call in READ_LUSTRE], account.arn("fsx", "*")),
+        allow([f"budgets:{call}" for call in READ_BUDGET], _budget(account, stack)),
+        allow(["iam:Get*", "iam:List*"], [*_ours(account, stack), *_itself(account, stack, bounds)]),
     )
 
 
 def storage(account: Account, stack: str) -> Document:
     """Bucket, key, file system, budget."""
-    bucket = f"arn:{account.partition}:s3:::flotilla-{stack}-*"
-    budget = f"arn:{account.partition}:budgets::{account.id}:budget/flotilla-{stack}-*"
+    bucket = _bucket(account, stack)
     return document(
         allow([f"s3:{call}" for call in BUCKETS], [bucket, f"{bucket}/*"]),
         allow(["kms:CreateKey"], "*", _tagged("aws:RequestTag", stack)),  # it has no ARN before it is made
@@ -150,21 +165,42 @@ def storage(account: Account, stack: str) -> Document:
         allow([f"fsx:{call}" for call in LUSTRE], account.arn("fsx", "*")),
         # https://docs.aws.amazon.com/fsx/latest/LustreGuide/setting-up.html#fsx-adding-permissions-s3
         allow([f"iam:{call}" for call in LUSTRE_ROLE], account.iam("role/aws-service-role/s3.data-source.lustre.fsx.amazonaws.com/*")),
-        allow([f"budgets:{call}" for call in ("ListTagsForResource", "ModifyBudget", "TagResource", "ViewBudget")], budget),
+        allow([f"budgets:{call}" for call in (*READ_BUDGET, "ModifyBudget", "TagResource", "UntagResource")], _budget(account, stack)),
     )
 
 
 def identity(account: Account, stack: str, bounds: str) -> Document:
-    """Roles of the stack's own path, none beyond the boundary `bounds` (an ARN); those of the deployment itself it only reads."""
-    ours = [account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "policy", "instance-profile")]
+    """Roles of the stack's own path, none beyond the boundary `bounds` (an ARN); those of the deployment itself it reads and tags."""
+    ours, itself = _ours(account, stack), _itself(account, stack, bounds)
     services = [f"{service}.amazonaws.com" for service in ("ec2", "vpc-flow-logs")]
-    itself = [account.iam(f"role/flotilla-{stack}-*"), account.iam("oidc-provider/*"), bounds]
     return document(
         allow([f"iam:{call}" for call in GIVE], ours[0], {"StringEquals": {"iam:PermissionsBoundary": bounds}}),
         allow([f"iam:{call}" for call in ROLES], ours),
         allow(["iam:PassRole"], ours[0], {"StringEquals": {"iam:PassedToService": services}}),
-        allow(["iam:Get*", "iam:List*"], itself),
+        allow(["iam:Get*", "iam:List*", *(f"iam:{call}" for call in TAGS)], itself),
     )
+
+
+def _log_groups(account: Account, stack: str) -> list[str]:
+    return [account.arn("logs", f"log-group:{name}-{stack}*") for name in ("flotilla", "/flotilla")]
+
+
+def _bucket(account: Account, stack: str) -> str:
+    return f"arn:{account.partition}:s3:::flotilla-{stack}-*"
+
+
+def _budget(account: Account, stack: str) -> str:
+    return f"arn:{account.partition}:budgets::{account.id}:budget/flotilla-{stack}-*"
+
+
+def _ours(account: Account, stack: str) -> list[str]:
+    """What the stack's machines and services are."""
+    return [account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "policy", "instance-profile")]
+
+
+def _itself(account: Account, stack: str, bounds: str) -> list[str]:
+    """What deploys: its roles, the provider that it trusts, its boundary."""
+    return [account.iam(f"role/flotilla-{stack}-*"), account.iam("oidc-provider/*"), bounds]
 
 
 def _tagged(key: str, stack: str) -> dict[str, dict[str, str]]:

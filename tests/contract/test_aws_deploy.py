@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
-from aws_plans import policy
+from aws_plans import on_aws, policy
+from moto.iam.access_control import IAMPolicyStatement, PermissionResult
 from plans import of
+
+from infra.aws.policies import Account
+from infra.preview import Plan, Resource
 
 
 @pytest.mark.parametrize(("role", "subjects"), [("deploy", ["environment:prod"]), ("preview", ["pull_request", "ref:refs/heads/main"])])
@@ -27,7 +32,155 @@ def test_a_preview_only_looks(planned):
     actions = [
         action for statement in policy(planned("aws-prod"), "flotilla-aws-prod-preview")["Statement"] for action in statement["Action"]
     ]
-    assert all(re.fullmatch(r"ec2:Describe\w+|ssm:GetParameter", action) for action in actions)
+    assert all(re.fullmatch(r"\w+:(Describe|Get|List|View)[\w*]*", action) for action in actions)
+    content = {"s3:GetObject", "kms:Decrypt", "logs:GetLogEvents", "ec2:GetConsoleOutput", "ssm:GetParametersByPath"}
+    roles = documents(planned("aws-prod"), "preview")
+    assert not {action for action in content if permitted(roles, action, "arn:aws:s3:::flotilla-aws-prod-1a2b/x")}
+
+
+# What the provider calls for a resource of a kind: to refresh it; to change its tags and what else it changes in place.
+EC2_TAGS = "ec2:CreateTags ec2:DeleteTags"
+BUCKET_PARTS = {
+    "BucketLifecycleConfiguration": "LifecycleConfiguration",
+    "BucketOwnershipControls": "BucketOwnershipControls",
+    "BucketPolicy": "BucketPolicy",
+    "BucketPublicAccessBlock": "BucketPublicAccessBlock",
+    "BucketServerSideEncryptionConfiguration": "EncryptionConfiguration",
+    "BucketVersioning": "BucketVersioning",
+}
+CALLS = {
+    "Bucket": (
+        "s3:ListBucket s3:GetAccelerateConfiguration s3:GetBucketAcl s3:GetBucketCORS s3:GetBucketLocation s3:GetBucketLogging "
+        "s3:GetBucketObjectLockConfiguration s3:GetBucketPolicy s3:GetBucketRequestPayment s3:GetBucketTagging s3:GetBucketVersioning "
+        "s3:GetBucketWebsite s3:GetEncryptionConfiguration s3:GetLifecycleConfiguration s3:GetReplicationConfiguration",
+        "s3:PutBucketTagging",
+    ),
+    **{kind: (f"s3:Get{part}", f"s3:Put{part}") for kind, part in BUCKET_PARTS.items()},
+    "Budget": ("budgets:ViewBudget budgets:ListTagsForResource", "budgets:ModifyBudget budgets:TagResource budgets:UntagResource"),
+    "DataRepositoryAssociation": ("fsx:DescribeDataRepositoryAssociations fsx:ListTagsForResource", "fsx:TagResource fsx:UntagResource"),
+    "DefaultSecurityGroup": ("ec2:DescribeSecurityGroups", EC2_TAGS),
+    "EncryptionByDefault": ("ec2:GetEbsEncryptionByDefault", "ec2:EnableEbsEncryptionByDefault"),
+    "Eip": ("ec2:DescribeAddresses ec2:DescribeAddressesAttribute", EC2_TAGS),
+    "FlowLog": ("ec2:DescribeFlowLogs", EC2_TAGS),
+    "Instance": (
+        "ec2:DescribeInstances ec2:DescribeInstanceAttribute ec2:DescribeInstanceTypes ec2:DescribeVolumes ec2:DescribeLaunchTemplates "
+        "ec2:DescribeTags ec2:DescribeVpcs ec2:DescribeInstanceCreditSpecifications",
+        f"{EC2_TAGS} ec2:ModifyInstanceAttribute ec2:ModifyInstanceMetadataOptions",
+    ),
+    "InstanceMetadataDefaults": ("ec2:GetInstanceMetadataDefaults", "ec2:ModifyInstanceMetadataDefaults"),
+    "InstanceProfile": ("iam:GetInstanceProfile", "iam:TagInstanceProfile iam:UntagInstanceProfile"),
+    "InternetGateway": ("ec2:DescribeInternetGateways", EC2_TAGS),
+    "Key": (
+        "kms:DescribeKey kms:GetKeyPolicy kms:GetKeyRotationStatus kms:ListResourceTags",
+        "kms:TagResource kms:UntagResource kms:PutKeyPolicy kms:UpdateKeyDescription kms:EnableKeyRotation",
+    ),
+    "KeyPair": ("ec2:DescribeKeyPairs", EC2_TAGS),
+    "KeyPolicy": ("kms:GetKeyPolicy", "kms:PutKeyPolicy"),
+    "LaunchTemplate": (
+        "ec2:DescribeLaunchTemplates ec2:DescribeLaunchTemplateVersions",
+        f"{EC2_TAGS} ec2:CreateLaunchTemplateVersion ec2:ModifyLaunchTemplate",
+    ),
+    "LogGroup": (
+        "logs:DescribeLogGroups logs:ListTagsForResource",
+        "logs:PutRetentionPolicy logs:TagResource logs:UntagResource",
+    ),
+    "LustreFileSystem": (
+        "fsx:DescribeFileSystems fsx:ListTagsForResource",
+        "fsx:UpdateFileSystem fsx:TagResource fsx:UntagResource",
+    ),
+    "NatGateway": ("ec2:DescribeNatGateways", EC2_TAGS),
+    "OpenIdConnectProvider": ("iam:GetOpenIDConnectProvider", "iam:TagOpenIDConnectProvider iam:UntagOpenIDConnectProvider"),
+    "PlacementGroup": ("ec2:DescribePlacementGroups", EC2_TAGS),
+    "Policy": ("iam:GetPolicy iam:GetPolicyVersion iam:ListPolicyVersions iam:ListPolicyTags", "iam:TagPolicy iam:UntagPolicy"),
+    "Role": (
+        "iam:GetRole iam:ListRolePolicies iam:GetRolePolicy iam:ListAttachedRolePolicies iam:ListRoleTags",
+        "iam:TagRole iam:UntagRole",
+    ),
+    "RolePolicy": ("iam:GetRolePolicy", ""),
+    "Route": ("ec2:DescribeRouteTables", "ec2:ReplaceRoute"),
+    "RouteTable": ("ec2:DescribeRouteTables", EC2_TAGS),
+    "RouteTableAssociation": ("ec2:DescribeRouteTables", ""),
+    "SecurityGroup": ("ec2:DescribeSecurityGroups ec2:DescribeNetworkInterfaces", EC2_TAGS),
+    "SecurityGroupEgressRule": ("ec2:DescribeSecurityGroupRules", f"{EC2_TAGS} ec2:ModifySecurityGroupRules"),
+    "SecurityGroupIngressRule": ("ec2:DescribeSecurityGroupRules", f"{EC2_TAGS} ec2:ModifySecurityGroupRules"),
+    "Subnet": ("ec2:DescribeSubnets", f"{EC2_TAGS} ec2:ModifySubnetAttribute"),
+    "Vpc": (
+        "ec2:DescribeVpcs ec2:DescribeVpcAttribute ec2:DescribeNetworkAcls ec2:DescribeRouteTables ec2:DescribeSecurityGroups",
+        f"{EC2_TAGS} ec2:ModifyVpcAttribute",
+    ),
+    "VpcEndpoint": ("ec2:DescribeVpcEndpoints ec2:DescribePrefixLists", f"{EC2_TAGS} ec2:ModifyVpcEndpoint"),
+}
+NO_RESOURCE = {"logs:DescribeLogGroups", "ec2:EnableEbsEncryptionByDefault", "ec2:ModifyInstanceMetadataDefaults"}  # these take `*` alone
+ACCOUNT = Account("123456789012", "us-east-2")
+TAGS = {"aws:ResourceTag/stack": "aws-prod"}
+
+
+def documents(plan: Plan, role: str) -> list[dict[str, Any]]:
+    """The statements of a role's policies; none denies."""
+    found = [resource for resource in of(plan, "RolePolicy") if resource.name.startswith(f"flotilla-aws-prod-{role}")]
+    statements = [statement for resource in found for statement in json.loads(resource.inputs["policy"])["Statement"]]
+    assert {statement["Effect"] for statement in statements} == {"Allow"}
+    return statements
+
+
+def permitted(statements: list[dict[str, Any]], action: str, arn: str) -> bool:
+    if action in NO_RESOURCE or re.fullmatch("ec2:(Describe|Get).*", action):
+        arn = "*"
+    return any(
+        IAMPolicyStatement(statement).is_action_permitted(action, arn, incoming_condition_values=TAGS) == PermissionResult.PERMITTED
+        for statement in statements
+    )
+
+
+ARNS = {  # by service
+    "budgets": f"arn:aws:budgets::{ACCOUNT.id}:budget/{{name}}",
+    "cloudwatch": ACCOUNT.arn("logs", "log-group:{name}"),
+    "fsx": ACCOUNT.arn("fsx", "file-system/fs-1a2b3c4"),
+    "kms": ACCOUNT.arn("kms", "key/1a2b3c4d-0000-0000-0000-000000000000"),
+    "s3": "arn:aws:s3:::{name}",
+}
+
+
+def arn_of(resource: Resource) -> str:
+    """As AWS has it, with the ending that Pulumi gives to names."""
+    service, path = resource.type.partition(":")[2].partition("/")[0], resource.inputs.get("path", "/")
+    kind, name = resource.kind.lower(), f"{resource.name}-1a2b3c4"
+    if resource.kind == "OpenIdConnectProvider":
+        kind, name = "oidc-provider", "token.actions.githubusercontent.com"
+    elif resource.kind == "InstanceProfile":
+        kind = "instance-profile"
+    elif resource.kind == "RolePolicy":
+        kind, name = "role", resource.inputs["role"]
+        path = "/" if name.endswith(("-deploy", "-preview")) else "/flotilla/aws-prod/"
+    elif resource.name.endswith("-boundary"):
+        name = resource.name  # its ARN in the plan, which the policies name
+    return ACCOUNT.iam(f"{kind}{path}{name}") if service == "iam" else ARNS.get(service, ACCOUNT.arn("ec2", "x/{name}")).format(name=name)
+
+
+def test_who_looks_for_drift_may_read_and_who_deploys_may_tag_and_change_everything_of_the_stack(planned):
+    plan = planned("aws-prod")
+    looks, deploys = documents(plan, "preview"), documents(plan, "deploy")
+    resources = on_aws(plan)
+    assert {resource.kind for resource in resources} == CALLS.keys()
+    refused = []
+    for resource in resources:
+        reads, changes = (calls.split() for calls in CALLS[resource.kind])
+        arn = arn_of(resource)
+        refused += [("preview", call, arn) for call in reads if not permitted(looks, call, arn)]
+        refused += [("deploy", call, arn) for call in [*reads, *changes] if not permitted(deploys, call, arn)]
+    assert not refused
+
+
+def test_nobody_deploys_or_looks_into_another_stack(planned):
+    others = [
+        ("s3:GetBucketPolicy", "arn:aws:s3:::flotilla-gcp-1a2b"),
+        ("iam:TagRole", ACCOUNT.iam("role/admin")),
+        ("iam:GetRole", ACCOUNT.iam("role/flotilla/other/flotilla-other-node")),
+        ("logs:UntagResource", ACCOUNT.arn("logs", "log-group:flotilla-other-flow")),
+    ]
+    for role in ("preview", "deploy"):
+        statements = documents(planned("aws-prod"), role)
+        assert not [call for call, arn in others if permitted(statements, call, arn)], role
 
 
 def test_a_provider_that_is_there_is_not_made_again(changed):
