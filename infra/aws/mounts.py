@@ -14,7 +14,8 @@ S3FS = "command -v s3fs >/dev/null || { apt-get update -qq && apt-get install -q
 
 
 def _s3fs_options(region: str) -> str:
-    return f"iam_role=auto,endpoint={region},url=https://s3.{region}.amazonaws.com,multipart_size=64,parallel_count=16,allow_other"
+    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    return f"iam_role=auto,endpoint={region},url=https://s3.{region}.{domain},multipart_size=64,parallel_count=16,allow_other"
 
 
 def bucket_in_container(bucket: str, region: str, folder: str) -> list[str]:

@@ -183,6 +183,11 @@ def test_what_hosts_mount_stays_over_a_reboot():
     assert MOUNTS["lustre on host"][-1] == "mount /mnt/ckpt"
 
 
+@pytest.mark.parametrize(("region", "domain"), [("eu-west-1", "amazonaws.com"), ("cn-north-1", "amazonaws.com.cn")])
+def test_a_bucket_is_asked_at_the_address_of_its_partition(region, domain):
+    assert f",url=https://s3.{region}.{domain}," in mounts.bucket_in_container("bucket", region, "/checkpoints")[-1]
+
+
 # The site
 
 
