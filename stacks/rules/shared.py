@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import TAG_KEY, known, setting_error
+from stacks.field_types import TAG_KEY, gigabytes, known, setting_error
 from stacks.places import PLACES, machine, place_of
 from stacks.rules.place import Cloud, Place
 from stacks.schema import Fleet, Stack
 
+DISK = (100, 64 * 1024)  # GB: room for an image with CUDA and its containers; the largest volume of either cloud
 NAME = 24  # characters of a stack's name on a cloud: its resources are named after it, buckets and roles with up to 64 in all
 OWN_TAGS = ("environment", "project", "stack")
 
@@ -191,6 +192,9 @@ def _machine(stack: Stack, cloud: Cloud, fleet: Fleet, index: int) -> Iterator[P
         return
     if fleet.says("cpus") and fleet.cpus and fleet.cpus > kind.cpus:
         yield setting_error(f"{fleet.cpus} is more than the {kind.cpus} of {kind.name}", *at, "cpus")
+    if fleet.says("disk") and fleet.disk and not DISK[0] <= gigabytes(fleet.disk.partition("..")[0]) <= DISK[1]:
+        text = f"{fleet.disk!r} is no size of a machine's root disk (allowed: {DISK[0]}GB.. to {DISK[1] // 1024}TB..)"
+        yield setting_error(text, *at, "disk")
     if fleet.says("nics") and fleet.nics and fleet.nics > len(kind.nics()):
         yield setting_error(f"{fleet.nics} is more than the {len(kind.nics())} of {kind.name}", *at, "nics")
     if fleet.capacity.kind == "on-demand" and not kind.on_demand:

@@ -80,6 +80,8 @@ MISTAKES = [
     (DEV, "fleets.0.idle_duration", "soon", "fleets[0].idle_duration: 'soon' is not a duration such as 30m, or off"),
     (PROD, "fleets.0.idle_duration", "30m", "fleets[0].idle_duration: belongs to provision: dstack"),
     (PROD, "fleets.0.image", "ubuntu", "fleets[0].image: 'ubuntu' is not a valid AMI id, such as ami-0123456789abcdef0"),
+    (PROD, "fleets.0.disk", "99GB..", "fleets[0].disk: '99GB..' is no size of a machine's root disk (allowed: 100GB.. to 64TB..)"),
+    (DEV, "fleets.0.disk", "65TB..", "fleets[0].disk: '65TB..' is no size of a machine's root disk (allowed: 100GB.. to 64TB..)"),
     (PROD, "fleets.0.nics", 34, "fleets[0].nics: 34 is more than the 33 of p5.48xlarge"),
     (PROD, "fleets.0.nics", 0, "fleets[0].nics: 0 is not an integer >= 1"),
     (PROD, "network.zones", [], "network.zones: [], but cr-0123456789abcdef0 is in one zone; name that alone"),
