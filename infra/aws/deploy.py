@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_aws import iam
 
-from infra.aws.policies import PULL, SSM_AGENT, WRITE_LOGS, Account, Document, allow, document
+from infra.aws.policies import PULL, SSM_AGENT, WRITE_LOGS, Account, Document, allow, document, spot_role
 
 ISSUER = "token.actions.githubusercontent.com"
 MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch
@@ -176,6 +176,7 @@ def identity(account: Account, stack: str, bounds: str) -> Document:
     return document(
         allow([f"iam:{call}" for call in GIVE], ours[0], {"StringEquals": {"iam:PermissionsBoundary": bounds}}),
         allow([f"iam:{call}" for call in ROLES], ours),
+        spot_role(account),
         allow(["iam:PassRole"], ours[0], {"StringEquals": {"iam:PassedToService": services}}),
         allow(["iam:Get*", "iam:List*", *(f"iam:{call}" for call in TAGS)], itself),
     )

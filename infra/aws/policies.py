@@ -122,6 +122,16 @@ def monitoring(account: Account, stack: str) -> Document:
     )
 
 
+def spot_role(account: Account) -> Statement:
+    """Make the role with which EC2 launches the first spot machine of an account.
+
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/service-linked-roles-spot-instance-requests.html
+    """
+    service = "spot.amazonaws.com"
+    role = account.iam(f"role/aws-service-role/{service}/*")
+    return allow(["iam:CreateServiceLinkedRole"], role, {"StringEquals": {"iam:AWSServiceName": service}})
+
+
 DESCRIBE = [
     f"ec2:Describe{what}"
     for what in (
@@ -163,6 +173,7 @@ def dstack_server(account: Account, role: str, profile: str) -> Document:
         allow(["ec2:AttachVolume", "ec2:DetachVolume"], ec2(("instance", "volume")), ours),
         allow(["ec2:DeleteVolume"], ec2(("volume",)), ours),
         allow(["ec2:CreatePlacementGroup", "ec2:DeletePlacementGroup"], ec2(("placement-group",))),
+        spot_role(account),
         allow(["iam:GetInstanceProfile"], profile),
         allow(["iam:GetRole"], role),
         allow(["iam:PassRole"], role, {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}),

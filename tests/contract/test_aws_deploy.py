@@ -123,11 +123,11 @@ def documents(plan: Plan, role: str) -> list[dict[str, Any]]:
     return statements
 
 
-def permitted(statements: list[dict[str, Any]], action: str, arn: str) -> bool:
+def permitted(statements: list[dict[str, Any]], action: str, arn: str, values: dict[str, str] = TAGS) -> bool:
     if action in NO_RESOURCE or re.fullmatch("ec2:(Describe|Get).*", action):
         arn = "*"
     return any(
-        IAMPolicyStatement(statement).is_action_permitted(action, arn, incoming_condition_values=TAGS) == PermissionResult.PERMITTED
+        IAMPolicyStatement(statement).is_action_permitted(action, arn, incoming_condition_values=values) == PermissionResult.PERMITTED
         for statement in statements
     )
 
@@ -169,6 +169,13 @@ def test_who_looks_for_drift_may_read_and_who_deploys_may_tag_and_change_everyth
         refused += [("preview", call, arn) for call in reads if not permitted(looks, call, arn)]
         refused += [("deploy", call, arn) for call in [*reads, *changes] if not permitted(deploys, call, arn)]
     assert not refused
+
+
+@pytest.mark.parametrize(("service", "may"), [("spot.amazonaws.com", True), ("autoscaling.amazonaws.com", False)])
+def test_who_deploys_may_make_the_role_of_an_accounts_first_spot_machine_and_no_other(service, may, planned):
+    role = ACCOUNT.iam("role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot")
+    statements = documents(planned("aws-prod"), "deploy")
+    assert permitted(statements, "iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": service}) is may
 
 
 def test_nobody_deploys_or_looks_into_another_stack(planned):

@@ -166,6 +166,7 @@ PERMITTED = [
     ("ec2:CreatePlacementGroup", "placement-group/pg", {}),
     ("ec2:DeletePlacementGroup", "placement-group/pg", {}),
 ]
+SPOT_ROLE = ACCOUNT.iam("role/aws-service-role/spot.amazonaws.com/AWSServiceRoleForEC2Spot")
 REFUSED = [
     ("ec2:TerminateInstances", "instance/i-1", {"aws:ResourceTag/owner": "somebody"}),
     ("ec2:DeleteVolume", "volume/vol-1", {"aws:ResourceTag/owner": "somebody"}),
@@ -189,6 +190,11 @@ def test_dstack_may(action, resource, values):
     assert permitted(action, ACCOUNT.arn("ec2", resource), values)
     elsewhere = Account("999999999999", REGION).arn("ec2", resource)
     assert not permitted(action, elsewhere, values)
+
+
+@pytest.mark.parametrize(("service", "may"), [("spot.amazonaws.com", True), ("autoscaling.amazonaws.com", False)])
+def test_dstack_may_make_the_role_of_an_accounts_first_spot_machine(service, may):
+    assert permitted("iam:CreateServiceLinkedRole", SPOT_ROLE, {"iam:AWSServiceName": service}) is may
 
 
 @pytest.mark.parametrize(("action", "resource", "values"), REFUSED, ids=str)
