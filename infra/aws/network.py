@@ -206,7 +206,14 @@ class NodeSecurity(pulumi.ComponentResource):
             opts=pulumi.ResourceOptions(parent=self, custom_timeouts=pulumi.CustomTimeouts(delete="15m")),
         )
         vpc.SecurityGroupIngressRule(
-            f"{name}-ssh", security_group_id=group.id, ip_protocol="tcp", from_port=22, to_port=22, cidr_ipv4=args.ssh, opts=child
+            f"{name}-ssh",
+            security_group_id=group.id,
+            ip_protocol="tcp",
+            from_port=22,
+            to_port=22,
+            cidr_ipv4=args.ssh,
+            description="as dstack wants it; private subnets let nothing in from outside" if args.ssh == ANYWHERE else None,
+            opts=child,
         )
         vpc.SecurityGroupIngressRule(
             f"{name}-self-in", security_group_id=group.id, ip_protocol="-1", referenced_security_group_id=group.id, opts=child

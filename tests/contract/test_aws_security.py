@@ -36,6 +36,8 @@ def test_only_ssh_to_private_subnets_is_open_and_only_where_dstack_insists(plann
     plans = planned("aws-dev"), planned("aws-prod"), changed("aws-dev", BY_PULUMI)
     found = [open_to_all(of(plan, "SecurityGroupIngressRule")) for plan in plans]
     assert found == [[("flotilla-aws-dev-ssh", 22)], [], []]
+    [rule] = [resource for resource in planned("aws-dev").resources if resource.name == "flotilla-aws-dev-ssh"]
+    assert rule.inputs["description"].startswith("as dstack wants it")  # a plan shows why
 
 
 def test_a_bastion_lets_in_who_may_and_a_tunnel_nobody(planned, changed):
