@@ -65,7 +65,7 @@ class Fleets(pulumi.ComponentResource):
             group_id=args.group_id,
             profile_arn=args.profile_arn,
             key_name=key,
-            startup=args.mount.apply(lambda mount: startup.script(access.user, mount)),
+            startup=args.mount.apply(lambda mount: startup.script(access.user, mount, str(args.stack.checkpoints.path))),
             prepared_for=[access.user, args.stack.checkpoints.kind, str(args.stack.checkpoints.path)],
             tags=args.tags,
             after=args.after,

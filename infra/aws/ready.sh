@@ -1,7 +1,16 @@
 # Readies a host for dstack's SSH fleet: Docker, the NVIDIA container toolkit, sudo without password, port forwarding.
-# Runs once, at first boot, after the lines that set `user` and `mount_checkpoints`. Its log: /var/log/cloud-init-output.log
+# Runs once, at first boot, after the lines that set `user`, `checkpoints` and `mount_checkpoints`. Its log: /var/log/cloud-init-output.log
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
+
+# Until the checkpoints are mounted nobody writes where they belong: a job that comes early would fill a disk that goes with the machine.
+# Whatever fails here ends this script before Docker is ready, and a job on an image with a Docker of its own fails at the folder.
+if [ -n "$checkpoints" ]; then
+  mkdir -p "$checkpoints"
+  mountpoint -q "$checkpoints" || chattr +i "$checkpoints"
+  mount_checkpoints
+  mountpoint -q "$checkpoints"
+fi
 
 command -v docker >/dev/null || { apt-get update -qq && apt-get install -qq -y docker.io; }
 systemctl enable --now docker
@@ -20,5 +29,3 @@ echo "$user ALL=(ALL) NOPASSWD:ALL" >"/etc/sudoers.d/90-$user"
 chmod 440 "/etc/sudoers.d/90-$user"
 echo "AllowTcpForwarding yes" >/etc/ssh/sshd_config.d/10-dstack.conf
 systemctl restart ssh
-
-mount_checkpoints

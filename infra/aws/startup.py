@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,7 +21,8 @@ def image_parameter(machine: Machine) -> str:
     return GPU_IMAGE if machine.gpu else CPU_IMAGE
 
 
-def script(user: str, mount: Sequence[str]) -> str:
-    """User data: what an instance runs once, in base64; `mount` are shell lines."""
-    lines = ["#!/bin/bash", f"user={user}", "mount_checkpoints() {", *(f"  {line}" for line in mount or [":"]), "}"]
+def script(user: str, mount: Sequence[str], folder: str) -> str:
+    """User data: what an instance runs once, in base64; `mount` are shell lines that mount `folder`, if any."""
+    lines = ["#!/bin/bash", f"user={user}", f"checkpoints={shlex.quote(folder) if mount else ''}"]
+    lines += ["mount_checkpoints() {", *(f"  {line}" for line in mount or [":"]), "}"]
     return base64.b64encode(("\n".join(lines) + "\n" + READY.read_text()).encode()).decode()

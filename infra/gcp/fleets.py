@@ -67,7 +67,7 @@ def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.Resource
         subnet=args.subnet,
         fabric=args.fabric if wired != "none" else None,
         account=args.account,
-        startup=args.mount.apply(lambda mount: startup.script(access, mount, start)),
+        startup=args.mount.apply(lambda mount: startup.script(access, mount, str(args.stack.checkpoints.path), start)),
         prepared_for=[access.user, access.public_key, args.stack.checkpoints.kind, str(args.stack.checkpoints.path)],
         disk=args.disk,
         labels=args.labels,

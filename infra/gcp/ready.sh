@@ -1,10 +1,19 @@
 # Readies a host for dstack's SSH fleet: Docker, the NVIDIA container toolkit, a user with sudo and key, port forwarding.
-# Runs at every boot, after the lines that set `user`, `public_key`, `mount_checkpoints` and `start_fabric`.
+# Runs at every boot, after the lines that set `user`, `public_key`, `checkpoints`, `mount_checkpoints` and `start_fabric`.
 # Its log: journalctl -u google-startup-scripts
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 # Ubuntu's own upgrades may be at work; wait for them, but not forever.
 echo 'DPkg::Lock::Timeout "600";' >/etc/apt/apt.conf.d/90-flotilla
+
+# Until the checkpoints are mounted nobody writes where they belong: a job that comes early would fill a disk that goes with the machine.
+# Whatever fails here ends this script before Docker is ready, and a job on an image with a Docker of its own fails at the folder.
+if [ -n "$checkpoints" ]; then
+  mkdir -p "$checkpoints"
+  mountpoint -q "$checkpoints" || chattr +i "$checkpoints"
+  mount_checkpoints
+  mountpoint -q "$checkpoints"
+fi
 
 command -v docker >/dev/null || { apt-get update -qq && apt-get install -qq -y docker.io; }
 if command -v nvidia-smi >/dev/null && ! command -v nvidia-ctk >/dev/null; then
@@ -34,5 +43,4 @@ chmod 440 "/etc/sudoers.d/90-$user"
 echo "AllowTcpForwarding yes" >/etc/ssh/sshd_config.d/10-dstack.conf
 systemctl restart ssh
 
-mount_checkpoints
 start_fabric

@@ -28,9 +28,10 @@ def image(fleet: Fleet, machine: Machine) -> str:
     return GPU_IMAGE if machine.gpus else CPU_IMAGE
 
 
-def script(access: Access, mount: Sequence[str], fabric: Sequence[str]) -> str:
-    """A bash script; `mount` and `fabric` are shell lines."""
+def script(access: Access, mount: Sequence[str], folder: str, fabric: Sequence[str]) -> str:
+    """A bash script; `mount` and `fabric` are shell lines, the former mount `folder`, if any."""
     lines = ["#!/bin/bash", f"user={access.user}", f"public_key={shlex.quote(access.public_key.strip())}"]
+    lines.append(f"checkpoints={shlex.quote(folder) if mount else ''}")
     lines += _function("mount_checkpoints", mount) + _function("start_fabric", fabric)
     return "\n".join(lines) + "\n" + READY.read_text()
 

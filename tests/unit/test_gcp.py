@@ -166,7 +166,7 @@ MOUNTS = {
 def test_the_start_up_script_is_bash(mount, fabric):
     access = stack(PULUMI).access
     assert access
-    text = startup.script(access, mount, startup.fabric_lines(fabric, own_image=False))
+    text = startup.script(access, mount, "/mnt/checkpoints", startup.fabric_lines(fabric, own_image=False))
     assert text.startswith("#!/bin/bash\n")  # else Google's agent runs it with sh
     assert len(text) < 256 * 1024  # a value of the metadata
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30, check=False)
@@ -178,7 +178,7 @@ def test_the_start_up_script_is_bash(mount, fabric):
 def test_a_key_cannot_break_out_of_the_script():
     access = stack(PULUMI, ("access.public_key", KEY + " $(touch /tmp/x)'; reboot")).access
     assert access
-    line = startup.script(access, [], []).splitlines()[2]
+    line = startup.script(access, [], "/mnt/checkpoints", []).splitlines()[2]
     done = subprocess.run(["bash", "-c", f'{line}; printf %s "$public_key"'], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == KEY + " $(touch /tmp/x)'; reboot"
 
