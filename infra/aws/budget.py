@@ -44,7 +44,8 @@ class AccountDefaults(pulumi.ComponentResource):
 
     def __init__(self, name: str, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:AccountDefaults", name, None, opts)
-        child = pulumi.ResourceOptions(parent=self)
+        # They are the account's: others rely on them by the time this stack goes.
+        child = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         ebs.EncryptionByDefault(name, enabled=True, opts=child)
         ec2.InstanceMetadataDefaults(name, http_tokens="required", http_put_response_hop_limit=2, opts=child)
         self.register_outputs({})

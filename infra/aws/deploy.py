@@ -77,9 +77,11 @@ class Deploy(pulumi.ComponentResource):
     def __init__(self, name: str, args: DeployArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:Deploy", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
+        # An account has one, which other stacks may trust by the time this one goes.
+        kept = pulumi.ResourceOptions(parent=self, retain_on_delete=True)
         provider: pulumi.Input[str] = (
             args.provider
-            or iam.OpenIdConnectProvider(f"{name}-github", url=f"https://{ISSUER}", client_id_lists=["sts.amazonaws.com"], opts=child).arn
+            or iam.OpenIdConnectProvider(f"{name}-github", url=f"https://{ISSUER}", client_id_lists=["sts.amazonaws.com"], opts=kept).arn
         )
         account, stack = args.account, args.stack
         deploys = self._role(f"{name}-deploy", provider, f"repo:{args.repository}:environment:{args.environment}")

@@ -60,6 +60,11 @@ def test_the_provider_tags_what_it_makes(planned):
     }
 
 
+def test_what_belongs_to_the_account_stays_when_a_stack_goes(planned):
+    kept = {resource.kind for resource in on_aws(planned("aws-prod")) if resource.options.get("retainOnDelete")}
+    assert kept == {"Bucket", "Key", "EncryptionByDefault", "InstanceMetadataDefaults", "OpenIdConnectProvider"}
+
+
 def test_what_holds_checkpoints_is_protected_and_kept_in_prod_alone(planned):
     kept = {
         resource.kind
