@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ def submit(arguments: list[str], root: Path) -> int:
     if not command:
         parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
     stack = load(options.stack, root)
+    if find_spec("ray") is None:  # said before it is asked whether the cluster is up; imported after its environment is set
+        raise ModuleNotFoundError("Ray's client uploads the job", name="ray")
     os.environ.update(environment(stack.name, root))
     from cluster_tasks.client.submit import main as ray_job_submit
 
