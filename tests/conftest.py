@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,12 @@ INIT = {
     "initializer_range": 0.2,  # sharp enough that distributions are not all alike
 }
 CHARACTERS = "characters:0123456789s="
+
+
+def pytest_configure() -> None:
+    """A shell starts what it runs in the background with interrupts ignored, and so would be what tests start and interrupt."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
