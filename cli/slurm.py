@@ -62,9 +62,11 @@ def down(stack: Stack, root: Path, options: Any) -> int:
 def status(stack: Stack, root: Path, options: Any) -> int:
     """The allocation's state, and Ray's nodes and jobs where the dashboard is forwarded."""
     job = running(stack, root)
+    # A line for each component of a job of several fleets, which Slurm starts and ends together.
     state = output(["squeue", "-h", "-j", job, "-o", "%T %r %M %N"], root).split() if job else []
     nodes = dashboard(stack, root).alive_nodes() if job else None
-    healthy = nodes is not None and len(nodes) >= stack.fleets[0].nodes
+    wanted = sum(fleet.nodes for fleet in stack.cluster_fleets())
+    healthy = nodes is not None and len(nodes) >= wanted
     if options.json:
         print(
             json.dumps({"job": job, "state": state[0] if state else None, "ray_nodes": nodes and len(nodes), "healthy": healthy}, indent=2)
@@ -77,7 +79,7 @@ def status(stack: Stack, root: Path, options: Any) -> int:
     if nodes is None:
         print(f"Ray: {address(stack, root)} does not answer; `flotilla up {stack.name}` forwards it once the job runs")
     else:
-        print(f"Ray: {len(nodes)} of {stack.fleets[0].nodes} nodes, {address(stack, root)}")
+        print(f"Ray: {len(nodes)} of {wanted} nodes, {address(stack, root)}")
         show_jobs(dashboard(stack, root))
     return 0 if healthy else 1
 

@@ -16,6 +16,7 @@ from stacks.places import place_of
 from stacks.rendered import present
 from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
 from stacks.site import Site
+from stacks.slurm import MARGIN
 
 CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
@@ -85,7 +86,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     cloud = place_of(stack).cloud
     more = ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
     more += ["--per-host"] if place_of(stack).remote and stack.checkpoints.kind == "instance" else []
-    more += [*_gpus(fleets), *(job or [])]
+    more += [*node_gpus(fleets), *(job or [])]
     return present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleet, more)],
         ports=[port] if fleet is fleets[0] else None,
@@ -93,7 +94,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     )
 
 
-def _gpus(fleets: list[Fleet]) -> list[str]:
+def node_gpus(fleets: list[Fleet]) -> list[str]:
     """Where nodes are not alike, the head waits for the GPUs of each."""
     counts = [str(fleet.gpu.count if fleet.gpu else 0) for fleet in fleets for _ in range(fleet.nodes)]
     return ["--node-gpus", ",".join(counts)] if len(fleets) > 1 else []
@@ -106,10 +107,15 @@ def _utilization(utilization: Utilization) -> dict[str, Any]:
 def runtime_env(stack: Stack, site: Site) -> dict[str, Any]:
     """For `ray job submit --runtime-env`: what jobs need beyond the environment of the nodes, which they inherit."""
     return {
-        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_SECONDS)},
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(stop_seconds(stack))},
         # Ray uploads the working directory; none of these belongs on a cluster.
         "excludes": ["/.git/", "/.venv/", "/build/", "/tests/", "__pycache__/"],
     }
+
+
+def stop_seconds(stack: Stack) -> int:
+    """How long a job that is asked to stop may save: under a batch scheduler nearly all of its notice."""
+    return stack.slurm.notice - MARGIN if place_of(stack).batch else STOP_SECONDS
 
 
 def node_agent() -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Stack and Site -> the sbatch scripts: a Ray cluster to hold, a Ray job, a torchrun job. One body; what differs is the last command.
 
 Every node runs the node agent under srun: bare, or inside of a container. Ray's head has a step of its own, so that its exit
-code is the job's, and Slurm's notice (SIGUSR1) reaches it alone.
+code is the job's, and Slurm's notice (SIGUSR1) reaches it alone. A cluster of several fleets is a heterogeneous job: a component
+for each, which Slurm starts and ends together. https://slurm.schedmd.com/heterogeneous_jobs.html
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster_tasks import environment, ray
-from cluster_tasks.sbatch_container import Container, container
+from cluster_tasks.sbatch_container import container
 from stacks.schema import Fleet, Stack
 from stacks.site import Site
-from stacks.slurm import NOTICE, megabytes
+from stacks.slurm import ANY, megabytes
 
-WIDTH = 120  # of lines, where words can go on the next
+WIDTH = 138  # of lines, where words can go on the next
 SFT = "-m trainer.train_sft --config trainer/recipes/demo-sft.yaml"
 
 
@@ -43,8 +44,8 @@ def scripts(stack: Stack, site: Site) -> dict[str, str]:
 
 
 def render(stack: Stack, site: Site, script: Script) -> str:
-    fleet, env = site.equipped(stack.fleets[0]), variables(stack)
-    inside = container(stack, fleet, (*env, "RAY_AUTH_TOKEN_PATH", "FLOTILLA_NODES", "FLOTILLA_NODE_ARGS"))
+    env, fleets = variables(stack), [site.equipped(fleet) for fleet in stack.cluster_fleets()]
+    components = [[f"#SBATCH --{option}" for option in _nodes(stack, site, fleet)] for fleet in fleets[1:]]
     start = f"sbatch build/{stack.name}/{script.name}.sbatch {script.arguments}".strip()
     return "\n\n".join(
         "\n".join(lines)
@@ -53,38 +54,50 @@ def render(stack: Stack, site: Site, script: Script) -> str:
                 "#!/bin/bash",
                 f"# {script.about}:  {start}",
                 f"# Made from stacks/Pulumi.{stack.name}.yaml; edit that, not this.",
-                *(f"#SBATCH --{option}" for option in _options(stack, fleet, script)),
+                *(f"#SBATCH --{option}" for option in [*_job_options(stack, script), *_nodes(stack, site, fleets[0])]),
+                *(line for component in components for line in ["#SBATCH hetjob", *component]),
             ],
-            [*_start(stack), *_environment(stack, fleet, env)],
-            [*inside.lines, *_launch(stack, fleet, script, inside)],
+            [*_start(stack), *_environment(stack, fleets, env)],
+            _launch(stack, site, fleets, script, env),
             [END.format(requeue=stack.slurm.requeue)],
         )
     )
 
 
-def _options(stack: Stack, fleet: Fleet, script: Script) -> list[str]:
-    """For sbatch, without their dashes."""
-    slurm, gpus = stack.slurm, fleet.gpu.count if fleet.gpu else 0
+def _job_options(stack: Stack, script: Script) -> list[str]:
+    """For sbatch, without their dashes: of the job, whatever its nodes."""
+    mail = [f"mail-user={stack.slurm.mail}", "mail-type=FAIL"] if stack.slurm.mail else []
+    log = [f"output=build/{stack.name}/%x-%j.log", "open-mode=append"]
+    return [f"job-name={script.name}", *log, f"signal=B:USR1@{stack.slurm.notice}", *mail]
+
+
+def _nodes(stack: Stack, site: Site, fleet: Fleet) -> list[str]:
+    """The same of a fleet's nodes."""
+    slurm = stack.slurm.of(fleet.slurm)
     options = {
-        "job-name": script.name,
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
+        "constraint": slurm.constraint,
         "nodes": fleet.nodes,
         "ntasks-per-node": 1,
         "cpus-per-task": fleet.cpus,
-        "gpus-per-node": ":".join(filter(None, (slurm.gpu_type, str(gpus)))) if gpus else None,
+        "gpus-per-node": _gpus(stack, site, fleet),
         "mem": 0 if slurm.exclusive else f"{megabytes(fleet.memory or '')}M",
         "time": slurm.time,
-        "output": f"build/{stack.name}/%x-%j.log",
-        "open-mode": "append",
-        "signal": f"B:USR1@{NOTICE}",
-        "mail-user": slurm.mail,
-        "mail-type": "FAIL" if slurm.mail else None,
     }
     flags = [*(["exclusive"] if slurm.exclusive else []), "requeue" if slurm.requeue else "no-requeue"]
     given = [f"{name}={value}" for name, value in options.items() if value is not None]
     return [*given, *flags, *(option.removeprefix("--") for option in slurm.sbatch)]
+
+
+def _gpus(stack: Stack, site: Site, fleet: Fleet) -> str | None:
+    """Such as h100:8. Where nobody could ask the cluster for its types, they are taken to be named as gpu.name is, in small letters."""
+    if not fleet.gpu or not fleet.gpu.count:
+        return None
+    given = stack.slurm.of(fleet.slurm).gpu_type
+    kind = site.gpu_types.get(fleet.name, given or (fleet.gpu.name or "").lower())
+    return f"{kind}:{fleet.gpu.count}" if kind not in ("", ANY) else str(fleet.gpu.count)
 
 
 def _start(stack: Stack) -> list[str]:
@@ -100,46 +113,72 @@ def _start(stack: Stack) -> list[str]:
 def variables(stack: Stack) -> dict[str, str | None]:
     """The environment of every node; None is taken from the shell of the person who submits."""
     ours: dict[str, str | None] = {"FLOTILLA_RUNS": str(stack.checkpoints.path), "RAY_AUTH_MODE": "token"}
-    return ours | {name: setting.value for name, setting in environment.of_fleet(stack, stack.fleets[0]).items()}
+    return ours | {name: setting.value for name, setting in environment.of_cluster(stack, stack.cluster_fleets()).items()}
 
 
-def _environment(stack: Stack, fleet: Fleet, env: dict[str, str | None]) -> list[str]:
+def _environment(stack: Stack, fleets: list[Fleet], env: dict[str, str | None]) -> list[str]:
     slurm = stack.slurm
     given = [f"{name}={shlex.quote(value)}" for name, value in env.items() if value is not None]
+    lists = ",".join(f"$SLURM_JOB_NODELIST_HET_GROUP_{index}" for index in range(len(fleets)))
+    several, cpus = len(fleets) > 1, len(fleets) == 1 and fleets[0].cpus
+    hosts = f'"{lists}" ' if several else ""
     return [
         *(["module load " + " ".join(slurm.modules)] if slurm.modules else []),
         *slurm.setup,
         *(['export PATH="$PWD/.venv/bin:$PATH"'] if slurm.container == "none" else []),
         *(f'[ "${{{name}+set}}" ] || fail "{name} is not set where you submit"' for name, value in env.items() if value is None),
         f"export {' '.join(given)}",
-        'export RAY_AUTH_TOKEN_PATH="$build/ray.token"' + (' SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' if fleet.cpus else ""),
-        'FLOTILLA_NODES=$(scontrol show hostnames | paste -sd,) || fail "scontrol does not tell the nodes"; export FLOTILLA_NODES',
+        *(["unset SLURM_CPUS_PER_TASK SLURM_GPUS_PER_NODE # the first component's, which srun would ask of every one"] if several else []),
+        'export RAY_AUTH_TOKEN_PATH="$build/ray.token"' + (' SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' if cpus else ""),
+        f'FLOTILLA_NODES=$(scontrol show hostnames {hosts}| paste -sd,) || fail "scontrol does not tell the nodes"; export FLOTILLA_NODES',
     ]
 
 
-def _launch(stack: Stack, fleet: Fleet, script: Script, inside: Container) -> list[str]:
+def _launch(stack: Stack, site: Site, fleets: list[Fleet], script: Script, env: dict[str, str | None]) -> list[str]:
     """The steps, in the background; the exit code of `$step` is the job's."""
-    ranks = script.runs == "torchrun"
-    srun = ["srun", "--overlap", "--cpu-bind=none", "--ntasks-per-node=1", *inside.options]
-    # -B: no __pycache__ in the project, which a container's root would own.
-    agent = [*inside.prefix, "python3", "-B", '"$build/node"', '"--port=$port"']
-    if not ranks:
-        agent += ['"--dashboard-port=$dashboard"', *(["--pin-ports"] if stack.slurm.exclusive else [])]
-        agent += map(shlex.quote, ray.flags(stack, fleet))
-    lines = [*_ports(stack, script), f"run=({_wrapped(srun)})", f"agent=({_wrapped(agent)})"]
-    if ranks:
-        return [*lines, *_job(SFT), '"${run[@]}" --wait=120 "${agent[@]}" --torchrun "$job" & step=$!']
+    names = (*env, "RAY_AUTH_TOKEN_PATH", "FLOTILLA_NODES", "FLOTILLA_NODE_ARGS")
+    lines = _ports(stack, script)
+    for index, fleet in enumerate(fleets):
+        inside, number = container(stack, fleet, names), str(index or "")
+        # All of the environment, also where a site's SBATCH_EXPORT, or sbatch --export=NONE, keeps it from steps.
+        srun = ["srun", "--overlap", "--export=ALL", "--cpu-bind=none", "--ntasks-per-node=1"]
+        srun += [*(_component(stack, site, fleet, index) if len(fleets) > 1 else []), *inside.options]
+        agent = [*inside.prefix, *_agent(stack, fleets, fleet, script)]
+        lines += [*inside.lines, f"run{number}=({_wrapped(srun)})", f"agent{number}=({_wrapped(agent)})"]
+    if script.runs == "torchrun":
+        steps = [f'"${{run{index or ""}[@]}}" --wait=120 "${{agent{index or ""}[@]}}" --torchrun "$job"' for index in range(len(fleets))]
+        steps = [steps[0], *(step.replace(f"run{index}[@]", f"run{index}[@]:1") for index, step in enumerate(steps[1:], 1))]
+        return [*lines, *_job(SFT), " : \\\n  ".join(steps) + " & step=$!"]
     head = '"${run[@]}" --relative=0 --nodes=1 --ntasks=1 "${agent[@]}" --when-ready "$ready"'
     if script.runs == "job":
-        lines += _job(ray.demo_job(bool(fleet.gpu and fleet.gpu.count)))
+        lines += _job(ray.demo_job(any(fleet.gpu and fleet.gpu.count for fleet in fleets)))
         head += ' \\\n  --working-dir . --runtime-env "$build/runtime-env.yaml" --job "$job"'
     return [
         *lines,
         _ready(stack),
         "others=$((SLURM_NNODES - 1))",
         '((others == 0)) || "${run[@]}" --relative=1 --nodes=$others --ntasks=$others "${agent[@]}" &',
+        *(f'"${{run{index}[@]}}" "${{agent{index}[@]}}" &' for index in range(1, len(fleets))),
         f"{head} & step=$!",
     ]
+
+
+def _component(stack: Stack, site: Site, fleet: Fleet, index: int) -> list[str]:
+    """For srun, which takes the first component's sizes from the environment otherwise."""
+    gpus = _gpus(stack, site, fleet)
+    sizes = [f"--nodes={fleet.nodes}", f"--ntasks={fleet.nodes}"]
+    sizes += [f"--cpus-per-task={fleet.cpus}"] if fleet.cpus else []
+    return [f"--het-group={index}", *sizes, *([f"--gpus-per-node={gpus}"] if gpus else [])]
+
+
+def _agent(stack: Stack, fleets: list[Fleet], fleet: Fleet, script: Script) -> list[str]:
+    # -B: no __pycache__ in the project, which a container's root would own.
+    agent = ["python3", "-B", '"$build/node"', '"--port=$port"']
+    agent += [f"--stop-timeout={ray.stop_seconds(stack)}"]
+    if script.runs == "torchrun":
+        return agent
+    agent += ['"--dashboard-port=$dashboard"', *(["--pin-ports"] if stack.slurm.exclusive else [])]
+    return [*agent, *map(shlex.quote, ray.flags(stack, fleet)), *(f'"{word}"' for word in ray.node_gpus(fleets))]
 
 
 def _wrapped(words: list[str]) -> str:

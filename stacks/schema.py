@@ -43,7 +43,7 @@ from stacks.field_types import (
     known,
     setting_error,
 )
-from stacks.slurm import Slurm
+from stacks.slurm import Nodes, Slurm
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
 DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person who attaches
@@ -152,6 +152,7 @@ class Fleet(Model):
     gpu: Gpu | None = None
     resources: dict[str, Quantity] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
     ssh: Ssh | None = None
+    slurm: Nodes | None = Field(default=None, description="Where a fleet's nodes differ from flotilla:slurm.")
     fabric: Fabric | None = Field(default=None, description="Network between the GPUs of your own machines: infiniband, roce, ...")
     machine: str | None = Field(default=None, description="Machine type of a cloud such as p5.48xlarge or a3-megagpu-8g.")
     provision: Literal["dstack", "pulumi"] = Field(

@@ -17,6 +17,7 @@ class Site(BaseModel):
     backend: dict[str, Any] | None = None  # a dstack backend configuration; None where no cloud launches nodes
     ssh: dict[str, Ssh] = {}  # by name of the fleet
     network: IPvAnyNetwork | None = None  # nodes talk to one another on an address of this network
+    gpu_types: dict[str, str] = {}  # by name of the fleet: a scheduler's own word for its GPUs; empty where it has none
     gpus: dict[str, Gpu] = {}  # by name of the fleet, where its machine type says what GPUs there are
     mount: tuple[str, ...] = ()  # shell commands that mount the checkpoints inside a privileged container; none: a volume does
     setup: tuple[str, ...] = ()  # shell commands on every node before Ray starts, such as those that ready the fabric

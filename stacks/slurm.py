@@ -1,4 +1,4 @@
-"""`flotilla:slurm`: the allocation on a Slurm cluster, and how Ray runs in it."""
+"""`flotilla:slurm`: the allocation on a Slurm cluster, and how Ray runs in it; `fleets[].slurm`: what differs for a fleet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field
 
 from stacks.field_types import Count, Email, Model, form, gigabytes, setting_error
 
-NOTICE = 300  # seconds before the time limit at which jobs are asked to save and resume later
+MARGIN = 60  # seconds of a notice in which Slurm may be late, and the job goes back into the queue
+ANY = "any"  # gpu_type: the GPUs of any type
 CONTAINERS = ("none", "pyxis", "apptainer", "docker", "podman")
 
 
@@ -36,28 +37,47 @@ Login = Annotated[
 ]
 Module = Annotated[str, form(r"^[A-Za-z0-9][\w./+-]*$", "a module such as cuda/12.8")]
 Line = Annotated[str, form(r"^[^\s#][^\n]*$", "one line of shell")]
-Option = Annotated[str, form(r"^--[a-z][a-z-]*(=[^\s]+)?$", "an option of sbatch such as --constraint=ib, without blanks")]
+Constraint = Annotated[str, form(r"^[\w.:*&|,\[\]()-]+$", "features of nodes as Slurm writes them, such as ib or h100&ib, without blanks")]
+Option = Annotated[str, form(r"^--[a-z][a-z-]*(=[^\s]+)?$", "an option of sbatch such as --reservation=week, without blanks")]
 
 
-class Slurm(Model):
-    """The allocation on a Slurm cluster, and how Ray runs in it; only with `flotilla:cloud: slurm`."""
+class Nodes(Model):
+    """Which nodes of a Slurm cluster; only with `flotilla:cloud: slurm`."""
 
     partition: Words | None = Field(default=None, description="As `sinfo` shows it; the cluster's default when left out.")
     account: Word | None = Field(default=None, description="Account that is charged.")
     qos: Word | None = Field(default=None, description="Quality of service.")
+    constraint: Constraint | None = Field(default=None, description="Features that nodes must have, such as ib or h100&ib.")
+    gpu_type: Word | None = Field(
+        default=None, description="The cluster's own word for gpu.name, as `sinfo -o %G` shows it; any where it has none."
+    )
+    sbatch: tuple[Option, ...] = Field(default=(), description="Further options of sbatch, such as --reservation=week.")
+
+
+class Slurm(Nodes):
+    """The allocation on a Slurm cluster, and how Ray runs in it; only with `flotilla:cloud: slurm`."""
+
     time: Time | None = Field(default=None, description="Time limit, in quotes, such as '24:00:00'; the partition's when left out.")
     login: Login | None = Field(default=None, description="[user@]host[:port] from which compute nodes are reached by SSH.")
     identity_file: Path | None = Field(default=None, description="Private key for the login node; for dstack alone.")
     container: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
         default="none", description="What runs task.image on the nodes; none takes the software of the project's .venv."
     )
-    gpu_type: Word | None = Field(default=None, description="Type of the GPUs where the cluster has several, as `sinfo -o %G` shows it.")
     exclusive: bool = Field(default=True, description="Whole nodes. On shared ones ports are chosen that are free.")
+    notice: Count = Field(
+        default=300,
+        ge=2 * MARGIN,
+        le=65535,
+        description="Seconds before the time limit at which a job is asked to save: as long as its checkpoint takes, and a minute more.",
+    )
     requeue: Count = Field(default=10, ge=0, description="How often a job resumes after time limit, preemption or a lost node.")
     mail: Email | None = Field(default=None, description="Who gets mail about failed jobs.")
     modules: tuple[Module, ...] = Field(default=(), description="Modules to load, such as cuda/12.8.")
     setup: tuple[Line, ...] = Field(default=(), description="Shell lines to run first, such as: . ~/venv/bin/activate")
-    sbatch: tuple[Option, ...] = Field(default=(), description="Further options of sbatch, such as --constraint=ib.")
+
+    def of(self, own: Nodes | None) -> Slurm:
+        """With what a fleet says for its own nodes."""
+        return self.model_copy(update={key: getattr(own, key) for key in Nodes.model_fields if own and own.says(key)})
 
 
 def seconds(time: str) -> int:

@@ -25,10 +25,33 @@ PYXIS = DOCKER | {"fleets": BARE["fleets"], "slurm": DOCKER["slurm"] | {"contain
 APPTAINER = DOCKER | {"slurm": DOCKER["slurm"] | {"container": "apptainer"}, "task": {"image": "/shared/verl.sif"}}
 SHARED_NODES = BARE | {
     "fleets": [BARE["fleets"][0] | {"cpus": 4, "memory": "64GB"}],
-    "slurm": {"exclusive": False, "requeue": 0, "mail": "me@example.com", "modules": ["cuda/12.8"], "sbatch": ["--constraint=ib"]},
+    "slurm": {
+        "exclusive": False,
+        "requeue": 0,
+        "mail": "me@example.com",
+        "modules": ["cuda/12.8"],
+        "constraint": "ib",
+        "sbatch": ["--reservation=week"],
+    },
 }
 DSTACK = BARE | {"slurm": BARE["slurm"] | {"identity_file": "~/.ssh/id"}, "dstack": {"server": "http://127.0.0.1:3000"}}
-STACKS = {"bare": BARE, "docker": DOCKER, "podman": PODMAN, "pyxis": PYXIS, "apptainer": APPTAINER, "shared nodes": SHARED_NODES}
+# OpenRLHF's example: reference and reward on V100, actor and critic on H100.
+FLEETS = BARE | {
+    "fleets": [
+        BARE["fleets"][0] | {"name": "h100", "resources": {"h100": 8}},
+        {"name": "v100", "nodes": 1, "gpu": {"name": "V100", "count": 4}, "resources": {"v100": 4}, "slurm": {"partition": "old"}},
+    ],
+    "task": {"fleets": ["h100", "v100"]},
+}
+STACKS = {
+    "bare": BARE,
+    "docker": DOCKER,
+    "podman": PODMAN,
+    "pyxis": PYXIS,
+    "apptainer": APPTAINER,
+    "shared nodes": SHARED_NODES,
+    "two fleets": FLEETS,
+}
 
 
 def stack(base: dict[str, Any]) -> Stack:

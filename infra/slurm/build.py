@@ -16,12 +16,12 @@ from typing import Any
 import pulumi
 
 from stacks.load import StackError
-from stacks.schema import Stack
+from stacks.schema import Fleet, Stack
 from stacks.site import Site
-from stacks.slurm import seconds
+from stacks.slurm import ANY, seconds
 
 SINFO_SECONDS = 30  # slurmctld may be busy
-FORMAT = "%P|%a|%l|%D|%c|%G"  # sinfo(1): partition, availability, time limit, nodes, CPUs and generic resources of each
+FORMAT = "%P|%a|%l|%D|%c|%G|%f"  # sinfo(1): partition, availability, time limit, nodes; CPUs, generic resources, features of each
 
 
 @dataclass(frozen=True)
@@ -35,23 +35,31 @@ class Group:
     nodes: int
     cpus: int
     gpus: dict[str, int]  # by type, which is empty where the cluster names none
+    features: frozenset[str] = frozenset()
 
 
 def build(stack: Stack) -> Site:
     """Raises StackError where this cluster cannot have the allocation."""
+    types: dict[str, str] = {}
     if shutil.which("sinfo"):
         done = subprocess.run(["sinfo", "-h", "-e", "-o", FORMAT], capture_output=True, text=True, timeout=SINFO_SECONDS, check=False)
         if done.returncode == 0:
-            for error in errors(stack, groups(done.stdout)):
-                raise StackError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:{error}")
+            known = groups(done.stdout)
+            if found := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{error}" for error in errors(stack, known)]:
+                raise StackError("\n".join(found))
+            types = gpu_types(stack, known)
         else:
             pulumi.warn(f"the allocation is not compared with the cluster: {(done.stderr.splitlines() or ['sinfo fails'])[-1]}")
-    return Site(backend=backend(stack) if stack.dstack else None)
+    for fleet in stack.cluster_fleets():
+        model = fleet.gpu.name if fleet.gpu else None
+        if model and types.get(fleet.name) == "" and stack.slurm.of(fleet.slurm).gpu_type != ANY:
+            pulumi.warn(f"fleet {fleet.name!r} does not ask for {model}: sinfo shows no types of GPUs here, only their number")
+    return Site(backend=backend(stack) if stack.dstack else None, gpu_types=types)
 
 
 def backend(stack: Stack) -> dict[str, Any]:
     """dstack's backend for this cluster, as its server reads it; the stack's name is the cluster's, which dstack calls a region."""
-    slurm, gpu = stack.slurm, stack.fleets[0].gpu
+    slurm, gpu = stack.slurm.of(stack.fleets[0].slurm), stack.fleets[0].gpu
     user, _, address = (slurm.login or "").partition("@")
     host, _, port = address.partition(":")
     partitions = (slurm.partition or "").split(",")
@@ -71,9 +79,10 @@ def groups(sinfo: str) -> list[Group]:
     """What `sinfo -h -e -o FORMAT` printed."""
     found = []
     for line in sinfo.splitlines():
-        name, up, limit, nodes, cpus, gres = line.split("|")
+        name, up, limit, nodes, cpus, gres, features = line.split("|")
         bounded = None if limit in ("infinite", "n/a") else seconds(limit)
-        found.append(Group(name.rstrip("*"), name.endswith("*"), up == "up", bounded, int(nodes), int(cpus.rstrip("+")), gpus(gres)))
+        words = frozenset(features.split(",")) - {"(null)"}
+        found.append(Group(name.rstrip("*"), name.endswith("*"), up == "up", bounded, int(nodes), int(cpus.rstrip("+")), gpus(gres), words))
     return found
 
 
@@ -84,38 +93,108 @@ def gpus(gres: str) -> dict[str, int]:
 
 
 def errors(stack: Stack, known: list[Group]) -> Iterator[str]:
-    """What the cluster does not have, the most basic first, as setting, value and what there is."""
-    slurm, fleet = stack.slurm, stack.fleets[0]
-    names = sorted({group.partition for group in known})
-    wanted = slurm.partition.split(",") if slurm.partition else [group.partition for group in known if group.default]
-    for name in wanted:
+    """What the cluster does not have, fleet by fleet, as setting, value and what there is."""
+    taken: dict[str, list[Fleet]] = {}
+    for fleet in stack.cluster_fleets():
+        wanted = Wanted(stack, fleet, known)
+        yield from _partition(wanted)
+        yield from _sizes(wanted)
+        earlier, have = taken.setdefault(wanted.where, []), sum(group.nodes for group in wanted.nodes)
+        others = sum(other.nodes for other in earlier)
+        if 0 < have < fleet.nodes + others:
+            of = f", of which {others} are taken by {' and '.join(repr(other.name) for other in earlier)}" if earlier else ""
+            yield f"{wanted.at}.nodes: {fleet.nodes}, but {wanted.where} has {have}{of}"
+        earlier.append(fleet)
+
+
+class Wanted:
+    """A fleet's nodes, as settings and as what the cluster has for them."""
+
+    def __init__(self, stack: Stack, fleet: Fleet, known: list[Group]):
+        self.fleet, self.known, self.slurm = fleet, known, stack.slurm.of(fleet.slurm)
+        self.at = f"fleets[{stack.fleets.index(fleet)}]"
+        self.own = fleet.slurm
+        defaults = list(dict.fromkeys(group.partition for group in known if group.default))
+        self.partitions = self.slurm.partition.split(",") if self.slurm.partition else defaults
+        self.in_partitions = [group for group in known if group.partition in self.partitions]
+        features = set(re.split("[&,]", self.slurm.constraint or "")) - {""}
+        plain = all(re.fullmatch(r"[\w.-]+", feature) for feature in features)  # else sbatch alone can judge
+        self.features = features if plain else set()
+        self.nodes = [group for group in self.in_partitions if self.features <= group.features]
+        limits = f" with {self.slurm.constraint}" if self.features else ""
+        self.where = f"partition {','.join(self.partitions)}{limits}"
+
+    def key(self, name: str) -> str:
+        """Where a setting of `Nodes` was read."""
+        return f"{self.at}.slurm.{name}" if self.own and self.own.says(name) else f"slurm.{name}"
+
+
+def _partition(wanted: Wanted) -> Iterator[str]:
+    names = sorted({group.partition for group in wanted.known})
+    for name in wanted.partitions:
         if name not in names:
             near = get_close_matches(name, names, n=1)
             guess = f"; did you mean {near[0]}?" if near else ""
-            yield f"slurm.partition: {name!r} is not a partition of this cluster{guess} (sinfo shows: {', '.join(names)})"
-    if not wanted:
+            key = wanted.key("partition")
+            yield f"{key}: {name!r} is not a partition of this cluster{guess} (sinfo shows: {', '.join(names)})"
+    if not wanted.partitions:
         yield f"slurm.partition: is missing, and this cluster has no default one (sinfo shows: {', '.join(names)})"
-    where = f"partition {','.join(dict.fromkeys(wanted))}"
-    nodes = [group for group in known if group.partition in wanted]
-    if nodes and not any(group.up for group in nodes):
-        yield f"slurm.partition: {where} is down"
-    limits = [group.limit for group in nodes]
-    if slurm.time and None not in limits and seconds(slurm.time) > max(limit for limit in limits if limit is not None):
-        yield f"slurm.time: {slurm.time!r} is more than {where} allows; `sinfo -o '%P %l'` shows the limits"
-    types = sorted({kind for group in nodes for kind in group.gpus if kind})
-    if slurm.gpu_type and slurm.gpu_type not in types:
-        yield f"slurm.gpu_type: {slurm.gpu_type!r} is no GPU of {where} (sinfo shows: {', '.join(types) or 'none'})"
-    yield from _sizes(stack, nodes, where)
-    if (have := sum(group.nodes for group in nodes)) < fleet.nodes:
-        yield f"fleets[0].nodes: {fleet.nodes}, but {where} has {have}"
+    groups, time = wanted.in_partitions, wanted.slurm.time
+    if groups and not any(group.up for group in groups):
+        yield f"{wanted.key('partition')}: {wanted.where} is down"
+    limits = [group.limit for group in groups]
+    if time and groups and None not in limits and seconds(time) > max(limit for limit in limits if limit is not None):
+        yield f"slurm.time: {time!r} is more than {wanted.where} allows; `sinfo -o '%P %l'` shows the limits"
+    if groups and not wanted.nodes:
+        have = ", ".join(sorted({feature for group in groups for feature in group.features})) or "none"
+        where = f"partition {','.join(wanted.partitions)}"
+        yield f"{wanted.key('constraint')}: {wanted.slurm.constraint!r} are features of no node of {where} (sinfo shows: {have})"
 
 
-def _sizes(stack: Stack, nodes: list[Group], where: str) -> Iterator[str]:
+def _sizes(wanted: Wanted) -> Iterator[str]:
     """Of one node."""
-    fleet, kind = stack.fleets[0], stack.slurm.gpu_type
+    fleet, nodes, where = wanted.fleet, wanted.nodes, wanted.where
     count = fleet.gpu.count if fleet.gpu else 0
-    most = max((group.gpus.get(kind, 0) if kind else sum(group.gpus.values()) for group in nodes), default=0)
-    if nodes and count > most:
-        yield f"fleets[0].gpu.count: {count}, but nodes of {where} have {most}{f' of type {kind}' if kind else ''} at most"
-    if nodes and fleet.cpus and fleet.cpus > (cpus := max(group.cpus for group in nodes)):
-        yield f"fleets[0].cpus: {fleet.cpus}, but nodes of {where} have {cpus} at most"
+    if not nodes:
+        return
+    try:
+        kind = _type(wanted)
+    except ValueError as error:
+        yield str(error)
+        kind = None
+    most = max(group.gpus.get(kind, 0) if kind else sum(group.gpus.values()) for group in nodes)
+    if kind is not None and count > most:
+        yield f"{wanted.at}.gpu.count: {count}, but nodes of {where} have {most}{f' of type {kind}' if kind else ''} at most"
+    if fleet.cpus and fleet.cpus > (cpus := max(group.cpus for group in nodes)):
+        yield f"{wanted.at}.cpus: {fleet.cpus}, but nodes of {where} have {cpus} at most"
+
+
+def gpu_types(stack: Stack, known: list[Group]) -> dict[str, str]:
+    """The cluster's word for the GPUs of each fleet that has some, by its name; empty where it has none, or any will do."""
+    fleets = [fleet for fleet in stack.cluster_fleets() if fleet.gpu and fleet.gpu.count]
+    return {fleet.name: _type(Wanted(stack, fleet, known)) for fleet in fleets}
+
+
+def _type(wanted: Wanted) -> str:
+    """Raises ValueError where the cluster's types are others."""
+    given, gpu = wanted.slurm.gpu_type, wanted.fleet.gpu
+    types = sorted({kind for group in wanted.nodes for kind in group.gpus if kind})
+    shown = f"(sinfo shows: {', '.join(types) or 'none'})"
+    if given and given != ANY:
+        if given not in types:
+            raise ValueError(f"{wanted.key('gpu_type')}: {given!r} is no GPU of {wanted.where} {shown}")
+        return given
+    if given or not gpu or not gpu.count or not gpu.name or not types:
+        return ""
+    fitting = [kind for kind in types if _names(kind, gpu.name)]
+    if len(fitting) != 1:
+        problem = f"more than one type of GPU in {wanted.where} is called so" if fitting else f"{wanted.where} has no GPU of that name"
+        raise ValueError(f"{wanted.at}.gpu.name: {gpu.name!r}, but {problem} {shown}; {wanted.at}.slurm.gpu_type names the type")
+    return fitting[0]
+
+
+def _names(kind: str, model: str) -> bool:
+    """Whether a type such as nvidia_h100_80gb_hbm3 or rtx_4090 names a model: some of its words in a row are H100 or RTX4090."""
+    words = re.split(r"[-_.]", kind.lower())
+    rows = {"".join(words[start:end]) for end in range(1, len(words) + 1) for start in range(end)}
+    return re.sub(r"[-_. ]", "", model.lower()) in rows

@@ -9,28 +9,29 @@ from pydantic_core import PydanticCustomError
 from stacks.field_types import known, setting_error
 from stacks.rules.place import Place
 from stacks.schema import Stack
-from stacks.slurm import CONTAINERS, NOTICE, seconds
+from stacks.slurm import ANY, CONTAINERS, seconds
 
 # Options of sbatch that the stack's own settings make, and those that would break the scripts, by what to say instead.
 OWN = {
     "account": "slurm.account",
+    "constraint": "slurm.constraint",
     "chdir": "submit in the project's folder",
-    "cpus-per-task": "fleets[0].cpus",
+    "cpus-per-task": "fleets[].cpus",
     "exclusive": "slurm.exclusive",
-    "gpus-per-node": "fleets[0].gpu.count",
-    "gres": "fleets[0].gpu.count",
+    "gpus-per-node": "fleets[].gpu.count",
+    "gres": "fleets[].gpu.count",
     "job-name": "sbatch --job-name=... on the command line",
     "mail-type": "slurm.mail",
     "mail-user": "slurm.mail",
-    "mem": "fleets[0].memory",
-    "nodes": "fleets[0].nodes",
+    "mem": "fleets[].memory",
+    "nodes": "fleets[].nodes",
     "ntasks": "one task per node, which is the node agent",
     "ntasks-per-node": "one task per node, which is the node agent",
     "partition": "slurm.partition",
     "qos": "slurm.qos",
     "requeue": "slurm.requeue",
     "no-requeue": "slurm.requeue",
-    "signal": f"jobs are signalled {NOTICE} s before the time limit",
+    "signal": "slurm.notice",
     "time": "slurm.time",
 }
 # Settings that only dstack reads, with what to say in their place.
@@ -40,20 +41,33 @@ TASK_OF_DSTACK = {
     "max_duration": "slurm.time is the limit",
     "stop_duration": "slurm.time is the limit",
     "utilization": "the cluster's own tools watch GPUs",
-    "fleets": "an allocation is of homogeneous nodes",
 }
 SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so say how much of one you want"
 
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    for rule in (_fleet, _checkpoints, _container, _image, _allocation, _options, _dstack):
+    for rule in (_fleets, _checkpoints, _container, _image, _allocation, _options, _dstack):
         yield from known(rule(stack))
 
 
-def _fleet(stack: Stack) -> Iterator[PydanticCustomError]:
-    if len(stack.fleets) > 1:
-        yield setting_error(f"{len(stack.fleets)} fleets, but a Slurm allocation is of homogeneous nodes; leave one", "fleets")
+def _fleets(stack: Stack) -> Iterator[PydanticCustomError]:
+    """Of a heterogeneous job: a component for each fleet of the cluster."""
+    if len(stack.task.fleets) < 2 or not set(stack.task.fleets) <= {fleet.name for fleet in stack.fleets}:
+        return
+    fleets = stack.cluster_fleets()
+    if not stack.slurm.exclusive:
+        text = f"False, but a cluster of {len(fleets)} fleets (task.fleets) takes whole nodes: Slurm may give one node to two of them"
+        yield setting_error(text, "slurm", "exclusive")
+    names = sorted({fleet.gpu.name for fleet in fleets if fleet.gpu and fleet.gpu.count and fleet.gpu.name})
+    if stack.slurm.gpu_type not in (None, ANY) and len(names) > 1:
+        text = f"{stack.slurm.gpu_type!r} would be asked of {' and '.join(names)} alike; say it in fleets[].slurm.gpu_type"
+        yield setting_error(text, "slurm", "gpu_type")
+    elsewhere = [fleet.name for fleet in fleets if fleet.slurm and fleet.slurm.partition]
+    for fleet in fleets:
+        if elsewhere and not stack.slurm.of(fleet.slurm).partition:
+            text = f"is missing; fleet {elsewhere[0]!r} names its partition, so name that of {fleet.name!r} too"
+            yield setting_error(text, "fleets", stack.fleets.index(fleet), "slurm", "partition")
 
 
 def _checkpoints(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -71,6 +85,8 @@ def _dstack(stack: Stack) -> Iterator[PydanticCustomError]:
         if slurm.identity_file:
             yield setting_error("belongs to flotilla:dstack, which is not set", "slurm", "identity_file")
         return
+    if len(stack.fleets) > 1:
+        yield setting_error(f"{len(stack.fleets)} fleets, but dstack places a run on Slurm in one; leave one", "fleets")
     if "@" not in (slurm.login or ""):
         yield setting_error("is missing or without its user; dstack logs in there: me@login.example.com", "slurm", "login")
     for key, why in (("identity_file", "dstack logs in with it"), ("partition", "dstack places runs by it")):
@@ -106,26 +122,33 @@ def _image(stack: Stack) -> Iterator[PydanticCustomError]:
 
 
 def _allocation(stack: Stack) -> Iterator[PydanticCustomError]:
-    slurm, fleet = stack.slurm, stack.fleets[0]
-    if slurm.gpu_type and not (fleet.gpu and fleet.gpu.count):
+    slurm = stack.slurm
+    with_gpus = [fleet for fleet in stack.fleets if fleet.gpu and fleet.gpu.count]
+    if slurm.gpu_type and not with_gpus:
         yield setting_error(f"{slurm.gpu_type!r}, but fleets[0].gpu.count asks for no GPU", "slurm", "gpu_type")
-    if slurm.time and seconds(slurm.time) < 2 * NOTICE:
-        yield setting_error(
-            f"{slurm.time!r} is short: jobs are asked to save {NOTICE} s before its end; take 10:00 or more", "slurm", "time"
-        )
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.slurm and fleet.slurm.gpu_type and fleet not in with_gpus:
+            text = f"{fleet.slurm.gpu_type!r}, but fleets[{index}].gpu.count asks for no GPU"
+            yield setting_error(text, "fleets", index, "slurm", "gpu_type")
+    if slurm.time and seconds(slurm.time) < 2 * slurm.notice:
+        text = f"{slurm.time!r} is short: jobs are asked to save {slurm.notice} s before its end (slurm.notice), so take twice that or more"
+        yield setting_error(text, "slurm", "time")
     if not slurm.exclusive and slurm.container in ("docker", "podman"):
         text = f"False, but {slurm.container} does not know which GPUs Slurm gave the job; take whole nodes, or pyxis or apptainer"
         yield setting_error(text, "slurm", "exclusive")
     if not slurm.exclusive:
-        for key in ("cpus", "memory"):
-            if getattr(fleet, key) is None:
-                yield setting_error(f"is missing; {SHARED_NODES}", "fleets", 0, key)
+        for index, fleet in enumerate(stack.fleets):
+            for key in ("cpus", "memory"):
+                if getattr(fleet, key) is None:
+                    yield setting_error(f"is missing; {SHARED_NODES}", "fleets", index, key)
 
 
 def _options(stack: Stack) -> Iterator[PydanticCustomError]:
-    for index, option in enumerate(stack.slurm.sbatch):
-        if instead := OWN.get(option.removeprefix("--").partition("=")[0]):
-            yield setting_error(f"{option} is set for you: {instead}", "slurm", "sbatch", index)
+    of_fleets = [(("fleets", index), fleet.slurm) for index, fleet in enumerate(stack.fleets) if fleet.slurm]
+    for at, nodes in ((), stack.slurm), *of_fleets:
+        for index, option in enumerate(nodes.sbatch):
+            if instead := OWN.get(option.removeprefix("--").partition("=")[0]):
+                yield setting_error(f"{option} is set for you: {instead}", *at, "slurm", "sbatch", index)
 
 
 PLACE = Place(
@@ -133,7 +156,7 @@ PLACE = Place(
     program="infra.slurm",
     errors=_errors,
     checkpoints=("shared",),
-    settings=("slurm",),
+    settings=("slurm", "fleets.slurm"),
     batch=True,
     start="sbatch build/slurm/ray-ppo.sbatch",
 )

@@ -45,7 +45,7 @@ def changed(base: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
 FLEET_KEYS = (
-    "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh, fabric, machine, provision, capacity, placement, nics, image, "
+    "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh, slurm, fabric, machine, provision, capacity, placement, nics, image, "
     "idle_duration"
 )
 KEYS = (
@@ -190,7 +190,7 @@ config:
   flotilla:fleets:
     - {name: gpus, nodes: 2, machine: p5.48xlarge}
     - {name: gpus, nodes: 2}
-  flotilla:task: {job: {command: python x.py}}
+  flotilla:task: {fleets: [gpus, cpus], job: {command: python x.py}}
   flotilla:checkpoints:
     kind: instance
 """
@@ -218,9 +218,9 @@ def test_every_error_of_settings_against_one_another_is_a_line(project):
         load.load("test", root)
     assert [line.split(": ")[:2] for line in str(error.value).splitlines()] == [
         ["stacks/Pulumi.test.yaml:3", "flotilla:region"],
-        ["stacks/Pulumi.test.yaml:4", "flotilla:fleets"],
         ["stacks/Pulumi.test.yaml:5", "flotilla:fleets[0].machine"],
         ["stacks/Pulumi.test.yaml:6", "flotilla:fleets[1].name"],
+        ["stacks/Pulumi.test.yaml:7", "flotilla:task.fleets[1]"],
         ["stacks/Pulumi.test.yaml:7", "flotilla:task.job"],
         ["stacks/Pulumi.test.yaml:9", "flotilla:checkpoints.kind"],
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -11,9 +12,9 @@ from typing import Any
 
 import pytest
 import yaml
-from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, PODMAN, PYXIS, SHARED_NODES, STACKS, changed_stack, stack
+from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, FLEETS, PODMAN, PYXIS, SHARED_NODES, STACKS, changed_stack, stack
 
-from cluster_tasks import slurm
+from cluster_tasks import ray, slurm
 from cluster_tasks.node.checks import one_list_of_gpus
 from cluster_tasks.node.network import resolve
 from cluster_tasks.node.ray import ray_command
@@ -54,12 +55,59 @@ def test_a_job_on_two_nodes_fits_on_one_screen_and_the_stack_on_fifteen_lines():
 
 def test_the_allocation_is_what_the_stack_says():
     options = {line.removeprefix("#SBATCH --") for line in text(BARE).splitlines() if line.startswith("#SBATCH")}
-    assert {"partition=gpu", "account=team", "nodes=2", "cpus-per-task=96", "gpus-per-node=8", "time=24:00:00", "mem=0"} <= options
+    assert {"partition=gpu", "account=team", "nodes=2", "cpus-per-task=96", "gpus-per-node=h100:8", "time=24:00:00", "mem=0"} <= options
     assert {"exclusive", "requeue", "signal=B:USR1@300", "open-mode=append"} <= options
     options = {line.removeprefix("#SBATCH --") for line in text(SHARED_NODES).splitlines() if line.startswith("#SBATCH")}
-    assert {"mem=65536M", "no-requeue", "constraint=ib", "mail-user=me@example.com", "mail-type=FAIL"} <= options
+    assert {"mem=65536M", "no-requeue", "constraint=ib", "reservation=week", "mail-user=me@example.com", "mail-type=FAIL"} <= options
     assert not {"exclusive", "mem=0"} & options
-    assert "#SBATCH --gpus-per-node=h100:8\n" in text(changed_stack(BARE, "slurm.gpu_type", "h100"))
+
+
+def test_a_job_may_save_for_as_long_as_its_notice_lets_it():
+    """But for a minute in which Slurm may be late. The agent and Ray wait for it as long."""
+    wanted = stack(changed_stack(BARE, "slurm.notice", 1800))
+    for script, flags in ((script, words(script, "agent")) for script in slurm.scripts(wanted, Site()).values()):
+        assert "#SBATCH --signal=B:USR1@1800\n" in script
+        assert read_settings([*flags, "--rank=0", "--addresses=10.0.0.1"], {}).stop_timeout == 1740
+    assert ray.runtime_env(wanted, Site())["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "1740"}
+
+
+@pytest.mark.parametrize(
+    ("word", "types", "asked"),
+    [
+        (None, {}, "h100:8"),  # rendered on a machine without sinfo
+        (None, {"gpus": "nvidia_h100_80gb_hbm3"}, "nvidia_h100_80gb_hbm3:8"),
+        (None, {"gpus": ""}, "8"),  # the cluster names no types
+        ("H100-SXM", {}, "H100-SXM:8"),
+        ("any", {}, "8"),
+    ],
+)
+def test_gpus_are_asked_for_by_the_clusters_word_for_their_model(word, types, asked):
+    base = changed_stack(BARE, "slurm.gpu_type", word) if word else BARE
+    assert f"#SBATCH --gpus-per-node={asked}\n" in slurm.scripts(stack(base), Site(gpu_types=types))["ray-ppo.sbatch"]
+
+
+def test_gpus_without_a_model_are_asked_for_by_their_number():
+    assert "#SBATCH --gpus-per-node=8\n" in text(changed_stack(BARE, "fleets.0.gpu", {"count": 8}))
+
+
+def test_a_cluster_of_two_fleets_is_a_job_of_two_components():
+    """Each with its own nodes; the agent of each node with its own CPUs and resources, and all nodes' GPUs."""
+    script = text(FLEETS)
+    first, second = script.partition("\n\n")[0].split("#SBATCH hetjob\n")
+    assert [word for word in ("partition=gpu", "nodes=2", "cpus-per-task=96", "gpus-per-node=h100:8", "signal=") if word not in first] == []
+    assert [word for word in ("partition=old", "nodes=1", "gpus-per-node=v100:4", "time=24:00:00", "exclusive") if word not in second] == []
+    assert "cpus-per-task" not in second and "signal" not in second
+    agents = [words(script, array) for array in ("agent", "agent1")]
+    assert [read_settings([*flags, "--rank=0", "--addresses=a,b,c"], {}).node_gpus for flags in agents] == [[8, 8, 4], [8, 8, 4]]
+    assert [flags[flags.index("--resources") + 1] for flags in agents] == ['{"h100": 8.0}', '{"v100": 4.0}']
+    assert ["--num-cpus" in flags for flags in agents] == [True, False]
+
+
+def test_a_fleets_own_words_win_over_the_allocations():
+    base = changed_stack(BARE, "fleets.0.slurm", {"partition": "old", "qos": "high", "constraint": "ib&h100", "sbatch": ["--exclude=n7"]})
+    options = {line.removeprefix("#SBATCH --") for line in text(base).splitlines() if line.startswith("#SBATCH")}
+    assert {"partition=old", "qos=high", "constraint=ib&h100", "exclude=n7", "account=team"} <= options
+    assert "partition=gpu" not in options
 
 
 def test_modules_come_before_setup_and_setup_before_the_agent():
@@ -89,12 +137,19 @@ def test_a_value_left_to_the_shell_is_asked_for_and_stands_nowhere():
     assert "export FLOTILLA_RUNS=/shared/me RAY_AUTH_MODE=token" in script
 
 
+def words(script: str, array: str) -> list[str]:
+    """What bash makes of an array of the script that starts a node's agent: the agent's flags."""
+    whole = re.search(rf"^{array}=\(.*?\)$", script, re.DOTALL | re.MULTILINE)
+    assert whole, array
+    bash = f'port=1 dashboard=2 build=build devices=()\n{whole[0]}\nprintf "%s\\n" "${{{array}[@]}}"'
+    made = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+    return made[made.index("build/node") + 1 :]
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_the_agent_takes_the_command_that_bash_makes_of_the_script(name):
-    array = "agent=(" + text(STACKS[name]).partition("\nagent=(")[2].partition("\n(($#))")[0]
-    bash = f'port=1 dashboard=2 build=build devices=()\n{array}\nprintf "%s\\n" "${{agent[@]}}"'
-    words = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
-    settings = read_settings([*words[words.index("build/node") + 1 :], "--rank=0", "--addresses=127.0.0.1"], {})
+    nodes = "10.0.0.1,10.0.0.2,10.0.0.3"
+    settings = read_settings([*words(text(STACKS[name]), "agent"), "--rank=0", f"--addresses={nodes}"], {})
     assert (settings.port, settings.dashboard_port, settings.num_cpus) == (1, 2, STACKS[name]["fleets"][0].get("cpus"))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, SHARED_NODES, changed_stack, stack
+from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, FLEETS, SHARED_NODES, changed_stack, stack
 
 from infra.slurm import build as site
 from stacks.load import StackError, parse
@@ -19,25 +19,63 @@ MISTAKES = [
     (BARE, "slurm.qos", 7, "slurm.qos: 7 is not a name as Slurm knows it"),
     (BARE, "slurm.time", "1 day", "slurm.time: '1 day' is not a time limit as Slurm writes it: minutes, hours:minutes:seconds"),
     (BARE, "slurm.time", 86400, "slurm.time: 86400 is a number: YAML reads 24:00:00 as seconds; put the limit in quotes"),
-    (BARE, "slurm.time", "5:00", "slurm.time: '5:00' is short: jobs are asked to save 300 s before its end; take 10:00 or more"),
+    (BARE, "slurm.time", "5:00", "slurm.time: '5:00' is short: jobs are asked to save 300 s before its end (slurm.notice)"),
     (BARE, "slurm.walltime", 4, "slurm.walltime: unknown key; did you mean time? (allowed: partition, account, qos"),
     (BARE, "slurm.partion", "gpu", "slurm.partion: unknown key; did you mean partition?"),
     (BARE, "slurm.login", "me@", "slurm.login: 'me@' is not a login node: [user@]host[:port]"),
+    (BARE, "slurm.notice", 60, "slurm.notice: 60 is not an integer between 120 and 65535"),
+    (BARE, "slurm.notice", "5m", "slurm.notice: '5m' is not an integer between 120 and 65535"),
+    (BARE | {"slurm": {"time": "1:00:00"}}, "slurm.notice", 2400, "slurm.time: '1:00:00' is short: jobs are asked to save 2400 s before"),
     (BARE, "slurm.requeue", -1, "slurm.requeue: -1 is not an integer >= 0"),
     (BARE, "slurm.requeue", True, "slurm.requeue: True is not an integer >= 0"),
     (BARE, "slurm.mail", "me", "slurm.mail: 'me' is not a mail address"),
     (BARE, "slurm.modules", ["cuda; rm"], "slurm.modules[0]: 'cuda; rm' is not a module such as cuda/12.8"),
     (BARE, "slurm.setup", ["a\nb"], "slurm.setup[0]: 'a\\nb' is not one line of shell"),
-    (BARE, "slurm.sbatch", ["-C ib"], "slurm.sbatch[0]: '-C ib' is not an option of sbatch such as --constraint=ib"),
-    (BARE, "slurm.sbatch", ["--nodes=4"], "slurm.sbatch[0]: --nodes=4 is set for you: fleets[0].nodes"),
-    (BARE, "slurm.sbatch", ["--x=1", "--signal=B:TERM@60"], "slurm.sbatch[1]: --signal=B:TERM@60 is set for you: jobs are signalled 300 s"),
+    (BARE, "slurm.sbatch", ["-C ib"], "slurm.sbatch[0]: '-C ib' is not an option of sbatch such as --reservation=week"),
+    (BARE, "slurm.sbatch", ["--nodes=4"], "slurm.sbatch[0]: --nodes=4 is set for you: fleets[].nodes"),
+    (BARE, "slurm.sbatch", ["--x=1", "--signal=B:TERM@60"], "slurm.sbatch[1]: --signal=B:TERM@60 is set for you: slurm.notice"),
     # the nodes
     (
         BARE,
-        "fleets",
-        BARE["fleets"] + [{"name": "b2", "nodes": 1}],
-        "fleets: 2 fleets, but a Slurm allocation is of homogeneous nodes",
+        "slurm.constraint",
+        "ib h100",
+        "slurm.constraint: 'ib h100' is not features of nodes as Slurm writes them, such as ib or h100&ib",
     ),
+    (BARE, "slurm.sbatch", ["--constraint=ib"], "slurm.sbatch[0]: --constraint=ib is set for you: slurm.constraint"),
+    # several fleets
+    (FLEETS, "task.fleets", ["h100", "v10"], "task.fleets[1]: 'v10' is not a fleet of this stack (allowed: h100, v100)"),
+    (FLEETS, "task.fleets", ["h100", "h100"], "task.fleets[1]: 'h100' is listed twice"),
+    (
+        FLEETS,
+        "fleets.1.slurm.time",
+        "10:00:00",
+        "fleets[1].slurm.time: unknown key (allowed: partition, account, qos, constraint, gpu_type",
+    ),
+    (FLEETS, "fleets.1.slurm.partion", "old", "fleets[1].slurm.partion: unknown key; did you mean partition?"),
+    (FLEETS, "fleets.1.slurm.sbatch", ["--nodes=2"], "fleets[1].slurm.sbatch[0]: --nodes=2 is set for you: fleets[].nodes"),
+    (FLEETS, "fleets.1.slurm.gpu_type", "v 100", "fleets[1].slurm.gpu_type: 'v 100' is not a name as Slurm knows it"),
+    (BARE, "fleets.0", {"name": "cpus", "nodes": 2, "slurm": {"gpu_type": "v100"}}, "fleets[0].slurm.gpu_type: 'v100', but fleets[0].gpu"),
+    (FLEETS, "slurm.gpu_type", "h100", "slurm.gpu_type: 'h100' would be asked of H100 and V100 alike; say it in fleets[].slurm.gpu_type"),
+    (FLEETS, "slurm.partition", ..., "fleets[0].slurm.partition: is missing; fleet 'v100' names its partition, so name that of 'h100' too"),
+    (
+        FLEETS | {"fleets": [fleet | {"cpus": 4, "memory": "64GB"} for fleet in FLEETS["fleets"]]},
+        "slurm.exclusive",
+        False,
+        "slurm.exclusive: False, but a cluster of 2 fleets (task.fleets) takes whole nodes",
+    ),
+    (
+        FLEETS | {key: DSTACK[key] for key in ("slurm", "dstack")},
+        "task.fleets",
+        ["h100"],
+        "fleets: 2 fleets, but dstack places a run on Slurm in one; leave one",
+    ),
+    (
+        {"cloud": "local", "fleets": [{"name": "laptop", "nodes": 1}]},
+        "fleets.0.slurm",
+        {"partition": "gpu"},
+        "fleets[0].slurm: belongs to flotilla:cloud slurm, but that is local",
+    ),
+    # the machines
     (BARE, "fleets.0.machine", "p5.48xlarge", "fleets[0].machine: belongs to flotilla:cloud aws or gcp, but that is slurm"),
     (BARE, "slurm.exclusive", "maybe", "slurm.exclusive: 'maybe' is not true or false"),
     (SHARED_NODES, "fleets.0.cpus", ..., "fleets[0].cpus: is missing; nodes are shared with other jobs (slurm.exclusive: false)"),
@@ -101,26 +139,41 @@ def test_a_mistake_is_one_line_that_names_file_setting_value_and_what_is_allowed
 # What the cluster has, as `sinfo` tells
 
 SINFO = """\
-gpu*|up|2-00:00:00|3|96|gpu:h100:8(S:0-1),nvme:1
-gpu*|up|2-00:00:00|1|96|gpu:a100:4
-cpu|up|infinite|10|64|(null)
-old|down|infinite|2|16|gpu:2
+gpu*|up|2-00:00:00|3|96|gpu:h100:8(S:0-1),nvme:1|h100,ib
+gpu*|up|2-00:00:00|1|96|gpu:nvidia_a100_80gb_pcie:4|a100
+gpu*|up|2-00:00:00|1|96|gpu:rtx_4090:2,gpu:rtx_3090:2|rtx
+cpu|up|infinite|10|64|(null)|(null)
+old|down|infinite|2|16|gpu:2|(null)
+plain|up|infinite|3|40|gpu:4|(null)
 """
 NOT_HAD = [
     (
         "slurm.partition",
         "gpus",
-        "slurm.partition: 'gpus' is not a partition of this cluster; did you mean gpu? (sinfo shows: cpu, gpu, old)",
+        "slurm.partition: 'gpus' is not a partition of this cluster; did you mean gpu? (sinfo shows: cpu, gpu, old, plain)",
     ),
-    ("slurm.partition", "gpu,x", "slurm.partition: 'x' is not a partition of this cluster (sinfo shows: cpu, gpu, old)"),
+    ("slurm.partition", "gpu,x", "slurm.partition: 'x' is not a partition of this cluster (sinfo shows: cpu, gpu, old, plain)"),
     ("slurm.partition", "old", "slurm.partition: partition old is down"),
     ("slurm.time", "3-00:00:00", "slurm.time: '3-00:00:00' is more than partition gpu allows"),
-    ("slurm.gpu_type", "b200", "slurm.gpu_type: 'b200' is no GPU of partition gpu (sinfo shows: a100, h100)"),
-    ("fleets.0.gpu.count", 16, "fleets[0].gpu.count: 16, but nodes of partition gpu have 8 at most"),
-    ("slurm", {"gpu_type": "a100"}, "fleets[0].gpu.count: 8, but nodes of partition gpu have 4 of type a100 at most"),
+    (
+        "slurm.gpu_type",
+        "b200",
+        "slurm.gpu_type: 'b200' is no GPU of partition gpu (sinfo shows: h100, nvidia_a100_80gb_pcie, rtx_3090, rtx_4090)",
+    ),
+    ("fleets.0.gpu.count", 16, "fleets[0].gpu.count: 16, but nodes of partition gpu have 8 of type h100 at most"),
+    ("slurm", {"gpu_type": "rtx_3090"}, "fleets[0].gpu.count: 8, but nodes of partition gpu have 2 of type rtx_3090 at most"),
+    ("fleets.0.gpu.name", "A100", "fleets[0].gpu.count: 8, but nodes of partition gpu have 4 of type nvidia_a100_80gb_pcie at most"),
+    (
+        "fleets.0.gpu.name",
+        "A10",
+        "fleets[0].gpu.name: 'A10', but partition gpu has no GPU of that name (sinfo shows: h100, nvidia_a100",
+    ),
+    ("slurm.constraint", "ibm", "slurm.constraint: 'ibm' are features of no node of partition gpu (sinfo shows: a100, h100, ib, rtx)"),
+    ("slurm.constraint", "ib&a100", "slurm.constraint: 'ib&a100' are features of no node of partition gpu"),
+    ("fleets.0.slurm", {"partition": "pgu"}, "fleets[0].slurm.partition: 'pgu' is not a partition of this cluster; did you mean gpu?"),
     ("slurm.partition", "cpu", "fleets[0].gpu.count: 8, but nodes of partition cpu have 0 at most"),
     ("fleets.0.cpus", 128, "fleets[0].cpus: 128, but nodes of partition gpu have 96 at most"),
-    ("fleets.0.nodes", 5, "fleets[0].nodes: 5, but partition gpu has 4"),
+    ("fleets.0.nodes", 6, "fleets[0].nodes: 6, but partition gpu has 5"),
 ]
 
 
@@ -131,8 +184,40 @@ def test_what_the_cluster_does_not_have_is_told_with_what_it_has(path, value, me
 
 
 def test_what_the_cluster_has_is_no_fault():
-    for base in (BARE, BARE | {"slurm": {}}, BARE | {"slurm": {"gpu_type": "h100", "time": "2-00"}}):
+    ib = {"gpu_type": "h100", "time": "2-00", "constraint": "ib&h100"}
+    for base in (BARE, BARE | {"slurm": {}}, BARE | {"slurm": ib}, BARE | {"slurm": {"constraint": "[a100|h100]"}}):
         assert not list(site.errors(stack(base), site.groups(SINFO)))
+
+
+def test_what_the_cluster_does_not_have_for_each_fleet_is_told_at_once():
+    wanted = stack(
+        FLEETS
+        | {
+            "fleets": [
+                FLEETS["fleets"][0] | {"nodes": 4, "slurm": {"constraint": "ib"}},
+                FLEETS["fleets"][1] | {"nodes": 2, "slurm": {"partition": "cpu"}},
+                FLEETS["fleets"][0] | {"name": "more", "slurm": {"constraint": "ib"}},
+                FLEETS["fleets"][1] | {"name": "plain", "nodes": 4, "slurm": {"partition": "plain"}},
+            ],
+            "task": {"fleets": ["v100", "more", "h100", "plain"]},
+        }
+    )
+    assert list(site.errors(wanted, site.groups(SINFO))) == [
+        "fleets[1].gpu.count: 4, but nodes of partition cpu have 0 at most",
+        "fleets[0].nodes: 4, but partition gpu with ib has 3, of which 2 are taken by 'more'",
+        "fleets[3].nodes: 4, but partition plain has 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "partition", "kind"),
+    [("H100", 8, "gpu", "h100"), ("A100", 4, "gpu", "nvidia_a100_80gb_pcie"), ("RTX4090", 2, "gpu", "rtx_4090"), ("V100", 4, "plain", "")],
+)
+def test_the_cluster_says_its_own_word_for_a_model(name, count, partition, kind):
+    wanted = changed_stack(BARE, "fleets.0", {"name": "gpus", "nodes": 1, "gpu": {"name": name, "count": count}})
+    known = site.groups(SINFO)
+    assert site.gpu_types(stack(wanted | {"slurm": {"partition": partition}}), known) == {"gpus": kind}
+    assert site.gpu_types(stack(wanted | {"slurm": {"partition": partition, "gpu_type": "any"}}), known) == {"gpus": ""}
 
 
 def test_the_cluster_is_asked_where_sinfo_is_on_path(tmp_path, monkeypatch):
@@ -140,9 +225,15 @@ def test_the_cluster_is_asked_where_sinfo_is_on_path(tmp_path, monkeypatch):
     sinfo.write_text(f"#!/bin/sh\ncat <<'END'\n{SINFO}END\n")
     sinfo.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert site.build(stack(BARE)) == Site()
+    assert site.build(stack(BARE)) == Site(gpu_types={"gpus": "h100"})
     with pytest.raises(StackError, match=r"^stacks/Pulumi.test.yaml: flotilla:slurm.partition: 'gpus' is not a partition"):
         site.build(parse("test", changed(BARE, "slurm.partition", "gpus")))
+    with pytest.raises(StackError) as refused:
+        site.build(stack(BARE | {"fleets": [BARE["fleets"][0] | {"nodes": 9, "cpus": 999}]}))
+    assert [line.partition(" but ")[0] for line in str(refused.value).splitlines()] == [
+        "stacks/Pulumi.test.yaml: flotilla:fleets[0].cpus: 999,",
+        "stacks/Pulumi.test.yaml: flotilla:fleets[0].nodes: 9,",
+    ]
 
 
 @pytest.mark.parametrize(

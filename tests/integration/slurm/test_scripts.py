@@ -72,7 +72,7 @@ def test_what_the_cluster_does_not_have_is_refused_before_anything_is_submitted(
     stack["config"]["flotilla:slurm"]["partition"] = "gpus"
     (project / "stacks/Pulumi.slurm.yaml").write_text(yaml.safe_dump(stack))
     done = slurm.run(f"{sys.executable} -m infra.preview slurm", folder=project, check=False)
-    word = "flotilla:slurm.partition: 'gpus' is not a partition of this cluster; did you mean gpu? (sinfo shows: gpu, urgent)"
+    word = "flotilla:slurm.partition: 'gpus' is not a partition of this cluster; did you mean gpu? (sinfo shows: gpu, old, urgent)"
     assert (done.returncode, done.stderr) == (2, f"stacks/Pulumi.slurm.yaml: {word}\n")
     assert not (project / "build").exists()
 
@@ -90,6 +90,7 @@ def test_the_allocation_is_compared_with_this_cluster(slurm):
     known = site.groups(slurm.run(f"sinfo -h -e -o '{site.FORMAT}'").stdout)
     assert {(group.partition, group.default, group.up, group.nodes, group.cpus, str(group.gpus)) for group in known} == {
         ("gpu", True, True, 3, 8, "{'h100': 8}"),
+        ("old", False, True, 1, 8, "{'h100': 8}"),
         ("urgent", False, True, 3, 8, "{'h100': 8}"),
     }
 
