@@ -9,6 +9,7 @@ same on every machine.
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import pulumi
@@ -59,3 +60,25 @@ class Token(dynamic.Resource, module="flotilla", name="Token"):
     def __init__(self, name: str, path: str, opts: pulumi.ResourceOptions | None = None):
         secret = pulumi.ResourceOptions(additional_secret_outputs=["token"])
         super().__init__(TokenProvider(), name, {"path": path, "token": None}, pulumi.ResourceOptions.merge(opts, secret))
+
+
+class SecretProvider(dynamic.ResourceProvider):
+    """A random secret, the same as long as the resource lives."""
+
+    serialize_as_secret_always = False  # the pickle holds a reference, nothing else
+
+    def create(self, props: dict[str, Any]) -> dynamic.CreateResult:
+        return dynamic.CreateResult("secret", {"token": secrets.token_hex(32)})
+
+    def diff(self, _id: str, _olds: dict[str, Any], _news: dict[str, Any]) -> dynamic.DiffResult:
+        return dynamic.DiffResult(changes=False)
+
+
+class Secret(dynamic.Resource, module="flotilla", name="Secret"):
+    """256 random bits in hexadecimal, in the stack's state alone."""
+
+    token: pulumi.Output[str]
+
+    def __init__(self, name: str, opts: pulumi.ResourceOptions | None = None):
+        secret = pulumi.ResourceOptions(additional_secret_outputs=["token"])
+        super().__init__(SecretProvider(), name, {"token": None}, pulumi.ResourceOptions.merge(opts, secret))

@@ -91,8 +91,16 @@ def cost(stack: Stack) -> Cost:
 def priced(stack: Stack, items: Iterable[CatalogItem]) -> Cost:
     """Pure: the fleets by the catalogue's prices for the stack's region and zones."""
     wanted = {fleet.machine for fleet in stack.fleets}
+    wanted |= {machine for _, machine in _beside(stack)}
     near = [item for item in items if item.instance_name in wanted and _near(stack, item.location)]
-    return Cost(tuple(_fleet(stack, fleet, near) for fleet in stack.fleets))
+    beside = (_priced(stack, name, machine, 1, near) for name, machine in _beside(stack))
+    return Cost((*(_fleet(stack, fleet, near) for fleet in stack.fleets), *beside))
+
+
+def _beside(stack: Stack) -> list[tuple[str, str]]:
+    """Machines that are in no fleet, by name: the control node."""
+    cloud = cloud_of(stack)
+    return [("control node", cloud.control)] if cloud and cloud.control and stack.control_node else []
 
 
 def _near(stack: Stack, location: str) -> bool:
@@ -109,11 +117,17 @@ def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem]) -> FleetCost:
     if kind in ("block", "flex-start"):
         why = "a capacity block is paid when it is bought" if kind == "block" else "flex-start has prices of its own"
         return FleetCost(fleet.name, fleet.machine, fleet.nodes, None, why)
-    # What is reserved costs the same as on demand, used or not.
-    prices = [item.price for item in items if item.instance_name == fleet.machine and item.spot == (kind == "spot")]
+    return _priced(stack, fleet.name, fleet.machine, fleet.nodes, items, kind, at_most)
+
+
+def _priced(
+    stack: Stack, name: str, machine: str, count: int, items: list[CatalogItem], kind: str = "on-demand", at_most: bool = False
+) -> FleetCost:
+    """What is reserved costs the same as on demand, used or not."""
+    prices = [item.price for item in items if item.instance_name == machine and item.spot == (kind == "spot")]
     if not prices:
-        return FleetCost(fleet.name, fleet.machine, fleet.nodes, None, f"the catalogue has no {kind} price in {stack.region}", at_most)
-    return FleetCost(fleet.name, fleet.machine, fleet.nodes, min(prices), "", at_most)
+        return FleetCost(name, machine, count, None, f"the catalogue has no {kind} price in {stack.region}", at_most)
+    return FleetCost(name, machine, count, min(prices), "", at_most)
 
 
 def catalogue(provider: str) -> list[CatalogItem]:

@@ -79,7 +79,8 @@ def file_names(stack: Stack) -> list[str]:
     disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
     beyond = ["server-config.yml", *machines, *disk] if place_of(stack).remote else []
     job = ["ray-job.dstack.yml"] if stack.task.job else []
-    return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", "env.sh"]
+    way = ["ssh_config"] if stack.control_node else []
+    return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", *way, "env.sh"]
 
 
 def rendered(stack: Stack, site: Site) -> dict[str, str]:
@@ -90,6 +91,9 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {error}") from None
     texts = slurm.scripts(stack, site) if place_of(stack).batch else {}
     texts |= {name: _header(stack, about) + to_yaml(content) for name, (about, content) in definitions.items()}
+    if site.ssh_config:
+        about = f"The way to the nodes, which dstack takes after: python -m fleets.server login {stack.name}"
+        texts["ssh_config"] = _header(stack, about) + site.ssh_config
     return texts | {"env.sh": environment(stack, site)}
 
 
@@ -136,7 +140,9 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     definitions = [name for name in _definitions(stack, site) if name.endswith((".fleet.dstack.yml", ".volume.dstack.yml"))]
     machines = [] if driven else [f"dstack apply -y -f {here}/{name}" for name in definitions]
     project = []
-    if stack.dstack and not driven:
+    if stack.control_node:
+        project = [f"python -m fleets.server login {stack.name}"]
+    elif stack.dstack and not driven:
         project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."]
     return [*site.prerequisites, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]
 

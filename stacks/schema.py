@@ -17,6 +17,7 @@ from pydantic_core import PydanticCustomError
 
 from stacks.cache import Cache
 from stacks.cloud_settings import Access, Budget, Capacity, Ci, Network
+from stacks.dstack_settings import Dstack
 from stacks.fabric import Fabric
 from stacks.field_types import (
     ContainerUser,
@@ -38,7 +39,6 @@ from stacks.field_types import (
     Sizes,
     TagValue,
     Text,
-    Url,
     User,
     known,
     setting_error,
@@ -222,27 +222,6 @@ class Checkpoints(Model):
             yield setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
 
 
-class Dstack(Model):
-    """The dstack server that this stack's files are for."""
-
-    server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server.")
-    project: Name = Field(default="main", description="Project on the server.")
-    drive: bool = Field(
-        default=False, description="`pulumi up` creates backend, fleets and volume there; otherwise it only writes their files."
-    )
-    adopt: bool = Field(default=False, description="Take over what has the same name there, instead of refusing; with drive.")
-    on_destroy: Literal["refuse", "wait", "stop"] = Field(
-        default="refuse",
-        description="What to do about runs on a fleet that is being removed: refuse, wait for them to end, or stop them; with drive.",
-    )
-    timeout: Count = Field(default=1200, ge=1, description="Seconds to wait for machines, volumes and the end of runs; with drive.")
-
-    def errors(self) -> Iterator[PydanticCustomError]:
-        for key in ("adopt", "on_destroy", "timeout"):
-            if self.says(key) and not self.drive:
-                yield setting_error("belongs to drive: true; without it `pulumi up` asks nothing of the server", key)
-
-
 class Job(Model):
     """One Ray job, for continuous integration and schedules: ray-job.dstack.yml runs it on a cluster of its own."""
 
@@ -338,6 +317,11 @@ class Stack(Model):
     slurm: Slurm = Field(default=Slurm(), description="The allocation on a Slurm cluster.")
     dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")
     task: Task = Task()
+
+    @property
+    def control_node(self) -> bool:
+        """Whether a machine of this stack's own runs its dstack server."""
+        return self.dstack is not None and self.dstack.host == "cloud"
 
     def cluster_fleets(self) -> tuple[Fleet, ...]:
         """Those whose nodes make up the cluster, the head's first."""

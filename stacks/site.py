@@ -24,6 +24,7 @@ class Site(BaseModel):
     volumes: tuple[str, ...] = ()  # folders of the hosts that the fabric needs inside the container, as host:container
     outputs: dict[str, str] = {}  # names and ARNs to look up: the bucket, roles, images
     prerequisites: tuple[str, ...] = ()  # commands to leave running in another terminal
+    ssh_config: str | None = None  # the way to the nodes for `dstack attach`, where there is none without it
 
     def equipped(self, fleet: Fleet) -> Fleet:
         """The fleet with the GPUs of its machine type. Of machines that are there already no disk is asked: a root disk of 1000 GB

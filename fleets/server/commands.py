@@ -2,6 +2,7 @@
 
     python -m fleets.server up [STACK]   start it; with build/STACK/server-config.yml, where a stack is named
     python -m fleets.server login        let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
+    python -m fleets.server login STACK  the same for the server of the stack's control node (flotilla:dstack.host: cloud)
     python -m fleets.server status       exit code 0 when it answers, 1 when not
     python -m fleets.server down         stop it; refused while it has machines
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from fleets.server.process import Server, ServerError, token
+from stacks.errors import UserError
 from stacks.locks import one_at_a_time
 
 if TYPE_CHECKING:
@@ -216,6 +218,8 @@ def read_arguments(arguments: list[str] | None, prog: str) -> argparse.Namespace
     starts.add_argument("stack", nargs="?", help="name of a stack that was rendered; without it a server that has no backends yet")
     starts.add_argument("--port", type=port_number, help=f"on 127.0.0.1 ({PORT})")
     starts.add_argument("--timeout", type=float, default=120, help="seconds that it has to answer (120)")
+    logs_in.add_argument("stack", nargs="?", help="name of a stack whose server is on its control node")
+    logs_in.add_argument("--timeout", type=float, default=600, help="seconds that a control node has to answer (600)")
     logs_in.add_argument("--project", default="main", help="(main)")
     stops.add_argument("--force", action="store_true", help="even while it has machines, or does not answer")
     return parser.parse_args(arguments)
@@ -230,12 +234,16 @@ def main(arguments: list[str] | None = None, prog: str = "python -m fleets.serve
         match options.command:
             case "up":
                 return up(folder, options.stack, options.port, options.timeout)
+            case "login" if options.stack:
+                from fleets.server import control
+
+                return control.login(options.stack, Path.cwd(), options.timeout)
             case "login":
                 return login(folder, options.project)
             case "status":
                 return status(folder)
             case _:
                 return down(folder, options.force)
-    except ServerError as error:
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -8,12 +8,13 @@ import pulumi
 import pulumi_aws as aws
 
 from cluster_tasks.ray import CHECKPOINTS
-from infra.aws import mounts, network, policies
+from infra.aws import control, mounts, network, policies
 from infra.aws.budget import AccountDefaults, Budget
+from infra.aws.control import Control, ControlArgs
 from infra.aws.deploy import Deploy, DeployArgs
 from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
-from infra.aws.site import Outputs, site, tags
+from infra.aws.site import Outputs, backend, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Lustre, LustreArgs
 from infra.aws.zones import chosen
 from stacks import places
@@ -53,6 +54,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         after = [*subnets.made, identity, group]
         args = FleetsArgs(stack, machines, subnets, group.group_id, identity.profile_arn, on_hosts, tags(stack), context.boundary, after)
         fleets = Fleets(context.name, args, context.invoke_opts, opts=context.opts)
+    node = _control(context, subnets, identity)
     _account_wide(context)
     outputs = pulumi.Output.all(
         vpc=subnets.vpc_id,
@@ -64,6 +66,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         bastion=fleets.bastion if fleets else None,
         bastion_id=fleets.bastion_id if fleets else None,
         server_policy=identity.server_policy,
+        control=node.instance_id if node else None,
         deploy_role=deploy.role_arn if deploy else None,
         preview_role=deploy.preview_arn if deploy else None,
         ids={
@@ -100,7 +103,8 @@ def _deploy(context: Context) -> Deploy | None:
     stack, ci = context.stack, context.stack.ci
     if ci is None:
         return None
-    return Deploy(context.name, DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider), opts=context.opts)
+    args = DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider, stack.control_node)
+    return Deploy(context.name, args, opts=context.opts)
 
 
 def _subnets(context: Context, zones: list[str]) -> network.Subnets:
@@ -155,6 +159,31 @@ def _in_container(stack: Stack, bucket: Bucket) -> pulumi.Output[list[str]]:
     assert stack.region  # stacks/rules/shared.py
     region = stack.region
     return bucket.name.apply(lambda name: mounts.bucket_in_container(name, region, CHECKPOINTS))
+
+
+def _control(context: Context, subnets: network.Subnets, identity: Identity) -> Control | None:
+    """The machine of flotilla:dstack.host: cloud, in the nodes' network; its server's token is an output of the stack."""
+    stack, cloud = context.stack, places.cloud_of(context.stack)
+    if not stack.control_node:
+        return None
+    assert cloud and cloud.control  # stacks/rules/shared.py
+    known = pulumi.Output.all(vpc=subnets.vpc_id, profile=identity.profile_name, bucket="", mount=[])
+    args = ControlArgs(
+        stack=stack,
+        account=context.account,
+        machine=cloud.control,
+        image=aws.ssm.get_parameter(name=control.IMAGE, opts=context.invoke_opts).value,
+        vpc_id=subnets.vpc_id,
+        subnet_id=subnets.first,
+        zone=next(iter(subnets.private)),
+        backend=known.apply(lambda names: Site(backend=backend(stack, Outputs(**names)) if _by_dstack(stack) else None)),
+        server_policy=identity.server_policy,
+        boundary=context.boundary,
+        after=[*subnets.made, identity],
+    )
+    made = Control(context.name, args, opts=context.opts)
+    pulumi.export("server_token", made.token)
+    return made
 
 
 def _account_wide(context: Context) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_aws import iam
 
+from infra.aws import policies
 from infra.aws.policies import PULL, SSM_AGENT, WRITE_LOGS, Account, Document, allow, document, spot_role
 
 ISSUER = "token.actions.githubusercontent.com"
@@ -51,24 +52,44 @@ ROLES = (
     *("UntagPolicy", "UntagRole", "UpdateAssumeRolePolicy"),
 )
 TAGS = tuple(f"{verb}{what}" for what in ("OpenIDConnectProvider", "Policy", "Role") for verb in ("Tag", "Untag"))
+# Of a control node: its disk, the disk's snapshots, the alarm, the parameter with the token.
+DISKS = (
+    *("AttachVolume", "CreateSnapshot", "CreateVolume", "DeleteVolume", "DetachVolume", "ModifyInstanceMaintenanceOptions"),
+    *("ModifyVolume", "StartInstances", "StopInstances"),
+)
+SNAPSHOTS = (
+    *("CreateLifecyclePolicy", "DeleteLifecyclePolicy", "GetLifecyclePolicy", "ListTagsForResource", "TagResource", "UntagResource"),
+    "UpdateLifecyclePolicy",
+)
+ALARMS = ("DeleteAlarms", "ListTagsForResource", "PutMetricAlarm", "TagResource", "UntagResource")
+PARAMETERS = (
+    *("AddTagsToResource", "DeleteParameter", "GetParameter", "GetParameters", "ListTagsForResource", "PutParameter"),
+    "RemoveTagsFromResource",
+)
 # What nothing narrower can be said of, and tells no content: which resources there are.
 LOOK = ("ec2:Describe*", "ec2:GetEbsEncryptionByDefault", "ec2:GetInstanceMetadataDefaults", "logs:DescribeLogGroups")
+LOOK_CONTROL = ("cloudwatch:DescribeAlarms", "dlm:GetLifecyclePolicies", "ssm:DescribeParameters")
 # What a refresh reads of each, by the kinds of their ARNs.
 READ_BUCKET = ("GetBucket*", "Get*Configuration", "ListBucket")
 READ_KEY = ("DescribeKey", "GetKeyPolicy", "GetKeyRotationStatus", "ListResourceTags")
 READ_LUSTRE = ("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource")
 READ_BUDGET = ("ListTagsForResource", "ViewBudget")
+READ_PARAMETER = ("GetParameter", "GetParameters", "ListTagsForResource")
 
 
 @dataclass(frozen=True)
 class DeployArgs:
-    """`provider` is the ARN of the account's OIDC provider for GitHub, of which there can be one; None makes it."""
+    """`provider` is the ARN of the account's OIDC provider for GitHub, of which there can be one; None makes it.
+
+    `control`: whether a control node is among what is deployed.
+    """
 
     account: Account
     stack: str
     environment: str
     repository: str
     provider: str | None
+    control: bool = False
 
 
 class Deploy(pulumi.ComponentResource):
@@ -87,16 +108,20 @@ class Deploy(pulumi.ComponentResource):
         deploys = self._role(f"{name}-deploy", provider, f"repo:{args.repository}:environment:{args.environment}")
         # Pull requests, and on the main branch the look for drift, which asks nobody's approval.
         previews = self._role(f"{name}-preview", provider, *(f"repo:{args.repository}:{where}" for where in ("pull_request", MAIN)))
-        bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(boundary(account, stack)), opts=child).arn
+        bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(boundary(account, stack, args.control)), opts=child).arn
         documents: dict[str, pulumi.Input[str]] = {
             "network": json.dumps(network(account, stack)),
             "storage": json.dumps(storage(account, stack)),
             "identity": bounds.apply(lambda arn: json.dumps(identity(account, stack, arn))),
         }
+        if args.control:
+            documents["control"] = json.dumps(control(account, stack))
         for what, text in documents.items():
             iam.RolePolicy(f"{name}-deploy-{what}", role=deploys.id, policy=text, opts=child)
         looks = bounds.apply(lambda arn: json.dumps(preview(account, stack, arn)))
         iam.RolePolicy(f"{name}-preview", role=previews.id, policy=looks, opts=child)
+        if args.control:
+            iam.RolePolicy(f"{name}-preview-control", role=previews.id, policy=json.dumps(look_at_control(account, stack)), opts=child)
         self.role_arn, self.preview_arn, self.boundary_arn = deploys.arn, previews.arn, bounds
         self.register_outputs({"deploy": deploys.arn, "preview": previews.arn, "boundary": bounds})
 
@@ -118,10 +143,16 @@ def github(provider: str, issuer: str, subjects: list[str]) -> Document:
     )
 
 
-def boundary(account: Account, stack: str) -> Document:
-    """What a role that a deployment makes can ever do: the most that nodes, bastion and flow logs are given."""
+def boundary(account: Account, stack: str, control: bool) -> Document:
+    """What a role that a deployment makes can ever do: the most that nodes, bastion, flow logs and control node are given."""
     checkpoints = _bucket(account, stack)
+    made: list[Document] = []
+    if control:
+        role, profile = (account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "instance-profile"))
+        made = [policies.dstack_server(account, role, profile), policies.server_token(_parameters(account, stack))]
+        made += [policies.snapshots(account, f"flotilla-{stack}-control")]
     return document(
+        *(statement for each in made for statement in each["Statement"]),
         allow(["s3:*Object", "s3:*Multipart*", "s3:GetBucketLocation", "s3:ListBucket", "s3:ListBucketMultipartUploads"], checkpoints),
         allow(["kms:Decrypt", "kms:GenerateDataKey"], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),
         allow([f"ecr:{call}" for call in PULL], account.arn("ecr", "repository/*")),
@@ -182,6 +213,41 @@ def identity(account: Account, stack: str, bounds: str) -> Document:
         allow(["iam:PassRole"], ours[0], {"StringEquals": {"iam:PassedToService": services}}),
         allow(["iam:Get*", "iam:List*", *(f"iam:{call}" for call in TAGS)], itself),
     )
+
+
+def control(account: Account, stack: str) -> Document:
+    """The control node, beside what it shares with nodes and roles."""
+    snapshots = f"arn:{account.partition}:ec2:{account.region}::snapshot/*"
+    restarts = account.iam("role/aws-service-role/events.amazonaws.com/*")  # by which an alarm starts a machine again
+    return document(
+        allow([*LOOK_CONTROL], "*"),
+        allow([f"ec2:{call}" for call in DISKS], account.arn("ec2", "*")),
+        allow(["ec2:CreateSnapshot", "ec2:CreateTags"], snapshots),
+        allow(["dlm:CreateLifecyclePolicy"], "*", _tagged("aws:RequestTag", stack)),  # it has no ARN before it is made
+        allow([f"dlm:{call}" for call in SNAPSHOTS if call != "CreateLifecyclePolicy"], account.arn("dlm", "policy/*")),
+        allow([f"cloudwatch:{call}" for call in ALARMS], _alarms(account, stack)),
+        allow([f"ssm:{call}" for call in PARAMETERS], _parameters(account, stack)),
+        allow(["iam:PassRole"], _ours(account, stack)[0], {"StringEquals": {"iam:PassedToService": "dlm.amazonaws.com"}}),
+        allow(["iam:CreateServiceLinkedRole"], restarts, {"StringEquals": {"iam:AWSServiceName": "events.amazonaws.com"}}),
+    )
+
+
+def look_at_control(account: Account, stack: str) -> Document:
+    """What a refresh reads of a control node, the token with it: who previews decrypts the state, which holds it too."""
+    return document(
+        allow([*LOOK_CONTROL], "*"),
+        allow(["dlm:GetLifecyclePolicy", "dlm:ListTagsForResource"], account.arn("dlm", "policy/*")),
+        allow(["cloudwatch:ListTagsForResource"], _alarms(account, stack)),
+        allow([f"ssm:{call}" for call in READ_PARAMETER], _parameters(account, stack)),
+    )
+
+
+def _alarms(account: Account, stack: str) -> str:
+    return account.arn("cloudwatch", f"alarm:flotilla-{stack}-*")
+
+
+def _parameters(account: Account, stack: str) -> str:
+    return account.arn("ssm", f"parameter/flotilla/{stack}/*")
 
 
 def _log_groups(account: Account, stack: str) -> list[str]:

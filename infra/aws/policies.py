@@ -190,3 +190,22 @@ SSM_AGENT = [
 def ssm_agent() -> Document:
     """Of a bastion that is reached by SSM alone. The agent's calls name no resource."""
     return document(allow(SSM_AGENT, "*"))
+
+
+def server_token(parameter: str) -> Document:
+    """Of the control node: read the one parameter, by ARN, that holds its server's token; AWS's own key for parameters decrypts it."""
+    return document(allow(["ssm:GetParameter"], parameter))
+
+
+def snapshots(account: Account, volume: str) -> Document:
+    """Of the service that makes snapshots of the volume of a name, and deletes its old ones.
+
+    https://docs.aws.amazon.com/ebs/latest/userguide/dlm-access-control.html
+    """
+    kept = f"arn:{account.partition}:ec2:{account.region}::snapshot/*"
+    return document(
+        allow(["ec2:DescribeInstances", "ec2:DescribeSnapshots", "ec2:DescribeVolumes"], "*"),
+        allow(["ec2:CreateSnapshot"], account.arn("ec2", "volume/*"), {"StringEquals": {"aws:ResourceTag/Name": volume}}),
+        allow(["ec2:CreateSnapshot", "ec2:CreateTags"], kept),
+        allow(["ec2:DeleteSnapshot"], kept, {"StringEquals": {"aws:ResourceTag/Name": volume}}),
+    )

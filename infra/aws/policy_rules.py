@@ -27,6 +27,7 @@ EXCEPTIONS = {
 ACCOUNT_WIDE = (
     *("cloudwatch:PutMetricData", "ec2:Describe*", "ec2:GetEbsEncryptionByDefault", "ec2:GetInstanceMetadataDefaults"),
     *("ec2:DisableEbsEncryptionByDefault", "ec2:EnableEbsEncryptionByDefault", "ec2:ModifyInstanceMetadataDefaults"),
+    *("cloudwatch:DescribeAlarms", "dlm:CreateLifecyclePolicy", "dlm:GetLifecyclePolicies", "ssm:DescribeParameters"),
     *("ecr:GetAuthorizationToken", "kms:CreateKey", "logs:DescribeLogGroups"),
     *("servicequotas:GetServiceQuota", "servicequotas:ListServiceQuotas", "ssm:UpdateInstanceInformation", "ssmmessages:*Channel"),
 )

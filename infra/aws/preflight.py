@@ -289,6 +289,26 @@ def room(stack: Stack, free: dict[str, int]) -> Iterator[Answer]:
         yield ok("subnets", says)
 
 
+def way_out(api: Api) -> Iterator[Answer]:
+    """Of an existing network: the control node is reached by SSM, which its agent calls over the internet or an endpoint of the network."""
+    network = api.stack.network
+    if network.vpc is None or not api.stack.control_node:
+        return
+    subnet, ec2 = network.subnets[0], api.client("ec2")
+    tables = ec2.describe_route_tables(Filters=[{"Name": "association.subnet-id", "Values": [subnet]}])["RouteTables"]
+    main = [{"Name": "vpc-id", "Values": [network.vpc]}, {"Name": "association.main", "Values": ["true"]}]
+    tables = tables or ec2.describe_route_tables(Filters=main)["RouteTables"]
+    routes = [route for table in tables for route in table["Routes"] if route.get("DestinationCidrBlock") == "0.0.0.0/0"]
+    out = [way for route in routes for key in ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId") if (way := route.get(key))]
+    if out:
+        yield ok("control node", f"{subnet} reaches the internet through {out[0]}")
+    else:
+        text = f"{subnet} has no route to the internet, over which the control node installs the dstack server and is reached by SSM"
+        yield failed(
+            "control node", text, f"route 0.0.0.0/0 of {subnet} to a NAT gateway, or list another subnet first in flotilla:network.subnets"
+        )
+
+
 CHECKS = {
     "zones": zones,
     "efa": efa,
@@ -297,4 +317,5 @@ CHECKS = {
     "capacity": capacity,
     "image": images,
     "subnets": subnets,
+    "control node": way_out,
 }

@@ -25,6 +25,8 @@ PREFIXES = {
     "LaunchTemplate": "lt",
     "Instance": "i",
     "LustreFileSystem": "fs",
+    "Volume": "vol",
+    "LifecyclePolicy": "policy",
 }
 
 
@@ -47,7 +49,7 @@ def _arn(service: str, word: str, name: str) -> str:
             return f"arn:aws:iam::{ACCOUNT}:{kind}/{name}"
         case "cloudwatch":
             return f"arn:aws:logs:us-east-1:{ACCOUNT}:log-group:{name}"
-    return f"arn:aws:{service}:us-east-1:{ACCOUNT}:{word.lower()}/{name}"
+    return f"arn:aws:{service}:us-east-1:{ACCOUNT}:{word.lower()}/{name.lstrip('/')}"
 
 
 def _computed(word: str, name: str) -> dict[str, Any]:

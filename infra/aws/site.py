@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 from typing import Any
 
+from infra import control
 from stacks import places
 from stacks.machines import Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
@@ -24,6 +26,7 @@ class Outputs:
     bastion: str | None = None
     bastion_id: str | None = None
     server_policy: str | None = None
+    control: str | None = None  # id of the machine with the dstack server
     deploy_role: str | None = None
     preview_role: str | None = None
     ids: dict[str, str] = field(default_factory=dict)  # of what another program may want to refer to
@@ -35,6 +38,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
     named = {
         "checkpoints": f"s3://{outputs.bucket}",
         "dstack_server_policy": outputs.server_policy,
+        "control": outputs.control,
         "deploy_role": outputs.deploy_role,
         "preview_role": outputs.preview_role,
         "vpc": outputs.vpc,
@@ -47,7 +51,8 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
         gpus=places.gpus(machines),
         mount=tuple(outputs.mount),
         outputs={name: value for name, value in named.items() if value},
-        prerequisites=tunnel(stack, outputs),
+        prerequisites=(*tunnel(stack, outputs), *forward(stack, outputs)),
+        ssh_config=ssh_config(stack, network, outputs.control) if outputs.control else None,
     )
 
 
@@ -81,6 +86,24 @@ def ssh(stack: Stack, fleet: Fleet, network: str, outputs: Outputs) -> Ssh:
     return Ssh.model_validate(
         {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": network, "proxy_jump": jump}
     )
+
+
+def forward(stack: Stack, outputs: Outputs) -> tuple[str, ...]:
+    """What to leave running in another terminal: the way to the dstack server on the control node."""
+    if not outputs.control or not stack.dstack:
+        return ()
+    ports = f"portNumber={control.PORT},localPortNumber={stack.dstack.port}"
+    start = f"aws ssm start-session --region {stack.region} --target {outputs.control}"
+    return (f"{start} --document-name AWS-StartPortForwardingSession --parameters {ports}",)
+
+
+def ssh_config(stack: Stack, network: str, instance: str) -> str:
+    """SSH to nodes jumps through the control node, into which it comes by SSM, with a key that AWS passes on for a minute."""
+    key = f"aws ec2-instance-connect send-ssh-public-key --region {stack.region} --instance-id {instance} --instance-os-user %r"
+    session = f"aws ssm start-session --region {stack.region} --target {instance} --document-name AWS-StartSSHSession"
+    jump = control.jump(stack.name)
+    come = f"ProxyCommand sh -c '{key} --ssh-public-key file://{control.KEY}.pub >/dev/null && exec {session} --parameters portNumber=%p'"
+    return control.ssh_config(IPv4Network(network), [*jump, f"  {come}"], f"ProxyJump {control.host(stack.name)}")
 
 
 def tunnel(stack: Stack, outputs: Outputs) -> tuple[str, ...]:

@@ -87,9 +87,11 @@ def _addresses(stack: Stack) -> Iterator[PydanticCustomError]:
         yield setting_error(str(error), "network", "zones")
         return
     subnet = next(network.cidr.subnets(prefixlen_diff=4))  # they are all of one size
+    control = stack.control_node
     room, nodes = usable(subnet), sum(fleet.nodes for fleet in stack.fleets)
-    if nodes > room:
-        text = f"{network.cidr} leaves {room} addresses in a zone, but the fleets have {nodes} nodes; take a larger one"
+    if nodes + control > room:
+        beside = ", and there is the control node" if control else ""
+        text = f"{network.cidr} leaves {room} addresses in a zone, but the fleets have {nodes} nodes{beside}; take a larger one"
         yield setting_error(text, "network", "cidr")
 
 
@@ -212,6 +214,7 @@ CLOUD = Cloud(
     cache="lustre",
     preemption="imdsv2",
     prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
+    control="t3.small",
 )
 PLACE = Place(
     name="aws",

@@ -20,7 +20,7 @@ OWN_TAGS = ("environment", "project", "stack")
 def errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """Errors in settings against one another, and against the place. Where a setting could not be read, those that do not depend on it."""
     place = place_of(stack)
-    for rule in (_foreign, _names, _cluster, _dstack, _checkpoints):
+    for rule in (_foreign, _names, _cluster, _dstack, _control, _checkpoints):
         yield from known(rule(stack, place))
     if place.cloud:
         for of_cloud in (_resources, _region, _volume, _mounts, _access):
@@ -121,6 +121,19 @@ def _dstack(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     if image.startswith("/") and not place.batch:
         text = f"{image!r} is a file; those run under flotilla:cloud slurm alone, so name an image and its tag"
         yield setting_error(text, "task", "image")
+
+
+def _control(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
+    """A control node is made in a cloud's network, and reaches its nodes from within."""
+    if not stack.control_node:
+        return
+    if place.cloud is None or place.cloud.control is None:
+        able = " or ".join(name for name, other in PLACES.items() if other.cloud and other.cloud.control)
+        text = f"cloud is for flotilla:cloud {able}, where `pulumi up` makes the server's machine; here it is {place.name}; leave it out"
+        yield setting_error(text, "dstack", "host")
+    elif stack.access is not None and stack.access.via != "direct":
+        text = f"{stack.access.via}, but with dstack.host cloud the server stands beside the nodes; take direct"
+        yield setting_error(text, "access", "via")
 
 
 def _checkpoints(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

@@ -57,6 +57,17 @@ CALLS = {
     ),
     **{kind: (f"s3:Get{part}", f"s3:Put{part}") for kind, part in BUCKET_PARTS.items()},
     "Budget": ("budgets:ViewBudget budgets:ListTagsForResource", "budgets:ModifyBudget budgets:TagResource budgets:UntagResource"),
+    "LifecyclePolicy": ("dlm:GetLifecyclePolicy", "dlm:UpdateLifecyclePolicy dlm:TagResource dlm:UntagResource"),
+    "MetricAlarm": (
+        "cloudwatch:DescribeAlarms cloudwatch:ListTagsForResource",
+        "cloudwatch:PutMetricAlarm cloudwatch:TagResource cloudwatch:UntagResource",
+    ),
+    "Parameter": (
+        "ssm:GetParameter ssm:DescribeParameters ssm:ListTagsForResource",
+        "ssm:PutParameter ssm:AddTagsToResource ssm:RemoveTagsFromResource",
+    ),
+    "Volume": ("ec2:DescribeVolumes", f"{EC2_TAGS} ec2:ModifyVolume"),
+    "VolumeAttachment": ("ec2:DescribeVolumes ec2:DescribeInstances", "ec2:StopInstances ec2:AttachVolume ec2:DetachVolume"),
     "DataRepositoryAssociation": ("fsx:DescribeDataRepositoryAssociations fsx:ListTagsForResource", "fsx:TagResource fsx:UntagResource"),
     "DefaultSecurityGroup": ("ec2:DescribeSecurityGroups", EC2_TAGS),
     "EncryptionByDefault": ("ec2:GetEbsEncryptionByDefault", "ec2:EnableEbsEncryptionByDefault"),
@@ -110,7 +121,9 @@ CALLS = {
     ),
     "VpcEndpoint": ("ec2:DescribeVpcEndpoints ec2:DescribePrefixLists", f"{EC2_TAGS} ec2:ModifyVpcEndpoint"),
 }
-NO_RESOURCE = {"logs:DescribeLogGroups", "ec2:EnableEbsEncryptionByDefault", "ec2:ModifyInstanceMetadataDefaults"}  # these take `*` alone
+CONTROL = {"MetricAlarm", "LifecyclePolicy", "Parameter", "Volume", "VolumeAttachment"}  # of a control node alone
+NO_RESOURCE = {"cloudwatch:DescribeAlarms", "ssm:DescribeParameters"}  # these take `*` alone
+NO_RESOURCE |= {"logs:DescribeLogGroups", "ec2:EnableEbsEncryptionByDefault", "ec2:ModifyInstanceMetadataDefaults"}
 ACCOUNT = Account("123456789012", "us-east-2")
 TAGS = {"aws:ResourceTag/stack": "aws-prod"}
 
@@ -135,6 +148,8 @@ def permitted(statements: list[dict[str, Any]], action: str, arn: str, values: d
 ARNS = {  # by service
     "budgets": f"arn:aws:budgets::{ACCOUNT.id}:budget/{{name}}",
     "cloudwatch": ACCOUNT.arn("logs", "log-group:{name}"),
+    "dlm": ACCOUNT.arn("dlm", "policy/policy-1a2b3c4"),
+    "ssm": ACCOUNT.arn("ssm", "parameter/flotilla/aws-prod/server-token"),
     "fsx": ACCOUNT.arn("fsx", "file-system/fs-1a2b3c4"),
     "kms": ACCOUNT.arn("kms", "key/1a2b3c4d-0000-0000-0000-000000000000"),
     "s3": "arn:aws:s3:::{name}",
@@ -149,6 +164,8 @@ def arn_of(resource: Resource) -> str:
         kind, name = "oidc-provider", "token.actions.githubusercontent.com"
     elif resource.kind == "InstanceProfile":
         kind = "instance-profile"
+    elif resource.kind == "MetricAlarm":
+        return ACCOUNT.arn("cloudwatch", f"alarm:{name}")
     elif resource.kind == "RolePolicy":
         kind, name = "role", resource.inputs["role"]
         path = "/" if name.endswith(("-deploy", "-preview")) else "/flotilla/aws-prod/"
@@ -157,11 +174,13 @@ def arn_of(resource: Resource) -> str:
     return ACCOUNT.iam(f"{kind}{path}{name}") if service == "iam" else ARNS.get(service, ACCOUNT.arn("ec2", "x/{name}")).format(name=name)
 
 
-def test_who_looks_for_drift_may_read_and_who_deploys_may_tag_and_change_everything_of_the_stack(planned):
-    plan = planned("aws-prod")
+@pytest.mark.parametrize("control", [False, True])
+def test_who_looks_for_drift_may_read_and_who_deploys_may_tag_and_change_everything_of_the_stack(control, changed):
+    beside = {"dstack": {"host": "cloud"}, "access.via": "direct"} if control else {}
+    plan = changed("aws-prod", beside)
     looks, deploys = documents(plan, "preview"), documents(plan, "deploy")
     resources = on_aws(plan)
-    assert {resource.kind for resource in resources} == CALLS.keys()
+    assert {resource.kind for resource in resources} == (CALLS.keys() if control else CALLS.keys() - CONTROL)
     refused = []
     for resource in resources:
         reads, changes = (calls.split() for calls in CALLS[resource.kind])

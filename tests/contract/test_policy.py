@@ -27,6 +27,7 @@ VARIANTS = [
     ("aws-dev", BY_PULUMI | {"network.flow_logs": True, "monitoring": True, "protect": True, "ci": {"github": "me/mine"}}),
     ("aws-dev", {"network": {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}}),
     ("aws-prod", {"access.via": "bastion", "access.allow": ["203.0.113.7/32"]}),
+    ("aws-dev", {"dstack": {"host": "cloud"}, "ci": {"github": "me/mine"}}),
     ("gcp-dev", BY_PULUMI | {"network.zones": ["us-central1-a"], "protect": True, "monitoring": True, "ci": {"github": "me/mine"}}),
     ("gcp-dev", {"fleets.0.machine": "a3-megagpu-8g", "network.zones": ["us-central1-a"]}),
     ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "1TB"}}),

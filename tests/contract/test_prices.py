@@ -122,6 +122,19 @@ def test_a_month_has_730_hours_and_dstacks_machines_cost_at_most_that():
     assert prices.priced(stack("aws-prod"), OFFERS).lines() == ["h100: 4 x p5.48xlarge: 220.00 USD an hour, 160,600 a month"]
 
 
+def test_a_control_node_is_paid_for_all_the_time():
+    of = stack("aws-dev", dstack={"host": "cloud"})
+    cost = prices.priced(of, [*OFFERS, offer("aws", "t3.small", "us-east-1", 0.02)])
+    assert cost.lines() == [
+        "gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month",
+        "control node: 1 x t3.small: 0.02 USD an hour, 15 a month",
+        "in all: 1.52 USD an hour, 1,110 a month",
+    ]
+    assert prices.priced(of, OFFERS).lines()[1] == (
+        "control node: 1 x t3.small: price not known, the catalogue has no on-demand price in us-east-1"
+    )
+
+
 def test_several_fleets_have_a_sum_and_one_without_price_leaves_it_open():
     of = stack("aws-dev")
     twice = of.model_copy(update={"fleets": (of.fleets[0], of.fleets[0].model_copy(update={"name": "more"}))})

@@ -12,6 +12,9 @@ from stacks.load import StackError, parse, settings
 
 ROOT = Path(__file__).parents[2]
 DRIVEN = {"drive": True}
+CONTROL = {"host": "cloud"}
+NO_CONTROL = "cloud is for flotilla:cloud aws, where `pulumi up` makes the server's machine; here it is"
+ELSEWHERE = "but with host: cloud the server is the control node, forwarded to this machine; leave it out, or name a port here"
 
 
 def told(stack: str, dstack: Any) -> str:
@@ -41,11 +44,66 @@ def told(stack: str, dstack: Any) -> str:
             "flotilla:dstack.on_destroy: belongs to drive: true; without it `pulumi up` asks nothing of the server",
         ),
         ("local", DRIVEN, "flotilla:dstack.drive: no node of flotilla:cloud local is dstack's; leave it out"),
+        ("aws-dev", {"host": "laptop"}, "flotilla:dstack.host: 'laptop' is not one of elsewhere, cloud"),
+        ("local", CONTROL, f"flotilla:dstack.host: {NO_CONTROL} local; leave it out"),
+        ("onprem", CONTROL, f"flotilla:dstack.host: {NO_CONTROL} ssh; leave it out"),
+        (
+            "aws-dev",
+            CONTROL | {"server": "https://dstack.example.com"},
+            f"flotilla:dstack.server: 'https://dstack.example.com', {ELSEWHERE}: http://127.0.0.1:3001",
+        ),
+        (
+            "aws-dev",
+            CONTROL | {"server": "http://10.65.0.4:3000"},
+            f"flotilla:dstack.server: 'http://10.65.0.4:3000', {ELSEWHERE}: http://127.0.0.1:3001",
+        ),
+        (
+            "aws-dev",
+            CONTROL | {"server": "https://localhost:3000"},
+            "flotilla:dstack.server: 'https://localhost:3000' is not a forwarded port such as http://127.0.0.1:3001",
+        ),
+        (
+            "aws-dev",
+            CONTROL | {"server": "http://127.0.0.1"},
+            "flotilla:dstack.server: 'http://127.0.0.1' is not a forwarded port such as http://127.0.0.1:3001",
+        ),
+        (
+            "aws-prod",
+            CONTROL,
+            "flotilla:access.via: tunnel, but with dstack.host cloud the server stands beside the nodes; take direct",
+        ),
     ],
     ids=str,
 )
 def test_a_mistake_in_the_settings_is_one_line(stack, dstack, message):
     assert told(stack, dstack) == f"stacks/Pulumi.{stack}.yaml: {message}"
+
+
+def test_a_bastion_is_no_way_in_where_the_server_is_beside_the_nodes():
+    given = settings("aws-prod", ROOT)
+    bastion = {"via": "bastion", "allow": ["203.0.113.7/32"]}
+    given |= {"flotilla:dstack": CONTROL, "flotilla:access": given["flotilla:access"] | bastion}
+    with pytest.raises(StackError, match=r"flotilla:access\.via: bastion, but with dstack\.host cloud"):
+        parse("aws-prod", given)
+
+
+def test_slurm_has_no_control_node():
+    with pytest.raises(StackError, match=rf"flotilla:dstack\.host: {NO_CONTROL} slurm; leave it out"):
+        parse("slurm", settings("slurm", ROOT) | {"flotilla:dstack": CONTROL})
+
+
+def test_a_network_holds_the_control_node_beside_the_nodes():
+    given = settings("aws-dev", ROOT)
+    [fleet] = given["flotilla:fleets"]
+    given |= {"flotilla:network": {"cidr": "10.65.0.0/24"}, "flotilla:fleets": [fleet | {"nodes": 11}]}
+    assert parse("aws-dev", given)
+    with pytest.raises(StackError, match=r"leaves 11 addresses in a zone, but the fleets have 11 nodes, and there is the control node"):
+        parse("aws-dev", given | {"flotilla:dstack": CONTROL})
+
+
+def test_a_port_here_may_be_another_than_the_servers_own():
+    dstack = parse("aws-dev", settings("aws-dev", ROOT) | {"flotilla:dstack": CONTROL | {"server": "http://127.0.0.1:3001"}}).dstack
+    assert dstack and dstack.port == 3001
 
 
 def test_an_unknown_key_names_the_nearest():

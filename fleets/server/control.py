@@ -1,0 +1,88 @@
+"""A person's login on the dstack server of a control node: the token from the stack's state, the way to nodes for `dstack attach`."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import time
+from pathlib import Path
+
+import requests
+
+from fleets.server.process import SAY_SECONDS, ServerError
+from stacks.load import load
+from stacks.schema import Stack
+
+ASK_SECONDS = 120  # for Pulumi's answer
+SSH = Path("~/.dstack/ssh")  # dstack's own folder; its `config` is the one that `dstack attach` reads
+
+
+def login(name: str, root: Path, seconds: float) -> int:
+    """Waits for the server behind the forwarded port, then makes its project this user's default. Raises ServerError."""
+    from dstack.api.server import APIClient
+
+    from stacks.dstack_api import ClientError, ConfigManager
+
+    stack = load(name, root)
+    settings = stack.dstack
+    if settings is None or not stack.control_node:
+        raise ServerError(f"stack {name} has no control node (flotilla:dstack.host); for a server here: python -m fleets.server login")
+    token = _token(stack, root)
+    _wait(settings.server, seconds)
+    try:
+        known = sorted(project.project_name for project in APIClient(settings.server, token).projects.list())
+    except (ClientError, requests.RequestException):
+        raise ServerError(f"{settings.server} does not know the token of stack {name}; is the port that of another server?") from None
+    if settings.project not in known:
+        raise ServerError(f"flotilla:dstack.project: {settings.server} has no project {settings.project!r}; it has {', '.join(known)}")
+    manager = ConfigManager()
+    manager.configure_project(settings.project, settings.server, token, default=True)
+    manager.save()
+    manager.config_filepath.chmod(0o600)
+    let_through(root / "build" / name / "ssh_config", SSH.expanduser())
+    print(f"{manager.config_filepath}: project {settings.project} on {settings.server} is the default")
+    return 0
+
+
+def _token(stack: Stack, root: Path) -> str:
+    command = ["pulumi", "stack", "output", "server_token", "--stack", stack.name, "--show-secrets", "--non-interactive"]
+    try:
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=ASK_SECONDS, check=False)
+    except FileNotFoundError:
+        raise ServerError("the token is in the stack's state, and there is no `pulumi` to read it: www.pulumi.com/docs/install") from None
+    except subprocess.TimeoutExpired:
+        raise ServerError(f"{' '.join(command)}: no answer within {ASK_SECONDS} s") from None
+    if done.returncode or not done.stdout.strip():
+        raise ServerError(f"{' '.join(command)}: {' '.join(done.stderr.split())}; first: pulumi up --stack {stack.name}")
+    return done.stdout.strip()
+
+
+def _wait(url: str, seconds: float) -> None:
+    """A new control node takes some minutes to install its server."""
+    begin = said = time.monotonic()
+    with requests.Session() as session:
+        session.trust_env = False  # never through a proxy
+        while True:
+            with contextlib.suppress(requests.RequestException):
+                if session.get(f"{url}/healthcheck", timeout=5).ok:
+                    return
+            now = time.monotonic()
+            if now - begin > seconds:
+                raise ServerError(f"{url} does not answer; leave the forward of `pulumi stack output next` running, and try again")
+            if now - said > SAY_SECONDS:
+                said = now
+                print(f"waiting for {url}, {now - begin:.0f} s of {seconds:.0f}", flush=True)
+            time.sleep(0.5)
+
+
+def let_through(way: Path, folder: Path) -> None:
+    """SSH of `dstack attach` takes the way to the nodes that was rendered, with a key of its own. Raises ServerError."""
+    if not way.is_file():
+        raise ServerError(f"{way} does not exist; first: flotilla render {way.parent.name}")
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    key, config = folder / "control", folder / "config"
+    if not key.exists():
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "flotilla", "-f", str(key)], check=True)
+    known, line = config.read_text() if config.exists() else "", f'Include "{way}"\n'
+    if line not in known:
+        config.write_text(line + known)  # dstack keeps what stands before its own hosts

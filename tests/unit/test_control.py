@@ -1,0 +1,179 @@
+"""What a control node boots, and the way of SSH through it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import yaml
+from dstack_server import played_aws
+
+from fleets.server import control as login
+from fleets.server.process import ServerError
+from infra import control
+from infra.aws import control as aws
+from infra.aws.site import Outputs, backend, ssh_config
+from stacks import dstack_api
+from stacks.schema import Stack
+from stacks.site import Site
+
+STACK = Stack.model_validate(
+    {
+        "name": "lab",
+        "cloud": "aws",
+        "region": "us-east-1",
+        "fleets": [{"name": "gpus", "machine": "g6.8xlarge", "nodes": 2}],
+        "dstack": {"host": "cloud"},
+    }
+)
+NETWORK = IPv4Network("10.65.0.0/16")
+
+
+@pytest.fixture
+def aws_server(tmp_path: Path) -> Iterator[str]:
+    """URL of moto."""
+    with played_aws(tmp_path / "aws.log") as url:
+        yield url
+
+
+def boots() -> str:
+    site = Site(backend=backend(STACK, Outputs("vpc-0", "nodes", "bucket", [])))
+    return aws.startup(STACK, site, "vol-0abc", "arn:aws:ssm:us-east-1:123456789012:parameter/flotilla/lab/server-token")
+
+
+def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed; `make test-hosts` installs it as root")
+    (tmp_path / "user-data").write_text(boots())
+    found = subprocess.run(["shellcheck", tmp_path / "user-data"], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout
+
+
+def test_user_data_fits_into_what_ec2_takes() -> None:
+    assert len(boots().encode()) < 16 * 1024
+
+
+def test_the_server_is_that_of_the_lock_and_its_configuration_that_of_the_stack() -> None:
+    assert "dstack==0.22.5" in control.pins("server", "aws") and "boto3==1.44.5" in control.pins("server", "aws")
+    assert not [pin for pin in control.pins("server", "aws") if "win" in pin or ";" in pin]
+    begin = boots().partition("data_disk()")[0]
+    said = subprocess.run(["bash", "-c", f'{begin}\nprintf %s "$config"'], capture_output=True, text=True, check=True).stdout
+    [project] = yaml.safe_load(said)["projects"]
+    assert (project["name"], project["backends"][0]["creds"]) == ("main", {"type": "default"})
+
+
+def test_the_server_gets_the_token_of_the_parameter_and_no_file_has_it(tmp_path: Path, aws_server: str) -> None:
+    """The launcher as it is written on the node, against moto; `dstack` shows what it was started with."""
+    text = boots().replace("/opt/flotilla", str(tmp_path / "opt")).replace("/usr/local/bin", str(tmp_path))
+    (tmp_path / "opt/bin").mkdir(parents=True)
+    (tmp_path / "opt/bin/python").symlink_to(sys.executable)
+    (tmp_path / "opt/bin/dstack").write_text('#!/bin/sh\necho "$DSTACK_SERVER_ADMIN_TOKEN $*"\n')
+    (tmp_path / "opt/bin/dstack").chmod(0o755)
+    begin, _, rest = text.partition("\nconfigure_server() {")
+    launcher = "cat >" + rest.partition("  cat >")[2].partition("  cat >")[0]
+    subprocess.run(["bash", "-c", f"{begin}\n{launcher}"], check=True, timeout=30)
+    keys = {"AWS_ENDPOINT_URL": aws_server, "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing"}
+    client = boto3.client("ssm", "us-east-1", endpoint_url=aws_server, aws_access_key_id="testing", aws_secret_access_key="testing")
+    client.put_parameter(Name="/flotilla/lab/server-token", Value="the-token", Type="SecureString")
+    started = subprocess.run(
+        ["bash", tmp_path / "flotilla-server"],
+        env={"PATH": "/usr/bin:/bin"} | keys,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert started.stdout == "the-token server --host 127.0.0.1 --port 3000\n", started.stderr
+    assert "the-token" not in (tmp_path / "flotilla-server").read_text()
+
+
+# The data disk
+
+
+def mount(tmp_path: Path, blkid: int) -> list[str]:
+    """What becomes of a disk of which blkid says this; devices, fstab and the folder are files here."""
+    stubs, done = tmp_path / "bin", tmp_path / "done"
+    stubs.mkdir()
+    answers = {"mountpoint": 1, "mkfs.ext4": 0, "mount": 0, "blkid": blkid}
+    for name, code in answers.items():
+        (stubs / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{done}\nexit {code}\n')
+        (stubs / name).chmod(0o755)
+    text = control.SCRIPT.read_text().partition("\ninstall_server() {")[0]
+    text = text.replace("/etc/fstab", f"{tmp_path}/fstab").replace("/var/lib/flotilla", f"{tmp_path}/data").replace("[ -b", "[ -e")
+    (tmp_path / "disk").touch()
+    line = f"data_disk() {{ echo {tmp_path}/disk; }}\n{text}\nmount_data"
+    subprocess.run(["bash", "-c", line], env={"PATH": f"{stubs}:/usr/bin:/bin"}, check=False, capture_output=True, timeout=30)
+    return [line.partition(" ")[0] for line in done.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("blkid", "did"),
+    [
+        (0, ["mountpoint", "blkid", "mount"]),  # a disk that an old node has used
+        (2, ["mountpoint", "blkid", "mkfs.ext4", "mount"]),  # nothing on it
+        (8, ["mountpoint", "blkid"]),  # ambiguous
+        (1, ["mountpoint", "blkid"]),
+    ],
+)
+def test_only_a_disk_with_nothing_on_it_is_formatted(blkid: int, did: list[str], tmp_path: Path) -> None:
+    assert mount(tmp_path, blkid) == did
+
+
+# SSH
+
+
+@pytest.mark.parametrize("network", ["10.65.0.0/16", "10.0.0.0/8", "192.168.4.0/22", "172.20.0.0/15", "10.1.2.128/25"])
+def test_patterns_are_of_the_network_and_of_nothing_else(network: str) -> None:
+    from fnmatch import fnmatchcase
+
+    wanted = IPv4Network(network)
+    patterns = control.within(wanted).split(",")
+    inside = [wanted.network_address, wanted.network_address + 77, wanted.broadcast_address]
+    outside = [wanted.network_address - 1, wanted.broadcast_address + 1, IPv4Address("127.0.0.1")]
+    found = {str(address): any(fnmatchcase(str(address), pattern) for pattern in patterns) for address in (*inside, *outside)}
+    assert found == {str(address): True for address in inside} | {str(address): False for address in outside}
+
+
+def effective(config: Path, host: str) -> dict[str, str]:
+    """What ssh makes of a host's settings."""
+    done = subprocess.run(["ssh", "-G", "-F", str(config), host], capture_output=True, text=True, check=True)
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+
+
+def test_ssh_to_nodes_jumps_through_the_control_node_and_to_other_hosts_it_does_not(tmp_path: Path) -> None:
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/ssh_config").write_text(ssh_config(STACK, str(NETWORK), "i-0abc"))
+    login.let_through(tmp_path / "build/ssh_config", tmp_path / "ssh")
+    config = tmp_path / "ssh/config"
+    with config.open("a") as more:  # as `dstack attach` does
+        more.write("Host ray-host\n  HostName 10.65.3.4\n  User ubuntu\nHost ray\n  HostName localhost\n  ProxyJump ray-host\n")
+        more.write("Host other-host\n  HostName 10.66.3.4\n")
+    assert effective(config, "ray-host")["proxyjump"] == "flotilla-lab"
+    assert effective(config, "ray")["proxyjump"] == "ray-host"
+    assert "proxyjump" not in effective(config, "other-host")
+    way = effective(config, "flotilla-lab")
+    assert way["user"] == "jump" and "AWS-StartSSHSession" in way["proxycommand"] and "proxyjump" not in way
+    login.let_through(tmp_path / "build/ssh_config", tmp_path / "ssh")
+    assert config.read_text().count("Include") == 1
+
+
+def test_a_way_that_was_not_rendered_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match=r"build/aws-dev/ssh_config does not exist; first: flotilla render aws-dev"):
+        login.let_through(tmp_path / "build/aws-dev/ssh_config", tmp_path / "ssh")
+
+
+def test_dstack_keeps_the_way_when_it_adds_and_removes_hosts(tmp_path: Path) -> None:
+    (tmp_path / "ssh_config").write_text("")
+    login.let_through(tmp_path / "ssh_config", tmp_path / "ssh")
+    config = tmp_path / "ssh/config"
+    options: dict[str, Any] = {"HostName": "10.65.0.1"}
+    dstack_api.update_ssh_config(config, "ray", options)
+    dstack_api.update_ssh_config(config, "ray", {})
+    assert config.read_text() == f'Include "{tmp_path}/ssh_config"\n'
