@@ -48,6 +48,7 @@ from stacks.schema import Stack
 
 SHOWN = 60  # characters of a property's value in the tree
 PIPE = 1000  # columns where nobody's terminal sets them: no line of the tree is cut
+SECRET = "[secret]"
 OPTIONS = ("provider", "protect", "retainOnDelete", "ignoreChanges", "dependencies", "deleteBeforeReplace")
 
 
@@ -92,7 +93,7 @@ class Recorder(mocks.MockMonitor, mocks.Mocks):
     def RegisterResource(self, request: Any) -> Any:
         answer = super().RegisterResource(request)
         if request.type != "pulumi:pulumi:Stack":
-            inputs = mocks.rpc.deserialize_properties(request.object)
+            inputs = _hidden(mocks.rpc.deserialize_properties(request.object))
             inputs.pop("__provider", None)
             options = {key: value for key in OPTIONS if (value := _plain(getattr(request, key)))}
             id_ = answer.id if request.custom else ""
@@ -110,6 +111,15 @@ class Recorder(mocks.MockMonitor, mocks.Mocks):
         answer, said = cloud.answer(args.token, args.args)
         self.assumed[f"{args.token.rpartition('/')[2].partition(':')[0]} {json.dumps(args.args, sort_keys=True, default=str)}"] = said
         return answer, []
+
+
+def _hidden(value: Any) -> Any:
+    """Inputs as a plan shows them: what is secret is not known here, and is none of its business."""
+    if mocks.rpc.is_rpc_secret(value):
+        return SECRET
+    if isinstance(value, dict):
+        return {key: _hidden(each) for key, each in value.items()}
+    return [_hidden(each) for each in value] if isinstance(value, list) else value
 
 
 def _plain(option: Any) -> Any:
@@ -173,7 +183,7 @@ def _order(resource: Resource) -> tuple[Any, ...]:
 async def _settled(values: dict[str, Any]) -> dict[str, Any]:
     """The exported values, the secret ones hidden."""
     outputs = {name: pulumi.Output.from_input(value) for name, value in values.items()}
-    return {name: "[secret]" if await output.is_secret() else await output.future() for name, output in outputs.items()}
+    return {name: SECRET if await output.is_secret() else await output.future() for name, output in outputs.items()}
 
 
 def tree(plan: Plan) -> Tree:

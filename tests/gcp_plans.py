@@ -28,6 +28,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "share": ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "2TB"}}),
     "regional share": ("gcp-dev", {"checkpoints": {"kind": "filestore", "size": "1TB"}}),
     "disk": ("gcp-prod", {"checkpoints": {"kind": "hyperdisk-ml", "size": "1TB"}, "fleets.0.nodes": 1}),
+    "control": ("gcp-dev", {"dstack": {"host": "cloud"}}),
+    "control by pulumi": ("gcp-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"}),
     "existing network": ("gcp-dev", {"network": {"vpc": "mine", "subnets": ["nodes"]}}),
     "shared pool": ("gcp-prod", {"ci.provider": "projects/1/locations/global/workloadIdentityPools/github"}),
 }

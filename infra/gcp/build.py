@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pulumi
 import pulumi_gcp as gcp
@@ -10,12 +11,13 @@ import pulumi_gcp as gcp
 from cluster_tasks.ray import CHECKPOINTS
 from infra.gcp import mounts
 from infra.gcp.budget import Budget, BudgetArgs
+from infra.gcp.control import Control, ControlArgs
 from infra.gcp.deploy import Deploy, DeployArgs
 from infra.gcp.fleets import Fleets, FleetsArgs
 from infra.gcp.identity import Identity, IdentityArgs
 from infra.gcp.network import Fabric, FabricArgs, Network, NetworkArgs
 from infra.gcp.services import Services, ServicesArgs, needed
-from infra.gcp.site import Outputs, labels, site
+from infra.gcp.site import Outputs, backend, control_zone, labels, site
 from infra.gcp.storage import Storage, StorageArgs
 from stacks import places
 from stacks.machines import NETWORKS, Machine
@@ -45,18 +47,15 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     identity = Identity(context.name, IdentityArgs(context.project, stack.monitoring, by_dstack), opts=context.opts)
     store = _store(context, network, identity)
     fleets = Fleets(_fleets_args(context, machines, network, fabric, identity, store), context.opts)
-    deploy = _deploy(context, identity)
+    node = _control(context, network, fabric, identity)
+    deploy = _deploy(context, identity, node)
     if stack.budget:
         Budget(context.name, BudgetArgs(context.project, stack.budget), opts=context.opts)
     outputs = pulumi.Output.all(
-        vpc=network.vpc,
-        subnet=network.subnet,
-        cidr=network.cidr,
-        nodes_account=identity.nodes,
+        **_reached(network, fabric, identity),
         server_account=identity.server,
+        control=node.name if node else None,
         mount=_mount(stack, store, inside=True),
-        vpcs=fabric.vpcs if fabric else [],
-        roce=fabric.roce if fabric else None,
         store=store.location,
         addresses=fleets.addresses,
         first=fleets.first,
@@ -64,6 +63,44 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         deploy=deploy.outputs if deploy else {},
     )
     return outputs.apply(lambda values: site(stack, machines, Outputs(**values)))
+
+
+def _reached(network: Network, fabric: Fabric | None, identity: Identity) -> dict[str, Any]:
+    """What dstack's backend is made of."""
+    vpcs, roce = (fabric.vpcs, fabric.roce) if fabric else ([], None)
+    return {
+        "vpc": network.vpc,
+        "subnet": network.subnet,
+        "cidr": network.cidr,
+        "nodes_account": identity.nodes,
+        "vpcs": vpcs,
+        "roce": roce,
+    }
+
+
+def _control(context: Context, network: Network, fabric: Fabric | None, identity: Identity) -> Control | None:
+    """The machine of flotilla:dstack.host: cloud, in the nodes' network; its server's token is an output of the stack."""
+    stack, cloud = context.stack, places.cloud_of(context.stack)
+    if not stack.control_node:
+        return None
+    assert cloud and cloud.control  # stacks/rules/shared.py
+    by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
+    known = pulumi.Output.all(**_reached(network, fabric, identity))
+    args = ControlArgs(
+        stack=stack,
+        project=context.project,
+        region=context.region,
+        zone=control_zone(stack),
+        machine=cloud.control,
+        vpc=network.vpc,
+        subnet=network.subnet_id,
+        backend=known.apply(lambda found: Site(backend=backend(stack, Outputs(**found)) if by_dstack else None)),
+        server=identity.server,
+        after=network.ready,
+    )
+    made = Control(context.name, args, opts=context.opts)
+    pulumi.export("server_token", made.token)
+    return made
 
 
 def _context(stack: Stack) -> Context:
@@ -132,10 +169,12 @@ def _fleets_args(
     )
 
 
-def _deploy(context: Context, identity: Identity) -> Deploy | None:
+def _deploy(context: Context, identity: Identity, node: Control | None) -> Deploy | None:
     stack = context.stack
     if stack.ci is None:
         return None
     payer = stack.budget.billing_account if stack.budget else None
     args = DeployArgs(context.project, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted)
+    if node:
+        args = replace(args, secret=node.secret, server=identity.server_name)
     return Deploy(context.name, args, opts=context.opts)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pulumi
-from pulumi_gcp import billing, iam, projects, serviceaccount
+from pulumi_gcp import billing, iam, projects, secretmanager, serviceaccount
 
 from infra.gcp import names
+from infra.gcp.control import READS_SECRET
 from stacks.cloud_settings import Ci
 
 ISSUER = "https://token.actions.githubusercontent.com"
@@ -35,6 +36,8 @@ class DeployArgs:
     billing_account: str | None  # whose budget the stack keeps
     nodes: pulumi.Output[str]  # full name of the nodes' service account
     granted: list[pulumi.Output[str]]  # roles that the stack's own accounts have on the project
+    secret: pulumi.Output[str] | None = None  # id of the control node's, which holds its server's token
+    server: pulumi.Output[str] | None = None  # full name of the service account that the control node runs as
 
 
 class Deploy(pulumi.ComponentResource):
@@ -67,6 +70,8 @@ class Deploy(pulumi.ComponentResource):
                     opts=self._child,
                 )
             self._grant(f"{name}-{role}", args, account.member, WRITE if role == "up" else READ)
+            if args.secret:
+                self._control(f"{name}-{role}", args, args.secret, account.member, role)
             if role == "up":
                 self._may_grant(f"{name}-{role}", args, account.member)
             self.outputs[f"deploy_{role}_account"] = account.email
@@ -108,6 +113,18 @@ class Deploy(pulumi.ComponentResource):
         serviceaccount.IAMMember(
             f"{name}-as-nodes", service_account_id=args.nodes, role="roles/iam.serviceAccountUser", member=member, opts=self._child
         )
+
+    def _control(self, name: str, args: DeployArgs, secret: pulumi.Output[str], member: pulumi.Output[str], role: str) -> None:
+        """A refresh reads the token too: who previews decrypts the state, which holds it as well."""
+        secretmanager.SecretIamMember(
+            f"{name}-token", project=args.project, secret_id=secret, role=READS_SECRET, member=member, opts=self._child
+        )
+        if role != "up":
+            return
+        projects.IAMMember(f"{name}-secrets", project=args.project, role="roles/secretmanager.admin", member=member, opts=self._child)
+        if args.server:
+            as_user = "roles/iam.serviceAccountUser"
+            serviceaccount.IAMMember(f"{name}-as-server", service_account_id=args.server, role=as_user, member=member, opts=self._child)
 
     def _grant(self, name: str, args: DeployArgs, member: pulumi.Output[str], roles: tuple[str, ...]) -> None:
         for role in roles:

@@ -17,7 +17,9 @@ def needed(stack: Stack) -> tuple[str, ...]:
     some = {
         "cloudkms": stack.checkpoints.kind == "bucket" and stack.protect,
         "file": stack.checkpoints.kind == "filestore",
-        "iap": stack.access is not None and stack.access.via == "tunnel",
+        "iap": stack.control_node or (stack.access is not None and stack.access.via == "tunnel"),
+        "oslogin": stack.control_node,
+        "secretmanager": stack.control_node,
         "billingbudgets": stack.budget is not None,
         "monitoring": stack.budget is not None or stack.monitoring,
         "logging": stack.monitoring,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from ipaddress import IPv4Network
 from typing import Any
 
+from infra import control
 from stacks import places
 from stacks.machines import Fabric, Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
@@ -37,6 +39,7 @@ class Outputs:
     cidr: str
     nodes_account: str
     server_account: str | None = None
+    control: str | None = None  # name of the machine with the dstack server
     mount: list[str] = field(default_factory=list)
     vpcs: list[str] = field(default_factory=list)
     roce: str | None = None
@@ -59,6 +62,7 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
         "subnet": outputs.subnet,
         "nodes_account": outputs.nodes_account,
         "dstack_server_account": outputs.server_account,
+        "control": outputs.control,
     }
     return Site(
         backend=backend(stack, outputs) if by_dstack else None,
@@ -68,7 +72,8 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
         setup=SETUP.get(fabric, ()),
         volumes=VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),
         outputs={name: value for name, value in (named | outputs.deploy).items() if value},
-        prerequisites=tunnel(stack, outputs) if launched else (),
+        prerequisites=(*(tunnel(stack, outputs) if launched else ()), *forward(stack, outputs)),
+        ssh_config=ssh_config(stack, outputs) if outputs.control else None,
     )
 
 
@@ -110,6 +115,30 @@ def ssh(stack: Stack, fleet: Fleet, outputs: Outputs) -> Ssh:
     return Ssh.model_validate(
         {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": outputs.cidr, "proxy_jump": jump}
     )
+
+
+def control_zone(stack: Stack) -> str:
+    """Of the control node and its disk: the stack's first, else one that nearly every region has."""
+    return stack.network.zones[0] if stack.network.zones else f"{stack.region}-b"
+
+
+def _through(stack: Stack, machine: str) -> str:
+    """SSH by Identity-Aware Proxy and OS Login, with the keys that gcloud makes for a person."""
+    return f"gcloud compute ssh {machine} --project {stack.project} --zone {control_zone(stack)} --tunnel-through-iap --quiet --"
+
+
+def forward(stack: Stack, outputs: Outputs) -> tuple[str, ...]:
+    """What to leave running in another terminal: the way to the dstack server on the control node."""
+    if not outputs.control or not stack.dstack:
+        return ()
+    return (f"{_through(stack, outputs.control)} -N -L {stack.dstack.port}:127.0.0.1:{control.PORT}",)
+
+
+def ssh_config(stack: Stack, outputs: Outputs) -> str:
+    """SSH to nodes continues from the control node."""
+    assert outputs.control  # asked by the caller
+    network = IPv4Network(outputs.cidr) if stack.network.vpc else stack.network.cidr
+    return control.ssh_config(network, [], f"ProxyCommand {_through(stack, outputs.control)} -W %h:%p")
 
 
 def tunnel(stack: Stack, outputs: Outputs) -> tuple[str, ...]:

@@ -111,9 +111,11 @@ def _room(stack: Stack) -> Iterator[PydanticCustomError]:
     held = [("the subnet of the nodes", ranges.main, stack.fleets)]
     held += [("each network of the fabric", subnet, wired) for subnet in ranges.fabric[:1]]
     for where, subnet, fleets in held:
+        control = stack.control_node and subnet == ranges.main
         nodes = sum(fleet.nodes for fleet in fleets)
-        if (most := usable(subnet)) < nodes:
-            text = f"{stack.network.cidr} leaves {most} addresses in {where}, but the fleets have {nodes} nodes; widen it"
+        if (most := usable(subnet)) < nodes + control:
+            beside = ", and there is the control node" if control else ""
+            text = f"{stack.network.cidr} leaves {most} addresses in {where}, but the fleets have {nodes} nodes{beside}; widen it"
             yield setting_error(text, "network", "cidr")
 
 
@@ -263,6 +265,7 @@ CLOUD = Cloud(
     preemption="compute-metadata",
     prices_page="https://cloud.google.com/compute/gpus-pricing",
     zonal_prices=True,
+    control="e2-medium",
 )
 PLACE = Place(
     name="gcp",

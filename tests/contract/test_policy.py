@@ -31,6 +31,8 @@ VARIANTS = [
     ("gcp-dev", BY_PULUMI | {"network.zones": ["us-central1-a"], "protect": True, "monitoring": True, "ci": {"github": "me/mine"}}),
     ("gcp-dev", {"fleets.0.machine": "a3-megagpu-8g", "network.zones": ["us-central1-a"]}),
     ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "1TB"}}),
+    ("gcp-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"}),
+    ("gcp-dev", {"dstack": {"host": "cloud"}, "ci": {"github": "me/mine"}}),
 ]
 
 

@@ -13,7 +13,7 @@ from stacks.load import StackError, parse, settings
 ROOT = Path(__file__).parents[2]
 DRIVEN = {"drive": True}
 CONTROL = {"host": "cloud"}
-NO_CONTROL = "cloud is for flotilla:cloud aws, where `pulumi up` makes the server's machine; here it is"
+NO_CONTROL = "cloud is for flotilla:cloud aws or gcp, where `pulumi up` makes the server's machine; here it is"
 ELSEWHERE = "but with host: cloud the server is the control node, forwarded to this machine; leave it out, or name a port here"
 
 
@@ -67,6 +67,7 @@ def told(stack: str, dstack: Any) -> str:
             CONTROL | {"server": "http://127.0.0.1"},
             "flotilla:dstack.server: 'http://127.0.0.1' is not a forwarded port such as http://127.0.0.1:3001",
         ),
+        ("gcp-prod", CONTROL, "flotilla:access.via: tunnel, but with dstack.host cloud the server stands beside the nodes; take direct"),
         (
             "aws-prod",
             CONTROL,
@@ -99,6 +100,15 @@ def test_a_network_holds_the_control_node_beside_the_nodes():
     assert parse("aws-dev", given)
     with pytest.raises(StackError, match=r"leaves 11 addresses in a zone, but the fleets have 11 nodes, and there is the control node"):
         parse("aws-dev", given | {"flotilla:dstack": CONTROL})
+
+
+def test_a_network_of_gcp_holds_the_control_node_beside_the_nodes():
+    given = settings("gcp-dev", ROOT)
+    [fleet] = given["flotilla:fleets"]
+    given |= {"flotilla:network": {"cidr": "10.65.0.0/22"}, "flotilla:fleets": [fleet | {"nodes": 508}]}
+    assert parse("gcp-dev", given)
+    with pytest.raises(StackError, match=r"the fleets have 508 nodes, and there is the control node; widen it"):
+        parse("gcp-dev", given | {"flotilla:dstack": CONTROL})
 
 
 def test_a_port_here_may_be_another_than_the_servers_own():
