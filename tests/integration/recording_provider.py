@@ -33,7 +33,7 @@ REPLACES = {
     "Bucket": ("bucket", "name", "location"),
     "FileSystem": ("subnetIds", "kmsKeyId"),
     "Firewall": ("name", "network"),
-    "Instance": ("ami", "launchTemplate", "subnetId", "zone", "machineType"),
+    "Instance": ("ami", "launchTemplate", "subnetId", "zone", "machineType", "userData", "metadataStartupScript"),
     "InstanceFromTemplate": ("sourceInstanceTemplate", "zone"),
     "InstanceTemplate": ("*",),
     "LustreFileSystem": ("subnetIds", "kmsKeyId", "storageType", "deploymentType"),
@@ -42,6 +42,7 @@ REPLACES = {
     "SecurityGroup": ("name", "vpcId", "description"),
     "Subnet": ("cidrBlock", "availabilityZone", "vpcId"),
     "Subnetwork": ("name", "network", "region", "ipCidrRange"),
+    "VolumeAttachment": ("instanceId", "volumeId"),
     "Vpc": ("cidrBlock",),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -171,6 +172,42 @@ def test_nodes_are_replaced_the_old_one_first_and_not_for_an_edit_of_their_scrip
     assert count > 1
     for node in {one for _, one in nodes}:
         assert nodes.index(("delete", node)) < nodes.index(("create", node))
+
+
+# A control node: what holds its script, and its disk.
+BOOTS = {"aws-dev": "userData", "gcp-dev": "metadataStartupScript"}
+DISKS = {"aws-dev": "Volume", "gcp-dev": "Disk"}
+
+
+def token(cloud: Any, name: str) -> str:
+    return cloud.must("stack", "output", "server_token", "--stack", name, "--show-secrets").strip()
+
+
+def machine(cloud: Any, name: str) -> dict[str, Any]:
+    state = json.loads(cloud.must("stack", "export", "--stack", name, "--show-secrets"))
+    [found] = [one for one in state["deployment"]["resources"] if re.search(r"instance:Instance::\S+-control$", one["urn"])]
+    return found["inputs"]
+
+
+@pytest.mark.parametrize("name", BOOTS)
+def test_another_configuration_replaces_the_machine_and_neither_its_disk_nor_its_token(name, cloud):
+    cloud.stack(name)
+    cloud.must("config", "set", "--stack", name, "--path", "flotilla:dstack.host", "cloud")
+    cloud.up(name)
+    created = [(kind, one) for call, kind, one in calls(cloud) if call == "create" and one.endswith("-control")]
+    assert {"Instance", DISKS[name]} <= {kind for kind, _ in created}
+    known, first = token(cloud, name), machine(cloud, name)
+    assert re.fullmatch("[0-9a-f]{64}", known) and known not in first[BOOTS[name]]
+    cloud.up(name)
+    assert not calls(cloud)
+
+    cloud.must("config", "set", "--stack", name, "--path", "flotilla:tags.purpose", "training")  # dstack puts it on its machines
+    cloud.up(name)
+    asked = [(call, kind) for call, kind, one in calls(cloud) if one == f"flotilla-{name}-control" and call != "update"]
+    attached = [("delete", "VolumeAttachment")] if name == "aws-dev" else []
+    assert asked == [*attached, ("delete", "Instance"), ("create", "Instance"), *(("create", kind) for _, kind in attached)]
+    assert token(cloud, name) == known and machine(cloud, name)[BOOTS[name]] != first[BOOTS[name]]
+    cloud.must("destroy", "--stack", name, "--yes")
 
 
 def test_what_is_protected_keeps_what_it_hangs_on_when_an_update_is_refused(cloud):
