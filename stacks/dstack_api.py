@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # the same names for the type checker
     from dstack._internal.core.services.diff import diff_models
     from dstack._internal.utils.files import create_file_archive
     from dstack._internal.utils.ssh import update_ssh_config
+    from dstack._internal.utils.gpu import convert_nvidia_gpu_name
 
 MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "cli.services.configurators.fleet": ("_resolve_ssh_key",),
@@ -70,6 +71,7 @@ MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "core.services.diff": ("diff_models",),
     "utils.files": ("create_file_archive",),
     "utils.ssh": ("update_ssh_config",),
+    "utils.gpu": ("convert_nvidia_gpu_name",),
 }
 HOMES = {name: module for module, names in MODULES.items() for name in names}
 

@@ -1,4 +1,7 @@
-"""Asks the cloud, before `pulumi up`, whether a stack can be had: credentials, zones, quota, capacity, images, addresses, budget.
+"""Asks, before anything is made, whether a stack can be had.
+
+A cloud: credentials, zones, quota, capacity, images, addresses, budget. Your own machines, all at once and a line each: name, port, login,
+sudo, Docker, GPUs and their driver, disk, clock, shared folder, the network between them.
 
 python -m infra.preflight STACK
 python -m infra.preflight STACK --json
@@ -15,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import import_module
+from importlib.util import find_spec
 
 from rich.console import Console
 from rich.markup import escape
@@ -23,21 +27,27 @@ from infra import prices
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.errors import UserError
 from stacks.load import StackError, load
-from stacks.places import clouds, machines, place_of
+from stacks.places import PLACES, machines, place_of
 from stacks.project import project_root
+from stacks.rules.place import Place
 from stacks.schema import Stack
 
 COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}
 
 
 def preflight(stack: Stack) -> list[Answer]:
-    """What the stack's cloud answers. Raises StackError where the stack has no cloud."""
+    """What the stack's place answers. Raises StackError where there is nothing to ask there."""
     place = place_of(stack)
-    if place.cloud is None:
-        text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {' and '.join(clouds())}"
+    if not _asks(place):
+        places = ", ".join(name for name, other in PLACES.items() if _asks(other))
+        text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {places}"
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {text}")
-    asked = import_module(f"{place.program}.preflight").ask(stack, machines(stack))
-    return [*asked, budget(stack)]
+    asked = import_module(f"{place.program}.preflight").ask(stack, machines(stack) if place.cloud else {})
+    return [*asked, budget(stack)] if place.cloud else asked
+
+
+def _asks(place: Place) -> bool:
+    return find_spec(f"{place.program}.preflight") is not None
 
 
 def budget(stack: Stack) -> Answer:

@@ -34,16 +34,21 @@ class Project:
                 shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
             else:
                 shutil.copy(source, folder / part)
+        (folder / ".venv").symlink_to(sys.prefix)  # else an engine makes an environment of its own
+        (folder / "infra/.venv").symlink_to("../.venv")
+        self.state_folder = folder / "state"
+        self.state_folder.mkdir()
         stack = folder / "stacks/Pulumi.local.yaml"
         stack.write_text(stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {free_port()}\n")
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """From a subfolder, where nobody is at the terminal."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_"))}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_", "PULUMI_"))}
+        engine = {"PULUMI_BACKEND_URL": f"file://{self.state_folder}", "PULUMI_CONFIG_PASSPHRASE": "", "PULUMI_SKIP_UPDATE_CHECK": "true"}
         return subprocess.Popen(
             [sys.executable, "-m", "cli", *arguments],
             cwd=self.folder / "trainer/recipes",
-            env=env | {"PYTHONPATH": str(self.folder)},
+            env=env | engine | {"PYTHONPATH": str(self.folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

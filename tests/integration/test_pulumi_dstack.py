@@ -94,7 +94,9 @@ def test_the_life_of_a_driven_stack(driven, dstack):
     assert dstack.api.fleets.get("main", "gpus").spec.configuration.idle_duration == 7200
 
     # Mistakes: one line each, and the next `up` goes on.
-    driven.must("config", "set", "--stack", "aws-dev", "--path", "flotilla:network.zones[0]", "us-east-1z")
+    driven.must(
+        "config", "set", "--stack", "aws-dev", "--path", "flotilla:network.zones[0]", "us-east-1h"
+    )  # a letter that AWS could use and does not
     error = failing(driven, "up", "--stack", "aws-dev", "--yes", "--skip-preview")
     assert error.startswith("error: DstackRefused: fleet gpus: no offers for instance_types: ['g6.8xlarge']"), error
     assert "without availability_zones: g6.8xlarge in us-east-1" in error
