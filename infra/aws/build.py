@@ -44,7 +44,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     deploy = _deploy(context)
     context = replace(context, boundary=deploy.boundary_arn if deploy else None)
     subnets = _subnets(context, zones)
-    bucket = Bucket(context.name, BucketArgs(stack.checkpoints.keep_days, stack.protect), opts=context.opts)
+    bucket = _bucket(context)
     identity = _identity(context, bucket)
     group = _group(context, subnets)
     lustre = _lustre(context, subnets, bucket, group)
@@ -59,7 +59,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     outputs = pulumi.Output.all(
         vpc=subnets.vpc_id,
         profile=identity.profile_name,
-        bucket=bucket.name,
+        bucket=bucket.name if bucket else None,
         mount=_in_container(stack, bucket),
         addresses=fleets.addresses if fleets else {},
         images=fleets.images if fleets else {},
@@ -72,7 +72,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         ids={
             "private_subnets": pulumi.Output.all(*subnets.private.values()).apply(",".join),
             "node_security_group": group.group_id,
-            "key": bucket.key_arn,
+            **({"key": bucket.key_arn} if bucket else {}),
             **({"file_system": lustre.id} if lustre else {}),
         },
     )
@@ -119,9 +119,17 @@ def _by_dstack(stack: Stack) -> bool:
     return any(fleet.provision == "dstack" for fleet in stack.fleets)
 
 
-def _identity(context: Context, bucket: Bucket) -> Identity:
+def _bucket(context: Context) -> Bucket | None:
+    """For checkpoints in it, or in a file system that copies to it; folders and volumes of nodes need none."""
+    settings = context.stack.checkpoints
+    if settings.kind not in ("bucket", "lustre"):
+        return None
+    return Bucket(context.name, BucketArgs(settings.keep_days, context.stack.protect), opts=context.opts)
+
+
+def _identity(context: Context, bucket: Bucket | None) -> Identity:
     stack = context.stack
-    args = IdentityArgs(context.account, stack.name, bucket.arn, bucket.key_arn, stack.monitoring, _by_dstack(stack), context.boundary)
+    args = IdentityArgs(context.account, stack.name, bucket, stack.monitoring, _by_dstack(stack), context.boundary)
     return Identity(context.name, args, opts=context.opts)
 
 
@@ -132,9 +140,9 @@ def _group(context: Context, subnets: network.Subnets) -> network.NodeSecurity:
     return network.NodeSecurity(context.name, network.NodeSecurityArgs(subnets.vpc_id, name, ssh), opts=context.opts)
 
 
-def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket, group: network.NodeSecurity) -> Lustre | None:
+def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket | None, group: network.NodeSecurity) -> Lustre | None:
     wanted = context.stack.checkpoints
-    if wanted.kind != "lustre":
+    if wanted.kind != "lustre" or bucket is None:
         return None
     assert wanted.size  # stacks/schema.py
     size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
@@ -142,19 +150,19 @@ def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket, group: n
     return Lustre(context.name, args, opts=context.opts)
 
 
-def _on_hosts(context: Context, bucket: Bucket, lustre: Lustre | None) -> pulumi.Output[list[str]]:
+def _on_hosts(context: Context, bucket: Bucket | None, lustre: Lustre | None) -> pulumi.Output[list[str]]:
     """Shell lines that mount the checkpoints on hosts that Pulumi launches."""
-    wanted, folder = context.stack.checkpoints, str(context.stack.checkpoints.path)
+    folder = str(context.stack.checkpoints.path)
     if lustre:
         return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mounts.lustre_on_host(names[0], names[1], folder))
-    if wanted.kind != "bucket":
+    if bucket is None:
         return pulumi.Output.from_input([])
     return bucket.name.apply(lambda name: mounts.bucket_on_host(name, context.account.region, folder))
 
 
-def _in_container(stack: Stack, bucket: Bucket) -> pulumi.Output[list[str]]:
+def _in_container(stack: Stack, bucket: Bucket | None) -> pulumi.Output[list[str]]:
     """Shell lines that mount the checkpoints in the container of the cluster, whose fleet is the first; other hosts have it mounted."""
-    if stack.checkpoints.kind != "bucket" or stack.fleets[0].provision != "dstack":
+    if bucket is None or stack.fleets[0].provision != "dstack":
         return pulumi.Output.from_input([])
     assert stack.region  # stacks/rules/shared.py
     region = stack.region

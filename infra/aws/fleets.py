@@ -55,7 +55,7 @@ class Fleets(pulumi.ComponentResource):
         self.register_outputs({"addresses": self.addresses, "bastion": self.bastion})
 
     def _nodes(self, name: str, args: FleetsArgs, fleet: Fleet, key: pulumi.Input[str]) -> Nodes:
-        access = args.stack.access
+        access, folder = args.stack.access, str(args.stack.checkpoints.path)
         assert access  # stacks/rules/shared.py
         shared = NodesArgs(
             fleet=fleet,
@@ -65,12 +65,19 @@ class Fleets(pulumi.ComponentResource):
             group_id=args.group_id,
             profile_arn=args.profile_arn,
             key_name=key,
-            startup=args.mount.apply(lambda mount: startup.script(access.user, mount, str(args.stack.checkpoints.path))),
-            prepared_for=[access.user, args.stack.checkpoints.kind, str(args.stack.checkpoints.path)],
+            startup=args.mount.apply(
+                lambda mount: startup.script(access.user, mount, folder, args.machines[fleet.name], _monitoring(args.stack))
+            ),
+            prepared_for=[access.user, args.stack.checkpoints.kind, folder],
             tags=args.tags,
             after=args.after,
         )
         return Nodes(f"{name}-{fleet.name}", shared, opts=pulumi.ResourceOptions(parent=self))
+
+
+def _monitoring(stack: Stack) -> list[str]:
+    assert stack.region  # stacks/rules/shared.py
+    return startup.monitoring(stack.name, stack.region, str(stack.checkpoints.path)) if stack.monitoring else []
 
 
 def _parameter(args: FleetsArgs, fleet: Fleet) -> str:

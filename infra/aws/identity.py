@@ -9,16 +9,16 @@ import pulumi
 from pulumi_aws import iam
 
 from infra.aws import policies
+from infra.aws.storage import Bucket
 
 
 @dataclass(frozen=True)
 class IdentityArgs:
-    """`bucket` and `key` are ARNs; `server`: whether dstack launches machines."""
+    """`bucket`: where checkpoints are kept, if in one; `server`: whether dstack launches machines."""
 
     account: policies.Account
     stack: str
-    bucket: pulumi.Output[str]
-    key: pulumi.Output[str]
+    bucket: Bucket | None
     monitoring: bool
     server: bool
     boundary: pulumi.Input[str] | None  # that a role made by a deployment must have
@@ -38,10 +38,10 @@ class Identity(pulumi.ComponentResource):
             permissions_boundary=args.boundary,
             opts=child,
         )
-        documents: dict[str, pulumi.Input[str]] = {
-            "checkpoints": pulumi.Output.all(args.bucket, args.key).apply(lambda arns: json.dumps(policies.checkpoints(*arns))),
-            "images": json.dumps(policies.images(args.account)),
-        }
+        documents: dict[str, pulumi.Input[str]] = {"images": json.dumps(policies.images(args.account))}
+        if args.bucket:
+            arns = pulumi.Output.all(args.bucket.arn, args.bucket.key_arn)
+            documents["checkpoints"] = arns.apply(lambda arns: json.dumps(policies.checkpoints(*arns)))
         if args.monitoring:
             documents["monitoring"] = json.dumps(policies.monitoring(args.account, args.stack))
         for what, text in documents.items():

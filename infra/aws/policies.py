@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PULL = ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer")
+NAMESPACE = "Flotilla"  # of metrics
 WRITE_LOGS = ("CreateLogStream", "DescribeLogStreams", "PutLogEvents")
 Statement = dict[str, Any]
 Document = dict[str, Any]
@@ -113,11 +114,15 @@ def images(account: Account) -> Document:
     )
 
 
+def log_group(stack: str) -> str:
+    return f"/flotilla/{stack}"
+
+
 def monitoring(account: Account, stack: str) -> Document:
-    """Of the nodes: metrics in the namespace Flotilla, logs in groups below /flotilla/<stack>."""
-    groups = account.arn("logs", f"log-group:/flotilla/{stack}")
+    """Of the nodes: metrics in our namespace, logs in the stack's group."""
+    groups = account.arn("logs", f"log-group:{log_group(stack)}")
     return document(
-        allow(["cloudwatch:PutMetricData"], "*", {"StringEquals": {"cloudwatch:namespace": "Flotilla"}}),
+        allow(["cloudwatch:PutMetricData"], "*", {"StringEquals": {"cloudwatch:namespace": NAMESPACE}}),
         allow([f"logs:{call}" for call in ("CreateLogGroup", *WRITE_LOGS)], [f"{groups}*", f"{groups}*:*"]),
     )
 

@@ -1,5 +1,6 @@
 # Readies a host for dstack's SSH fleet: Docker, the NVIDIA container toolkit, sudo without password, port forwarding.
-# Runs once, at first boot, after the lines that set `user`, `checkpoints` and `mount_checkpoints`. Its log: /var/log/cloud-init-output.log
+# Runs once, at first boot, after the lines that set `user`, `checkpoints`, `mount_checkpoints`, `start_monitoring` and
+# `use_local_disks`. Its log: /var/log/cloud-init-output.log
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
 
@@ -12,6 +13,7 @@ if [ -n "$checkpoints" ]; then
   mountpoint -q "$checkpoints"
 fi
 
+use_local_disks
 command -v docker >/dev/null || { apt-get update -qq && apt-get install -qq -y docker.io; }
 systemctl enable --now docker
 if [ -e /dev/nvidiactl ] && ! docker info --format '{{json .Runtimes}}' | grep -q nvidia; then
@@ -29,3 +31,6 @@ echo "$user ALL=(ALL) NOPASSWD:ALL" >"/etc/sudoers.d/90-$user"
 chmod 440 "/etc/sudoers.d/90-$user"
 echo "AllowTcpForwarding yes" >/etc/ssh/sshd_config.d/10-dstack.conf
 systemctl restart ssh
+
+# What watches a node does not keep it from its work.
+start_monitoring || echo "no monitoring: CloudWatch's agent did not start" >&2

@@ -19,7 +19,7 @@ class Outputs:
 
     vpc: str
     profile: str
-    bucket: str
+    bucket: str | None
     mount: list[str]
     addresses: dict[str, list[str]] = field(default_factory=dict)
     images: dict[str, str] = field(default_factory=dict)
@@ -36,7 +36,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
     """`network` are the addresses that the nodes share."""
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     named = {
-        "checkpoints": f"s3://{outputs.bucket}",
+        "checkpoints": outputs.bucket and f"s3://{outputs.bucket}",
         "dstack_server_policy": outputs.server_policy,
         "control": outputs.control,
         "deploy_role": outputs.deploy_role,

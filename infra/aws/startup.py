@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
+from infra.aws import policies
+from infra.shell import function, local_disks
 from stacks.machines import Machine
 
 # AWS's name for its newest image with NVIDIA's driver, Docker, the container toolkit and EFA:
@@ -21,8 +24,48 @@ def image_parameter(machine: Machine) -> str:
     return GPU_IMAGE if machine.gpu else CPU_IMAGE
 
 
-def script(user: str, mount: Sequence[str], folder: str) -> str:
-    """User data: what an instance runs once, in base64; `mount` are shell lines that mount `folder`, if any."""
+def script(user: str, mount: Sequence[str], folder: str, machine: Machine, monitor: Sequence[str] = ()) -> str:
+    """User data: what an instance runs once, in base64. Shell lines `mount` the checkpoints at `folder`; others start a `monitor`."""
     lines = ["#!/bin/bash", f"user={user}", f"checkpoints={shlex.quote(folder) if mount else ''}"]
-    lines += ["mount_checkpoints() {", *(f"  {line}" for line in mount or [":"]), "}"]
-    return base64.b64encode(("\n".join(lines) + "\n" + READY.read_text()).encode()).decode()
+    lines += [*function("mount_checkpoints", mount), *function("start_monitoring", monitor)]
+    return base64.b64encode(("\n".join(lines) + f"\n{local_disks(machine)}{READY.read_text()}").encode()).decode()
+
+
+def monitoring(stack: str, region: str, folder: str) -> list[str]:
+    """CloudWatch's agent, which the GPU image has: CPU, memory, disks, network and GPUs every minute, and the system's log.
+
+    https://docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch-Agent-Configuration-File-Details.html
+    """
+    logs = {"/var/log/syslog": "syslog", "/var/log/cloud-init-output.log": "startup", "/root/.dstack/shim.log": "dstack"}
+    config = {
+        "agent": {"metrics_collection_interval": 60},
+        "metrics": {
+            "namespace": policies.NAMESPACE,
+            "append_dimensions": {"InstanceId": "${aws:InstanceId}"},
+            "metrics_collected": {
+                "cpu": {"measurement": ["usage_active", "usage_iowait"], "totalcpu": True},
+                "mem": {"measurement": ["used_percent"]},
+                "disk": {"measurement": ["used_percent"], "resources": ["/", "/var/lib/docker", folder]},
+                "net": {"measurement": ["bytes_sent", "bytes_recv"]},
+                "nvidia_gpu": {"measurement": ["utilization_gpu", "memory_used", "temperature_gpu", "power_draw"]},
+            },
+        },
+        "logs": {
+            "logs_collected": {
+                "files": {
+                    "collect_list": [
+                        {"file_path": file, "log_group_name": policies.log_group(stack), "log_stream_name": f"{{instance_id}}/{name}"}
+                        for file, name in logs.items()
+                    ]
+                }
+            }
+        },
+    }
+    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    package = f"https://amazoncloudwatch-agent-{region}.s3.{region}.{domain}/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb"
+    agent = "/opt/aws/amazon-cloudwatch-agent"
+    return [
+        f"[ -x {agent}/bin/amazon-cloudwatch-agent-ctl ] || {{ curl -fsSLo /tmp/agent.deb {package} && dpkg -i /tmp/agent.deb; }}",
+        f"echo {shlex.quote(json.dumps(config))} >{agent}/etc/flotilla.json",
+        f"{agent}/bin/amazon-cloudwatch-agent-ctl -a fetch-config -m ec2 -s -c file:{agent}/etc/flotilla.json",
+    ]

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a bucket always, a Lustre file system in front of it by setting."""
+"""Where checkpoints are kept: a bucket, or a Lustre file system in front of one, by `flotilla:checkpoints.kind`."""
 
 from __future__ import annotations
 

@@ -58,7 +58,8 @@ class Fleets:
 def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.ResourceOptions) -> Nodes:
     machine = args.machines[fleet.name]
     wired = machine.wired(fleet.nodes)
-    start = startup.fabric_lines(wired, own_image=fleet.image is not None)
+    start, folder = startup.fabric_lines(wired, own_image=fleet.image is not None), str(args.stack.checkpoints.path)
+    monitor = startup.MONITORING if args.stack.monitoring else ()
     shared = NodesArgs(
         fleet=fleet,
         machine=machine,
@@ -67,8 +68,8 @@ def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.Resource
         subnet=args.subnet,
         fabric=args.fabric if wired != "none" else None,
         account=args.account,
-        startup=args.mount.apply(lambda mount: startup.script(access, mount, str(args.stack.checkpoints.path), start)),
-        prepared_for=[access.user, access.public_key, args.stack.checkpoints.kind, str(args.stack.checkpoints.path)],
+        startup=args.mount.apply(lambda mount: startup.script(access, mount, folder, start, machine, monitor)),
+        prepared_for=[access.user, access.public_key, args.stack.checkpoints.kind, folder],
         disk=args.disk,
         labels=args.labels,
         after=args.after,

@@ -1,5 +1,6 @@
 # Readies a host for dstack's SSH fleet: Docker, the NVIDIA container toolkit, a user with sudo and key, port forwarding.
-# Runs at every boot, after the lines that set `user`, `public_key`, `checkpoints`, `mount_checkpoints` and `start_fabric`.
+# Runs at every boot, after the lines that set `user`, `public_key`, `checkpoints`, `mount_checkpoints`, `start_fabric`,
+# `start_monitoring` and `use_local_disks`.
 # Its log: journalctl -u google-startup-scripts
 set -euo pipefail
 export DEBIAN_FRONTEND=noninteractive
@@ -15,6 +16,7 @@ if [ -n "$checkpoints" ]; then
   mountpoint -q "$checkpoints"
 fi
 
+use_local_disks
 command -v docker >/dev/null || { apt-get update -qq && apt-get install -qq -y docker.io; }
 if command -v nvidia-smi >/dev/null && ! command -v nvidia-ctk >/dev/null; then
   # https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html
@@ -44,3 +46,6 @@ echo "AllowTcpForwarding yes" >/etc/ssh/sshd_config.d/10-dstack.conf
 systemctl restart ssh
 
 start_fabric
+
+# What watches a node does not keep it from its work.
+start_monitoring || echo "no monitoring: Google's Ops Agent did not start" >&2

@@ -23,7 +23,7 @@ def errors(stack: Stack) -> Iterator[PydanticCustomError]:
     for rule in (_foreign, _names, _cluster, _dstack, _control, _checkpoints):
         yield from known(rule(stack, place))
     if place.cloud:
-        for of_cloud in (_resources, _region, _volume, _mounts, _access):
+        for of_cloud in (_resources, _region, _volume, _mounts, _access, _monitoring):
             yield from known(of_cloud(stack, place.cloud))
         for index, fleet in enumerate(stack.fleets):
             for of_fleet in (_machine, _capacity, _provision):
@@ -64,6 +64,12 @@ def _cache(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
     if kind in ("bucket", "hyperdisk-ml"):
         text = f"a cache needs locks and renames, which checkpoints.kind {kind} does not have; take kind {cloud.cache}, or leave path out"
         yield setting_error(text, "cache", "path")
+
+
+def _monitoring(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
+    if stack.monitoring and all(fleet.provision == "dstack" for fleet in stack.fleets):
+        text = "true, but dstack's machines have no agent that would use it; leave it out, or take provision: pulumi for a fleet"
+        yield setting_error(text, "monitoring")
 
 
 def warnings(stack: Stack) -> list[str]:

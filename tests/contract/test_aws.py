@@ -92,3 +92,11 @@ def test_monitoring_is_given_where_it_is_asked_for(planned):
     assert [name for name in STACKS if any(resource.name.endswith("-monitoring") for resource in of(planned(name), "RolePolicy"))] == [
         "aws-prod"
     ]
+
+
+def test_a_stack_whose_checkpoints_are_folders_or_volumes_of_nodes_has_neither_bucket_nor_key(changed):
+    for checkpoints in ({"kind": "instance"}, {"kind": "network", "volume": "runs", "size": "500GB"}):
+        plan = changed("aws-dev", {"checkpoints": checkpoints, "fleets.0.nodes": 1})
+        assert not of(plan, "Bucket") and not of(plan, "Key")
+        assert not [policy.name for policy in of(plan, "RolePolicy") if policy.name.endswith("checkpoints")]
+        assert "checkpoints" not in plan.outputs["cloud"]

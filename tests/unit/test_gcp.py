@@ -166,7 +166,8 @@ MOUNTS = {
 def test_the_start_up_script_is_bash(mount, fabric):
     access = stack(PULUMI).access
     assert access
-    text = startup.script(access, mount, "/mnt/checkpoints", startup.fabric_lines(fabric, own_image=False))
+    [kind] = [kind for kind in MACHINES if kind.name == {"tcpxo": "a3-megagpu-8g", "roce": "a4-highgpu-8g"}.get(fabric, "n2-standard-8")]
+    text = startup.script(access, mount, "/mnt/checkpoints", startup.fabric_lines(fabric, own_image=False), kind, startup.MONITORING)
     assert text.startswith("#!/bin/bash\n")  # else Google's agent runs it with sh
     assert len(text) < 256 * 1024  # a value of the metadata
     done = subprocess.run(["bash", "-n"], input=text, capture_output=True, text=True, timeout=30, check=False)
@@ -178,7 +179,7 @@ def test_the_start_up_script_is_bash(mount, fabric):
 def test_a_key_cannot_break_out_of_the_script():
     access = stack(PULUMI, ("access.public_key", KEY + " $(touch /tmp/x)'; reboot")).access
     assert access
-    line = startup.script(access, [], "/mnt/checkpoints", []).splitlines()[2]
+    line = startup.script(access, [], "/mnt/checkpoints", [], machine("gcp", "n2-standard-8")).splitlines()[2]
     done = subprocess.run(["bash", "-c", f'{line}; printf %s "$public_key"'], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == KEY + " $(touch /tmp/x)'; reboot"
 

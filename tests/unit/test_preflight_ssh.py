@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 from pathlib import Path
@@ -135,6 +136,8 @@ def test_the_probe_answers_every_question_that_is_judged():
 
 
 def test_shellcheck_finds_nothing_in_the_probe():
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed; `make test-hosts` installs it as root")
     subprocess.run(["shellcheck", str(hosts.PROBE)], check=True, timeout=60)
 
 

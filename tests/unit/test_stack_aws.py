@@ -91,6 +91,7 @@ MISTAKES = [
         "cluster",
         "fleets[0].placement: cluster is not for a capacity block",
     ),
+    (DEV, "monitoring", True, "monitoring: true, but dstack's machines have no agent that would use it; leave it out"),
     # checkpoints
     (
         DEV,

@@ -1,0 +1,20 @@
+"""Parts of the startup scripts of nodes that Pulumi launches, alike on every cloud."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from stacks.machines import Machine
+
+LOCAL_DISKS = Path(__file__).with_name("local_disks.sh")
+
+
+def function(name: str, lines: Sequence[str]) -> list[str]:
+    """A shell function of these lines; without any it does nothing."""
+    return [f"{name}() {{", *(f"  {line}" for line in lines or [":"]), "}"]
+
+
+def local_disks(machine: Machine) -> str:
+    """`use_local_disks` for a machine that has some."""
+    return LOCAL_DISKS.read_text() if machine.nvme else "use_local_disks() { :; }\n"
