@@ -18,6 +18,7 @@ One stack file becomes a Ray cluster on localhost:8265; a trainer runs on it.
 usage: flotilla VERB ...                flotilla VERB --help says more
 
 describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
+          bootstrap STACK               bucket and key for Pulumi's state
 look      preview STACK                 what would be created, its price, files
           preflight STACK               ask the cloud for quota and capacity
           render STACK                  the files of what is deployed, here
@@ -40,6 +41,7 @@ Without it, as it prints while it works:
 PASSED = {
     "preview": "infra.preview",
     "preflight": "infra.preflight.command",
+    "bootstrap": "infra.bootstrap",
     "launch": "cluster_tasks.client.launch",
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",

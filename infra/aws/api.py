@@ -13,6 +13,7 @@ from infra.preflight.answers import Answer, failed, unknown
 from stacks.machines import Machine
 from stacks.schema import Stack
 
+LOGIN = "aws sso login, or aws configure; AWS_PROFILE chooses among several"
 PATIENCE = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 3, "mode": "standard"})
 FORBIDDEN = ("AccessDenied", "AccessDeniedException", "UnauthorizedOperation")
 Plain = dict[str, Any]

@@ -14,9 +14,22 @@ import pulumi
 from pulumi_aws import iam
 
 from infra.aws import policies
-from infra.aws.policies import PULL, SSM_AGENT, WRITE_LOGS, Account, Document, allow, document, spot_role
+from infra.aws.policies import (
+    PULL,
+    SSM_AGENT,
+    STATE_KEY,
+    WRITE_LOGS,
+    Account,
+    Document,
+    Statement,
+    allow,
+    document,
+    spot_role,
+    state_bucket,
+)
 
 ISSUER = "token.actions.githubusercontent.com"
+PROJECT = "flotilla"  # of Pulumi.yaml
 MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch
 VERBS = ("Create", "Delete")
 PAIRS = (  # each is created and deleted by calls of these names
@@ -185,13 +198,32 @@ def preview(account: Account, stack: str, bounds: str) -> Document:
         allow([f"fsx:{call}" for call in READ_LUSTRE], account.arn("fsx", "*")),
         allow([f"budgets:{call}" for call in READ_BUDGET], _budget(account, stack)),
         allow(["iam:Get*", "iam:List*"], [*_ours(account, stack), *_itself(account, stack, bounds)]),
+        *state(account, stack, writes=False),
     )
 
 
+def state(account: Account, stack: str, writes: bool) -> list[Statement]:
+    """Of Pulumi's state where infra/aws/bootstrap.py keeps it: this stack's alone; a preview takes no lock and writes nothing.
+
+    Where Pulumi keeps what: https://www.pulumi.com/docs/iac/concepts/state-and-backends/#using-a-self-managed-backend
+    """
+    bucket = f"arn:{account.partition}:s3:::{state_bucket(account)}"
+    folders = [*(f"{what}/{PROJECT}/{stack}/*" for what in ("backups", "history")), f"locks/organization/{PROJECT}/{stack}/*"]
+    own = [f"{bucket}/.pulumi/{path}" for path in (f"stacks/{PROJECT}/{stack}.json*", *folders)]
+    secrets = ["kms:Decrypt", *(["kms:Encrypt", "kms:GenerateDataKey"] if writes else [])]
+    return [
+        allow(["s3:ListBucket", "s3:GetBucketLocation"], bucket),
+        allow(["s3:GetObject"], [f"{bucket}/.pulumi/meta.yaml", *own]),
+        *([allow(["s3:DeleteObject", "s3:PutObject"], [f"{bucket}/.pulumi/meta.yaml", *own])] if writes else []),
+        allow(secrets, account.arn("kms", "key/*"), {"ForAnyValue:StringEquals": {"kms:ResourceAliases": STATE_KEY}}),
+    ]
+
+
 def storage(account: Account, stack: str) -> Document:
-    """Bucket, key, file system, budget."""
+    """Bucket, key, file system, budget, and Pulumi's state."""
     bucket = _bucket(account, stack)
     return document(
+        *state(account, stack, writes=True),
         allow([f"s3:{call}" for call in BUCKETS], [bucket, f"{bucket}/*"]),
         allow(["kms:CreateKey"], "*", _tagged("aws:RequestTag", stack)),  # it has no ARN before it is made
         allow([f"kms:{call}" for call in KEYS], account.arn("kms", "key/*"), _tagged("aws:ResourceTag", stack)),

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 PULL = ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer")
+STATE_KEY = "alias/flotilla-state"  # of the key for Pulumi's secrets, and for the bucket of its state
 NAMESPACE = "Flotilla"  # of metrics
 WRITE_LOGS = ("CreateLogStream", "DescribeLogStreams", "PutLogEvents")
 Statement = dict[str, Any]
@@ -40,6 +41,11 @@ class Account:
 
     def iam(self, resource: str) -> str:
         return f"arn:{self.partition}:iam::{self.id}:{resource}"
+
+
+def state_bucket(account: Account) -> str:
+    """Of Pulumi's state, for all stacks of an account's region; infra/aws/bootstrap.py makes it."""
+    return f"flotilla-state-{account.id}-{account.region}"
 
 
 def path(stack: str) -> str:

@@ -13,7 +13,7 @@ from functools import cache
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws.api import PATIENCE, Api, Plain, answers
+from infra.aws.api import LOGIN, PATIENCE, Api, Plain, answers
 from infra.aws.startup import image_parameter
 from infra.aws.zones import chosen
 from infra.preflight.answers import Answer, failed, ok, unknown
@@ -21,7 +21,6 @@ from stacks.load import StackError
 from stacks.machines import Machine
 from stacks.schema import Fleet, Stack
 
-LOGIN = "aws sso login, or aws configure; AWS_PROFILE chooses among several"
 # Codes of the quotas that count vCPUs, by the first letters of the machine type.
 ON_DEMAND = {"p": "L-417A185B", "g": "L-DB2E81BA"}
 SPOT = {"p4": "L-7212CCBC", "p5": "L-C4BD4855", "g": "L-3819A6DF"}  # no code was found for P6

@@ -41,7 +41,17 @@ class Api:
 
     def get(self, service: str, path: str, **parameters: str) -> Plain:
         """The resource at a path of a service such as compute. Raises Refused."""
-        answer = self.session.get(f"{self.root.format(service=service)}/{path}", params=parameters, timeout=DEADLINE)
+        return self._result(self.session.get(self._url(service, path), params=parameters, timeout=DEADLINE))
+
+    def post(self, service: str, path: str, body: Plain, **parameters: str) -> Plain:
+        """What a call that creates something answers. Raises Refused."""
+        return self._result(self.session.post(self._url(service, path), params=parameters, json=body, timeout=DEADLINE))
+
+    def _url(self, service: str, path: str) -> str:
+        return f"{self.root.format(service=service)}/{path}"
+
+    @staticmethod
+    def _result(answer: requests.Response) -> Plain:
         if answer.ok:
             return answer.json()
         try:

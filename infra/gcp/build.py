@@ -174,7 +174,9 @@ def _deploy(context: Context, identity: Identity, node: Control | None) -> Deplo
     if stack.ci is None:
         return None
     payer = stack.budget.billing_account if stack.budget else None
-    args = DeployArgs(context.project, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted)
+    args = DeployArgs(
+        stack.name, context.project, context.region, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted
+    )
     if node:
         args = replace(args, secret=node.secret, server=identity.server_name)
     return Deploy(context.name, args, opts=context.opts)

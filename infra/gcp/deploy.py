@@ -12,6 +12,7 @@ from infra.gcp.control import READS_SECRET
 from stacks.cloud_settings import Ci
 
 ISSUER = "https://token.actions.githubusercontent.com"
+PROJECT = "flotilla"  # of Pulumi.yaml
 MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch
 GRANT = "roles/resourcemanager.projectIamAdmin"
 READ = ("roles/viewer", "roles/iam.securityReviewer")  # what a preview refreshes
@@ -30,7 +31,9 @@ WRITE = (  # one for each kind of resource in infra/gcp
 
 @dataclass(frozen=True)
 class DeployArgs:
+    stack: str
     project: str
+    region: str
     environment: str
     ci: Ci
     billing_account: str | None  # whose budget the stack keeps
@@ -72,6 +75,7 @@ class Deploy(pulumi.ComponentResource):
             self._grant(f"{name}-{role}", args, account.member, WRITE if role == "up" else READ)
             if args.secret:
                 self._control(f"{name}-{role}", args, args.secret, account.member, role)
+            self._state(f"{name}-{role}", args, account.member, writes=role == "up")
             if role == "up":
                 self._may_grant(f"{name}-{role}", args, account.member)
             self.outputs[f"deploy_{role}_account"] = account.email
@@ -125,6 +129,33 @@ class Deploy(pulumi.ComponentResource):
         if args.server:
             as_user = "roles/iam.serviceAccountUser"
             serviceaccount.IAMMember(f"{name}-as-server", service_account_id=args.server, role=as_user, member=member, opts=self._child)
+
+    def _state(self, name: str, args: DeployArgs, member: pulumi.Output[str], writes: bool) -> None:
+        """Pulumi's state where infra/gcp/bootstrap.py keeps it: this stack's alone, and its lists; a preview writes nothing.
+
+        By conditions of the project's grants, as the bucket may be elsewhere: https://docs.cloud.google.com/iam/docs/conditions-resource-attributes
+        """
+        bucket, key = names.state_bucket(args.project), names.state_key(args.project, args.region)
+        files = f"projects/_/buckets/{bucket}/objects/.pulumi/"
+        own = [
+            f"{files}stacks/{PROJECT}/{args.stack}.json",
+            *(f"{files}{what}/{PROJECT}/{args.stack}/" for what in ("backups", "history", "locks/organization")),
+        ]
+        owns = " || ".join([f"resource.name == '{files}meta.yaml'", *(f"resource.name.startsWith('{path}')" for path in own)])
+        grants = {
+            "state": ("roles/storage.objectUser" if writes else "roles/storage.objectViewer", owns),
+            "state-list": ("roles/storage.objectViewer", f"resource.name == 'projects/_/buckets/{bucket}'"),
+            "state-key": (f"roles/cloudkms.cryptoKey{'EncrypterDecrypter' if writes else 'Decrypter'}", f"resource.name == '{key}'"),
+        }
+        for what, (role, expression) in grants.items():
+            projects.IAMMember(
+                f"{name}-{what}",
+                project=args.project,
+                role=role,
+                member=member,
+                condition={"title": f"{what} of {args.stack}", "expression": expression},
+                opts=self._child,
+            )
 
     def _grant(self, name: str, args: DeployArgs, member: pulumi.Output[str], roles: tuple[str, ...]) -> None:
         for role in roles:

@@ -27,6 +27,16 @@ def network_profile(zone: str) -> str:
     return f"{zone}-vpc-roce"
 
 
+def state_bucket(project: str) -> str:
+    """Of Pulumi's state, for all stacks of a project; infra/gcp/bootstrap.py makes it."""
+    return f"flotilla-state-{project}"
+
+
+def state_key(project: str, region: str) -> str:
+    """Full name of the key for the secrets in that state."""
+    return f"projects/{project}/locations/{region}/keyRings/flotilla/cryptoKeys/state"
+
+
 def account(name: str) -> str:
     """Id of a service account: 6 to 30 characters."""
     return _fitted(name, 30)

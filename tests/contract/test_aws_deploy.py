@@ -32,8 +32,8 @@ def test_a_preview_only_looks(planned):
     actions = [
         action for statement in policy(planned("aws-prod"), "flotilla-aws-prod-preview")["Statement"] for action in statement["Action"]
     ]
-    assert all(re.fullmatch(r"\w+:(Describe|Get|List|View)[\w*]*", action) for action in actions)
-    content = {"s3:GetObject", "kms:Decrypt", "logs:GetLogEvents", "ec2:GetConsoleOutput", "ssm:GetParametersByPath"}
+    assert all(re.fullmatch(r"\w+:(Decrypt|Describe|Get|List|View)[\w*]*", action) for action in actions)
+    content = {"s3:GetObject", "logs:GetLogEvents", "ec2:GetConsoleOutput", "ssm:GetParametersByPath"}
     roles = documents(planned("aws-prod"), "preview")
     assert not {action for action in content if permitted(roles, action, "arn:aws:s3:::flotilla-aws-prod-1a2b/x")}
 
@@ -233,3 +233,27 @@ def test_a_deployment_may_end_what_each_way_to_buy_machines_starts(planned):
         for action in statement["Action"]
     }
     assert {"ec2:RunInstances", "ec2:TerminateInstances", "ec2:CancelSpotInstanceRequests"} <= actions
+
+
+STATE = f"arn:aws:s3:::flotilla-state-{ACCOUNT.id}-{ACCOUNT.region}"
+STATE_KEY = {"kms:ResourceAliases": "alias/flotilla-state"}
+
+
+@pytest.mark.parametrize("role", ["preview", "deploy"])
+def test_pulumis_state_of_this_stack_alone_is_read_and_written_by_who_deploys(role, planned):
+    """The paths are those that the engine's own backend of files has, and a preview on a read-only copy of it ends well."""
+    statements = documents(planned("aws-prod"), role)
+    own = [
+        *("stacks/flotilla/aws-prod.json", "stacks/flotilla/aws-prod.json.bak", "history/flotilla/aws-prod/aws-prod-1.history.json"),
+        *("backups/flotilla/aws-prod/aws-prod.1.json", "locks/organization/flotilla/aws-prod/0a1b.json", "meta.yaml"),
+    ]
+    others = ["stacks/flotilla/aws-dev.json", "history/flotilla/aws-production/x.json", "stacks/flotilla/aws-production.json"]
+    assert permitted(statements, "s3:ListBucket", STATE)
+    assert all(permitted(statements, "s3:GetObject", f"{STATE}/.pulumi/{path}") for path in own)
+    for call in ("s3:PutObject", "s3:DeleteObject"):
+        assert {permitted(statements, call, f"{STATE}/.pulumi/{path}") for path in own} == {role == "deploy"}
+    for call in ("s3:GetObject", "s3:PutObject", "s3:DeleteObject"):
+        assert not any(permitted(statements, call, f"{STATE}/.pulumi/{path}") for path in others)
+    [secrets] = [statement for statement in statements if "kms:ResourceAliases" in json.dumps(statement.get("Condition", {}))]
+    assert secrets["Condition"] == {"ForAnyValue:StringEquals": STATE_KEY}
+    assert set(secrets["Action"]) == {"kms:Decrypt", *(("kms:Encrypt", "kms:GenerateDataKey") if role == "deploy" else ())}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from gcp_plans import every, on_gcp
 from plans import of
 
@@ -51,8 +52,30 @@ def test_github_deploys_from_one_environment_of_one_repository(name, gcp_plan):
 
 
 def test_a_pull_request_reads_alone(planned):
-    roles = {resource.inputs["role"] for resource in of(planned("gcp-prod"), "IAMMember") if "-preview@" in resource.inputs["member"]}
-    assert roles == {"roles/viewer", "roles/iam.securityReviewer"}
+    members = [resource for resource in of(planned("gcp-prod"), "IAMMember") if "-preview@" in resource.inputs["member"]]
+    assert {member.inputs["role"] for member in members if not member.inputs.get("condition")} == {
+        "roles/viewer",
+        "roles/iam.securityReviewer",
+    }
+    on_state = {"roles/storage.objectViewer", "roles/cloudkms.cryptoKeyDecrypter"}
+    assert {member.inputs["role"] for member in members if member.inputs.get("condition")} == on_state
+
+
+@pytest.mark.parametrize("role", ["preview", "up"])
+def test_pulumis_state_of_this_stack_alone_is_in_the_grants(role, planned):
+    members = [resource for resource in of(planned("gcp-prod"), "IAMMember") if f"-{role}@" in resource.inputs["member"]]
+    [files] = [member.inputs["condition"]["expression"] for member in members if member.name.endswith("-state")]
+    bucket = "projects/_/buckets/flotilla-state-my-project-id/objects/.pulumi/"
+    own = (
+        "stacks/flotilla/gcp-prod.json",
+        "backups/flotilla/gcp-prod/",
+        "history/flotilla/gcp-prod/",
+        "locks/organization/flotilla/gcp-prod/",
+    )
+    named = [f"resource.name == '{bucket}meta.yaml'", *(f"resource.name.startsWith('{bucket}{path}')" for path in own)]
+    assert files.split(" || ") == named
+    [key] = [member.inputs["condition"]["expression"] for member in members if member.name.endswith("-state-key")]
+    assert key == "resource.name == 'projects/my-project-id/locations/europe-west1/keyRings/flotilla/cryptoKeys/state'"
 
 
 def test_deployments_grant_the_stacks_roles_alone(planned):
