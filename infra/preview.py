@@ -221,7 +221,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
-def _cost(stack: Stack) -> tuple[dict[str, Any] | None, list[str]]:
+def _cost(stack: Stack, resources: list[Resource]) -> tuple[dict[str, Any] | None, list[str]]:
     """What the machines of a cloud cost, for machines and for people; None where that is not known, and the reason."""
     if cloud_of(stack) is None:
         return None, []
@@ -232,7 +232,10 @@ def _cost(stack: Stack) -> tuple[dict[str, Any] | None, list[str]]:
     except prices.PricesUnknown as reason:
         return None, [f"prices are not known: {reason}"]
     fleets = [asdict(fleet) | {"hourly": fleet.hourly} for fleet in cost.fleets]
-    return {"hourly": cost.hourly, "monthly": cost.monthly, "currency": "USD", "fleets": fleets}, cost.lines()
+    billed = import_module(f"{PLACES[stack.cloud].program}.preview_answers").BILLED
+    more = prices.left_out(billed, ((resource.type, resource.inputs) for resource in resources))
+    known = {"hourly": cost.hourly, "monthly": cost.monthly, "currency": "USD", "fleets": fleets, "left_out": more}
+    return known, [*cost.lines(), f"not counted: {more}"]
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.preview") -> int:
@@ -249,7 +252,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m infra.previe
     except (UserError, pulumi.RunError) as error:
         print(error, file=sys.stderr)
         return 2
-    known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root))
+    known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root), planned.resources)
     if options.json:
         print(json.dumps(asdict(planned) | {"cost": known}, indent=2, sort_keys=True, default=str))
         return 0

@@ -1,6 +1,6 @@
 """What a stack's machines cost, from the catalogue of list prices that gpuhunt (dstack's own) publishes; kept for a day.
 
-Machines alone: disks, NAT gateways, file systems and traffic come on top. Where the catalogue cannot be had, prices are not known.
+Machines alone; what else of a plan is paid for is named by `left_out`. Where the catalogue cannot be had, prices are not known.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ import io
 import os
 import time
 import zipfile
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import requests
 from gpuhunt import CatalogItem
@@ -127,7 +129,14 @@ def _priced(
     prices = [item.price for item in items if item.instance_name == machine and item.spot == (kind == "spot")]
     if not prices:
         return FleetCost(name, machine, count, None, f"the catalogue has no {kind} price in {stack.region}", at_most)
-    return FleetCost(name, machine, count, min(prices), "", at_most)
+    return FleetCost(name, machine, count, max(prices), "", at_most)  # of the dearest zone: nobody knows which it will be
+
+
+def left_out(billed: Mapping[str, Callable[[dict[str, Any]], str]], resources: Iterable[tuple[str, dict[str, Any]]]) -> str:
+    """What of a plan is paid for beside its machines: `billed` says it by the type of a resource, from its inputs."""
+    counted = Counter(billed[kind](inputs) for kind, inputs in resources if kind in billed)
+    items = [f"{count} x {what}" if count > 1 else what for what, count in sorted(counted.items())]
+    return ", ".join([*items, "disks, requests and traffic"])
 
 
 def catalogue(provider: str) -> list[CatalogItem]:

@@ -28,6 +28,15 @@ PREFIXES = {
     "Volume": "vol",
     "LifecyclePolicy": "policy",
 }
+# What is paid for by the hour or month beside instances, by type; https://aws.amazon.com/pricing/
+BILLED = {
+    "aws:ec2/natGateway:NatGateway": lambda inputs: "NAT gateway",
+    "aws:ec2/vpcEndpoint:VpcEndpoint": lambda inputs: f"{inputs.get('vpcEndpointType', 'Gateway').lower()} endpoint",
+    "aws:fsx/lustreFileSystem:LustreFileSystem": lambda inputs: f"Lustre of {inputs['storageCapacity']:g} GB",
+    "aws:s3/bucket:Bucket": lambda inputs: "what is in the bucket",
+    "aws:kms/key:Key": lambda inputs: "key",
+    "aws:cloudwatch/logGroup:LogGroup": lambda inputs: "log group",
+}
 
 
 def created(kind: str, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -8,6 +8,15 @@ from typing import Any
 PROJECT_NUMBER = "123456789012"
 API = "https://www.googleapis.com/compute/v1"
 
+# What is paid for by the hour or month beside machines, by type; https://cloud.google.com/pricing/list
+BILLED = {
+    "gcp:compute/routerNat:RouterNat": lambda inputs: "Cloud NAT",
+    "gcp:filestore/instance:Instance": lambda inputs: f"Filestore of {inputs['fileShares']['capacityGb']:g} GB",
+    "gcp:compute/disk:Disk": lambda inputs: f"{inputs['type']} of {inputs['size']:g} GB",
+    "gcp:storage/bucket:Bucket": lambda inputs: "what is in the bucket",
+    "gcp:kms/cryptoKey:CryptoKey": lambda inputs: "key",
+}
+
 
 def created(kind: str, name: str, inputs: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Id and outputs of a resource that would be created."""

@@ -14,6 +14,7 @@ import time
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def served(monkeypatch, tmp_path):
         (stack("aws-dev"), 0.75),
         (stack("aws-dev", {"capacity": {"kind": "on-demand"}}), 2.0),
         (stack("aws-prod"), 55.0),  # reserved: as on demand, used or not
-        (stack("gcp-dev"), 0.3),  # the cheapest zone of the region
+        (stack("gcp-dev"), 0.4),  # the dearest zone of the region
         (stack("gcp-dev", network={"zones": ["us-central1-a"]}), 0.4),
     ],
 )
@@ -169,9 +170,9 @@ def test_a_folder_that_is_named_is_read(monkeypatch, tmp_path):
 
 
 def test_the_catalogue_is_downloaded_once_a_day(served, tmp_path):
-    assert prices.cost(stack("gcp-dev")).hourly == pytest.approx(0.6)
+    assert prices.cost(stack("gcp-dev")).hourly == pytest.approx(0.8)
     served.shutdown()
-    assert prices.cost(stack("gcp-dev")).hourly == pytest.approx(0.6)
+    assert prices.cost(stack("gcp-dev")).hourly == pytest.approx(0.8)
     assert [file.name for file in (tmp_path / "cache/flotilla/prices").iterdir()] == ["gcp.csv"]
 
 
@@ -187,6 +188,16 @@ def test_an_older_catalogue_is_renewed_and_else_better_than_none(monkeypatch, tm
     os.utime(kept, (yesterday, yesterday))
     monkeypatch.setenv("GPUHUNT_CATALOG_URL", "http://127.0.0.1:9")
     assert prices.cost(stack("aws-dev")).hourly == pytest.approx(19.5)
+
+
+def test_what_a_plan_costs_beside_its_machines_is_named_and_counted(planned, gcp_plan):
+    def beside(place: str, plan) -> str:
+        billed = import_module(f"infra.{place}.preview_answers").BILLED
+        return prices.left_out(billed, ((resource.type, resource.inputs) for resource in plan.resources))
+
+    prod = beside("aws", planned("aws-prod"))
+    assert "Lustre of 4800 GB" in prod and prod.endswith("disks, requests and traffic")
+    assert "Filestore of" in beside("gcp", gcp_plan("share"))
 
 
 def test_without_catalogue_prices_are_not_known():
@@ -218,7 +229,10 @@ def preview(folder: Path, *arguments: str, **environment: str) -> str:
 def test_the_preview_shows_prices_or_that_they_are_not_known(project, tmp_path):
     (tmp_path / "aws.csv").write_text(text("aws"))
     known = {"GPUHUNT_CATALOG_DIR": str(tmp_path)}
-    assert "  cost: gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month\n" in preview(project, "aws-dev", **known)
+    said = preview(project, "aws-dev", **known)
+    assert "  cost: gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month\n" in said
+    more = "NAT gateway, gateway endpoint, key, what is in the bucket, disks, requests and traffic"
+    assert f"  cost: not counted: {more}\n" in said
     assert json.loads(preview(project, "aws-dev", "--json", **known))["cost"]["monthly"] == pytest.approx(1095)
     assert "  cost: prices are not known: gpuhunt's catalogue cannot be had: ConnectionError\n" in preview(project, "aws-dev")
     assert "cost" not in preview(project, "local")
