@@ -14,7 +14,7 @@ from infra.aws.control import Control, ControlArgs
 from infra.aws.deploy import Deploy, DeployArgs
 from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
-from infra.aws.site import Outputs, backend, site, tags
+from infra.aws.site import Outputs, backend, dstack_group, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Lustre, LustreArgs
 from infra.aws.zones import chosen
 from stacks import places
@@ -136,7 +136,7 @@ def _identity(context: Context, bucket: Bucket | None) -> Identity:
 def _group(context: Context, subnets: network.Subnets) -> network.NodeSecurity:
     """dstack insists on SSH from anywhere, though nothing from outside reaches a private subnet; other nodes do without."""
     project = context.stack.dstack.project if context.stack.dstack else "main"
-    name, ssh = (network.dstack_group(project), network.ANYWHERE) if _by_dstack(context.stack) else (None, subnets.cidr)
+    name, ssh = (dstack_group(project), network.ANYWHERE) if _by_dstack(context.stack) else (None, subnets.cidr)
     return network.NodeSecurity(context.name, network.NodeSecurityArgs(subnets.vpc_id, name, ssh), opts=context.opts)
 
 

@@ -185,11 +185,6 @@ class NodeSecurityArgs:
     ssh: pulumi.Input[str]
 
 
-def dstack_group(project: str) -> str:
-    """The name by which dstack looks for a project's group."""
-    return "dstack_security_group_" + project.replace("-", "_").lower()
-
-
 class NodeSecurity(pulumi.ComponentResource):
     """A group whose members reach one another and the internet, and are reached by SSH alone."""
 

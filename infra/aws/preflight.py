@@ -14,6 +14,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws.api import LOGIN, PATIENCE, Api, Plain, answers
+from infra.aws.site import dstack_group
 from infra.aws.startup import image_parameter
 from infra.aws.zones import chosen
 from infra.preflight.answers import Answer, failed, ok, unknown
@@ -120,6 +121,20 @@ def network_quota(api: Api) -> Iterator[Answer]:
         yield from _fits_quota(api, "vpc", VPCS, "networks", there, 1)
     if addresses:
         yield from _fits_quota(api, "ec2", ELASTIC_IPS, "public addresses", ec2.describe_addresses()["Addresses"], addresses)
+
+
+def group(api: Api) -> Iterator[Answer]:
+    """Whether another stack has made dstack's group in the same network: EC2 takes a name once in each."""
+    stack, project = api.stack, api.stack.dstack.project if api.stack.dstack else "main"
+    if stack.network.vpc is None or all(fleet.provision == "pulumi" for fleet in stack.fleets):
+        return
+    name = dstack_group(project)
+    wanted = [{"Name": "vpc-id", "Values": [stack.network.vpc]}, {"Name": "group-name", "Values": [name]}]
+    for found in api.client("ec2").describe_security_groups(Filters=wanted)["SecurityGroups"]:
+        owner = {tag["Key"]: tag["Value"] for tag in found.get("Tags", [])}.get("stack", "somebody else")
+        if owner != stack.name:
+            text = f"{stack.network.vpc} has a group {name} of {owner}; dstack has one for a project in a network"
+            yield failed("group", text, "another flotilla:dstack.project, or another network")
 
 
 def _fits_quota(api: Api, service: str, code: str, what: str, there: list[Plain], wanted: int) -> Iterator[Answer]:
@@ -313,6 +328,7 @@ CHECKS = {
     "efa": efa,
     "quota": quota,
     "network": network_quota,
+    "group": group,
     "capacity": capacity,
     "image": images,
     "subnets": subnets,

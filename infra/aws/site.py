@@ -71,6 +71,11 @@ def backend(stack: Stack, outputs: Outputs) -> dict[str, Any]:
     }
 
 
+def dstack_group(project: str) -> str:
+    """The name by which dstack looks for a project's group."""
+    return "dstack_security_group_" + project.replace("-", "_").lower()
+
+
 def tags(stack: Stack) -> dict[str, str]:
     """On every resource; dstack's `owner` is how its policy knows its own."""
     return {"project": "flotilla", "stack": stack.name, "environment": stack.environment} | stack.tags

@@ -96,6 +96,10 @@ def quota(api: Api) -> Iterator[Answer]:
             yield ok("quota", f"{fleet.name}: counted when {fleet.capacity.id} was made")
             continue
         metric = quota_metric(machine, fleet.capacity.kind)
+        if metric is None:
+            page = f"https://console.cloud.google.com/iam-admin/quotas?project={api.stack.project}"
+            yield unknown("quota", f"the quota of {machine.name} is not known", page)
+            continue
         wanted[metric] = wanted.get(metric, 0) + fleet.nodes * (machine.gpus or machine.cpus)
     for metric, count in wanted.items():
         yield enough(metric, region.get(metric), count, api.stack)
@@ -104,10 +108,12 @@ def quota(api: Api) -> Iterator[Answer]:
         yield enough("GPUS_ALL_REGIONS", everywhere.get("GPUS_ALL_REGIONS"), gpus, api.stack)
 
 
-def quota_metric(machine: Machine, kind: str) -> str:
-    """Of the quota that counts a machine type, bought on-demand, spot or flex-start."""
+def quota_metric(machine: Machine, kind: str) -> str | None:
+    """Of the quota that counts a machine type, bought on-demand, spot or flex-start; None where its name is not known."""
     table = GPU_QUOTAS if machine.gpus else CPU_QUOTAS
-    metric = next(metric for start, metric in table.items() if machine.name.startswith(start))
+    metric = next((metric for start, metric in table.items() if machine.name.startswith(start)), None)
+    if metric is None:
+        return None
     return metric if kind == "on-demand" or not machine.gpus else f"PREEMPTIBLE_{metric}"
 
 

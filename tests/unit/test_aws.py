@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from infra.aws import mounts, network, nodes, policies
+from infra.aws import mounts, nodes, policies
 from infra.aws.capacity import placed_together, purchase
-from infra.aws.site import Outputs, site, tunnel
+from infra.aws.site import Outputs, dstack_group, site, tunnel
 from infra.aws.zones import chosen
 from stacks.cloud_settings import Capacity
 from stacks.load import StackError
@@ -230,7 +230,7 @@ def test_a_tunnel_is_opened_before_anything_else():
 
 @pytest.mark.parametrize(("project", "name"), [("main", "main"), ("my-Team", "my_team")])
 def test_dstack_finds_its_group_by_this_name(project, name):
-    assert network.dstack_group(project) == f"dstack_security_group_{name}"
+    assert dstack_group(project) == f"dstack_security_group_{name}"
 
 
 @pytest.mark.parametrize(("region", "partition"), [("us-east-1", "aws"), ("us-gov-west-1", "aws-us-gov"), ("cn-north-1", "aws-cn")])

@@ -133,7 +133,7 @@ def test_machines_of_a_fabric_stand_side_by_side(changes, kind):
 @pytest.mark.parametrize("kind", MACHINES, ids=lambda kind: kind.name)
 def test_a_boot_disk_is_of_a_kind_that_the_machine_takes(kind):
     boot, *others = nodes.disks(*fleet(PULUMI, ("fleets.0.machine", kind.name), ("fleets.0.nodes", 1)))
-    assert boot.get("disk_type") == ("hyperdisk-balanced" if kind.name.startswith(("a4-", "a3-ultra")) else "pd-balanced")
+    assert boot.get("disk_type") == ("hyperdisk-balanced" if kind.name.startswith(("a4-", "a3-ultra", "g4-")) else "pd-balanced")
     assert not others
 
 

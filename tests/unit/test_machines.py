@@ -47,9 +47,9 @@ def source(module: str) -> str:
 
 def test_the_table_covers_the_gpu_families():
     names = " ".join(machine.name for machine in AWS + GCP)
-    for family in ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "g5", "g6", "g6e"):
+    for family in ("p4d", "p4de", "p5", "p5e", "p5en", "p6-b200", "p6-b300", "g5", "g6", "g6e", "g7e"):
         assert f"{family}." in names, family
-    for family in ("a2-highgpu", "a2-ultragpu", "a3-highgpu", "a3-megagpu", "a3-ultragpu", "a4-highgpu", "g2-standard"):
+    for family in ("a2-highgpu", "a2-ultragpu", "a3-highgpu", "a3-megagpu", "a3-ultragpu", "a4-highgpu", "g2-standard", "g4-standard"):
         assert f"{family}-" in names, family
 
 
@@ -61,10 +61,13 @@ def test_processors_memory_and_disks_are_those_of_ec2(ec2, kind):
     assert kind.nvme == known.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0)
 
 
+DSTACKS = {"RTX PRO Server 6000": "RTXPRO6000"}  # EC2's name of a GPU: dstack's
+
+
 @named(AWS)
 def test_gpus_are_those_of_ec2(ec2, kind):
     gpus = ec2[kind.name].get("GpuInfo", {}).get("Gpus", [{"Name": None, "Count": 0, "MemoryInfo": {"SizeInMiB": 0}}])
-    assert [(kind.gpu, kind.gpus)] == [(gpu["Name"], gpu["Count"]) for gpu in gpus]
+    assert [(kind.gpu, kind.gpus)] == [(DSTACKS.get(gpu["Name"], gpu["Name"]), gpu["Count"]) for gpu in gpus]
     if kind.gpu:  # EC2 tells what is usable; dstack asks for what the card is sold as
         assert kind.gpu_memory == gpuhunt.correct_gpu_memory_gib(kind.gpu, gpus[0]["MemoryInfo"]["SizeInMiB"])
 
