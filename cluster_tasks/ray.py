@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from cluster_tasks import environment
+from cluster_tasks import environment, software
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from stacks.places import place_of
 from stacks.rendered import present
@@ -59,8 +59,8 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
         name=task.name,
         nodes=None if several else first.nodes,
         fleets=[first.name],
-        **_software(stack, fleets),
-        user=task.user,
+        **software.software(stack, fleets, NODE_AGENT.name),
+        user=_user(stack, fleets),
         privileged=bool(site.mount) or None,
         shell="bash",
         env=_environment(stack, fleets),
@@ -78,6 +78,12 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
     )
 
 
+def _user(stack: Stack, fleets: list[Fleet]) -> str | None:
+    """Where nothing is said dstack's server asks the registry whom an image is for; in dstack's own there is root alone."""
+    own = stack.task.image is None and software.image_of(stack, fleets) is not None
+    return stack.task.user or ("root" if own else None)
+
+
 def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: list[str] | None) -> dict[str, Any]:
     """What differs between the fleets of a cluster. Without a word on GPUs dstack may take a node that has some."""
     own_port = stack.task.dashboard_port == DASHBOARD_PORT
@@ -88,7 +94,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     more += ["--per-host"] if place_of(stack).remote and stack.checkpoints.kind == "instance" else []
     more += [*node_gpus(fleets), *(job or [])]
     return present(
-        commands=[*site.mount, *site.setup, *_commands(stack, fleet, more)],
+        commands=[*site.mount, *site.setup, *_commands(stack, fleets, fleet, more)],
         ports=[port] if fleet is fleets[0] else None,
         resources=none | fleet.requirements() | {"shm_size": stack.task.shm_size or SHM},
     )
@@ -119,8 +125,9 @@ def stop_seconds(stack: Stack) -> int:
 
 
 def node_agent() -> dict[str, str]:
-    """The texts of the node agent's modules by their paths in build/<stack>/."""
-    return {f"{NODE_AGENT.name}/{file.name}": file.read_text() for file in sorted(NODE_AGENT.glob("*.py"))}
+    """The texts of the node agent's modules, and of what runs before it, by their paths in build/<stack>/."""
+    files = sorted([*NODE_AGENT.glob("*.py"), *NODE_AGENT.glob("*.sh")])
+    return {f"{NODE_AGENT.name}/{file.name}": file.read_text() for file in files}
 
 
 def demo_job(on_gpus: bool) -> str:
@@ -130,21 +137,9 @@ def demo_job(on_gpus: bool) -> str:
     return f"sh -c '{warm_start} && python -m trainer.train_ppo --config trainer/recipes/demo.yaml{gpus}'"
 
 
-def _software(stack: Stack, fleets: list[Fleet]) -> dict[str, Any]:
-    """An image is expected to contain Ray; dstack's own gets the locked requirements when it starts."""
-    if stack.task.image is not None:
-        return {"image": stack.task.image, "files": [NODE_AGENT.name]}
-    vendors = {fleet.gpu.vendor for fleet in fleets if fleet.gpu is not None and fleet.gpu.count}
-    if "amd" in vendors:
-        raise ValueError("flotilla:task.image is missing; dstack's own image has no ROCm, so AMD GPUs need an image with Ray and ROCm")
-    lock = "gpu" if vendors else "cpu"
-    return {"python": "3.11", "files": [NODE_AGENT.name, f"../../requirements/{lock}.txt:requirements.txt"]}
-
-
-def _commands(stack: Stack, fleet: Fleet, more: list[str]) -> list[str]:
-    install = "command -v ray >/dev/null || uv pip install --quiet --requirement requirements.txt"
+def _commands(stack: Stack, fleets: list[Fleet], fleet: Fleet, more: list[str]) -> list[str]:
     agent = shlex.join(["python3", NODE_AGENT.name, *flags(stack, fleet), *more])
-    return [*([] if stack.task.image else [install]), f"exec {agent}"]
+    return [*software.commands(stack, fleets, NODE_AGENT.name), f"exec {agent}"]
 
 
 def flags(stack: Stack, fleet: Fleet) -> list[str]:

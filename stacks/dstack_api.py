@@ -38,6 +38,11 @@ if TYPE_CHECKING:  # the same names for the type checker
     from dstack._internal.core.models.volumes import Volume
     from dstack._internal.core.services.configs import ConfigManager
     from dstack._internal.core.services.diff import diff_models
+    from dstack._internal.settings import (
+        DSTACK_DOCKER_BASE_IMAGE,
+        DSTACK_DOCKER_BASE_IMAGE_UBUNTU_VERSION,
+        DSTACK_DOCKER_BASE_IMAGE_VERSION,
+    )
     from dstack._internal.utils.files import create_file_archive
     from dstack._internal.utils.ssh import update_ssh_config
     from dstack._internal.utils.gpu import convert_nvidia_gpu_name
@@ -69,6 +74,7 @@ MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "core.models.volumes": ("Volume",),
     "core.services.configs": ("ConfigManager",),
     "core.services.diff": ("diff_models",),
+    "settings": ("DSTACK_DOCKER_BASE_IMAGE", "DSTACK_DOCKER_BASE_IMAGE_UBUNTU_VERSION", "DSTACK_DOCKER_BASE_IMAGE_VERSION"),
     "utils.files": ("create_file_archive",),
     "utils.ssh": ("update_ssh_config",),
     "utils.gpu": ("convert_nvidia_gpu_name",),

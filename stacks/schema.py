@@ -44,6 +44,7 @@ from stacks.field_types import (
     setting_error,
 )
 from stacks.slurm import Nodes, Slurm
+from stacks.task_image import Image
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
 DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person who attaches
@@ -54,7 +55,6 @@ SIZED = {
     "hyperdisk-ml": "hyperdisk-ml is a disk of a size that you choose",
 }  # kinds of checkpoints with a size, in an error's words
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
-PINNED_IMAGE = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$|^/\S+\.(sif|sqsh)$")
 
 
 class Host(Model):
@@ -243,11 +243,10 @@ class Utilization(Model):
     window: Duration = Field(default="30m", description="At least 5m.")
 
 
-class Task(Model):
+class Task(Image):
     """The Ray cluster as a dstack task."""
 
     name: Name = Field(default="ray", description="Name of the run.")
-    image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
     user: ContainerUser | None = Field(default=None, description='User in the container, such as "1000:1000".')
     env: dict[str, Text | None] = Field(
         default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
@@ -270,17 +269,13 @@ class Task(Model):
 
     def errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._port())
-        yield from known(self._image())
+        yield from known(super().errors())
         for name, value in self.env.items():
             yield from _variable(name, value)
 
     def _port(self) -> Iterator[PydanticCustomError]:
         if self.dashboard_port in DSTACK_PORTS:
             yield setting_error(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
-
-    def _image(self) -> Iterator[PydanticCustomError]:
-        if self.image is not None and not PINNED_IMAGE.search(self.image):
-            yield setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
 
 
 def _variable(name: str, value: str | None) -> Iterator[PydanticCustomError]:

@@ -111,6 +111,9 @@ def _image(stack: Stack) -> Iterator[PydanticCustomError]:
     container, image = stack.slurm.container, stack.task.image
     if container != "none" and image is None:
         yield setting_error(f"is missing; slurm.container {container} runs an image", "task", "image")
+    if image is not None and not stack.task.image_has_ray:
+        text = f"false, but with slurm.container {container} nodes install nothing as they start; build Ray into the image"
+        yield setting_error(text, "task", "image_has_ray")
     if container == "none" and image is not None:
         yield setting_error(f"none, but task.image names {image!r}; take one of {', '.join(CONTAINERS[1:])}", "slurm", "container")
     if image is not None and image.startswith("/"):

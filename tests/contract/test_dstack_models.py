@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster_tasks.ray import NODE_AGENT
+from cluster_tasks.ray import NODE_AGENT, node_agent
 from stacks.dstack_api import FleetConfiguration, TaskConfiguration, create_file_archive, parse_apply_configuration
 from stacks.load import load, names
 from stacks.places import machine
@@ -94,7 +94,7 @@ def test_dstack_uploads_all_of_the_node_agent_although_git_ignores_where_it_is_p
         create_file_archive(folder, archive)
         archive.seek(0)
         with tarfile.open(fileobj=archive) as tar:
-            assert set(tar.getnames()) == {"node", *(f"node/{file.name}" for file in NODE_AGENT.glob("*.py"))}
+            assert set(tar.getnames()) == {"node", *node_agent()}
 
 
 @pytest.mark.parametrize("stack_name", LEAVE_THIS_MACHINE)

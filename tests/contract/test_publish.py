@@ -61,7 +61,7 @@ def test_the_names_of_the_files_are_known_before_the_site_is(name):
 @pytest.mark.parametrize("name", load.names(ROOT))
 def test_a_plan_has_the_files_by_their_names_and_the_complete_node_agent(name, planned):
     made = planned(name).files
-    agent = {f"node/{file.name}": file.read_text() for file in NODE_AGENT.glob("*.py")}
+    agent = {f"node/{file.name}": file.read_text() for file in [*NODE_AGENT.glob("*.py"), *NODE_AGENT.glob("*.sh")]}
     assert sorted(made) == sorted([*publish.file_names(load.load(name, ROOT)), *agent])
     assert made.items() >= agent.items()
 

@@ -225,6 +225,7 @@ def quoted_messages() -> list[str]:
 def missing_pieces(message: str) -> list[str]:
     """Parts between the ellipses that no source prints."""
     sources = [*(file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if ".venv" not in file.parts), ROOT / ".ci/setup"]
+    sources += (ROOT / "cluster_tasks/node").glob("*.sh")
     texts = [text for file in sources for text in literals(file)]
     return [piece for piece in (part.strip() for part in message.split("…")) if len(piece) > 1 and not any(piece in t for t in texts)]
 

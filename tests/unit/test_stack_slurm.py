@@ -14,6 +14,8 @@ from stacks.slurm import seconds
 
 MISTAKES = [
     # the allocation
+    (BARE, "task", {"image_has_ray": False}, "task.image_has_ray: false belongs to image, which is not set"),
+    (DOCKER, "task.image_has_ray", False, "task.image_has_ray: false, but with slurm.container docker nodes install nothing as they start"),
     (BARE, "slurm.partition", "gpu nodes", "slurm.partition: 'gpu nodes' is not a partition, or several with commas"),
     (BARE, "slurm.account", "", "slurm.account: '' is not a name as Slurm knows it, without blanks"),
     (BARE, "slurm.qos", 7, "slurm.qos: 7 is not a name as Slurm knows it"),

@@ -1,0 +1,29 @@
+"""The container image of the task, and what is in it; part of flotilla:task (stacks/schema.py)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pydantic import Field
+from pydantic_core import PydanticCustomError
+
+from stacks.field_types import Model, setting_error
+
+PINNED = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$|^/\S+\.(sif|sqsh)$")
+
+
+class Image(Model):
+    """What nodes run in."""
+
+    image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
+    image_has_ray: bool = Field(
+        default=True, description="The image contains Ray and what jobs need; false: nodes install the locked requirements as they start."
+    )
+
+    def errors(self) -> Iterator[PydanticCustomError]:
+        if self.image is not None and not PINNED.search(self.image):
+            yield setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
+        if self.image is None and not self.image_has_ray:
+            text = "false belongs to image, which is not set; dstack's own gets the locked requirements without it"
+            yield setting_error(text, "image_has_ray")
