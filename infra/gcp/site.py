@@ -24,9 +24,16 @@ SETUP: dict[Fabric, tuple[str, ...]] = {
     ),
 }
 
-# dstack mounts these by itself into containers on machines that it launched.
-VOLUMES: dict[Fabric, tuple[str, ...]] = {
-    "tcpxo": tuple(f"{path}:{path}" for path in ("/dev/aperture_devices", TCPXO_LIBRARIES, "/var/lib/fastrak/lib64")),
+# dstack mounts these by itself into containers on machines that it launched. Of folders of the host where they lie on the node, in its
+# image or made by startup.py, and where the container looks for them.
+VOLUMES: dict[Fabric, dict[str, str]] = {
+    "tcpx": {
+        "/var/lib/nvidia/lib64": "/usr/local/nvidia/lib64",
+        "/var/lib/nvidia/bin": "/usr/local/nvidia/bin",
+        "/var/lib/tcpx/lib64": "/usr/local/tcpx/lib64",
+        "/run/tcpx": "/run/tcpx",
+    },
+    "tcpxo": {path: path for path in ("/dev/aperture_devices", TCPXO_LIBRARIES, "/var/lib/fastrak/lib64")},
 }
 
 
@@ -70,11 +77,15 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
         gpus=places.gpus(machines),
         mount=tuple(outputs.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted
         setup=SETUP.get(fabric, ()),
-        volumes=VOLUMES.get(fabric, ()) if first.provision == "pulumi" else (),
+        volumes=volumes(fabric) if first.provision == "pulumi" else (),
         outputs={name: value for name, value in (named | outputs.deploy).items() if value},
         prerequisites=(*(tunnel(stack, outputs) if launched else ()), *forward(stack, outputs)),
         ssh_config=ssh_config(stack, outputs) if outputs.control else None,
     )
+
+
+def volumes(fabric: Fabric) -> tuple[str, ...]:
+    return tuple(f"{host}:{container}" for host, container in VOLUMES.get(fabric, {}).items())
 
 
 def backend(stack: Stack, outputs: Outputs) -> dict[str, Any]:

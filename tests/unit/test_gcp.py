@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
-from importlib.util import find_spec
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Any
 
 import pytest
 from gcp_stacks import DSTACK, KEY, PULUMI, settings, stack
 
 from infra.gcp import capacity, mounts, names, nodes, services, startup
-from infra.gcp.site import VOLUMES, Outputs, site
+from infra.gcp.site import Outputs, site
 from stacks.machines import NETWORKS, Machine
 from stacks.places import machine, machines
 from stacks.rules.gcp import MACHINES, cut, fabric, usable
@@ -257,12 +254,3 @@ def test_a_fabrics_plugin_reaches_fleets_of_several_nodes(machine_type, nodes_, 
     given = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
     found = site(given, machines(given), OUTPUTS)
     assert bool(found.setup) == bool(found.volumes) == wanted
-
-
-def test_nodes_of_pulumi_mount_what_dstack_mounts_on_its_own():
-    spec = find_spec("dstack._internal.server.services")
-    assert spec is not None and spec.submodule_search_locations
-    source = (Path(spec.submodule_search_locations[0]) / "backends/provisioning.py").read_text()  # its imports are those of a server
-    mega = source[source.index('"a3-megagpu-8g"') : source.index('"a3-edgegpu-8g"')]
-    pairs = zip(re.findall(r'instance_path="(.+?)"', mega), re.findall(r' path="(.+?)"', mega), strict=True)
-    assert sorted(VOLUMES["tcpxo"]) == sorted(f"{there}:{here}" for there, here in pairs)
