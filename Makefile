@@ -10,6 +10,8 @@ BIN := .venv/bin
 PYTHON ?= ## makes .venv; else the first of python3.11, 3.12, 3.13
 KEEP ?= ## make demo KEEP=1: the cluster stays up afterwards
 KILL ?= ## make demo KILL=1: a second run, killed and resumed
+FABRIC ?= ## make image FABRIC=efa: base, efa or gib
+IMAGE ?= ## make image IMAGE=registry.example.com/mine:1
 export PYTHON
 
 .PHONY: help
@@ -49,6 +51,12 @@ install-policy: infra/policy/.venv/ready ## what `pulumi preview --policy-pack` 
 # pulumi-policy does not fit into .venv.
 infra/policy/.venv/ready: infra/policy/requirements.txt .ci/setup
 	@bash .ci/setup policy
+
+.PHONY: image
+image: ## a container image with Ray, vLLM and the lock: images/
+	@fabric="$(or $(strip $(FABRIC)),base)"
+	if [ ! -f "images/$$fabric.Dockerfile" ]; then echo "FABRIC=$$fabric has no image (allowed: base, efa, gib)" >&2; exit 2; fi
+	docker build --file "images/$$fabric.Dockerfile" --tag "$(or $(strip $(IMAGE)),flotilla-$$fabric:1)" requirements
 
 # Tests
 
