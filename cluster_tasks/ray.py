@@ -79,9 +79,19 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
 
 
 def _user(stack: Stack, fleets: list[Fleet]) -> str | None:
-    """Where nothing is said dstack's server asks the registry whom an image is for; in dstack's own there is root alone."""
+    """Who starts the commands, and whom people log in as: root, where the agent becomes another (cluster_tasks/node/account.py).
+
+    Where nothing is said dstack's server asks the registry whom an image is for; in dstack's own there is root alone.
+    """
     own = stack.task.image is None and software.image_of(stack, fleets) is not None
-    return stack.task.user or ("root" if own else None)
+    return "root" if _becomes(stack) else stack.task.user or ("root" if own else None)
+
+
+def _becomes(stack: Stack) -> str | None:
+    """The user that the node agent becomes; under a scheduler and on this machine it does not start as root."""
+    user, place = stack.task.user, place_of(stack)
+    root = user is None or user.partition(":")[0] in ("root", "0")
+    return None if root or place.batch or not place.remote else user
 
 
 def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: list[str] | None) -> dict[str, Any]:
@@ -92,6 +102,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     cloud = place_of(stack).cloud
     more = ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
     more += ["--per-host"] if place_of(stack).remote and stack.checkpoints.kind == "instance" else []
+    more += ["--user", user] if (user := _becomes(stack)) else []
     more += [*node_gpus(fleets), *(job or [])]
     return present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleets, fleet, more)],

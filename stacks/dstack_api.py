@@ -44,8 +44,8 @@ if TYPE_CHECKING:  # the same names for the type checker
         DSTACK_DOCKER_BASE_IMAGE_VERSION,
     )
     from dstack._internal.utils.files import create_file_archive
-    from dstack._internal.utils.ssh import update_ssh_config
     from dstack._internal.utils.gpu import convert_nvidia_gpu_name
+    from dstack._internal.utils.ssh import update_ssh_config
 
 MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "cli.services.configurators.fleet": ("_resolve_ssh_key",),

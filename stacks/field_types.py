@@ -75,6 +75,14 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
+def _ids(user: str) -> str:
+    """Docker's range of user and group ids."""
+    for part in user.split(":"):
+        if part.isdecimal() and int(part) >= 2**31:
+            raise setting_error(f"{user!r} has {part}, which is no id of a user or group (allowed: 0 to {2**31 - 1}, or a name)")
+    return user
+
+
 def gigabytes(size: str) -> float:
     return float(size[:-2]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[-2:]]
 
@@ -115,7 +123,12 @@ Sizes = Annotated[
 ]
 Duration = Annotated[str, form(r"^[1-9]\d*[smhdw]$", "a duration such as 30m, 72h or 14d")]
 Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
-ContainerUser = Annotated[str, form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number")]
+ContainerUser = Annotated[
+    str,
+    BeforeValidator(_as_text),
+    form(r"^[a-z0-9_][a-z0-9_-]*(:[a-z0-9_][a-z0-9_-]*)?$", "a user or user:group, by name or number"),
+    AfterValidator(_ids),
+]
 ProjectPath = Annotated[str, form(r"^\w[\w.-]*(/\w[\w.-]*)*$", "a path in the project's folder, such as trainer or run.yaml")]
 Cron = Annotated[str, form(r"^\S+( \S+){4}$", 'five fields of cron in quotes, such as "0 3 * * *"')]
 Mount = Annotated[

@@ -247,7 +247,7 @@ class Task(Image):
     """The Ray cluster as a dstack task."""
 
     name: Name = Field(default="ray", description="Name of the run.")
-    user: ContainerUser | None = Field(default=None, description='User in the container, such as "1000:1000".')
+    user: ContainerUser | None = Field(default=None, description='Whom Ray and jobs run as, such as "1000:1000"; else as the image says.')
     env: dict[str, Text | None] = Field(
         default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
     )

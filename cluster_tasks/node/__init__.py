@@ -19,7 +19,7 @@ Exit codes, of which 75 to 77 are worth another try:
 
 In the order in which they are best read:
     agent                      the way from a command line to an exit code
-    settings, checks           flags and what the scheduler says; what is refused before Ray starts
+    settings, account, checks  flags and what the scheduler says; whom Ray runs as; what is refused before it starts
     head, worker, torchrun     what a node becomes
     watch, job                 what the head looks after: its nodes, its job
     health, preemption         full disks and short memory; a spot machine's notice

@@ -9,11 +9,14 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+from .account import account_of, become
 from .checks import claim_checkpoints, one_list_of_gpus, quick_checks
 from .errors import Failure, HeadEnded, Stopped, say
 from .head import run_head
-from .settings import read_settings
+from .settings import Settings, read_settings
 from .torchrun import run_torchrun
 from .waiting import signals
 from .worker import run_worker
@@ -24,11 +27,13 @@ log = logging.getLogger(__name__)
 def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, _: signals.append(number))
-    if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know
-        os.environ["HOME"] = tempfile.gettempdir()
     try:
         one_list_of_gpus(os.environ)
         settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        if settings.user:
+            become(account_of(settings.user), brought(settings))
+        if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know
+            os.environ["HOME"] = tempfile.gettempdir()
         if settings.torchrun and shutil.which("torchrun") is None:
             raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
         if not settings.torchrun and shutil.which("ray") is None:
@@ -54,3 +59,12 @@ def main(argv: list[str] | None = None) -> int:
     except Stopped:
         log.info("%s: stopped", signal.Signals(signals[0]).name)
         return 128 + signals[0] if settings.job else 0
+
+
+def brought(settings: Settings) -> Iterator[Path]:
+    """What dstack put here as root, with the modes that the files had where they came from: the agent, and the job's files."""
+    agent = Path(__file__).parent
+    yield from (agent, *agent.glob("*.py"))
+    for name in (settings.working_dir, settings.runtime_env):
+        if name:
+            yield from (Path(name), *Path(name).rglob("*"))

@@ -54,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--stop-timeout", type=int, default=STOP_SECONDS, help="seconds that a stopped job has to save a checkpoint")
     add("--per-host", action="store_true", help="checkpoints are in a folder of each host: say where those of the run before are")
     add("--spot", choices=["imdsv2", "compute-metadata"], help="metadata service that says when a spot machine is taken back")
+    add("--user", help="user or user:group to become, by names or numbers; for an agent that starts as root")
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")

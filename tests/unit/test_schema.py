@@ -97,6 +97,8 @@ MISTAKES = [
     (LOCAL, "task.shm_size", "8GB..", "task.shm_size: '8GB..' is not a size such as 80GB"),
     (LOCAL, "task.max_duration", "3 days", "task.max_duration: '3 days' is not a duration such as 30m, 72h or 14d"),
     (LOCAL, "task.max_duration", "0m", "task.max_duration: '0m' is not a duration such as 30m, 72h or 14d"),
+    (LOCAL, "task.user", "1000:99999999999", "task.user: '1000:99999999999' has 99999999999, which is no id of a user or group"),
+    (LOCAL, "task.user", "4294967295", "task.user: '4294967295' has 4294967295, which is no id"),
     (LOCAL, "task.user", "me too", "task.user: 'me too' is not a user or user:group, by name or number"),
     (LOCAL, "dstack.server", "localhost:3000", "dstack.server: 'localhost:3000' is not an http or https URL"),
     (SSH, "fleets.0.ssh.hosts.0.hostname", "ada@gpu1", "fleets[0].ssh.hosts[0].hostname: 'ada@gpu1' is not a host name or address"),

@@ -15,6 +15,12 @@ pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.usefixtures("tidy
 ENV = ". build/lab/env.sh"
 APPLY = f"{ENV}; dstack apply -y -d -f build/lab/ray-cluster.dstack.yml"
 SUBMIT = f"{ENV}; ray job submit --runtime-env build/lab/runtime-env.yaml --working-dir . --"
+WHO = """
+import getpass, os, pathlib
+print(getpass.getuser(), os.getresuid(), os.getresgid())
+pathlib.Path.home().joinpath("mine").touch()
+pathlib.Path(os.environ["FLOTILLA_RUNS"], "by-user").write_text("saved\\n")
+"""
 WHERE = """
 import ray
 ray.init("auto")
@@ -46,8 +52,11 @@ def test_a_user_who_is_not_root_writes_checkpoints_to_a_folder_of_each_host(lab:
     lab.wait_ready("ray")
     assert "a run whose head is another host does not find them" in lab.logs("ray")
     with lab.attached("ray"):
-        output = lab.must(f"{SUBMIT} sh -c 'echo user $(id -u) && echo saved >$FLOTILLA_RUNS/by-user && cat $FLOTILLA_RUNS/by-user'")
-    assert "user 1000\nsaved" in output
+        (lab.project / "who.py").write_text(WHO)
+        output = lab.must(f"{SUBMIT} python who.py")
+        raylets = [host.sh("ps -eo uid,args | grep '[r]aylet/raylet '").split()[0] for host in lab.hosts]
+    assert "user-1000 (1000, 1000, 1000) (1000, 1000, 1000)" in output
+    assert raylets == ["1000", "1000"]
     assert lab.host("ray", 0).sh("cat /var/lib/flotilla/checkpoints/by-user") == "saved\n"
 
 

@@ -40,6 +40,7 @@ class Account:
     uid: int = 0
     gid: int = 0
     home: str = "/root"
+    name: str = "root"  # by which people log in; empty without an account
 
     @classmethod
     def of(cls, user: dict[str, Any] | None) -> Account:
@@ -52,7 +53,7 @@ class Account:
         if gid is None:
             gid = grp.getgrnam(user["groupname"]).gr_gid if user.get("groupname") else entry.pw_gid if entry else 0
         home = entry.pw_dir if entry and entry.pw_dir and "nonexistent" not in entry.pw_dir else "/"
-        return cls(entry.pw_uid if entry else user["uid"], gid, home)
+        return cls(entry.pw_uid if entry else user["uid"], gid, home, entry.pw_name if entry else "")
 
     def own(self, path: Path) -> None:
         os.chown(path, self.uid, self.gid)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.dstack.host.runner.commands import execute
-from lab.dstack.host.runner.container import start_ssh
+from lab.dstack.host.runner.container import Account, start_ssh
 from lab.dstack.host.runner.job import job, lock
 
 VERSION = "0.22.5"
@@ -95,14 +95,20 @@ class Api(BaseHTTPRequestHandler):
             job.archives.update({part.get_filename(): part.get_payload(decode=True) for part in message.get_payload()})  # type: ignore[union-attr,misc]
         elif self.path == "/api/run":
             threading.Thread(target=execute, args=(self.ssh_port,), daemon=True).start()
-            folder = job.body["job_spec"].get("working_dir") or str(Path.cwd())
-            return self.answer(200, {"working_dir": folder, "username": "root"})
+            return self.answer(200, who_and_where(job.body["job_spec"]))
         elif self.path == "/api/stop":
             job.stopped = True
             job.interrupt()
         elif self.path != "/api/upload_code":
             return self.answer(404)
         return self.answer(200)
+
+
+def who_and_where(spec: dict[str, Any]) -> dict[str, str] | None:
+    """By which account people log in, and where the job runs; nothing where the image does not know the user, and the job fails."""
+    with contextlib.suppress(KeyError):
+        return {"username": Account.of(spec.get("user")).name, "working_dir": spec.get("working_dir") or str(Path.cwd())}
+    return None
 
 
 def main() -> None:
