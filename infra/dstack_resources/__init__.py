@@ -38,7 +38,8 @@ class Managed(pulumi.ComponentResource):
         assert stack.dstack  # infra/__main__.py
         known, at = pulumi.Output.from_input(site), (stack.dstack.server, stack.dstack.project)
         child = pulumi.ResourceOptions(parent=self, depends_on=list(after))
-        if cloud_of(stack) and any(fleet.provision == "dstack" for fleet in stack.fleets):
+        # A control node has its backend from its own configuration.
+        if cloud_of(stack) and not stack.control_node and any(fleet.provision == "dstack" for fleet in stack.fleets):
             backend = Backend(stack.cloud, *at, known.apply(lambda site: site.backend), opts=child)
             child = pulumi.ResourceOptions(parent=self, depends_on=[*after, backend])
         for fleet in stack.fleets:

@@ -107,8 +107,8 @@ def enter(namespace: int) -> None:
 class Laptop(Machine):
     """The person's machine, and the switch that the hosts' cables end in."""
 
-    def __init__(self, folder: Path):
-        super().__init__("laptop", 1, folder, "sleep", "infinity", options=["--mount-proc"], environment={"PATH": PATH})
+    def __init__(self, folder: Path, name: str = "laptop"):
+        super().__init__(name, 1, folder, "sleep", "infinity", options=["--mount-proc"], environment={"PATH": PATH})
         self.boot()
         self.sh(f"ip link set lo up; ip link add br0 type bridge; ip addr add {self.address}/24 dev br0; ip link set br0 up")
 

@@ -70,7 +70,8 @@ class Lab:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for machine in (*self.hosts, *([self.laptop] if hasattr(self, "laptop") else [])):
+        places = [getattr(self, name) for name in ("laptop", "switch") if hasattr(self, name)]
+        for machine in (*self.hosts, *{id(place): place for place in places}.values()):
             machine.power_off()
         sh(f"find /sys/fs/cgroup -depth -type d -path '*/flotilla/host*-{os.getpid()}*' -exec rmdir {{}} + 2>/dev/null || true")
         shutil.rmtree(self.folder)
@@ -86,20 +87,24 @@ class Lab:
                 shutil.copytree(source, self.project / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
             else:
                 shutil.copy(source, self.project / part)
-        self.laptop = Laptop(self.folder)
-        self.hosts = [Host(number + 1, self.folder, self.laptop) for number in range(self.count)]
+        self._connect()
+        self.hosts = [Host(number + 1, self.folder, self.switch) for number in range(self.count)]
         self._start_files()
         self.start_server()
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self._ready, self.hosts))
         self.wait_server()
 
+    def _connect(self) -> None:
+        """The person's machine, and the switch that the hosts' cables end in: here it is that machine."""
+        self.laptop = self.switch = Laptop(self.folder)
+
     def _ready(self, host: Host) -> None:
         host.ready(self.folder / "image.tar", IMAGE, PATH)
 
     def power_on(self, index: int) -> None:
         """Boots a host that was powered off."""
-        self.hosts[index] = Host(index + 1, self.folder, self.laptop)
+        self.hosts[index] = Host(index + 1, self.folder, self.switch)
         self._ready(self.hosts[index])
 
     def _start_files(self) -> None:
@@ -111,11 +116,11 @@ class Lab:
             "http.server",
             str(FILES_PORT),
             "--bind",
-            self.laptop.address,
+            self.switch.address,
             "--directory",
             str(self.folder / "agents"),
         ]
-        self.files = self.laptop.start(*command, cwd=self.folder, environment=self.environment, log=self.folder / "files.log")
+        self.files = self.switch.start(*command, cwd=self.folder, environment=self.environment, log=self.folder / "files.log")
 
     def start_server(self) -> None:
         agents = f"http://{self.laptop.address}:{FILES_PORT}"

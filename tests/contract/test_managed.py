@@ -41,6 +41,14 @@ def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
             assert (resource.inputs["server"], resource.inputs["project"]) == ("http://127.0.0.1:3000", "main")
 
 
+def test_a_control_node_has_its_backend_already(changed):
+    plan = changed("aws-dev", {"dstack": {"drive": True, "host": "cloud"}})
+    assert set(ours(plan)) == {("Managed", "aws-dev"), ("Fleet", "gpus"), ("Machines", "gpus")}
+    assert "python -m fleets.server login aws-dev" in plan.outputs["next"]
+    [node] = [resource.urn for resource in plan.resources if resource.type == "aws:ec2/instance:Instance"]
+    assert node in ours(plan)["Fleet", "gpus"].options["dependencies"]  # runs end before it goes
+
+
 def test_destroy_ends_machines_before_anything_of_the_network_goes(changed):
     plan = changed("aws-dev", {"dstack": {"drive": True}})
     made = ours(plan)

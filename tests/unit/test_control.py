@@ -20,6 +20,7 @@ from fleets.server.process import ServerError
 from infra import control
 from infra.aws import control as aws
 from infra.aws.site import Outputs, backend, ssh_config
+from infra.gcp import control as gcp
 from stacks import dstack_api
 from stacks.schema import Stack
 from stacks.site import Site
@@ -48,10 +49,20 @@ def boots() -> str:
     return aws.startup(STACK, site, "vol-0abc", "arn:aws:ssm:us-east-1:123456789012:parameter/flotilla/lab/server-token")
 
 
-def test_shellcheck_finds_nothing(tmp_path: Path) -> None:
+ELSEWHERE = {
+    "cloud": "gcp",
+    "project": "mine-1",
+    "region": "us-central1",
+    "fleets": [{"name": "gpus", "machine": "g2-standard-8", "nodes": 2}],
+}
+GCP = Stack.model_validate(STACK.model_dump() | ELSEWHERE)
+
+
+@pytest.mark.parametrize("text", [boots(), gcp.startup(GCP, Site(), "projects/mine-1/secrets/token")], ids=["aws", "gcp"])
+def test_shellcheck_finds_nothing(text: str, tmp_path: Path) -> None:
     if not shutil.which("shellcheck"):
         pytest.skip("shellcheck is not installed; `make test-hosts` installs it as root")
-    (tmp_path / "user-data").write_text(boots())
+    (tmp_path / "user-data").write_text(text)
     found = subprocess.run(["shellcheck", tmp_path / "user-data"], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout
 
