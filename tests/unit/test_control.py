@@ -34,6 +34,7 @@ STACK = Stack.model_validate(
         "dstack": {"host": "cloud"},
     }
 )
+ROOT = Path(__file__).parents[2]
 NETWORK = IPv4Network("10.65.0.0/16")
 
 
@@ -188,3 +189,45 @@ def test_dstack_keeps_the_way_when_it_adds_and_removes_hosts(tmp_path: Path) -> 
     dstack_api.update_ssh_config(config, "ray", options)
     dstack_api.update_ssh_config(config, "ray", {})
     assert config.read_text() == f'Include "{tmp_path}/ssh_config"\n'
+
+
+# Login
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A project with the stack aws-dev on a control node, and a `pulumi` that knows its token."""
+    for folder in ("stacks", "bin"):
+        (tmp_path / folder).mkdir()
+    shutil.copy(ROOT / "Pulumi.yaml", tmp_path)
+    content = yaml.safe_load((ROOT / "stacks/Pulumi.aws-dev.yaml").read_text())
+    content["config"]["flotilla:dstack"] = {"host": "cloud", "server": "http://127.0.0.1:3999"}
+    (tmp_path / "stacks/Pulumi.aws-dev.yaml").write_text(yaml.safe_dump(content))
+    (tmp_path / "bin/pulumi").write_text('#!/bin/sh\ncase "$*" in *server_token*) echo the-token ;; *) exit 1 ;; esac\n')
+    (tmp_path / "bin/pulumi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_a_login_on_a_port_that_is_not_forwarded_says_how_to_forward_it(project: Path) -> None:
+    with pytest.raises(
+        ServerError, match=r"http://127.0.0.1:3999 does not answer; leave the forward of `pulumi stack output next` running"
+    ):
+        login.login("aws-dev", project, 0.1)
+
+
+def test_a_login_before_the_stack_is_up_says_so(project: Path) -> None:
+    (project / "bin/pulumi").write_text("#!/bin/sh\necho 'error: no stack named aws-dev found' >&2\nexit 255\n")
+    with pytest.raises(ServerError, match="no stack named aws-dev found; first: pulumi up --stack aws-dev"):
+        login.login("aws-dev", project, 0.1)
+
+
+def test_a_login_without_pulumi_says_where_the_token_is(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(project / "nothing"))
+    with pytest.raises(ServerError, match="the token is in the stack's state, and there is no `pulumi` to read it"):
+        login.login("aws-dev", project, 0.1)
+
+
+def test_a_login_on_a_stack_without_control_node_names_the_setting() -> None:
+    with pytest.raises(ServerError, match=r"stack onprem has no control node \(flotilla:dstack.host\)"):
+        login.login("onprem", ROOT, 0.1)
