@@ -106,6 +106,31 @@ def test_the_server_gets_the_token_of_the_parameter_and_no_file_has_it(tmp_path:
     assert "the-token" not in (tmp_path / "flotilla-server").read_text()
 
 
+def test_a_server_that_has_not_answered_three_times_in_a_row_is_started_again(tmp_path: Path) -> None:
+    """The health check as it is written on the node; curl and systemctl note that they were asked."""
+    rest = boots().partition("  cat >/usr/local/bin/flotilla-health <<HEALTH\n")[2].partition("\nHEALTH\n")[0]
+    wrote = subprocess.run(["bash", "-c", f"port=3000\ncat <<HEALTH\n{rest}\nHEALTH"], capture_output=True, text=True, check=True).stdout
+    (tmp_path / "health").write_text(wrote.replace("/run/", f"{tmp_path}/"))
+    for name, code in (("curl", f"test -e {tmp_path}/answers"), ("systemctl", f'echo "$@" >>{tmp_path}/restarts')):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def asked(times: int) -> int:
+        """How often it was started again, after so many more checks."""
+        for _ in range(times):
+            subprocess.run(["bash", tmp_path / "health"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=30)
+        return len((tmp_path / "restarts").read_text().splitlines()) if (tmp_path / "restarts").exists() else 0
+
+    assert asked(2) == 0
+    (tmp_path / "answers").touch()
+    assert asked(1) == 0
+    (tmp_path / "answers").unlink()
+    assert asked(2) == 0
+    assert asked(1) == 1
+    assert asked(2) == 1
+    assert (tmp_path / "restarts").read_text() == "restart flotilla-server\n"
+
+
 # The data disk
 
 

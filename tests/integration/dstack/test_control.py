@@ -56,17 +56,6 @@ def test_the_token_is_on_no_disk_of_the_machine(cloud: CloudLab) -> None:
     assert found == ""
 
 
-def test_a_server_that_hangs_is_started_again(cloud: CloudLab) -> None:
-    control = cloud.controls[-1]
-    before = control.sh("pgrep -f '[d]stack server'").split()
-    control.sh(f"kill -STOP {' '.join(before)}")
-    for _ in range(3):
-        control.sh("/usr/local/bin/flotilla-health", timeout=60)
-    wait_for("the server to answer", lambda: cloud.get("/healthcheck").status == 200, 120)
-    assert not set(before) & set(control.sh("pgrep -f '[d]stack server'").split())
-    control.sh("/usr/local/bin/flotilla-health && test ! -e /run/flotilla-failed")
-
-
 def test_a_new_control_node_takes_over_all_that_the_old_one_knew(cloud: CloudLab) -> None:
     before = cloud.api("fleets/get", name="lab"), cloud.api("runs/get", run_name="ray")
     assert before[1]["status"] == "running"
