@@ -1,5 +1,7 @@
 """How a node's command gets into task.image under Slurm: Pyxis, Apptainer, Docker or Podman; or not at all.
 
+Docker and Podman start containers that Slurm does not know, and does not end. Each is named after job and node, so that the next start
+of the job removes what is left, and ends with its client, whose standard input its agent watches (cluster_tasks/node/lifeline.py).
 The project's folder and the checkpoints are mounted where they are, so that paths are the same inside and outside. Variables are
 handed on by name: no value, and so no secret, stands in a command line.
 
@@ -24,11 +26,13 @@ SLURM_VARIABLES = ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_RESTART_COUNT", 
 
 @dataclass(frozen=True)
 class Container:
-    """Bash: lines that come first, words after `srun`, and words before the command."""
+    """Bash: lines that come first, words after `srun`, words before the command; flags of the agent, and what each step reads."""
 
     lines: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    stdin: str = ""
 
 
 def container(stack: Stack, fleet: Fleet, names: Iterable[str]) -> Container:
@@ -63,33 +67,43 @@ def _engine(stack: Stack, fleet: Fleet, names: tuple[str, ...]) -> Container:
     engine, podman = stack.slurm.container, stack.slurm.container == "podman"
     vendor = fleet.gpu.vendor if fleet.gpu and fleet.gpu.count else None
     words = [
-        engine,
-        "run",
+        *("bash", "-c", '"$node"', '"flotilla-$SLURM_JOB_ID"'),
         "--rm",
-        '"--name=flotilla-$SLURM_JOB_ID-${SLURM_RESTART_COUNT:-0}"',
+        "--interactive",
         "--network=host",
         f"--shm-size={stack.task.shm_size.lower().removesuffix('b')}" if stack.task.shm_size else "--ipc=host",
         "--ulimit=memlock=-1",  # RDMA pins memory
         "--ulimit=stack=67108864",
-        "--userns=keep-id" if podman else '"--user=$(id -u):$(id -g)"',  # files belong to who submits
+        # Files belong to who submits. Of root alone Podman keeps the id by itself, and refuses to be asked for it.
+        '"--userns=$([ "$(id -u)" = 0 ] || echo keep-id)"' if podman else '"--user=$(id -u):$(id -g)"',
         *(f'"--volume={mount}"' for mount in _mounts(stack)),
         '"--workdir=$PWD"',
         f"--env=HOME={HOME}",
         '"--env=USER=$(id -un)"',  # a uid without a name is none that PyTorch's caches take
         *(f"--env={name}" for name in names),
-        '"${devices[@]}"',
         shlex.quote(stack.task.image or ""),
     ]
     devices = {None: "", "nvidia": "--device=nvidia.com/gpu=all" if podman else "--gpus=all", "amd": AMD_OPTIONS}[vendor]
-    lines = [f"devices=({devices})", "if [ -e /dev/infiniband ]; then devices+=(--device=/dev/infiniband); fi"]
-    return Container(lines=(*lines, *(AMD_LINES if vendor == "amd" else ())), prefix=tuple(words))
+    lines = [
+        "node=$(cat <<'END' # on each node",
+        "name=$0-$SLURMD_NODENAME",
+        f'{engine} rm --force "$name" >/dev/null 2>&1 # what an earlier start of the job has left',
+        f"devices=({devices})",
+        "if [ -e /dev/infiniband ]; then devices+=(--device=/dev/infiniband); fi",
+        *(AMD_LINES if vendor == "amd" else ()),
+        f'exec {engine} run "--name=$name" "${{devices[@]}}" "$@"',
+        "END",
+        ")",
+        "exec 3<> <(:) # ends with the steps that read it, and containers with their standard input",
+    ]
+    return Container(lines=tuple(lines), prefix=tuple(words), flags=("--end-with-stdin",), stdin=" <&3")
 
 
 # ptrace, which RCCL needs to map another process's memory, and unconfined NUMA calls: as AMD's page on Docker says.
 AMD_OPTIONS = "--device=/dev/kfd --device=/dev/dri --cap-add=SYS_PTRACE --security-opt=seccomp=unconfined"
 # By number: the groups video and render, which own the devices, may be unknown to the image, or other numbers there.
 AMD_LINES = (
-    '[ -e /dev/kfd ] || fail "$HOSTNAME has no /dev/kfd: no AMD GPU, or its driver is not loaded"',
+    '[ -e /dev/kfd ] || { echo "error: $SLURMD_NODENAME has no /dev/kfd: no AMD GPU, or its driver is not loaded" >&2; exit 2; }',
     "mapfile -t groups < <(stat -c %g /dev/kfd /dev/dri/render* | sort -u)",
     'devices+=("${groups[@]/#/--group-add=}")',
 )

@@ -128,7 +128,6 @@ def _environment(stack: Stack, fleets: list[Fleet], env: dict[str, str | None]) 
         *(['export PATH="$PWD/.venv/bin:$PATH"'] if slurm.container == "none" else []),
         *(f'[ "${{{name}+set}}" ] || fail "{name} is not set where you submit"' for name, value in env.items() if value is None),
         f"export {' '.join(given)}",
-        *(["unset SLURM_CPUS_PER_TASK SLURM_GPUS_PER_NODE # the first component's, which srun would ask of every one"] if several else []),
         'export RAY_AUTH_TOKEN_PATH="$build/ray.token"' + (' SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' if cpus else ""),
         f'FLOTILLA_NODES=$(scontrol show hostnames {hosts}| paste -sd,) || fail "scontrol does not tell the nodes"; export FLOTILLA_NODES',
     ]
@@ -138,17 +137,19 @@ def _launch(stack: Stack, site: Site, fleets: list[Fleet], script: Script, env: 
     """The steps, in the background; the exit code of `$step` is the job's."""
     names = (*env, "RAY_AUTH_TOKEN_PATH", "FLOTILLA_NODES", "FLOTILLA_NODE_ARGS")
     lines = _ports(stack, script)
+    stdin = ""
     for index, fleet in enumerate(fleets):
         inside, number = container(stack, fleet, names), str(index or "")
         # All of the environment, also where a site's SBATCH_EXPORT, or sbatch --export=NONE, keeps it from steps.
         srun = ["srun", "--overlap", "--export=ALL", "--cpu-bind=none", "--ntasks-per-node=1"]
         srun += [*(_component(stack, site, fleet, index) if len(fleets) > 1 else []), *inside.options]
-        agent = [*inside.prefix, *_agent(stack, fleets, fleet, script)]
+        agent = [*inside.prefix, *_agent(stack, fleets, fleet, script), *inside.flags]
+        stdin = inside.stdin
         lines += [*inside.lines, f"run{number}=({_wrapped(srun)})", f"agent{number}=({_wrapped(agent)})"]
     if script.runs == "torchrun":
         steps = [f'"${{run{index or ""}[@]}}" --wait=120 "${{agent{index or ""}[@]}}" --torchrun "$job"' for index in range(len(fleets))]
         steps = [steps[0], *(step.replace(f"run{index}[@]", f"run{index}[@]:1") for index, step in enumerate(steps[1:], 1))]
-        return [*lines, *_job(SFT), " : \\\n  ".join(steps) + " & step=$!"]
+        return [*lines, *_job(SFT), " : \\\n  ".join(steps) + f"{stdin} & step=$!"]
     head = '"${run[@]}" --relative=0 --nodes=1 --ntasks=1 "${agent[@]}" --when-ready "$ready"'
     if script.runs == "job":
         lines += _job(ray.demo_job(any(fleet.gpu and fleet.gpu.count for fleet in fleets)))
@@ -157,14 +158,14 @@ def _launch(stack: Stack, site: Site, fleets: list[Fleet], script: Script, env: 
         *lines,
         _ready(stack),
         "others=$((SLURM_NNODES - 1))",
-        '((others == 0)) || "${run[@]}" --relative=1 --nodes=$others --ntasks=$others "${agent[@]}" &',
-        *(f'"${{run{index}[@]}}" "${{agent{index}[@]}}" &' for index in range(1, len(fleets))),
-        f"{head} & step=$!",
+        f'((others == 0)) || "${{run[@]}}" --relative=1 --nodes=$others --ntasks=$others "${{agent[@]}}"{stdin} &',
+        *(f'"${{run{index}[@]}}" "${{agent{index}[@]}}"{stdin} &' for index in range(1, len(fleets))),
+        f"{head}{stdin} & step=$!",
     ]
 
 
 def _component(stack: Stack, site: Site, fleet: Fleet, index: int) -> list[str]:
-    """For srun, which takes the first component's sizes from the environment otherwise."""
+    """Words of srun: the number of the component, and its sizes."""
     gpus = _gpus(stack, site, fleet)
     sizes = [f"--nodes={fleet.nodes}", f"--ntasks={fleet.nodes}"]
     sizes += [f"--cpus-per-task={fleet.cpus}"] if fleet.cpus else []

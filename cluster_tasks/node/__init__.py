@@ -26,6 +26,7 @@ In the order in which they are best read:
     ray, dashboard             Ray on this node; what Ray says of the cluster
     identity                   whose cluster this is, for who asks on the dashboard's port
     network, ports             addresses and interfaces; what listens where
+    lifeline                   a container ends with its client
     waiting, errors            waits with a deadline; exit codes and what is raised on the way to one
 
 The folder is copied to every node by itself, which is why its modules import one another by relative names, and nothing else of

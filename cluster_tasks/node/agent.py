@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import lifeline
 from .account import account_of, become
 from .checks import claim_checkpoints, one_list_of_gpus, quick_checks
 from .errors import Failure, HeadEnded, Stopped, say
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: list[str] | None = None) -> int:
+    if lifeline.FLAG in (sys.argv if argv is None else argv):
+        lifeline.live_while_stdin_is_open()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, _: signals.append(number))
     try:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .dashboard import Dashboard, ray_token
+from .lifeline import FLAG
 from .network import ALONE, resolve
 from .ports import free_port
 
@@ -59,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
     add("--torchrun", help="arguments of torchrun, which then runs in place of Ray; --port is where its ranks meet")
+    add(FLAG, action="store_true", help="in a container: end all of it when standard input ends, as it does with the client")
     add("--when-ready", help="text to print when the cluster is ready, such as how to reach its dashboard")
     return parser
 

@@ -7,6 +7,7 @@ started it, whatever ends that, and leaves nothing behind.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -100,6 +101,11 @@ class Cluster:
     def power_on(self, node: str) -> None:
         self.run(f"bash {HERE}/power_on.sh {node}")
 
+    def on(self, node: str, command: str, *, check: bool = True, env: Mapping[str, str] = {}) -> subprocess.CompletedProcess[str]:
+        """A shell command on a compute node, outside of any job."""
+        enter = f"nsenter -t $(cat /proc/$(cat /run/{node}.pid)/task/*/children) -m -n -u -p"
+        return self.run(f"{enter} bash -c {shlex.quote(command)}", check=check, env=env)
+
     def ssh(self) -> Path:
         """An sshd on the login node and on n1, started where none listens: n1 loses its own with its power. Returns the client's
         configuration; the key that they take is `id` beside it."""
@@ -114,7 +120,7 @@ class Cluster:
         flags = " ".join(f"-o {option}" for option in options)
         sshd = f"(: </dev/tcp/127.0.0.1/22) 2>/dev/null || {{ mkdir -p /run/sshd && /usr/sbin/sshd -h {folder}/host {flags}; }}"
         self.run(sshd)
-        self.run(f"nsenter -t $(cat /proc/$(cat /run/n1.pid)/task/*/children) -m -n -u -p bash -c '{sshd}'")
+        self.on("n1", sshd)
         return folder / "config"
 
     # Jobs

@@ -22,6 +22,14 @@ SETTINGS: dict[str, Any] = {
     "fleets": [{"name": "gpus", "nodes": 2, "cpus": 1}],
     "slurm": {"partition": "gpu", "time": "15:00", "login": "me@login.example.com", "setup": [f". {sys.prefix}/bin/activate"]},
 }  # cpus: what a node of Ray's offers, not what it has
+# n3 is the one node of partition `old`.
+TWO_FLEETS: dict[str, Any] = {
+    "fleets": [
+        {"name": "new", "nodes": 2, "cpus": 1, "resources": {"h100": 8}, "slurm": {"sbatch": ["--nodelist=n1,n2"]}},
+        {"name": "old", "nodes": 1, "cpus": 2, "resources": {"v100": 4}, "slurm": {"partition": "old"}},
+    ],
+    "task": {"fleets": ["new", "old"]},
+}
 
 
 class Project:

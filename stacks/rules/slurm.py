@@ -59,15 +59,11 @@ def _fleets(stack: Stack) -> Iterator[PydanticCustomError]:
     if not stack.slurm.exclusive:
         text = f"False, but a cluster of {len(fleets)} fleets (task.fleets) takes whole nodes: Slurm may give one node to two of them"
         yield setting_error(text, "slurm", "exclusive")
-    names = sorted({fleet.gpu.name for fleet in fleets if fleet.gpu and fleet.gpu.count and fleet.gpu.name})
+    same = [fleet.gpu for fleet in fleets if not (fleet.slurm and fleet.slurm.gpu_type)]
+    names = sorted({gpu.name for gpu in same if gpu and gpu.count and gpu.name})
     if stack.slurm.gpu_type not in (None, ANY) and len(names) > 1:
         text = f"{stack.slurm.gpu_type!r} would be asked of {' and '.join(names)} alike; say it in fleets[].slurm.gpu_type"
         yield setting_error(text, "slurm", "gpu_type")
-    elsewhere = [fleet.name for fleet in fleets if fleet.slurm and fleet.slurm.partition]
-    for fleet in fleets:
-        if elsewhere and not stack.slurm.of(fleet.slurm).partition:
-            text = f"is missing; fleet {elsewhere[0]!r} names its partition, so name that of {fleet.name!r} too"
-            yield setting_error(text, "fleets", stack.fleets.index(fleet), "slurm", "partition")
 
 
 def _checkpoints(stack: Stack) -> Iterator[PydanticCustomError]:

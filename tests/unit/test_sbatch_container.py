@@ -48,6 +48,16 @@ def test_apptainer_shows_the_vendors_gpus(vendor: str, flag: str) -> None:
     assert flag in made("apptainer", vendor).prefix
 
 
+@pytest.mark.parametrize("engine", ["docker", "podman"])
+def test_what_an_earlier_start_left_is_removed_before_the_next_of_the_same_name(engine: str) -> None:
+    """By job and node; the container ends with its client, as the agent watches standard input."""
+    lines = "\n".join(made(engine).lines)
+    name = lines.index("name=$0-$SLURMD_NODENAME")
+    assert name < lines.index(f'{engine} rm --force "$name"') < lines.index(f'exec {engine} run "--name=$name"')
+    assert '"flotilla-$SLURM_JOB_ID"' in made(engine).prefix and "--interactive" in made(engine).prefix
+    assert made(engine).flags == ("--end-with-stdin",) and made(engine).stdin.strip() == "<&3"
+
+
 def test_amds_devices_come_with_the_groups_that_own_them() -> None:
     lines = "\n".join(made("docker", "amd").lines)
     assert "--device=/dev/kfd" in lines and "--group-add=" in lines

@@ -178,7 +178,7 @@ def test_docker_gets_amds_devices_and_no_privileges():
 
 def test_each_runtime_gets_its_own_words():
     assert "--device=nvidia.com/gpu=all" in text(PODMAN)
-    assert "--userns=keep-id" in text(PODMAN)
+    assert "|| echo keep-id)" in text(PODMAN)
     assert "--gpus=all" in text(PODMAN | {"slurm": {"container": "docker"}})
     assert "--container-image=rocm/verl:1.0" in text(PYXIS)
     assert '"--container-mounts=$PWD:$PWD,/shared/me:/shared/me,/data:/data"' in text(PYXIS)

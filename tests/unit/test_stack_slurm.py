@@ -58,7 +58,6 @@ MISTAKES = [
     (FLEETS, "fleets.1.slurm.gpu_type", "v 100", "fleets[1].slurm.gpu_type: 'v 100' is not a name as Slurm knows it"),
     (BARE, "fleets.0", {"name": "cpus", "nodes": 2, "slurm": {"gpu_type": "v100"}}, "fleets[0].slurm.gpu_type: 'v100', but fleets[0].gpu"),
     (FLEETS, "slurm.gpu_type", "h100", "slurm.gpu_type: 'h100' would be asked of H100 and V100 alike; say it in fleets[].slurm.gpu_type"),
-    (FLEETS, "slurm.partition", ..., "fleets[0].slurm.partition: is missing; fleet 'v100' names its partition, so name that of 'h100' too"),
     (
         FLEETS | {"fleets": [fleet | {"cpus": 4, "memory": "64GB"} for fleet in FLEETS["fleets"]]},
         "slurm.exclusive",
@@ -189,6 +188,13 @@ def test_what_the_cluster_has_is_no_fault():
     ib = {"gpu_type": "h100", "time": "2-00", "constraint": "ib&h100"}
     for base in (BARE, BARE | {"slurm": {}}, BARE | {"slurm": ib}, BARE | {"slurm": {"constraint": "[a100|h100]"}}):
         assert not list(site.errors(stack(base), site.groups(SINFO)))
+
+
+def test_a_type_for_all_fleets_leaves_those_alone_that_name_their_own():
+    base = changed_stack(FLEETS, "slurm.gpu_type", "h100")
+    base["fleets"][1]["slurm"]["gpu_type"] = "v100-32"
+    wanted = stack(base)
+    assert [wanted.slurm.of(fleet.slurm).gpu_type for fleet in wanted.fleets] == ["h100", "v100-32"]
 
 
 def test_what_the_cluster_does_not_have_for_each_fleet_is_told_at_once():

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
-from lab.slurm.project import SETTINGS
+from lab.slurm.project import SETTINGS, TWO_FLEETS
 from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
@@ -21,14 +20,6 @@ def address():
 for kind in ("h100", "v100"):
     print("PLACED", kind, ray.get(address.options(resources={kind: 1}).remote()), ray.cluster_resources()[kind])
 """
-# n3 is the one node of partition `old`.
-TWO_FLEETS: dict[str, Any] = {
-    "fleets": [
-        {"name": "new", "nodes": 2, "cpus": 1, "resources": {"h100": 8}, "slurm": {"sbatch": ["--exclude=n3"]}},
-        {"name": "old", "nodes": 1, "cpus": 2, "resources": {"v100": 4}, "slurm": {"partition": "old"}},
-    ],
-    "task": {"fleets": ["new", "old"]},
-}
 
 
 def components(slurm, job: str) -> list[str]:

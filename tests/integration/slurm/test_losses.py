@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from lab.slurm.cluster import ENDED
+from lab.slurm.project import TWO_FLEETS
 from lab.waiting import wait_for
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow, pytest.mark.timeout(2000)]
@@ -109,6 +110,16 @@ def test_a_node_that_dies_costs_what_was_not_saved(projects, slurm, victim):
         slurm.power_on(victim)
         wait_for(f"{victim} to return", lambda: slurm.idle() == 3, LONG)
         slurm.run("scontrol reconfigure")  # Slurm 22.05 forgets to give the places of such a job back: idle nodes take no other
+
+
+def test_a_node_of_one_fleet_that_dies_ends_both_components_and_the_job_goes_on(projects, slurm):
+    project = projects("lost-fleet", **TWO_FLEETS)
+    job = start(project)
+    slurm.power_off("n3")
+    wait_for("the requeue", lambda: slurm.state(job)["Restarts"] == "1", LONG)
+    slurm.power_on("n3")
+    assert_went_on(project, slurm, job, asked=None)
+    wait_for("the nodes", lambda: slurm.idle() == 3, LONG)
 
 
 def test_a_head_whose_ray_dies_is_started_anew(projects, slurm):

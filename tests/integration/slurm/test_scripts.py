@@ -119,10 +119,10 @@ def test_a_container_engine_gets_amds_devices_and_runs_the_agent_with_what_it_ne
     ]
     for node in ("n1", "n2"):
         arguments = json.loads((bin_ / f"{node}.json").read_text())["arguments"]
-        given = {"run", "--rm", f"--name=flotilla-{job}-0", "--network=host", "--ipc=host", "--device=/dev/kfd", "--device=/dev/dri"}
+        given = {"run", "--rm", f"--name=flotilla-{job}-{node}", "--network=host", "--ipc=host", "--device=/dev/kfd", "--device=/dev/dri"}
         assert given <= set(arguments)
         assert {"--group-add=44", "--group-add=105", f"--volume={project.folder}:{project.folder}", "--env=SECRET"} <= set(arguments)
-        assert ("--userns=keep-id" if engine == "podman" else "--user=0:0") in arguments
+        assert ("--userns=" if engine == "podman" else "--user=0:0") in arguments  # root's own
         assert "hush-hush" not in str(arguments)
 
 
@@ -131,7 +131,7 @@ def test_a_node_without_an_amd_gpu_says_so(projects, slurm):
     project = projects("no-amd", fleets=[fleet], slurm={"container": "docker", "gpu_type": "h100"}, task={"image": "rocm/verl:1.0"})
     job = project.submit("torchrun")
     assert slurm.ended(job)["ExitCode"] == "2:0"
-    assert project.log("torchrun", job) == "error: n1 has no /dev/kfd: no AMD GPU, or its driver is not loaded\n"
+    assert project.log("torchrun", job).startswith("error: n1 has no /dev/kfd: no AMD GPU, or its driver is not loaded\n")
 
 
 def test_outside_of_the_projects_folder_a_script_says_where_to_submit(projects, slurm):

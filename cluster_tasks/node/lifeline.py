@@ -1,0 +1,37 @@
+"""In a container: its client holds standard input open. When that ends, whatever ended the client, so does the container.
+
+Docker and Podman leave a container behind whose client was killed, and with it the GPUs in its hands. As pid 1 of the container the
+process that watches takes all others along.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from .errors import NODE_LOST
+
+FLAG = "--end-with-stdin"
+
+
+def live_while_stdin_is_open() -> None:
+    """Returns in a child. Its parent hands on signals, and ends with the child's code, or with standard input."""
+    if (child := os.fork()) == 0:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        return
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    while True:
+        ended, status = os.wait()  # of others too: pid 1 inherits the orphans of its container
+        if ended == child:
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)
+
+
+def _end_with_stdin() -> None:
+    while os.read(0, 4096):
+        pass
+    print("node: the container's client has ended, and so does the container", flush=True)
+    os._exit(NODE_LOST)
