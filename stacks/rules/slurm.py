@@ -73,7 +73,7 @@ def _checkpoints(stack: Stack) -> Iterator[PydanticCustomError]:
 
 def _dstack(stack: Stack) -> Iterator[PydanticCustomError]:
     """Its settings without it, and what it needs beyond the scripts' own."""
-    slurm, gpu = stack.slurm, stack.fleets[0].gpu
+    slurm, gpu = stack.slurm.of(stack.fleets[0].slurm), stack.fleets[0].gpu
     if stack.dstack is None:
         for key, instead in TASK_OF_DSTACK.items():
             if stack.task.says(key):

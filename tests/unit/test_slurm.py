@@ -22,6 +22,7 @@ from cluster_tasks.node.settings import read_settings
 from infra import publish
 from infra.slurm import build as site
 from stacks.dstack_api import FleetConfiguration, SlurmBackendFileConfigWithCreds, TaskConfiguration, parse_apply_configuration
+from stacks.load import parse
 from stacks.site import Site
 
 ROOT = Path(__file__).parents[2]
@@ -239,6 +240,12 @@ def test_dstack_reads_its_definitions_of_a_slurm_cluster_as_they_are_meant():
     task = parse_apply_configuration(yaml.safe_load(texts["ray-cluster.dstack.yml"]))
     assert isinstance(task, TaskConfiguration) and task.nodes_num == 2
     assert not task.volumes  # dstack mounts none under Slurm
+
+
+def test_dstack_places_runs_in_the_partition_that_the_fleet_itself_names():
+    base = changed_stack(changed_stack(DSTACK, "slurm.partition", ...), "fleets.0.slurm", {"partition": "big"})
+    backend = site.backend(parse("test", {f"flotilla:{key}": value for key, value in base.items()}))
+    assert backend["clusters"][0]["gpu_partitions"] == [{"gpu": "H100", "partitions": ["big"]}]
 
 
 def without_keys(backend: dict[str, Any]) -> dict[str, Any]:
