@@ -82,7 +82,7 @@ def test_a_container_whose_client_is_killed_ends_with_it(projects, slurm, engine
     project = projects(f"killed-{name}", **settings(engine))
     sleep = ["--nproc-per-node=1", "--no-python", "sh", "-c", "echo STARTED; sleep 1000"]
     job = project.submit("torchrun", *sleep, options="--no-requeue")
-    wait_for("both nodes", lambda: project.log("torchrun", job).count("STARTED") == 2, 180)
+    wait_for("both nodes", lambda: project.log("torchrun", job).splitlines().count("STARTED") == 2, 180)
     assert containers(slurm, engine) == [f"flotilla-{job}-{node}" for node in NODES]
     slurm.on("n2", f"pkill -9 -f '{name} run --name=flotilla-{job}'")
     wait_for("the container to be gone", lambda: containers(slurm, engine) == [f"flotilla-{job}-n1"], 60)
