@@ -1,4 +1,4 @@
-"""Clusters of unlike fleets, and nodes that do not run as root."""
+"""Clusters of unlike fleets, nodes that do not run as root, an image without Ray."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lab.dstack.hosts import Host
+from lab.dstack.image import IMAGE
 from lab.dstack.lab import Lab
 from lab.waiting import wait_for
 
@@ -68,3 +69,11 @@ def test_a_folder_that_the_user_may_not_write_is_said_before_anything_starts(lab
     assert lab.jobs("ray")[0]["exit_status"] == 2
     lab.shared.chmod(0o777)
     assert "user 1000:1000 cannot write checkpoints to /checkpoints: Permission denied; on the host `chown 1000:1000`" in lab.logs("ray")
+
+
+def test_an_image_without_the_ray_that_it_is_said_to_contain_is_one_line_in_the_log(lab: Lab):
+    lab.stack(task={"env": {"PATH": "/usr/sbin:/usr/bin"}, "retry": False})
+    lab.must(APPLY)
+    wait_for("the run to fail", lambda: lab.status("ray") == "failed", 200, 0.5)
+    assert lab.jobs("ray")[0]["exit_status"] == 2
+    assert f"node: image {IMAGE} has no ray on PATH, but is said to contain Ray; build it in" in lab.logs("ray")
