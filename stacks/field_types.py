@@ -121,6 +121,7 @@ Sizes = Annotated[
     form(r"^\d+(\.\d+)?(MB|GB|TB)(\.\.(\d+(\.\d+)?(MB|GB|TB))?)?$", "a size such as 512GB, 64GB.. or 64GB..128GB"),
     AfterValidator(_ordered),
 ]
+BucketName = Annotated[str, form(r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$", "the name of a bucket, without s3:// or gs://")]
 Duration = Annotated[str, form(r"^[1-9]\d*[smhdw]$", "a duration such as 30m, 72h or 14d")]
 Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]
 ContainerUser = Annotated[

@@ -20,6 +20,7 @@ from stacks.cloud_settings import Access, Budget, Capacity, Ci, Network
 from stacks.dstack_settings import Dstack
 from stacks.fabric import Fabric
 from stacks.field_types import (
+    BucketName,
     ContainerUser,
     Count,
     Cron,
@@ -205,14 +206,20 @@ class Checkpoints(Model):
     size: Size | None = Field(default=None, description="Such as 500GB; for network, lustre, filestore and hyperdisk-ml.")
     throughput: Positive | None = Field(default=None, description="MB/s per TB, for lustre: 125, 250, 500 or 1000; 250 when left out.")
     keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps what was replaced or deleted.")
+    bucket: BucketName | None = Field(default=None, description="A bucket of yours in the region, for bucket; made when left out.")
+    key: Text | None = Field(default=None, description="The key of that bucket where it has one of its own.")
 
     def errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._path())
-        for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",))):
+        for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",)), ("bucket", ("bucket",))):
             if self.kind not in kinds and self.says(key):
                 yield setting_error(f"belongs to kind: {', '.join(kinds)}, but kind is {self.kind}", key)
         if self.kind == "network" and self.volume is None:
             yield setting_error("is missing; kind: network is a dstack volume, which has a name (volume) and a size", "volume")
+        if self.key and not self.bucket:
+            yield setting_error("belongs to a bucket of yours (bucket); one that is made gets a key of its own", "key")
+        if self.bucket and self.says("keep_days"):
+            yield setting_error(f"belongs to a bucket that is made; what {self.bucket} keeps is set there", "keep_days")
         if self.kind in SIZED and self.size is None:
             yield setting_error(f"is missing; kind: {SIZED[self.kind]}", "size")
 

@@ -15,7 +15,7 @@ from infra.aws.deploy import Deploy, DeployArgs
 from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
 from infra.aws.site import Outputs, backend, dstack_group, site, tags
-from infra.aws.storage import Bucket, BucketArgs, Lustre, LustreArgs
+from infra.aws.storage import Bucket, BucketArgs, Given, Lustre, LustreArgs
 from infra.aws.zones import chosen
 from stacks import places
 from stacks.field_types import gigabytes
@@ -72,7 +72,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         ids={
             "private_subnets": pulumi.Output.all(*subnets.private.values()).apply(",".join),
             "node_security_group": group.group_id,
-            **({"key": bucket.key_arn} if bucket else {}),
+            **({"key": bucket.key_arn} if bucket and bucket.key_arn else {}),
             **({"file_system": lustre.id} if lustre else {}),
         },
     )
@@ -103,7 +103,9 @@ def _deploy(context: Context) -> Deploy | None:
     stack, ci = context.stack, context.stack.ci
     if ci is None:
         return None
-    args = DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider, stack.control_node)
+    mine, key = stack.checkpoints.bucket, stack.checkpoints.key
+    given = policies.checkpoints(policies.bucket_arn(context.account, mine), key) if mine else None
+    args = DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider, stack.control_node, given)
     return Deploy(context.name, args, opts=context.opts)
 
 
@@ -119,15 +121,17 @@ def _by_dstack(stack: Stack) -> bool:
     return any(fleet.provision == "dstack" for fleet in stack.fleets)
 
 
-def _bucket(context: Context) -> Bucket | None:
+def _bucket(context: Context) -> Bucket | Given | None:
     """For checkpoints in it, or in a file system that copies to it; folders and volumes of nodes need none."""
     settings = context.stack.checkpoints
+    if settings.bucket:
+        return Given.of(context.account, settings.bucket, settings.key)
     if settings.kind not in ("bucket", "lustre"):
         return None
     return Bucket(context.name, BucketArgs(settings.keep_days, context.stack.protect), opts=context.opts)
 
 
-def _identity(context: Context, bucket: Bucket | None) -> Identity:
+def _identity(context: Context, bucket: Bucket | Given | None) -> Identity:
     stack = context.stack
     args = IdentityArgs(context.account, stack.name, bucket, stack.monitoring, _by_dstack(stack), context.boundary)
     return Identity(context.name, args, opts=context.opts)
@@ -140,9 +144,9 @@ def _group(context: Context, subnets: network.Subnets) -> network.NodeSecurity:
     return network.NodeSecurity(context.name, network.NodeSecurityArgs(subnets.vpc_id, name, ssh), opts=context.opts)
 
 
-def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket | None, group: network.NodeSecurity) -> Lustre | None:
+def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket | Given | None, group: network.NodeSecurity) -> Lustre | None:
     wanted = context.stack.checkpoints
-    if wanted.kind != "lustre" or bucket is None:
+    if wanted.kind != "lustre" or not isinstance(bucket, Bucket):
         return None
     assert wanted.size  # stacks/schema.py
     size, throughput = round(gigabytes(wanted.size)), wanted.throughput or LustreArgs.throughput
@@ -150,7 +154,7 @@ def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket | None, g
     return Lustre(context.name, args, opts=context.opts)
 
 
-def _on_hosts(context: Context, bucket: Bucket | None, lustre: Lustre | None) -> pulumi.Output[list[str]]:
+def _on_hosts(context: Context, bucket: Bucket | Given | None, lustre: Lustre | None) -> pulumi.Output[list[str]]:
     """Shell lines that mount the checkpoints on hosts that Pulumi launches."""
     folder = str(context.stack.checkpoints.path)
     if lustre:
@@ -160,7 +164,7 @@ def _on_hosts(context: Context, bucket: Bucket | None, lustre: Lustre | None) ->
     return bucket.name.apply(lambda name: mounts.bucket_on_host(name, context.account.region, folder))
 
 
-def _in_container(stack: Stack, bucket: Bucket | None) -> pulumi.Output[list[str]]:
+def _in_container(stack: Stack, bucket: Bucket | Given | None) -> pulumi.Output[list[str]]:
     """Shell lines that mount the checkpoints in the container of the cluster, whose fleet is the first; other hosts have it mounted."""
     if bucket is None or stack.fleets[0].provision != "dstack":
         return pulumi.Output.from_input([])

@@ -94,7 +94,7 @@ READ_PARAMETER = ("GetParameter", "GetParameters", "ListTagsForResource")
 class DeployArgs:
     """`provider` is the ARN of the account's OIDC provider for GitHub, of which there can be one; None makes it.
 
-    `control`: whether a control node is among what is deployed.
+    `control`: whether a control node is among what is deployed. `given`: what nodes may do with a bucket that is there already.
     """
 
     account: Account
@@ -103,6 +103,7 @@ class DeployArgs:
     repository: str
     provider: str | None
     control: bool = False
+    given: Document | None = None
 
 
 class Deploy(pulumi.ComponentResource):
@@ -121,7 +122,7 @@ class Deploy(pulumi.ComponentResource):
         deploys = self._role(f"{name}-deploy", provider, f"repo:{args.repository}:environment:{args.environment}")
         # Pull requests, and on the main branch the look for drift, which asks nobody's approval.
         previews = self._role(f"{name}-preview", provider, *(f"repo:{args.repository}:{where}" for where in ("pull_request", MAIN)))
-        bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(boundary(account, stack, args.control)), opts=child).arn
+        bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(boundary(account, stack, args.control, args.given)), opts=child).arn
         documents: dict[str, pulumi.Input[str]] = {
             "network": json.dumps(network(account, stack)),
             "storage": json.dumps(storage(account, stack)),
@@ -156,13 +157,13 @@ def github(provider: str, issuer: str, subjects: list[str]) -> Document:
     )
 
 
-def boundary(account: Account, stack: str, control: bool) -> Document:
+def boundary(account: Account, stack: str, control: bool, given: Document | None = None) -> Document:
     """What a role that a deployment makes can ever do: the most that nodes, bastion, flow logs and control node are given."""
     checkpoints = _bucket(account, stack)
-    made: list[Document] = []
+    made: list[Document] = [given] if given else []
     if control:
         role, profile = (account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "instance-profile"))
-        made = [policies.dstack_server(account, role, profile), policies.server_token(_parameters(account, stack))]
+        made += [policies.dstack_server(account, role, profile), policies.server_token(_parameters(account, stack))]
         made += [policies.snapshots(account, f"flotilla-{stack}-control")]
     return document(
         *(statement for each in made for statement in each["Statement"]),

@@ -9,7 +9,7 @@ import pulumi
 from pulumi_aws import iam
 
 from infra.aws import policies
-from infra.aws.storage import Bucket
+from infra.aws.storage import Bucket, Given
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class IdentityArgs:
 
     account: policies.Account
     stack: str
-    bucket: Bucket | None
+    bucket: Bucket | Given | None
     monitoring: bool
     server: bool
     boundary: pulumi.Input[str] | None  # that a role made by a deployment must have

@@ -48,6 +48,10 @@ def state_bucket(account: Account) -> str:
     return f"flotilla-state-{account.id}-{account.region}"
 
 
+def bucket_arn(account: Account, name: str) -> str:
+    return f"arn:{account.partition}:s3:::{name}"
+
+
 def path(stack: str) -> str:
     """Of the stack's roles, which tell them apart from a deployment's own."""
     return f"/flotilla/{stack}/"
@@ -103,12 +107,12 @@ def flow_logs(group: str) -> Document:
     return document(allow([f"logs:{call}" for call in WRITE_LOGS], [group, f"{group}:*"]))
 
 
-def checkpoints(bucket: str, key: str) -> Document:
-    """Of the nodes: read and write checkpoints; versions that were replaced stay out of their reach."""
+def checkpoints(bucket: str, key: str | None) -> Document:
+    """Of the nodes: read and write checkpoints; versions that were replaced stay out of their reach. `key`: None where S3's own is used."""
     return document(
         allow(["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation"], bucket),
         allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"], f"{bucket}/*"),
-        allow(["kms:Decrypt", "kms:GenerateDataKey"], key),
+        *([allow(["kms:Decrypt", "kms:GenerateDataKey"], key)] if key else []),
     )
 
 

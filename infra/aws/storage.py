@@ -79,6 +79,20 @@ class Bucket(pulumi.ComponentResource):
 
 
 @dataclass(frozen=True)
+class Given:
+    """A bucket of the account that is there already, and its key where it has one of its own."""
+
+    name: pulumi.Output[str]
+    arn: pulumi.Output[str]
+    key_arn: pulumi.Output[str] | None
+
+    @staticmethod
+    def of(account: policies.Account, name: str, key: str | None) -> Given:
+        taken = pulumi.Output.from_input
+        return Given(taken(name), taken(policies.bucket_arn(account, name)), taken(key) if key else None)
+
+
+@dataclass(frozen=True)
 class LustreArgs:
     """`gigabytes` and `throughput` (MB/s per TB) as FSx takes them; members of the group `nodes` may mount it."""
 

@@ -229,4 +229,26 @@ def roce(api: Api) -> Iterator[Answer]:
             yield failed("fabric", f"there is no network profile {profile}, so no RoCE network in {zone}", fix)
 
 
-CHECKS = {"zones": zones, "fabric": roce, "quota": quota, "capacity": capacity, "image": images, "subnets": subnets}
+def bucket(api: Api) -> Iterator[Answer]:
+    """A bucket of yours: that it is there, near the nodes, and renames folders at once."""
+    name, region = api.stack.checkpoints.bucket, api.stack.region or ""
+    if name is None:
+        return
+    try:
+        found = api.get("storage", f"storage/v1/b/{name}", fields="location,hierarchicalNamespace")
+    except Refused as refused:
+        if refused.status not in (403, 404):
+            raise
+        why = "is not there" if refused.status == 404 else f"is not for you: {refused}"
+        yield failed("bucket", f"{name} {why}", "gcloud storage ls shows yours; name it in flotilla:checkpoints.bucket")
+        return
+    if not found.get("hierarchicalNamespace", {}).get("enabled"):
+        text = f"{name} has no hierarchical namespace: a finished checkpoint could not be renamed at once"
+        yield failed("bucket", text, "a bucket made with --enable-hierarchical-namespace, or leave bucket out")
+    elif found["location"].lower() not in (region, region.partition("-")[0]):
+        yield failed("bucket", f"{name} is in {found['location']}, the nodes in {region}", "a bucket in the region, or leave bucket out")
+    else:
+        yield ok("bucket", f"{name} in {found['location']}")
+
+
+CHECKS = {"zones": zones, "fabric": roce, "quota": quota, "capacity": capacity, "image": images, "bucket": bucket, "subnets": subnets}

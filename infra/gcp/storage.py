@@ -54,6 +54,19 @@ class Storage(pulumi.ComponentResource):
         self.register_outputs({"bucket": self.bucket, "share": self.share, "disk": self.disk})
 
     def _bucket(self, name: str, args: StorageArgs) -> pulumi.Output[str]:
+        """One that is there already, or a new one; the nodes may use its objects."""
+        bucket = pulumi.Output.from_input(args.settings.bucket) if args.settings.bucket else self._new_bucket(name, args)
+        grant = storage.BucketIAMMember(
+            f"{name}-checkpoints",
+            bucket=bucket,
+            role="roles/storage.objectUser",
+            member=pulumi.Output.concat("serviceAccount:", args.nodes),
+            opts=self._child,
+        )
+        self.ready.append(grant)
+        return bucket
+
+    def _new_bucket(self, name: str, args: StorageArgs) -> pulumi.Output[str]:
         key, after = self._key(name, args) if args.protect else (None, [])
         bucket = storage.Bucket(
             f"{name}-checkpoints",
@@ -70,14 +83,6 @@ class Storage(pulumi.ComponentResource):
             deletion_policy=self._deletion,
             opts=pulumi.ResourceOptions.merge(self._kept, pulumi.ResourceOptions(depends_on=after)),
         )
-        grant = storage.BucketIAMMember(
-            f"{name}-checkpoints",
-            bucket=bucket.name,
-            role="roles/storage.objectUser",
-            member=pulumi.Output.concat("serviceAccount:", args.nodes),
-            opts=self._child,
-        )
-        self.ready.append(grant)
         return bucket.name
 
     def _key(self, name: str, args: StorageArgs) -> tuple[pulumi.Output[str], list[pulumi.Resource]]:

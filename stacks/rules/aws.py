@@ -24,6 +24,7 @@ from stacks.schema import Fleet, Stack
 HEX = "([0-9a-f]{8}|[0-9a-f]{17})"  # what ends the ids of EC2
 IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for kind in ("ami", "cr", "subnet", "vpc"))
 PROVIDER = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com")
+KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[0-9a-f-]+")
 # MB/s per TB of PERSISTENT_2: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
 LUSTRE_THROUGHPUT = (125, 250, 500, 1000)
 # Of a budget, less the one for the forecast: https://docs.aws.amazon.com/cost-management/latest/userguide/management-limits.html
@@ -36,7 +37,7 @@ LETTERS = "abcdefgh"  # of the zones that have blocks
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    for rule in (_network, _addresses, _lustre, _people):
+    for rule in (_network, _addresses, _key, _lustre, _people):
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
@@ -93,6 +94,13 @@ def _addresses(stack: Stack) -> Iterator[PydanticCustomError]:
         beside = ", and there is the control node" if control else ""
         text = f"{network.cidr} leaves {room} addresses in a zone, but the fleets have {nodes} nodes{beside}; take a larger one"
         yield setting_error(text, "network", "cidr")
+
+
+def _key(stack: Stack) -> Iterator[PydanticCustomError]:
+    key = stack.checkpoints.key
+    if key is not None and not KEY.fullmatch(key):
+        text = f"{key!r} is not the ARN of a key, such as arn:aws:kms:us-east-1:123456789012:key/1234abcd-..."
+        yield setting_error(text, "checkpoints", "key")
 
 
 def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -227,7 +235,7 @@ PLACE = Place(
     program="infra.aws",
     errors=_errors,
     checkpoints=("instance", "network", "bucket", "lustre"),
-    settings=(*CLOUD_SETTINGS, "account_defaults", "fleets.nics"),
+    settings=(*CLOUD_SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics"),
     hints={"project": "an AWS account comes from your credentials"},
     cloud=CLOUD,
 )

@@ -76,3 +76,20 @@ def test_one_node_may_keep_checkpoints_on_a_disk_of_dstacks(changed):
     plan = changed("aws-dev", {"fleets.0.nodes": 1, "checkpoints": network})
     disk = definition(plan, "ckpt.volume.dstack.yml")
     assert (disk["backend"], disk["region"], disk["size"]) == ("aws", "us-east-1", "500GB")
+
+
+KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d-0000-0000-0000-000000000000"
+
+
+@pytest.mark.parametrize("key", [None, KEY])
+def test_a_bucket_of_yours_is_used_and_neither_made_nor_changed(key, changed):
+    mine = {"kind": "bucket", "bucket": "mine"} | ({"key": key} if key else {})
+    plan = changed("aws-dev", {"checkpoints": mine, "ci": {"github": "me/mine"}})
+    assert not [resource.name for resource in on_aws(plan) if resource.kind.startswith("Bucket") or resource.kind == "Key"]
+    for policy, kind in (("-node-checkpoints", "RolePolicy"), ("-boundary", "Policy")):
+        [found] = [resource for resource in of(plan, kind) if resource.name.endswith(policy)]
+        resources = {str(statement["Resource"]) for statement in json.loads(found.inputs["policy"])["Statement"]}
+        assert {"arn:aws:s3:::mine", "arn:aws:s3:::mine/*"} <= resources
+        assert (KEY in resources) == bool(key)
+    assert plan.outputs["cloud"]["checkpoints"] == "s3://mine"
+    assert "s3fs mine /checkpoints" in plan.files["ray-cluster.dstack.yml"]

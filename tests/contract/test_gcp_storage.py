@@ -64,3 +64,11 @@ def test_a_budget_tells_at_each_threshold(planned):
     assert budget.inputs["budgetFilter"]["projects"] == ["projects/123456789012"]
     assert budget.inputs["allUpdatesRule"]["monitoringNotificationChannels"] == [channel.id]
     assert channel.inputs["labels"] == {"email_address": "you@example.com"}
+
+
+def test_a_bucket_of_yours_is_used_and_only_the_nodes_rights_are_added(changed):
+    plan = changed("gcp-dev", {"checkpoints": {"kind": "bucket", "bucket": "mine"}})
+    assert not of(plan, "Bucket")
+    [grant] = of(plan, "BucketIAMMember")
+    assert (grant.inputs["bucket"], grant.inputs["role"]) == ("mine", "roles/storage.objectUser")
+    assert plan.outputs["cloud"]["checkpoints"] == "gs://mine"

@@ -291,9 +291,28 @@ def test_the_command_ends_with_1_where_a_check_failed_and_with_2_at_a_mistake():
     done = command("aws-dev")
     assert (done.returncode, done.stderr) == (1, "")
     assert "Unable to locate credentials" in done.stdout and "aws sso login" in done.stdout
-    assert done.stdout.splitlines()[-1] == "aws-dev: 0 ok, 1 failed, 10 unknown"
+    assert done.stdout.splitlines()[-1] == "aws-dev: 0 ok, 1 failed, 11 unknown"
     found = json.loads(command("aws-dev", "--json").stdout)
     assert [answer["check"] for answer in found if answer["verdict"] == "failed"] == ["credentials"]
     mistake = command("aws-def")
     assert (mistake.returncode, mistake.stdout) == (2, "")
     assert mistake.stderr.startswith("there is no stack 'aws-def'")
+
+
+@pytest.mark.parametrize(
+    ("where", "verdict", "says"),
+    [
+        ("us-east-1", "ok", "mine in us-east-1"),
+        ("eu-west-1", "failed", "mine is in eu-west-1, the nodes in"),
+        (None, "failed", "mine is not there"),
+    ],
+)
+@pytest.mark.usefixtures("aws_keys")
+def test_a_bucket_of_yours_must_be_there_and_in_the_region(where, verdict, says):
+    of = stack(checkpoints={"kind": "bucket", "bucket": "mine"})
+    with mock_aws():
+        if where:
+            place = {} if where == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": where}}
+            boto3.client("s3", region_name=where).create_bucket(Bucket="mine", **place)
+        [found] = aws.bucket(api(of, s3=boto3.client("s3", region_name="us-east-1")))
+    assert found.verdict == verdict and found.says.startswith(says), found

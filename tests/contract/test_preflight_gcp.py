@@ -317,3 +317,26 @@ def test_google_that_does_not_answer_fails():
     nobody = Api(stack(), machines(stack()), requests.Session(), "http://127.0.0.1:9/{service}")
     [found] = gcp.answers("zones", gcp.zones, nobody)
     assert (found.verdict, found.says) == ("failed", "Google did not answer: ConnectionError")
+
+
+MINE = {"kind": "bucket", "bucket": "mine"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "verdict", "says"),
+    [
+        ({"location": "US-CENTRAL1", "hierarchicalNamespace": {"enabled": True}}, "ok", "mine in US-CENTRAL1"),
+        ({"location": "US", "hierarchicalNamespace": {"enabled": True}}, "ok", "mine in US"),
+        ({"location": "EU", "hierarchicalNamespace": {"enabled": True}}, "failed", "mine is in EU, the nodes in us-central1"),
+        ({"location": "US-CENTRAL1"}, "failed", "mine has no hierarchical namespace"),
+        ((404, "no such bucket"), "failed", "mine is not there"),
+        ((403, "denied"), "failed", "mine is not for you: denied"),
+    ],
+)
+def test_a_bucket_of_yours_must_be_near_and_rename_folders(answer, verdict, says, google):
+    [found] = gcp.bucket(google(stack(checkpoints=MINE), {"storage/storage/v1/b/mine": answer}))
+    assert found.verdict == verdict and found.says.startswith(says), found
+
+
+def test_a_bucket_that_is_made_is_not_asked_for(google):
+    assert not list(gcp.bucket(google(stack())))

@@ -11,6 +11,7 @@ from edits import put
 from stacks.load import StackError, parse
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
+KMS = "arn:aws:kms:us-east-1:123456789012:key/0a1b2c3d-0000-0000-0000-000000000000"
 DEV: dict[str, Any] = {
     "cloud": "aws",
     "region": "us-east-1",
@@ -99,6 +100,11 @@ MISTAKES = [
         {"kind": "filestore", "size": "1TB"},
         "checkpoints.kind: filestore is not on flotilla:cloud aws (allowed here:",
     ),
+    (PROD, "checkpoints.bucket", "mine", "checkpoints.bucket: belongs to kind: bucket, but kind is lustre"),
+    (DEV, "checkpoints.bucket", "s3://mine", "checkpoints.bucket: 's3://mine' is not the name of a bucket, without s3:// or gs://"),
+    (DEV, "checkpoints.key", KMS, "checkpoints.key: belongs to a bucket of yours (bucket); one that is made gets a key of its own"),
+    (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "key": "alias/k"}, "checkpoints.key: 'alias/k' is not the ARN of a key"),
+    (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "keep_days": 7}, "checkpoints.keep_days: belongs to a bucket that is made"),
     (PROD, "checkpoints.size", ..., "checkpoints.size: is missing; kind: lustre is a file system of a size that you choose"),
     (
         DEV,
