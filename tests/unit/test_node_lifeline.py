@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -32,7 +34,10 @@ def first() -> Iterator[subprocess.Popen[str]]:
     )
     assert process.stdout and process.stdout.readline() == "UP ''\n"  # the child reads nothing of it
     yield process
-    subprocess.run(["kill", "-9", f"-{process.pid}"], capture_output=True, check=False)
+    # Not by kill(1), where procps takes the first digit of -1234 for a process: -1, which is every one.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
 
 
 def test_it_ends_when_standard_input_does(first: subprocess.Popen[str]) -> None:
