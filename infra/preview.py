@@ -146,6 +146,7 @@ def plan(stack: str, root: Path) -> Plan:
 
     def program() -> None:
         roots.append(get_root_resource())
+        roots[0].outputs.clear()  # a second plan in a process has the root of the first, and its outputs
         runpy.run_path(str(root / "infra"), run_name="preview")
 
     with contextlib.chdir(root / "infra"), _uncollected():  # the folder in which the engine runs it

@@ -76,6 +76,7 @@ def test_checkpoints_that_nodes_do_not_share_are_warned_of(project):
     [warning] = plan("onprem", project).outputs["warnings"]
     assert warning.startswith("flotilla:checkpoints.kind: instance is a folder of each node: the 2 nodes of fleet 'gpus' do not share")
     assert warning.endswith("; take shared")
+    assert "warnings" not in plan("local", project).outputs  # the next plan of a process has outputs of its own
     assert f"warning: {warning}" in preview(project, "onprem").stdout
     edit(project, "onprem", lambda config: config["flotilla:fleets"][0]["ssh"]["hosts"].pop())
     assert "warning" not in preview(project, "onprem").stdout  # one node finds its own folder again
