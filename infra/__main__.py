@@ -15,6 +15,7 @@ import pulumi
 
 from infra.config import read
 from infra.publish import Publication
+from infra.sdk import import_by_resource
 from stacks.extras import missing
 from stacks.load import StackError
 from stacks.places import place_of
@@ -24,6 +25,7 @@ try:
     stack = read()
     made: list[pulumi.Resource] = []
     pulumi.runtime.register_stack_transformation(lambda args: made.append(args.resource))
+    import_by_resource(f"pulumi_{stack.cloud}")
     # infra/<place>/build.py: a cloud's SDK takes seconds to import, so only the stack's own is.
     site = import_module(f"{place_of(stack).program}.build").build(stack)
     if stack.dstack and stack.dstack.drive:
