@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 from .errors import NODE_LOST, RAY_FAILED, Failure, Reclaimed
 from .health import Health
@@ -17,6 +19,9 @@ from .settings import Settings
 from .waiting import pause
 
 BLAME_SECONDS = 5  # after a job failed, within which a node's loss is known that may be the cause
+# What the head does per second is much the same for 16 nodes and for hundreds: of 256 a host that is cut off is known after 8 s, not one.
+LISTED = 64  # nodes per second of Ray's list, which is read as a whole
+PROBED = 32  # hosts per second that are asked whether they are there
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +29,7 @@ log = logging.getLogger(__name__)
 def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
     """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
     liveness, health, preemption = Liveness.of(settings), Health.of(settings), Preemption.of(settings)
-    code, ended, answered = None, 0.0, time.monotonic()
+    code, ended, answered, listed = None, 0.0, time.monotonic(), 0.0
     while True:
         pause(1)
         health.report()
@@ -38,12 +43,14 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
             return code
         if address := preemption.poll():
             raise Reclaimed(NODE_LOST, f"the cloud takes the machine of {address} back; jobs were asked to save")
-        alive = settings.dashboard.alive_nodes()
-        if alive is not None:
-            answered = now
-            liveness.update(alive)
-        elif now - answered > settings.join_timeout:
-            raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
+        if code is not None or now - listed >= liveness.period:
+            listed = now
+            alive = settings.dashboard.alive_nodes()
+            if alive is not None:
+                answered = now
+                liveness.update(alive)
+            elif now - answered > settings.join_timeout:
+                raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
         if code is not None and liveness.lost:
             raise Failure(NODE_LOST, f"the job failed with {code} when {' and '.join(liveness.lost)} was lost")
 
@@ -53,18 +60,27 @@ class Liveness:
     """Which nodes are there: those that Ray calls ALIVE and whose hosts answer. Ray alone takes 50 s to miss a host that is cut off."""
 
     settings: Settings
-    probed: set[str]  # of the hosts; what drops packets to this port from the start is left to Ray
+    probed: deque[str]  # of the hosts, in turns; what drops packets to this port from the start is left to Ray
+    silent: set[str] = field(default_factory=set)  # of those, at their last turn
     lost: dict[str, float] = field(default_factory=dict)  # address: since when
 
     @classmethod
     def of(cls, settings: Settings) -> Liveness:
         others = settings.addresses[1:]
-        return cls(settings, set(others) - silent(others, settings.port))
+        return cls(settings, deque(sorted({*others} - silent(others, settings.port))))
+
+    @property
+    def period(self) -> int:
+        """Seconds between two looks at the nodes."""
+        return max(1, len(self.settings.addresses) // LISTED)
 
     def update(self, alive: Mapping[str, Mapping[str, float]]) -> None:
         """Reports who is gone and who is back. Raises Failure when one is gone for too long."""
         policy, limit = f"--on-node-loss {self.settings.on_node_loss}", self.settings.patience
-        here, now = alive.keys() - silent(self.probed, self.settings.port), time.monotonic()
+        turn = {*islice(self.probed, PROBED * self.period)}
+        self.probed.rotate(-len(turn))
+        self.silent = (self.silent - turn) | silent(turn, self.settings.port)
+        here, now = alive.keys() - self.silent, time.monotonic()
         for rank, address in enumerate(self.settings.addresses):
             node = f"node {rank} ({address})"
             if address not in here and address not in self.lost:

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +64,33 @@ def test_a_node_that_is_back_is_not_lost() -> None:
     liveness = Liveness.of(settings("--rejoin-timeout", "100"))
     liveness.update({"127.0.0.2": {}})
     liveness.update({"127.0.0.2": {}, "127.0.0.3": {}})
+    assert not liveness.lost
+
+
+def test_hosts_of_a_large_cluster_are_asked_in_turns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    addresses = [f"10.0.{index // 200}.{1 + index % 200}" for index in range(256)]
+    asked: list[set[str]] = []
+    cut_off: set[str] = set()
+
+    def silent(turn: Iterable[str], port: int) -> set[str]:
+        asked.append({*turn})
+        return asked[-1] & cut_off
+
+    monkeypatch.setattr(watch, "silent", silent)
+    liveness = Liveness.of(read_settings(["--rank", "0", "--addresses", ",".join(addresses), "--rejoin-timeout", "100"], {}))
+    alive: dict[str, dict[str, float]] = {address: {} for address in addresses}
+    asked.clear()
+    cut_off.add(addresses[7])
+    looks = 8 // liveness.period
+    for _ in range(looks):
+        liveness.update(alive)
+    assert set().union(*asked) == {*addresses[1:]}, "each of them within 8 s"
+    assert max(map(len, asked)) <= 128, "and not all at once"
+    assert [*liveness.lost] == [addresses[7]]
+    assert caplog.text.count("its host does not answer") == 1, "it stays lost until its next turn"
+    cut_off.clear()
+    for _ in range(looks):
+        liveness.update(alive)
     assert not liveness.lost
 
 
@@ -183,6 +210,15 @@ def test_a_job_that_succeeded_is_believed_at_once(scene: Scene) -> None:
     scene.steps[3] = lambda: setattr(scene, "job", 0)
     assert watched(scene) == 0
     assert scene.now == 1003
+
+
+def test_the_list_of_a_large_cluster_is_read_less_often_until_a_job_has_failed(scene: Scene) -> None:
+    here: Any = read_settings(["--rank", "0", "--addresses", ",".join(f"10.0.0.{index}" for index in range(200))], {})
+    reads: list[float] = []
+    here.dashboard = SimpleNamespace(alive_nodes=lambda: reads.append(scene.now) or {address: {} for address in here.addresses})
+    scene.steps[10] = lambda: setattr(scene, "job", 9)
+    assert watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene)) == 9
+    assert [second - 1000 for second in reads] == [1, 4, 7, 10, 11, 12, 13, 14, 15]
 
 
 def test_a_dashboard_that_is_silent_for_too_long_ends_the_run(scene: Scene) -> None:
