@@ -117,7 +117,7 @@ def _port(at: Login) -> Found | None:
     try:
         socket.create_connection((at.hostname, at.port), CONNECT).close()
     except (socket.gaierror, UnicodeError):
-        return Found(problem=f"{at.hostname!r} is no host that this machine knows", fix="correct hostname, or add it to DNS or /etc/hosts")
+        return Found(problem=f"{at.hostname!r} does not resolve on this machine", fix="correct hostname, or add it to DNS or /etc/hosts")
     except TimeoutError:
         return Found(problem=f"nothing answers at port {at.port} within {CONNECT} s", fix="is it on, and does a firewall let SSH through")
     except OSError as error:
@@ -134,11 +134,13 @@ def _refused(at: Login, said: str) -> Found:
     return Found(problem=f"login failed: {last}", fix=f"try: {at.typed()} true")
 
 
-def unreached(at: Login, peers: list[tuple[str, int]]) -> tuple[str, ...]:
-    """Those whose SSH port does not answer this host, which tries all of them at once."""
+def unreached(at: Login, peers: list[tuple[str, int]]) -> tuple[str, ...] | None:
+    """Those whose SSH port does not answer this host, which tries all of them at once; None where the host cannot be asked."""
     tries = "".join(f"(timeout 5 bash -c '</dev/tcp/{address}/{port}' 2>/dev/null || echo {address}) &\n" for address, port in peers)
     try:
-        done = subprocess.run([*at.command(), "sh -s"], input=f"{tries}wait\n", capture_output=True, text=True, timeout=ANSWER, check=False)
+        done = subprocess.run(
+            [*at.command(), "sh -s"], input=f"{tries}wait\nexit 0\n", capture_output=True, text=True, timeout=ANSWER, check=False
+        )
     except subprocess.TimeoutExpired:
-        return ("any host in time",)
-    return tuple(sorted(set(done.stdout.split()) & {address for address, _ in peers}))
+        return None
+    return None if done.returncode else tuple(sorted(set(done.stdout.split()) & {address for address, _ in peers}))

@@ -44,7 +44,7 @@ class Others:
     clock: float  # median offset, in seconds
     shared: str  # folder that all have mounted, or empty
     sources: frozenset[str]  # what is mounted there
-    unreached: tuple[str, ...]  # addresses that this host does not reach
+    unreached: tuple[str, ...] | None  # addresses that this host does not reach; None where it could not be asked
 
 
 def ask(stack: Stack, machines: dict[str, Machine]) -> list[Answer]:
@@ -141,6 +141,8 @@ def _system(fleet: Fleet, at: Login, facts: Mapping[str, str]) -> Problems:
 def _docker(fleet: Fleet, facts: Mapping[str, str]) -> Problems:
     if not facts.get("docker"):
         yield "no Docker", "https://docs.docker.com/engine/install/"
+    elif facts.get("sudo") != "yes":
+        return  # it was asked by sudo, as was the disk
     elif not facts.get("docker_version"):
         yield f"Docker does not answer: {facts.get('docker_says', '')}", "sudo systemctl enable --now docker"
     elif facts.get("nvidia") and fleet.gpu and fleet.gpu.vendor == "nvidia" and "nvidia" not in facts["runtimes"].split():
@@ -180,7 +182,7 @@ def _storage(facts: Mapping[str, str], others: Others) -> Problems:
         return
     if not facts.get("shared"):
         yield f"no folder {folder} (flotilla:checkpoints.path)", "mount the shared file system there, on every host"
-    elif facts.get("shared_writable") != "yes":
+    elif facts.get("sudo") == "yes" and facts.get("shared_writable") != "yes":
         yield f"root cannot write to {folder}", "mount it rw, and without root_squash"
     elif len(others.sources) > 1:
         yield f"{folder} is {facts.get('shared_source') or 'unknown'} here, and another on other hosts", "mount the same everywhere"
@@ -194,7 +196,9 @@ def _network(host: Asked, others: Others) -> Problems:
         yield f"has no address in network {ssh.network} (has {', '.join(own) or 'none'})", "correct ssh.network"
     elif ssh and own and address not in own and any(each.internal_ip for each in ssh.hosts):
         yield f"has no address {address} (has {', '.join(own)})", "correct internal_ip"
-    if others.unreached:
+    if others.unreached is None:
+        yield "its second login failed, so which hosts it reaches is not known", "MaxStartups and MaxSessions of its sshd; then ask again"
+    elif others.unreached:
         yield f"does not reach SSH of {', '.join(others.unreached)}; Ray needs all ports between nodes", "open the firewall between them"
     fabric, active = host.fleet.fabric, facts["hcas"].split()
     if fabric and fabric.kind in ("infiniband", "roce"):

@@ -16,7 +16,7 @@ words=$(sudo -n true 2>&1) && say sudo yes
 say sudo_says "$(printf %s "$words" | tr '\n' ' ')"
 
 # shellcheck disable=SC2016 # the format is not the shell's
-if words=$(root timeout 20 docker info --format '{{.ServerVersion}} {{.DockerRootDir}} {{range $name, $_ := .Runtimes}}{{$name}} {{end}}' 2>&1); then
+if words=$(root timeout 20 docker info --format '{{.ServerVersion}} {{.DockerRootDir}} {{range $name, $_ := .Runtimes}}{{$name}} {{end}}' 2>/dev/null); then
   # shellcheck disable=SC2086 # the words of the format
   set -- $words
   say docker_version "$1"
@@ -24,7 +24,7 @@ if words=$(root timeout 20 docker info --format '{{.ServerVersion}} {{.DockerRoo
   shift 2
   say runtimes "$*"
 else
-  say docker_says "$(printf %s "$words" | tail -n 1)"
+  say docker_says "$(root timeout 20 docker info 2>&1 >/dev/null | tail -n 1)"
 fi
 say disk_kb "$(root df -Pk "${disk:-/var/lib}" 2>/dev/null | awk 'NR == 2 {print $4}')"
 
@@ -44,7 +44,7 @@ say addresses "$(ip -4 -o addr show scope global 2>/dev/null | awk '{split($4, p
 if [ -n "$shared" ]; then
   say shared "$(stat -f -c %T "$shared" 2>/dev/null)"
   say shared_source "$(findmnt -n -o SOURCE -T "$shared" 2>/dev/null)"
-  root test -w "$shared" && say shared_writable yes
+  root test -w "$shared" 2>/dev/null && say shared_writable yes
 fi
 say epoch "$(date +%s)" # last, as what is above takes seconds
 say end 1

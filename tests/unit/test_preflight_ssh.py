@@ -103,6 +103,7 @@ def test_a_host_that_is_ready_is_one_line_of_what_it_is():
             "has no address 10.0.0.7 (has 10.0.0.1, 172.17.0.1)",
         ),
         ({"unreached": ("10.0.0.2",)}, "does not reach SSH of 10.0.0.2; Ray needs all ports between nodes"),
+        ({"unreached": None}, "its second login failed, so which hosts it reaches is not known"),
         ({"facts": {"hcas": ""}, "fleet": {"fabric": "infiniband"}}, "no active port of infiniband"),
         (
             {"fleet": {"fabric": {"kind": "roce", "hcas": ["mlx5_1", "mlx5_4"]}}},
@@ -120,6 +121,41 @@ def test_all_that_is_wrong_with_a_host_is_in_one_line():
     found = answer({"sudo": "absent", "docker": "", "docker_version": "absent"}, offset=60)
     assert [part.split()[0] for part in found.says.split("; ")] == ["no", "no", "its"]
     assert found.fix.split("; ")[1:] == ["https://docs.docker.com/engine/install/", "sudo timedatectl set-ntp true"]
+
+
+def test_what_was_asked_by_sudo_is_not_blamed_on_docker_or_the_mount():
+    found = answer({"sudo": "absent", "docker_version": "absent", "shared_writable": "absent", "disk_kb": ""})
+    assert found.says.startswith("no sudo without password") and "; " not in found.says
+
+
+def ssh_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """An `ssh` that runs this; `"$@"` are its arguments."""
+    (tmp_path / "ssh").write_text(f"#!/bin/sh\n{code}\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+
+
+def test_a_host_whose_second_login_fails_does_not_count_as_reaching_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    at = Login("h1", "me", 22, Path("/key"))
+    ssh_that(tmp_path, monkeypatch, "exec sh -s")  # the host is this machine
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert hosts.unreached(at, [("127.0.0.1", port)]) == ()
+    assert hosts.unreached(at, [("127.0.0.1", port)]) == ("127.0.0.1",)
+    ssh_that(tmp_path, monkeypatch, "echo 'Connection closed by remote host' >&2; exit 255")
+    assert hosts.unreached(at, [("127.0.0.1", port)]) is None
+
+
+def test_a_password_that_sudo_wants_is_no_banner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The probe as it runs on a host: this machine, with a sudo that asks and a user who is not root."""
+    ssh_that(tmp_path, monkeypatch, "exec sh -s -- /tmp")
+    for name, code in (("id", "echo 1000"), ("sudo", "echo 'sudo: a password is required' >&2; exit 1"), ("docker", "exit 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{code}\n")
+        (tmp_path / name).chmod(0o755)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = hosts.probe(Login("127.0.0.1", "me", server.getsockname()[1], Path("/key")), "/tmp")
+    assert (found.problem, found.facts["banner"], found.facts.get("sudo")) == ("", "", None)
+    assert found.facts["sudo_says"].strip() == "sudo: a password is required"
 
 
 def test_a_fleet_without_gpus_needs_neither_driver_nor_toolkit():
@@ -177,4 +213,4 @@ def test_hosts_that_cannot_be_asked_are_all_named(tmp_path: Path):
     found = command.preflight(stack(identity_file=str(made(tmp_path, "")), hosts=hosts))
     assert [(answer.check, answer.verdict) for answer in found] == [(f"host 127.0.0.1:{closed}", "failed"), (f"host {'x' * 70}", "failed")]
     assert found[0].says == f"port {closed}: Connection refused"
-    assert "is no host that this machine knows" in found[1].says
+    assert "does not resolve on this machine" in found[1].says
