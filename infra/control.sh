@@ -16,24 +16,35 @@ mount_data() {
     sleep 1
   done
   blkid -p "$disk" || found=$?
-  if [ "$found" = 2 ]; then
-    mkfs.ext4 -q -L flotilla "$disk" # nothing is on it: it is new
+  if [ "$found" = 2 ] && cmp -s -n 1048576 "$disk" /dev/zero; then # blkid knows a damaged file system no better than a new disk
+    mkfs.ext4 -q -L flotilla "$disk"
   elif [ "$found" != 0 ]; then
-    echo "$disk cannot be read" >&2 && return 1
+    echo "$disk is not empty, and has no file system that can be read; nothing was written to it" >&2 && return 1
   fi
   mkdir -p "$data"
   grep -qs "^$disk " /etc/fstab || echo "$disk $data ext4 defaults,nodev,nosuid,nofail,x-systemd.device-timeout=600 0 2" >>/etc/fstab
   mount "$data"
 }
 
+retry() { # what a network or a package index that is away for a while would end for good, as first boot comes once
+  local left=20
+  until "$@"; do
+    left=$((left - 1))
+    if [ "$left" = 0 ]; then return 1; fi
+    sleep 15
+  done
+}
+
 install_server() { # exact versions, those of the project's lock
   local wanted
   wanted=$(sed -n 's/^dstack==//p' <<<"$pins")
   if [ "$("$home/bin/python" -c 'import importlib.metadata as found; print(found.version("dstack"))' 2>/dev/null)" = "$wanted" ]; then return; fi
-  apt-get update -qq
-  apt-get install -qq -y curl openssh-client openssh-server python3-venv unattended-upgrades
+  echo 'DPkg::Lock::Timeout "600";' >/etc/apt/apt.conf.d/51flotilla # the system's own upgrades may be at work
+  retry apt-get update -qq
+  retry apt-get install -qq -y curl openssh-client openssh-server python3-venv unattended-upgrades
   python3 -m venv "$home"
-  "$home/bin/pip" install --quiet --constraint /dev/stdin "dstack[server,$extra]==$wanted" <<<"$pins"
+  printf '%s\n' "$pins" >"$home/pins.txt"
+  retry "$home/bin/pip" install --quiet --constraint "$home/pins.txt" "dstack[server,$extra]==$wanted"
 }
 
 configure_server() {
@@ -43,7 +54,7 @@ configure_server() {
   chown -R flotilla: "$data"
   cat >/usr/local/bin/flotilla-server <<SERVER
 #!/bin/bash
-# Asks for the token at each start, and writes it nowhere.
+# Asks for the token at each start. dstack keeps it, as that of each of its users, in its database on the encrypted disk.
 set -euo pipefail
 $(declare -p secret)
 $(declare -f server_token)

@@ -134,33 +134,63 @@ def test_a_server_that_has_not_answered_three_times_in_a_row_is_started_again(tm
 # The data disk
 
 
-def mount(tmp_path: Path, blkid: int) -> list[str]:
-    """What becomes of a disk of which blkid says this; devices, fstab and the folder are files here."""
+def mounted(tmp_path: Path, disk: Path) -> tuple[list[str], str]:
+    """What becomes of a disk, and what is said; devices, fstab and the folder are files here, blkid is the real one."""
     stubs, done = tmp_path / "bin", tmp_path / "done"
     stubs.mkdir()
-    answers = {"mountpoint": 1, "mkfs.ext4": 0, "mount": 0, "blkid": blkid}
-    for name, code in answers.items():
+    for name, code in {"mountpoint": 1, "mkfs.ext4": 0, "mount": 0}.items():
         (stubs / name).write_text(f'#!/bin/sh\necho {name} "$@" >>{done}\nexit {code}\n')
         (stubs / name).chmod(0o755)
-    text = control.SCRIPT.read_text().partition("\ninstall_server() {")[0]
+    text = control.SCRIPT.read_text().partition("\nretry() {")[0]
     text = text.replace("/etc/fstab", f"{tmp_path}/fstab").replace("/var/lib/flotilla", f"{tmp_path}/data").replace("[ -b", "[ -e")
-    (tmp_path / "disk").touch()
-    line = f"data_disk() {{ echo {tmp_path}/disk; }}\n{text}\nmount_data"
-    subprocess.run(["bash", "-c", line], env={"PATH": f"{stubs}:/usr/bin:/bin"}, check=False, capture_output=True, timeout=30)
-    return [line.partition(" ")[0] for line in done.read_text().splitlines()]
+    line = f"data_disk() {{ echo {disk}; }}\n{text}\nmount_data"
+    path = {"PATH": f"{stubs}:/usr/sbin:/usr/bin:/sbin:/bin"}
+    ended = subprocess.run(["bash", "-c", line], env=path, check=False, capture_output=True, text=True, timeout=30)
+    return [line.partition(" ")[0] for line in done.read_text().splitlines()], ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("blkid", "did"),
-    [
-        (0, ["mountpoint", "blkid", "mount"]),  # a disk that an old node has used
-        (2, ["mountpoint", "blkid", "mkfs.ext4", "mount"]),  # nothing on it
-        (8, ["mountpoint", "blkid"]),  # ambiguous
-        (1, ["mountpoint", "blkid"]),
-    ],
-)
-def test_only_a_disk_with_nothing_on_it_is_formatted(blkid: int, did: list[str], tmp_path: Path) -> None:
-    assert mount(tmp_path, blkid) == did
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    """8 MB of nothing."""
+    with (tmp_path / "disk").open("wb") as file:
+        file.truncate(8 << 20)
+    return tmp_path / "disk"
+
+
+def formatted(disk: Path) -> None:
+    subprocess.run(["mkfs.ext4", "-q", "-F", disk], env={"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}, check=True, timeout=30)
+
+
+def test_a_new_disk_is_formatted(tmp_path: Path, disk: Path) -> None:
+    assert mounted(tmp_path, disk)[0] == ["mountpoint", "mkfs.ext4", "mount"]
+
+
+def test_a_disk_that_an_old_node_has_used_is_mounted_as_it_is(tmp_path: Path, disk: Path) -> None:
+    formatted(disk)
+    assert mounted(tmp_path, disk)[0] == ["mountpoint", "mount"]
+
+
+def test_a_damaged_disk_is_never_formatted(tmp_path: Path, disk: Path) -> None:
+    formatted(disk)
+    with disk.open("r+b") as file:
+        file.seek(1080)  # of ext4's magic number
+        file.write(b"\0\0")
+    did, said = mounted(tmp_path, disk)
+    assert did == ["mountpoint"]
+    assert "is not empty, and has no file system that can be read; nothing was written to it" in said
+
+
+def test_first_boot_outlasts_a_package_index_that_is_away(tmp_path: Path) -> None:
+    text = "retry() {" + control.SCRIPT.read_text().partition("\nretry() {")[2].partition("\n}\n")[0] + "\n}\n"
+    (tmp_path / "sleep").write_text(f"#!/bin/sh\necho $1 >>{tmp_path}/slept\n")
+    (tmp_path / "try").write_text(f"#!/bin/sh\necho >>{tmp_path}/tries\n[ $(wc -l <{tmp_path}/tries) -gt $1 ]\n")
+    for name in ("sleep", "try"):
+        (tmp_path / name).chmod(0o755)
+    run = ["bash", "-c", f"set -euo pipefail\n{text}\nretry try $0"]
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    assert subprocess.run([*run, "3"], env=path, check=False, timeout=30).returncode == 0
+    assert (tmp_path / "slept").read_text().split() == ["15"] * 3
+    assert subprocess.run([*run, "1000"], env=path, check=False, timeout=30).returncode == 1
 
 
 # SSH
@@ -199,6 +229,15 @@ def test_ssh_to_nodes_jumps_through_the_control_node_and_to_other_hosts_it_does_
     assert way["user"] == "jump" and "AWS-StartSSHSession" in way["proxycommand"] and "proxyjump" not in way
     login.let_through(tmp_path / "build/ssh_config", tmp_path / "ssh")
     assert config.read_text().count("Include") == 1
+
+
+def test_of_two_stacks_in_one_range_the_last_login_is_the_way(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ssh_config").write_text(ssh_config(STACK.model_copy(update={"name": name}), str(NETWORK), f"i-{name}"))
+    for name in ("one", "two", "one"):
+        login.let_through(tmp_path / name / "ssh_config", tmp_path / "ssh")
+        assert effective(tmp_path / "ssh/config", "10.65.3.4")["proxyjump"] == f"flotilla-{name}"
 
 
 def test_a_way_that_was_not_rendered_is_one_line(tmp_path: Path) -> None:
