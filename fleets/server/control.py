@@ -84,5 +84,6 @@ def let_through(way: Path, folder: Path) -> None:
     if not key.exists():
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "flotilla", "-f", str(key)], check=True)
     known, line = config.read_text() if config.exists() else "", f'Include "{way}"\n'
-    if line not in known:
-        config.write_text(line + known)  # dstack keeps what stands before its own hosts
+    config.write_text(
+        line + known.replace(line, "")
+    )  # of two stacks in one range of addresses the last login wins; dstack keeps both lines

@@ -48,11 +48,11 @@ def test_who_comes_through_gets_no_shell_and_no_other_port(cloud: CloudLab) -> N
     assert done.returncode != 0 and "prohibited" in done.stdout, done.stdout
 
 
-def test_the_token_is_on_no_disk_of_the_machine(cloud: CloudLab) -> None:
+def test_no_file_but_dstacks_own_database_has_the_token(cloud: CloudLab) -> None:
     found = cloud.controls[-1].sh(
-        f"grep -rsl {cloud.token} /etc /usr/local /mnt/shared/user-data /var/lib/flotilla/server/config.yml || true"
+        f"grep -rsl {cloud.token} /etc /usr/local /opt/flotilla/pins.txt /mnt/shared/user-data /var/lib/flotilla || true"
     )
-    assert found == ""
+    assert {file.rpartition("/")[2].partition("-")[0] for file in found.split()} <= {"sqlite.db"}, found
 
 
 def test_a_new_control_node_takes_over_all_that_the_old_one_knew(cloud: CloudLab) -> None:
