@@ -39,3 +39,10 @@ def stubbed(service: str, *answers: tuple[str, Any, dict[str, Any]]) -> Any:
             stubber.add_response(call, answer, wanted)
     stubber.activate()
     return client
+
+
+def existing_network(ec2: Any, *cidrs: str, zone: str = "us-east-1a") -> tuple[str, list[str]]:
+    """Ids of a network and its subnets of these addresses, all in one zone."""
+    vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
+    made = [ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]["SubnetId"] for cidr in cidrs]
+    return vpc, made

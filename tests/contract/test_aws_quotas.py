@@ -8,7 +8,7 @@ import pytest
 from aws_api import api, stack, stubbed
 from aws_plans import BY_PULUMI
 
-from infra.aws import preflight
+from infra.aws import preflight_quotas as preflight
 
 pytestmark = pytest.mark.usefixtures("aws_keys")
 VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
@@ -131,14 +131,3 @@ def test_a_quota_that_is_not_told_is_unknown(ec2):
     found = [*preflight.network_quota(api(stack(), ec2=ec2, service_quotas=stubbed("service-quotas", *refused)))]
     assert [answer.verdict for answer in found] == ["unknown", "unknown"]
     assert "services/vpc/quotas?region=us-east-1" in found[0].fix
-
-
-@pytest.mark.parametrize(("owner", "verdicts"), [("test", []), ("another", ["failed"]), (None, ["failed"])])
-def test_a_project_of_dstack_has_one_group_in_a_network(owner, verdicts, ec2):
-    of = stack(network=VPC)
-    tags = [{"Key": "stack", "Value": of.name if owner == "test" else owner}] if owner else []
-    there = {"SecurityGroups": [{"GroupName": "dstack_security_group_main", "Tags": tags}]}
-    wanted = {"Filters": [{"Name": "vpc-id", "Values": [of.network.vpc]}, {"Name": "group-name", "Values": ["dstack_security_group_main"]}]}
-    found = list(preflight.group(api(of, ec2=stubbed("ec2", ("describe_security_groups", there, wanted)))))
-    assert [answer.verdict for answer in found] == verdicts
-    assert all(f"of {owner or 'somebody else'}; dstack has one for a project" in answer.says for answer in found)

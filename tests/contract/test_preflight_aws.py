@@ -11,7 +11,7 @@ from typing import Any
 
 import boto3
 import pytest
-from aws_api import REGION, api, stack, stubbed
+from aws_api import REGION, api, existing_network, stack, stubbed
 from moto import mock_aws
 
 from infra.aws import preflight as aws
@@ -24,7 +24,6 @@ from stacks.places import machines
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.usefixtures("aws_keys")
 IMAGE = "ami-0123456789abcdef0"
-VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}
 
 
 def verdicts(found: list[Answer]) -> dict[str, str]:
@@ -161,7 +160,17 @@ def test_a_reservation_that_there_is_not_fails():
     assert (found.verdict, found.says) == ("failed", "cr-0123456789abcdef0 is not there in us-east-2")
 
 
-# Images and addresses
+def test_a_reservation_must_be_in_the_zone_of_the_first_existing_subnet(ec2):
+    vpc, subnets = existing_network(ec2, "10.1.1.0/24", zone="us-east-1b")
+    of = stack("aws-prod", region=REGION, network={"vpc": vpc, "subnets": subnets})
+    [zone] = aws._zones(api(of, ec2=ec2))
+    found = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone])
+    assert (found.verdict, found.says) == ("failed", "cr-0123456789abcdef0 is in us-east-1a, the stack in us-east-1b")
+    second = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone, "us-east-1a"])
+    assert second.verdict == "failed"  # nodes of Pulumi stand in the first
+
+
+# Images
 
 
 def image(state: str = "available", architecture: str = "x86_64") -> Any:
@@ -194,57 +203,6 @@ def test_an_image_that_is_not_pinned_is_the_newest_of_its_parameter():
 
 def test_images_of_machines_that_dstack_launches_are_its_own():
     assert not [*aws.images(api(stack()))]
-
-
-def existing(ec2: Any, *cidrs: str, zone: str = "us-east-1a") -> tuple[str, list[str]]:
-    vpc = ec2.create_vpc(CidrBlock="10.1.0.0/16")["Vpc"]["VpcId"]
-    made = [ec2.create_subnet(VpcId=vpc, CidrBlock=cidr, AvailabilityZone=zone)["Subnet"]["SubnetId"] for cidr in cidrs]
-    return vpc, made
-
-
-def test_a_subnet_in_a_zone_without_the_machine_fails(ec2):
-    offered = aws._offered(api(stack(), ec2=ec2), "p4d.24xlarge")
-    [zone, *_] = sorted({f"us-east-1{letter}" for letter in "abcdef"} - set(offered))
-    vpc, [subnet] = existing(ec2, "10.1.1.0/24", zone=zone)
-    found = [*aws.subnets(api(stack(fleet={"machine": "p4d.24xlarge"}, network={"vpc": vpc, "subnets": [subnet]}), ec2=ec2))]
-    assert [answer.verdict for answer in found] == ["failed", "ok"]
-    assert found[0].says == f"{subnet} is in {zone}, which does not offer p4d.24xlarge"
-
-
-def test_a_reservation_must_be_in_the_zone_of_the_first_existing_subnet(ec2):
-    vpc, subnets = existing(ec2, "10.1.1.0/24", zone="us-east-1b")
-    of = stack("aws-prod", region=REGION, network={"vpc": vpc, "subnets": subnets})
-    [zone] = aws._zones(api(of, ec2=ec2))
-    found = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone])
-    assert (found.verdict, found.says) == ("failed", "cr-0123456789abcdef0 is in us-east-1a, the stack in us-east-1b")
-    second = aws.fits(HELD | {"AvailabilityZone": "us-east-1a"}, of.fleets[0], of, [zone, "us-east-1a"])
-    assert second.verdict == "failed"  # nodes of Pulumi stand in the first
-
-
-def test_subnets_of_an_existing_network_must_be_its_own_with_room_for_the_nodes(ec2):
-    vpc, [small, large] = existing(ec2, "10.1.0.0/28", "10.1.1.0/24")
-    here = {"vpc": vpc, "subnets": [small, large]}
-    [found] = aws.subnets(api(stack(network=here), ec2=ec2))
-    assert found.verdict == "ok" and f"{small} has 11 free addresses" in found.says  # AWS keeps five
-    [found] = aws.subnets(api(stack(fleet={"nodes": 300}, network=here), ec2=ec2))
-    assert found.verdict == "failed" and "the fleets have 300 nodes" in found.says
-
-    other, _ = existing(ec2, "10.1.0.0/28")
-    first, *_ = aws.subnets(api(stack(network=here | {"vpc": other}), ec2=ec2))
-    assert (first.verdict, first.says) == ("failed", f"{small} is of {vpc}, not of {other}")
-
-
-def test_nodes_of_pulumi_stand_together_in_the_first_subnet():
-    of = stack("aws-prod", fleet={"nodes": 12, "capacity": {"kind": "on-demand"}}, network=VPC)
-    small, large = of.network.subnets
-    [found] = aws.room(of, {small: 11, large: 251})
-    assert found.verdict == "failed" and f"12 nodes stand in {small}" in found.says
-    assert [answer.verdict for answer in aws.room(of, {small: 12, large: 0})] == ["ok"]
-
-
-def test_an_unknown_subnet_is_aws_word(ec2):
-    found = aws.answers("subnets", aws.subnets, api(stack(network=VPC), ec2=ec2))
-    assert [(answer.verdict, "subnet-0123456789abcdef" in answer.says) for answer in found] == [("failed", True)]
 
 
 # The whole
@@ -297,22 +255,3 @@ def test_the_command_ends_with_1_where_a_check_failed_and_with_2_at_a_mistake():
     mistake = command("aws-def")
     assert (mistake.returncode, mistake.stdout) == (2, "")
     assert mistake.stderr.startswith("there is no stack 'aws-def'")
-
-
-@pytest.mark.parametrize(
-    ("where", "verdict", "says"),
-    [
-        ("us-east-1", "ok", "mine in us-east-1"),
-        ("eu-west-1", "failed", "mine is in eu-west-1, the nodes in"),
-        (None, "failed", "mine is not there"),
-    ],
-)
-@pytest.mark.usefixtures("aws_keys")
-def test_a_bucket_of_yours_must_be_there_and_in_the_region(where, verdict, says):
-    of = stack(checkpoints={"kind": "bucket", "bucket": "mine"})
-    with mock_aws():
-        if where:
-            place = {} if where == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": where}}
-            boto3.client("s3", region_name=where).create_bucket(Bucket="mine", **place)
-        [found] = aws.bucket(api(of, s3=boto3.client("s3", region_name="us-east-1")))
-    assert found.verdict == verdict and found.says.startswith(says), found
