@@ -102,6 +102,10 @@ class Recorder(mocks.MockMonitor, mocks.Mocks):
 
     def new_resource(self, args: mocks.MockResourceArgs) -> tuple[str, dict[str, Any]]:
         cloud = _assumptions(args.typ)
+        if cloud and args.resource_id:
+            outputs, said = cloud.existing(args.typ, args.resource_id)
+            self.assumed[f"{args.typ.rpartition(':')[2]} {args.resource_id}"] = said
+            return args.resource_id, outputs
         return cloud.created(args.typ, args.name, args.inputs) if cloud else (f"{args.name}-id", args.inputs)
 
     def call(self, args: mocks.MockCallArgs) -> tuple[dict[str, Any], list[tuple[str, str]]]:
@@ -129,7 +133,8 @@ def _plain(option: Any) -> Any:
 def _assumptions(token: str) -> ModuleType | None:
     """preview_answers.py of the cloud that a token begins with; None for our own components and files.
 
-    It has `created(type, name, inputs) -> (id, outputs)` and `answer(token, arguments) -> (result, what to say of it)`.
+    It has `created(type, name, inputs) -> (id, outputs)` and `answer(token, arguments) -> (result, what to say of it)`; where a program
+    reads a resource that is there already, also `existing(type, id) -> (outputs, what to say of it)`.
     """
     place = PLACES.get(token.partition(":")[0])
     return import_module(f"{place.program}.preview_answers") if place and place.cloud else None

@@ -55,6 +55,7 @@ SIZED = {
     "filestore": "filestore is a file system of a size that you choose",
     "hyperdisk-ml": "hyperdisk-ml is a disk of a size that you choose",
 }  # kinds of checkpoints with a size, in an error's words
+GIVEN = {"bucket": ("bucket",), "file_system": ("lustre",)}  # what may be there already, and the kinds that take it
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -208,10 +209,13 @@ class Checkpoints(Model):
     keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps what was replaced or deleted.")
     bucket: BucketName | None = Field(default=None, description="A bucket of yours in the region, for bucket; made when left out.")
     key: Text | None = Field(default=None, description="The key of that bucket where it has one of its own.")
+    file_system: Text | None = Field(
+        default=None, description="A file system of yours in network.vpc, for lustre: its id; made when left out."
+    )
 
     def errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._path())
-        for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",)), ("bucket", ("bucket",))):
+        for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",)), *GIVEN.items()):
             if self.kind not in kinds and self.says(key):
                 yield setting_error(f"belongs to kind: {', '.join(kinds)}, but kind is {self.kind}", key)
         if self.kind == "network" and self.volume is None:
@@ -220,8 +224,15 @@ class Checkpoints(Model):
             yield setting_error("belongs to a bucket of yours (bucket); one that is made gets a key of its own", "key")
         if self.bucket and self.says("keep_days"):
             yield setting_error(f"belongs to a bucket that is made; what {self.bucket} keeps is set there", "keep_days")
-        if self.kind in SIZED and self.size is None:
+        for key in ("size", "throughput", "keep_days"):
+            if self.file_system and self.says(key):
+                yield setting_error(f"belongs to a file system that is made; {self.file_system} is there already", key)
+        if self.kind in SIZED and self.size is None and not self.file_system:
             yield setting_error(f"is missing; kind: {SIZED[self.kind]}", "size")
+
+    def given(self) -> list[str]:
+        """What is there already and holds the checkpoints."""
+        return [name for name in (self.bucket, self.file_system) if name]
 
     def _path(self) -> Iterator[PydanticCustomError]:
         path = PurePosixPath(self.path)

@@ -15,6 +15,7 @@ ACCESS = {
     "public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me",
     "allow": ["203.0.113.7/32"],
 }
+GIVEN_LUSTRE = {"kind": "lustre", "file_system": "fs-0123456789abcdef0"}
 # Settings with which Pulumi launches the machines of aws-dev, behind a bastion.
 BY_PULUMI = {"fleets.0.provision": "pulumi", "fleets.0.idle_duration": ..., "access": ACCESS}
 

@@ -15,7 +15,7 @@ from infra.aws.deploy import Deploy, DeployArgs
 from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
 from infra.aws.site import Outputs, backend, dstack_group, site, tags
-from infra.aws.storage import Bucket, BucketArgs, Given, Lustre, LustreArgs
+from infra.aws.storage import Bucket, BucketArgs, Given, GivenLustre, GivenLustreArgs, Lustre, LustreArgs
 from infra.aws.zones import chosen
 from stacks import places
 from stacks.field_types import gigabytes
@@ -126,7 +126,7 @@ def _bucket(context: Context) -> Bucket | Given | None:
     settings = context.stack.checkpoints
     if settings.bucket:
         return Given.of(context.account, settings.bucket, settings.key)
-    if settings.kind not in ("bucket", "lustre"):
+    if settings.kind not in ("bucket", "lustre") or settings.file_system:
         return None
     return Bucket(context.name, BucketArgs(settings.keep_days, context.stack.protect), opts=context.opts)
 
@@ -144,8 +144,12 @@ def _group(context: Context, subnets: network.Subnets) -> network.NodeSecurity:
     return network.NodeSecurity(context.name, network.NodeSecurityArgs(subnets.vpc_id, name, ssh), opts=context.opts)
 
 
-def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket | Given | None, group: network.NodeSecurity) -> Lustre | None:
+def _lustre(
+    context: Context, subnets: network.Subnets, bucket: Bucket | Given | None, group: network.NodeSecurity
+) -> Lustre | GivenLustre | None:
     wanted = context.stack.checkpoints
+    if wanted.file_system:
+        return GivenLustre(context.name, GivenLustreArgs(wanted.file_system, subnets.vpc_id, group.group_id), opts=context.opts)
     if wanted.kind != "lustre" or not isinstance(bucket, Bucket):
         return None
     assert wanted.size  # stacks/schema.py
@@ -154,11 +158,11 @@ def _lustre(context: Context, subnets: network.Subnets, bucket: Bucket | Given |
     return Lustre(context.name, args, opts=context.opts)
 
 
-def _on_hosts(context: Context, bucket: Bucket | Given | None, lustre: Lustre | None) -> pulumi.Output[list[str]]:
+def _on_hosts(context: Context, bucket: Bucket | Given | None, lustre: Lustre | GivenLustre | None) -> pulumi.Output[list[str]]:
     """Shell lines that mount the checkpoints on hosts that Pulumi launches."""
     folder = str(context.stack.checkpoints.path)
     if lustre:
-        return pulumi.Output.all(lustre.dns_name, lustre.mount_name).apply(lambda names: mounts.lustre_on_host(names[0], names[1], folder))
+        return pulumi.Output.all(lustre.server, lustre.mount_name).apply(lambda names: mounts.lustre_on_host(names[0], names[1], folder))
     if bucket is None:
         return pulumi.Output.from_input([])
     return bucket.name.apply(lambda name: mounts.bucket_on_host(name, context.account.region, folder))

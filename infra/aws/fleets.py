@@ -68,7 +68,7 @@ class Fleets(pulumi.ComponentResource):
             startup=args.mount.apply(
                 lambda mount: startup.script(access.user, mount, folder, args.machines[fleet.name], _monitoring(args.stack))
             ),
-            prepared_for=[access.user, args.stack.checkpoints.kind, folder],
+            prepared_for=[access.user, args.stack.checkpoints.kind, folder, *args.stack.checkpoints.given()],
             tags=args.tags,
             after=args.after,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from shlex import quote
 
 LUSTRE_KEY = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
+LUSTRE_PORTS = ((988, 988), (1018, 1023))  # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
 LUSTRE_REPOSITORY = "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
 S3FS = "command -v s3fs >/dev/null || { apt-get update -qq && apt-get install -qq -y s3fs; }"
 
@@ -28,14 +29,14 @@ def bucket_on_host(bucket: str, region: str, folder: str) -> list[str]:
     return [S3FS, *_fstab(folder, f"{bucket} {folder} fuse.s3fs _netdev,{_s3fs_options(region)} 0 0")]
 
 
-def lustre_on_host(dns_name: str, mount_name: str, folder: str) -> list[str]:
+def lustre_on_host(server: str, mount_name: str, folder: str) -> list[str]:
     """With AWS's client for the running kernel: https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html"""
     return [
         f"curl -fsSL {LUSTRE_KEY} | gpg --dearmor --yes -o /usr/share/keyrings/fsx.gpg",
         f'echo "deb [signed-by=/usr/share/keyrings/fsx.gpg] {LUSTRE_REPOSITORY} $(. /etc/os-release; echo $VERSION_CODENAME) main" '
         ">/etc/apt/sources.list.d/fsx.list",
         "apt-get update -qq && apt-get install -qq -y lustre-client-modules-$(uname -r)",
-        *_fstab(folder, f"{dns_name}@tcp:/{mount_name} {folder} lustre defaults,noatime,flock,_netdev 0 0"),
+        *_fstab(folder, f"{server}@tcp:/{mount_name} {folder} lustre defaults,noatime,flock,_netdev 0 0"),
     ]
 
 

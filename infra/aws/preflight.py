@@ -11,7 +11,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from infra.aws.api import LOGIN, PATIENCE, Api, Plain, answers
 from infra.aws.preflight_network import group, listed, offering_zones, subnets, way_out
 from infra.aws.preflight_quotas import network_quota, quota
-from infra.aws.preflight_storage import bucket
+from infra.aws.preflight_storage import bucket, file_system
 from infra.aws.startup import image_parameter
 from infra.aws.zones import chosen
 from infra.preflight.answers import Answer, failed, ok, unknown
@@ -156,6 +156,7 @@ CHECKS = {
     "capacity": capacity,
     "image": images,
     "bucket": bucket,
+    "file system": file_system,
     "subnets": subnets,
     "control node": way_out,
 }

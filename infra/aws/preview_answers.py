@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 ACCOUNT = "123456789012"
+REGION, VPC = "us-east-1", "vpc-0123456789abcdef0"
 ZONES = "abc"  # of every region, and every machine type is in each
 IMAGE = "ami-00000000000000000"
 # By the last word of the type; an id of the other types is the resource's name.
@@ -74,6 +75,14 @@ def _computed(word: str, name: str) -> dict[str, Any]:
     return computed.get(word, {})
 
 
+def existing(kind: str, id_: str) -> tuple[dict[str, Any], str]:
+    """Outputs of a resource that is read, and what to say of it. Raises LookupError for one that the program should not read."""
+    if kind != "aws:fsx/lustreFileSystem:LustreFileSystem":
+        raise LookupError(f"the preview knows no {kind} that is there already")
+    place = {"vpcId": VPC, "subnetIds": "subnet-00000000000000000", "networkInterfaceIds": ["eni-00000000000000000"]}
+    return place | {"dnsName": f"{id_}.fsx.amazonaws.com", "mountName": "fsx"}, f"{id_} is in {VPC}, mounted as fsx"
+
+
 def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """The result of an invoke, and what to say of it. Raises LookupError for one that the program should not make."""
     match token.rpartition(":")[2]:
@@ -86,8 +95,10 @@ def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         case "getCallerIdentity":
             return {"accountId": ACCOUNT, "arn": f"arn:aws:iam::{ACCOUNT}:root", "userId": ACCOUNT}, f"the account is {ACCOUNT}"
         case "getSubnet":
-            subnet, zone = arguments["id"], arguments["region"] + ZONES[0]
-            return {"id": subnet, "vpcId": arguments["vpcId"], "availabilityZone": zone}, f"{subnet} is in {zone}"
+            subnet, zone = arguments["id"], arguments.get("region", REGION) + ZONES[0]
+            return arguments | {"availabilityZone": zone, "cidrBlock": "10.0.0.0/20"}, f"{subnet} is in {zone}, 10.0.0.0/20"
+        case "getNetworkInterface":
+            return arguments | {"privateIp": "10.0.0.10"}, f"{arguments['id']} is 10.0.0.10"
         case "getVpc":
             return {"id": arguments["id"], "cidrBlock": "10.0.0.0/16"}, f"{arguments['id']} is 10.0.0.0/16"
     raise LookupError(f"the preview has no answer to {token}")

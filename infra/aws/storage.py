@@ -1,4 +1,4 @@
-"""Where checkpoints are kept: a bucket, or a Lustre file system in front of one, by `flotilla:checkpoints.kind`."""
+"""Where checkpoints are kept: a bucket, or a Lustre file system, by `flotilla:checkpoints.kind`; each is made, or there already."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pulumi
 from pulumi_aws import ec2, fsx, kms, s3, vpc
 
 from infra.aws import policies
-
-LUSTRE_PORTS = ((988, 988), (1018, 1023))  # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
+from infra.aws.mounts import LUSTRE_PORTS
 
 
 @dataclass(frozen=True)
@@ -169,5 +168,44 @@ class Lustre(pulumi.ComponentResource):
             },
             opts=pulumi.ResourceOptions(parent=self, depends_on=[allowed]),
         )
-        self.id, self.dns_name, self.mount_name = system.id, system.dns_name, system.mount_name
+        self.id, self.server, self.mount_name = system.id, system.dns_name, system.mount_name
         self.register_outputs({"dns_name": system.dns_name, "mount_name": system.mount_name})
+
+
+@dataclass(frozen=True)
+class GivenLustreArgs:
+    """`vpc_id` is the nodes' network, `nodes` their group."""
+
+    id: str
+    vpc_id: pulumi.Input[str]
+    nodes: pulumi.Input[str]
+
+
+class GivenLustre(pulumi.ComponentResource):
+    """A Lustre file system that is there already: it is read and left as it is. `server` is what nodes mount it by.
+
+    Its own group must let the nodes in, which the preflight asks; its servers call clients too, so the nodes' group lets its subnet in.
+    """
+
+    def __init__(self, name: str, args: GivenLustreArgs, opts: pulumi.ResourceOptions | None = None):
+        super().__init__("flotilla:aws:GivenLustre", name, None, opts)
+        child, invoke = pulumi.ResourceOptions(parent=self), pulumi.InvokeOutputOptions(parent=self)
+        system = fsx.LustreFileSystem.get(f"{name}-lustre", args.id, opts=child)
+        servers = ec2.get_subnet_output(id=system.subnet_ids, opts=invoke).cidr_block
+        for low, high in LUSTRE_PORTS:
+            vpc.SecurityGroupIngressRule(
+                f"{name}-lustre-back-{low}",
+                security_group_id=args.nodes,
+                ip_protocol="tcp",
+                from_port=low,
+                to_port=high,
+                cidr_ipv4=servers,
+                opts=child,
+            )
+        first = ec2.get_network_interface_output(id=system.network_interface_ids.apply(lambda ids: ids[0]), opts=invoke)
+        # Its name is for its own network: https://docs.aws.amazon.com/fsx/latest/LustreGuide/mounting-on-premises.html
+        self.server = pulumi.Output.all(system.vpc_id, args.vpc_id, system.dns_name, first.private_ip).apply(
+            lambda known: known[2] if known[0] == known[1] else known[3]
+        )
+        self.id, self.mount_name = system.id, system.mount_name
+        self.register_outputs({"server": self.server, "mount_name": self.mount_name})

@@ -69,7 +69,7 @@ def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.Resource
         fabric=args.fabric if wired != "none" else None,
         account=args.account,
         startup=args.mount.apply(lambda mount: startup.script(access, mount, folder, start, machine, monitor)),
-        prepared_for=[access.user, access.public_key, args.stack.checkpoints.kind, folder],
+        prepared_for=[access.user, access.public_key, args.stack.checkpoints.kind, folder, *args.stack.checkpoints.given()],
         disk=args.disk,
         labels=args.labels,
         after=args.after,

@@ -22,7 +22,7 @@ from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
 from stacks.schema import Fleet, Stack
 
 HEX = "([0-9a-f]{8}|[0-9a-f]{17})"  # what ends the ids of EC2
-IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for kind in ("ami", "cr", "subnet", "vpc"))
+FILE_SYSTEM, IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for kind in ("fs", "ami", "cr", "subnet", "vpc"))
 PROVIDER = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com")
 KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[0-9a-f-]+")
 # MB/s per TB of PERSISTENT_2: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
@@ -37,7 +37,7 @@ LETTERS = "abcdefgh"  # of the zones that have blocks
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    for rule in (_network, _addresses, _key, _lustre, _people):
+    for rule in (_network, _addresses, _key, _file_system, _lustre, _people):
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
@@ -103,11 +103,24 @@ def _key(stack: Stack) -> Iterator[PydanticCustomError]:
         yield setting_error(text, "checkpoints", "key")
 
 
+def _file_system(stack: Stack) -> Iterator[PydanticCustomError]:
+    """One that is there already is reached from its own network, or from one that is peered with it."""
+    given = stack.checkpoints.file_system
+    if given is None:
+        return
+    if not FILE_SYSTEM.fullmatch(given):
+        text = f"{given!r} is not the id of a file system, such as fs-0123456789abcdef0"
+        yield setting_error(text, "checkpoints", "file_system")
+    if not stack.network.vpc:
+        text = f"{given!r} is out of reach of a new network; name its own, or one that is peered with it, in network.vpc"
+        yield setting_error(text, "checkpoints", "file_system")
+
+
 def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.checkpoints.kind != "lustre":
         return
     size, throughput = gigabytes(stack.checkpoints.size or "0GB"), stack.checkpoints.throughput
-    if size != 1200 and (size == 0 or size % 2400):
+    if stack.checkpoints.file_system is None and size != 1200 and (size == 0 or size % 2400):
         yield setting_error(
             f"{stack.checkpoints.size!r} is refused by FSx; it takes 1200GB, or a multiple of 2400GB", "checkpoints", "size"
         )
@@ -235,7 +248,7 @@ PLACE = Place(
     program="infra.aws",
     errors=_errors,
     checkpoints=("instance", "network", "bucket", "lustre"),
-    settings=(*CLOUD_SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics"),
+    settings=(*CLOUD_SETTINGS, "account_defaults", "checkpoints.key", "checkpoints.file_system", "fleets.nics"),
     hints={"project": "an AWS account comes from your credentials"},
     cloud=CLOUD,
 )

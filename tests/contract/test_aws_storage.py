@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from aws_plans import BY_PULUMI, on_aws, script
+from aws_plans import BY_PULUMI, GIVEN_LUSTRE, on_aws, script
 from plans import definition, of
 
 
@@ -93,3 +93,24 @@ def test_a_bucket_of_yours_is_used_and_neither_made_nor_changed(key, changed):
         assert (KEY in resources) == bool(key)
     assert plan.outputs["cloud"]["checkpoints"] == "s3://mine"
     assert "s3fs mine /checkpoints" in plan.files["ray-cluster.dstack.yml"]
+
+
+@pytest.mark.parametrize(
+    ("vpc", "server"), [("vpc-0123456789abcdef0", "fs-0123456789abcdef0.fsx.amazonaws.com"), ("vpc-01234567", "10.0.0.10")]
+)
+def test_a_lustre_file_system_of_yours_is_mounted_and_neither_made_nor_changed(vpc, server, changed):
+    """By its name, which is for its own network; from one that is peered with it by the address of its first server."""
+    network = {"vpc": vpc, "subnets": ["subnet-0123456789abcdef0"]}
+    plan = changed("aws-prod", {"network": network, "checkpoints": GIVEN_LUSTRE})
+    kinds = {resource.kind for resource in on_aws(plan)}
+    assert not kinds & {"LustreFileSystem", "DataRepositoryAssociation", "Bucket", "Key", "KeyPolicy"}
+    assert f"{server}@tcp:/fsx /var/lib/flotilla/checkpoints lustre" in script(plan)
+    back = {rule.name: rule.inputs for rule in of(plan, "SecurityGroupIngressRule") if "-lustre-back-" in rule.name}
+    assert {(rule["fromPort"], rule["toPort"], rule["cidrIpv4"]) for rule in back.values()} == {
+        (988, 988, "10.0.0.0/20"),
+        (1018, 1023, "10.0.0.0/20"),
+    }
+    assert {rule["securityGroupId"] for rule in back.values()} == {plan.outputs["cloud"]["node_security_group"]}
+    assert plan.outputs["cloud"]["file_system"] == "fs-0123456789abcdef0"
+    assert "LustreFileSystem fs-0123456789abcdef0: " in " ".join(plan.assumed)
+    assert not [policy.name for policy in of(plan, "RolePolicy") if policy.name.endswith("node-checkpoints")]

@@ -222,6 +222,44 @@ def test_what_is_protected_keeps_what_it_hangs_on_when_an_update_is_refused(clou
     assert not [(kind, name) for call, kind, name in calls(cloud) if call == "delete" and "lustre" in name]
 
 
+def rewrite(cloud: Any, name: str, **settings: Any) -> None:
+    """The stack's file with settings replaced."""
+    file = cloud.folder / f"stacks/Pulumi.{name}.yaml"
+    content = yaml.safe_load(file.read_text())
+    content["config"] |= {f"flotilla:{key}": value for key, value in settings.items()}
+    file.write_text(yaml.safe_dump(content))
+
+
+# A store of yours, another one, and the kind that a resource for it would be of.
+GIVEN = {
+    "aws-prod": (
+        {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]},
+        [{"kind": "lustre", "file_system": f"fs-0123456789abcdef{number}"} for number in (0, 1)],
+        "LustreFileSystem",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_a_file_system_of_yours_is_read_alone_and_another_one_replaces_the_nodes(name, cloud):
+    network, stores, kind = GIVEN[name]
+    cloud.stack(name)
+    rewrite(cloud, name, network=network, checkpoints=stores[0], protect=False)
+    cloud.up(name)
+    created = {of for _, of, _ in calls(cloud)}
+    node = NODES[name][1]
+    assert node in created and kind not in created
+    cloud.up(name)
+    assert not calls(cloud)
+    rewrite(cloud, name, checkpoints=stores[1])
+    cloud.up(name)
+    asked = [(call, of) for call, of, one in calls(cloud) if "bastion" not in one]
+    assert {("delete", node), ("create", node)} <= set(asked) and kind not in {of for _, of in asked}
+    cloud.must("destroy", "--stack", name, "--yes")
+    gone = {of for call, of, _ in calls(cloud) if call == "delete"}
+    assert node in gone and kind not in gone
+
+
 CARELESS = """
 import pulumi_aws as aws
 

@@ -37,6 +37,10 @@ PROD: dict[str, Any] = {
     "ci": {"github": "example/flotilla"},
 }
 BLOCK = PROD | {"fleets": [PROD["fleets"][0] | {"capacity": {"kind": "block", "id": "cr-01234567"}}]}
+GIVEN = PROD | {
+    "network": {"vpc": "vpc-01234567", "subnets": ["subnet-01234567"]},
+    "checkpoints": {"kind": "lustre", "file_system": "fs-01234567"},
+}
 MISTAKES = [
     # the region and its network
     (DEV, "region", ..., "region: is missing; it is a region such as us-east-1"),
@@ -105,6 +109,12 @@ MISTAKES = [
     (DEV, "checkpoints.key", KMS, "checkpoints.key: belongs to a bucket of yours (bucket); one that is made gets a key of its own"),
     (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "key": "alias/k"}, "checkpoints.key: 'alias/k' is not the ARN of a key"),
     (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "keep_days": 7}, "checkpoints.keep_days: belongs to a bucket that is made"),
+    (DEV, "checkpoints.file_system", "fs-01234567", "checkpoints.file_system: belongs to kind: lustre, but kind is bucket"),
+    (GIVEN, "checkpoints.file_system", "lustre", "checkpoints.file_system: 'lustre' is not the id of a file system, such as fs-0123"),
+    (GIVEN, "network", {"zones": ["us-east-2a"]}, "checkpoints.file_system: 'fs-01234567' is out of reach of a new network; name its own"),
+    (GIVEN, "checkpoints.size", "1200GB", "checkpoints.size: belongs to a file system that is made; fs-01234567 is there already"),
+    (GIVEN, "checkpoints.throughput", 250, "checkpoints.throughput: belongs to a file system that is made"),
+    (GIVEN, "checkpoints.keep_days", 7, "checkpoints.keep_days: belongs to a file system that is made"),
     (PROD, "checkpoints.size", ..., "checkpoints.size: is missing; kind: lustre is a file system of a size that you choose"),
     (
         DEV,
@@ -166,7 +176,7 @@ def test_a_mistake_is_one_line_that_names_setting_value_and_what_is_allowed(base
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("base", [DEV, PROD, BLOCK])
+@pytest.mark.parametrize("base", [DEV, PROD, BLOCK, GIVEN])
 def test_without_the_mistake_there_is_a_stack_that_reads_back(base):
     stack = read(base)
     assert type(stack).model_validate(stack.model_dump()) == stack
