@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import json_server
 from dstack.api import Client
 from dstack.api.server import APIClient
 
@@ -75,44 +73,26 @@ def fleet(*instances: dict[str, Any], name: str = "gpus", **ssh: Any) -> dict[st
 def served() -> Iterator[Answers]:
     answers = Answers()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(json_server.JsonHandler):
         def do_GET(self) -> None:
-            self._answer(200 if self.path in answers.pages else 404, answers.pages.get(self.path))
+            self.send(200 if self.path in answers.pages else 404, answers.pages.get(self.path))
 
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.body()
             path = self.path.removeprefix("/api/project/main/")
             if answers.refusals:
                 if status := answers.refusals.pop(0):
-                    self._answer(status, {"detail": [{"msg": "not for you", "code": "error"}]})
+                    self.send(status, {"detail": [{"msg": "not for you", "code": "error"}]})
                 return
             if path == "runs/get":
                 found = answers.run.pop(0) if isinstance(answers.run, list) and len(answers.run) > 1 else answers.run
                 found = found[0] if isinstance(found, list) else found
                 gone = {"detail": [{"msg": "Run not found", "code": "resource_not_exists"}]}
-                self._answer(200, found) if found else self._answer(400, gone)
+                self.send(200, found) if found else self.send(400, gone)
             elif path == "fleets/list":
-                self._answer(200, answers.fleets)
+                self.send(200, answers.fleets)
             else:
-                self._answer(404, {"detail": f"nothing at {path}"})
+                self.send(404, {"detail": f"nothing at {path}"})
 
-        def _answer(self, status: int, body: Any) -> None:
-            data = json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        answers.url = f"http://127.0.0.1:{server.server_port}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-        thread.start()
-        try:
-            yield answers
-        finally:
-            server.shutdown()
-            thread.join(10)
+    with json_server.served(Handler) as answers.url:
+        yield answers

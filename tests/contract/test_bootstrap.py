@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -15,6 +13,7 @@ import boto3
 import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.auth.transport.requests import AuthorizedSession
+from json_server import JsonHandler, served
 from moto import mock_aws
 
 from infra import bootstrap
@@ -108,47 +107,32 @@ def test_a_mistake_is_one_line(stack: str, error: str) -> None:
 KEY = "projects/my-project-id/locations/europe-west1/keyRings/flotilla/cryptoKeys/state"
 
 
-class Google(BaseHTTPRequestHandler):
+class Google(JsonHandler):
     """Keeps what is posted, as Google does for buckets, rings and keys; a second of a name is refused."""
 
     made: ClassVar[dict[str, Any]] = {}
 
     def do_GET(self) -> None:
-        self._answer(200, self.made[self.path]) if self.path in self.made else self._answer(404, {"error": {"message": "not found"}})
+        self.send(200, self.made[self.path]) if self.path in self.made else self.send(404, {"error": {"message": "not found"}})
 
     def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.loads(self.body())
         path, _, query = self.path.partition("?")
         if path.endswith(":batchEnable"):
             self.made["/serviceusage/v1/operations/1"] = {"done": True}
-            return self._answer(200, {"name": "operations/1"})
+            return self.send(200, {"name": "operations/1"})
         name = f"{path}/{body['name'] if path.endswith('/b') else query.partition('=')[2]}"
         if name in self.made:
-            return self._answer(409, {"error": {"message": "already exists"}})
+            return self.send(409, {"error": {"message": "already exists"}})
         self.made[name] = body
-        return self._answer(200, body)
-
-    def _answer(self, status: int, content: Any) -> None:
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Not to the terminal."""
+        return self.send(200, body)
 
 
 @pytest.fixture
 def google() -> Iterator[Callable[[], Api]]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Google)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
     Google.made = {}
-    yield lambda: Api(GCP, {}, AuthorizedSession(AnonymousCredentials()), f"http://127.0.0.1:{server.server_port}/{{service}}")
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
+    with served(Google) as url:
+        yield lambda: Api(GCP, {}, AuthorizedSession(AnonymousCredentials()), f"{url}/{{service}}")
 
 
 class TestGcp:
@@ -164,6 +148,6 @@ class TestGcp:
         assert bucket["versioning"] == {"enabled": True} and Google.made[f"/cloudkms/v1/{KEY}"]["rotationPeriod"] == "7776000s"
 
     def test_a_bucket_of_somebody_elses_project_is_refused(self, google: Callable[[], Api], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(Google, "do_GET", lambda self: self._answer(403, {"error": {"message": "no access"}}))
+        monkeypatch.setattr(Google, "do_GET", lambda self: self.send(403, {"error": {"message": "no access"}}))
         with pytest.raises(BootstrapError, match="flotilla-state-my-project-id is there and not for you: no access"):
             gcp.look(GCP, google())
