@@ -55,7 +55,7 @@ SIZED = {
     "filestore": "filestore is a file system of a size that you choose",
     "hyperdisk-ml": "hyperdisk-ml is a disk of a size that you choose",
 }  # kinds of checkpoints with a size, in an error's words
-GIVEN = {"bucket": ("bucket",), "file_system": ("lustre",)}  # what may be there already, and the kinds that take it
+GIVEN = {"bucket": ("bucket",), "file_system": ("lustre", "filestore")}  # what may be there already, and the kinds that take it
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
@@ -210,7 +210,7 @@ class Checkpoints(Model):
     bucket: BucketName | None = Field(default=None, description="A bucket of yours in the region, for bucket; made when left out.")
     key: Text | None = Field(default=None, description="The key of that bucket where it has one of its own.")
     file_system: Text | None = Field(
-        default=None, description="A file system of yours in network.vpc, for lustre: its id; made when left out."
+        default=None, description="A file system of yours in network.vpc, for lustre and filestore, by id or path; made when left out."
     )
 
     def errors(self) -> Iterator[PydanticCustomError]:

@@ -31,6 +31,13 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "control": ("gcp-dev", {"dstack": {"host": "cloud"}}),
     "control by pulumi": ("gcp-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"}),
     "existing network": ("gcp-dev", {"network": {"vpc": "mine", "subnets": ["nodes"]}}),
+    "given share": (
+        "gcp-dev",
+        {
+            "network": {"vpc": "mine", "subnets": ["nodes"]},
+            "checkpoints": {"kind": "filestore", "file_system": "projects/other-project/locations/us-central1-a/instances/runs"},
+        },
+    ),
     "shared pool": ("gcp-prod", {"ci.provider": "projects/1/locations/global/workloadIdentityPools/github"}),
 }
 

@@ -22,6 +22,7 @@ from infra.gcp.storage import Storage, StorageArgs
 from stacks import places
 from stacks.machines import NETWORKS, Machine
 from stacks.rules import gcp as rules
+from stacks.rules.given import share
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -132,9 +133,10 @@ def _networks(context: Context) -> tuple[Network, Fabric | None]:
 
 
 def _store(context: Context, network: Network, identity: Identity) -> Storage:
-    stack = context.stack
+    stack, settings = context.stack, context.stack.checkpoints
+    given = share(stack) if settings.file_system else None
     args = StorageArgs(
-        context.project, context.region, stack.network.zones, stack.checkpoints, stack.protect, network.vpc, network.cidr, identity.nodes
+        context.project, context.region, stack.network.zones, settings, given, stack.protect, network.vpc, network.cidr, identity.nodes
     )
     return Storage(context.name, args, opts=context.opts)
 

@@ -1,20 +1,19 @@
-"""What GCP is asked before `pulumi up`; read-only calls alone."""
+"""What GCP is asked before `pulumi up`; read-only calls alone. Networks and stores are in the files beside this one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import IPv4Network
 
 from google.auth import default
 from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
 from infra.gcp.api import LOGIN, Api, Plain, Refused, answers
-from infra.gcp.names import network_profile
+from infra.gcp.preflight_network import roce, subnets
+from infra.gcp.preflight_storage import bucket, file_system
 from infra.gcp.startup import image
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.machines import Machine
-from stacks.rules.gcp import fabric, usable
 from stacks.schema import Fleet, Stack
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform.read-only"
@@ -195,60 +194,13 @@ def images(api: Api) -> Iterator[Answer]:
             yield ok("image", f"{found['name']} of {owner}")
 
 
-def subnets(api: Api) -> Iterator[Answer]:
-    """Of an existing network: the subnet is its own, and has an address for each node."""
-    stack, network = api.stack, api.stack.network
-    if network.vpc is None:
-        return
-    name = network.subnets[0]
-    look = f"gcloud compute networks subnets list --project {stack.project} --network {network.vpc}"
-    found = api.there(f"regions/{stack.region}/subnetworks/{name}", views="WITH_UTILIZATION")
-    nodes = sum(fleet.nodes for fleet in stack.fleets)
-    if found is None:
-        yield failed("subnets", f"there is no {name} in {stack.region}", look)
-        return
-    if found["network"].rpartition("/")[2] != network.vpc:
-        yield failed("subnets", f"{name} is of {found['network'].rpartition('/')[2]}, not of {network.vpc}", look)
-        return
-    usage = found.get("utilizationDetails", {}).get("ipv4Utilizations", [])
-    free = int(usage[0]["totalFreeIp"]) if usage else usable(IPv4Network(found["ipCidrRange"]))
-    says = f"{name} ({found['ipCidrRange']}) has {free} {'free ' if usage else ''}addresses"
-    yield ok("subnets", says) if free >= nodes else failed("subnets", f"{says}; the fleets have {nodes} nodes", look)
-
-
-def roce(api: Api) -> Iterator[Answer]:
-    """The profile that makes a network one for RDMA, which zones with such machines alone have."""
-    if fabric(api.stack) != "roce":
-        return
-    for zone in api.stack.network.zones:
-        profile = network_profile(zone)
-        if api.there(f"global/networkProfiles/{profile}"):
-            yield ok("fabric", profile)
-        else:
-            fix = f"gcloud compute network-profiles list --project {api.stack.project}"
-            yield failed("fabric", f"there is no network profile {profile}, so no RoCE network in {zone}", fix)
-
-
-def bucket(api: Api) -> Iterator[Answer]:
-    """A bucket of yours: that it is there, near the nodes, and renames folders at once."""
-    name, region = api.stack.checkpoints.bucket, api.stack.region or ""
-    if name is None:
-        return
-    try:
-        found = api.get("storage", f"storage/v1/b/{name}", fields="location,hierarchicalNamespace")
-    except Refused as refused:
-        if refused.status not in (403, 404):
-            raise
-        why = "is not there" if refused.status == 404 else f"is not for you: {refused}"
-        yield failed("bucket", f"{name} {why}", "gcloud storage ls shows yours; name it in flotilla:checkpoints.bucket")
-        return
-    if not found.get("hierarchicalNamespace", {}).get("enabled"):
-        text = f"{name} has no hierarchical namespace: a finished checkpoint could not be renamed at once"
-        yield failed("bucket", text, "a bucket made with --enable-hierarchical-namespace, or leave bucket out")
-    elif found["location"].lower() not in (region, region.partition("-")[0]):
-        yield failed("bucket", f"{name} is in {found['location']}, the nodes in {region}", "a bucket in the region, or leave bucket out")
-    else:
-        yield ok("bucket", f"{name} in {found['location']}")
-
-
-CHECKS = {"zones": zones, "fabric": roce, "quota": quota, "capacity": capacity, "image": images, "bucket": bucket, "subnets": subnets}
+CHECKS = {
+    "zones": zones,
+    "fabric": roce,
+    "quota": quota,
+    "capacity": capacity,
+    "image": images,
+    "bucket": bucket,
+    "file system": file_system,
+    "subnets": subnets,
+}

@@ -61,6 +61,9 @@ def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
         case "getSubnetwork":
             found = {"name": arguments["name"], "id": f"subnetworks/{arguments['name']}", "ipCidrRange": "10.0.0.0/20"}
             return arguments | found, f"{arguments['name']} is 10.0.0.0/20"
+        case "getInstance" if "filestore" in token:
+            found = {"networks": [{"ipAddresses": ["10.0.16.2"]}], "fileShares": [{"name": "vol1"}]}
+            return arguments | found, f"{arguments['name']} is mounted as 10.0.16.2:/vol1"
         case "getInstanceGroup":
             return arguments | {"instances": []}, "flex-start has granted no machine yet"
     raise LookupError(f"the preview has no answer to {token}")

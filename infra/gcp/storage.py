@@ -8,6 +8,7 @@ import pulumi
 from pulumi_gcp import compute, filestore, kms, storage
 
 from stacks.field_types import gigabytes
+from stacks.rules.given import Share
 from stacks.schema import Checkpoints
 
 DAY = 24 * 60 * 60  # seconds
@@ -21,6 +22,7 @@ class StorageArgs:
     region: str
     zones: tuple[str, ...]
     settings: Checkpoints
+    given: Share | None  # a share that is there already
     protect: bool
     vpc: pulumi.Output[str]  # name
     cidr: pulumi.Output[str]  # of the nodes
@@ -47,7 +49,7 @@ class Storage(pulumi.ComponentResource):
             case "bucket":
                 self.bucket = self._bucket(name, args)
             case "filestore":
-                self.share = self._share(name, args)
+                self.share = self._look_up(args.given) if args.given else self._share(name, args)
             case "hyperdisk-ml":
                 self.disk = self._disk(name, args)
         self.location = pulumi.Output.concat("gs://", self.bucket) if self.bucket else self.share or self.disk
@@ -102,6 +104,13 @@ class Storage(pulumi.ComponentResource):
             opts=self._child,
         )
         return key.id, [grant]
+
+    def _look_up(self, given: Share) -> pulumi.Output[str]:
+        """What a share that is there already is mounted by; nothing of it is changed."""
+        found = filestore.get_instance_output(
+            name=given.name, location=given.location, project=given.project, opts=pulumi.InvokeOutputOptions(parent=self)
+        )
+        return pulumi.Output.concat(found.networks[0].ip_addresses[0], ":/", found.file_shares[0].name)
 
     def _share(self, name: str, args: StorageArgs) -> pulumi.Output[str]:
         zonal = len(args.zones) == 1

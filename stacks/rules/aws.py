@@ -248,7 +248,7 @@ PLACE = Place(
     program="infra.aws",
     errors=_errors,
     checkpoints=("instance", "network", "bucket", "lustre"),
-    settings=(*CLOUD_SETTINGS, "account_defaults", "checkpoints.key", "checkpoints.file_system", "fleets.nics"),
+    settings=(*CLOUD_SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics"),
     hints={"project": "an AWS account comes from your credentials"},
     cloud=CLOUD,
 )

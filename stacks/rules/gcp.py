@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import NETWORKS, Fabric, Machine, Networks
+from stacks.rules.given import file_system
 from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
 from stacks.schema import Fleet, Stack
 
@@ -38,7 +39,7 @@ CHANNELS = 5  # of a budget: https://docs.cloud.google.com/billing/docs/how-to/b
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    for rule in (_network, _fabrics, _room, _bucket, _filestore, _hyperdisk_ml, _people):
+    for rule in (_network, _fabrics, _room, _bucket, _filestore, file_system, _hyperdisk_ml, _people):
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
@@ -145,7 +146,7 @@ def _bucket(stack: Stack) -> Iterator[PydanticCustomError]:
 
 def _filestore(stack: Stack) -> Iterator[PydanticCustomError]:
     checkpoints = stack.checkpoints
-    if checkpoints.kind == "filestore":
+    if checkpoints.kind == "filestore" and checkpoints.file_system is None:
         size = gigabytes(checkpoints.size or "0GB")
         step = 256 if size < 10240 else 2560  # https://docs.cloud.google.com/filestore/docs/service-tiers
         if not 1024 <= size <= 102400 or size % step:

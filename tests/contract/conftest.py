@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import boto3
+import gcp_api
 import gcp_plans
 import pytest
 import yaml
@@ -77,3 +78,13 @@ def ec2(aws_keys: None) -> Iterator[Any]:
     """A client of moto's EC2."""
     with mock_aws():
         yield boto3.client("ec2", region_name=REGION)
+
+
+# GCP
+
+
+@pytest.fixture
+def google() -> Iterator[gcp_api.Ask]:
+    """Asks a server on this machine, which has the answers of a test, on behalf of a stack."""
+    with gcp_api.google() as api:
+        yield api

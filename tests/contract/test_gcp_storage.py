@@ -72,3 +72,13 @@ def test_a_bucket_of_yours_is_used_and_only_the_nodes_rights_are_added(changed):
     [grant] = of(plan, "BucketIAMMember")
     assert (grant.inputs["bucket"], grant.inputs["role"]) == ("mine", "roles/storage.objectUser")
     assert plan.outputs["cloud"]["checkpoints"] == "gs://mine"
+
+
+def test_a_share_of_yours_is_mounted_and_neither_made_nor_changed(gcp_plan):
+    plan = gcp_plan("given share")
+    assert not [resource for resource in on_gcp(plan) if resource.type.startswith("gcp:filestore")]
+    task = definition(plan, "ray-cluster.dstack.yml")
+    assert any("nconnect=8 10.0.16.2:/vol1 /checkpoints" in line for line in task["commands"])
+    assert plan.outputs["cloud"]["checkpoints"] == "10.0.16.2:/vol1"
+    [asked] = [asked for asked in plan.assumed if asked.startswith("getInstance ")]
+    assert all(f'"{word}"' in asked for word in ("other-project", "us-central1-a", "runs"))

@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import threading
-from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import parse_qs, urlsplit
+from typing import Any
 
 import pytest
 import requests
-from google.auth.credentials import AnonymousCredentials
+from gcp_api import COMPUTE, LINK, Answers, Google, stack
 from google.auth.exceptions import DefaultCredentialsError
-from google.auth.transport.requests import AuthorizedSession
 
 from infra.gcp import preflight as gcp
 from infra.gcp.api import Api
 from infra.preflight.answers import Answer
-from stacks import load
 from stacks.places import machine as machine_type
 from stacks.places import machines
 from stacks.rules.gcp import MACHINES
-from stacks.schema import Stack
 
-ROOT = Path(__file__).parents[2]
-COMPUTE = "compute/compute/v1/projects/my-project-id"
-LINK = "https://www.googleapis.com/compute/v1/projects/my-project-id"
 STATE, PAYS = "cloudresourcemanager/v1/projects/my-project-id", "cloudbilling/v1/projects/my-project-id/billingInfo"
 PROJECT = {STATE: {"lifecycleState": "ACTIVE"}, PAYS: {"billingEnabled": True}}
 REGION = {
@@ -38,57 +26,6 @@ REGION = {
     COMPUTE: {"quotas": [{"metric": "GPUS_ALL_REGIONS", "limit": 8, "usage": 0}]},
     f"{COMPUTE}/zones/us-central1-a/machineTypes/g2-standard-8": {"name": "g2-standard-8"},
 }
-Answers = dict[str, Any]
-
-
-def stack(name: str = "gcp-dev", fleet: dict[str, Any] | None = None, **settings: Any) -> Stack:
-    """A stack of the repository with settings replaced, those of its fleet among them; `...` removes one."""
-    raw = load.settings(name, ROOT) | {f"flotilla:{key}": value for key, value in settings.items()}
-    raw["flotilla:fleets"] = [{key: value for key, value in (raw["flotilla:fleets"][0] | (fleet or {})).items() if value is not ...}]
-    return load.parse(name, raw)
-
-
-class Google(BaseHTTPRequestHandler):
-    """Answers paths such as /compute/compute/v1/...: the service, then what Google serves; 404 in Google's words for all others."""
-
-    answers: ClassVar[Answers] = {}
-    queries: ClassVar[list[dict[str, list[str]]]] = []
-
-    def do_GET(self) -> None:
-        address = urlsplit(self.path)
-        type(self).queries.append(parse_qs(address.query))
-        answer = self.answers.get(address.path[1:], (404, f"The resource '{address.path}' was not found"))
-        status, content = (200, answer) if isinstance(answer, dict) else (answer[0], {"error": {"code": answer[0], "message": answer[1]}})
-        body = json.dumps(content).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Not to the terminal."""
-
-
-@pytest.fixture
-def google():
-    """Asks a server that has these answers on behalf of a stack."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Google)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    Google.queries = []
-
-    def api(of: Stack, *answers: Answers) -> Api:
-        Google.answers = {path: answer for some in answers for path, answer in some.items()}
-        session = AuthorizedSession(AnonymousCredentials())
-        return Api(of, machines(of), session, f"http://127.0.0.1:{server.server_port}/{{service}}")
-
-    yield api
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
-
-
-Ask = Callable[..., Api]
 
 
 def told(found: list[Answer]) -> list[tuple[str, str]]:
@@ -227,21 +164,7 @@ def test_a_shared_reservation_is_looked_up_in_its_own_project(google):
     assert told([*gcp.capacity(google(stack("gcp-prod", fleet=shared), there))]) == [("capacity", "ok")]
 
 
-@pytest.mark.parametrize(
-    ("there", "verdict", "says"),
-    [
-        (True, "ok", "europe-west1-b-vpc-roce"),
-        (False, "failed", "there is no network profile europe-west1-b-vpc-roce, so no RoCE network in europe-west1-b"),
-    ],
-)
-def test_a_roce_network_needs_its_profile_in_the_zone(there, verdict, says, google):
-    answers = {f"{COMPUTE}/global/networkProfiles/europe-west1-b-vpc-roce": {"name": "europe-west1-b-vpc-roce"}} if there else {}
-    [found] = gcp.roce(google(stack("gcp-prod"), answers))
-    assert (found.verdict, found.says) == (verdict, says)
-    assert not [*gcp.roce(google(stack("gcp-prod", fleet={"nodes": 1}), answers))]  # a lone node needs no fabric
-
-
-# Images and addresses
+# Images
 
 IMAGE = "ubuntu-accelerator-2204-amd64-with-nvidia-580"
 IMAGES = "compute/compute/v1/projects/ubuntu-os-accelerator-images/global/images"
@@ -269,29 +192,6 @@ def test_without_a_pin_the_family_is_asked(google):
     assert not [*gcp.images(google(stack()))]  # dstack's machines have its own
 
 
-HERE = {"vpc": "shared", "subnets": ["nodes"]}
-SUBNET = {"name": "nodes", "network": f"{LINK}/global/networks/shared", "ipCidrRange": "10.0.0.0/28"}
-FREE = {"utilizationDetails": {"ipv4Utilizations": [{"totalFreeIp": "1"}]}}
-
-
-@pytest.mark.parametrize(
-    ("answer", "nodes", "verdict", "says"),
-    [
-        (SUBNET, 12, "ok", "nodes (10.0.0.0/28) has 12 addresses"),
-        (SUBNET, 13, "failed", "has 12 addresses; the fleets have 13 nodes"),
-        (SUBNET | FREE, 1, "ok", "has 1 free addresses"),
-        (SUBNET | FREE, 2, "failed", "has 1 free addresses; the fleets have 2 nodes"),
-        (SUBNET | {"network": f"{LINK}/global/networks/other"}, 1, "failed", "nodes is of other, not of shared"),
-        (None, 1, "failed", "there is no nodes in us-central1"),
-    ],
-)
-def test_the_subnet_of_an_existing_network_must_be_its_own_with_room_for_the_nodes(answer, nodes, verdict, says, google):
-    answers = {f"{COMPUTE}/regions/us-central1/subnetworks/nodes": answer} if answer else {}
-    [found] = gcp.subnets(google(stack(fleet={"nodes": nodes}, network=HERE), answers))
-    assert found.verdict == verdict and says in found.says
-    assert {"views": ["WITH_UTILIZATION"]} in Google.queries
-
-
 # The whole
 
 
@@ -317,26 +217,3 @@ def test_google_that_does_not_answer_fails():
     nobody = Api(stack(), machines(stack()), requests.Session(), "http://127.0.0.1:9/{service}")
     [found] = gcp.answers("zones", gcp.zones, nobody)
     assert (found.verdict, found.says) == ("failed", "Google did not answer: ConnectionError")
-
-
-MINE = {"kind": "bucket", "bucket": "mine"}
-
-
-@pytest.mark.parametrize(
-    ("answer", "verdict", "says"),
-    [
-        ({"location": "US-CENTRAL1", "hierarchicalNamespace": {"enabled": True}}, "ok", "mine in US-CENTRAL1"),
-        ({"location": "US", "hierarchicalNamespace": {"enabled": True}}, "ok", "mine in US"),
-        ({"location": "EU", "hierarchicalNamespace": {"enabled": True}}, "failed", "mine is in EU, the nodes in us-central1"),
-        ({"location": "US-CENTRAL1"}, "failed", "mine has no hierarchical namespace"),
-        ((404, "no such bucket"), "failed", "mine is not there"),
-        ((403, "denied"), "failed", "mine is not for you: denied"),
-    ],
-)
-def test_a_bucket_of_yours_must_be_near_and_rename_folders(answer, verdict, says, google):
-    [found] = gcp.bucket(google(stack(checkpoints=MINE), {"storage/storage/v1/b/mine": answer}))
-    assert found.verdict == verdict and found.says.startswith(says), found
-
-
-def test_a_bucket_that_is_made_is_not_asked_for(google):
-    assert not list(gcp.bucket(google(stack())))

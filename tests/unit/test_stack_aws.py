@@ -109,7 +109,7 @@ MISTAKES = [
     (DEV, "checkpoints.key", KMS, "checkpoints.key: belongs to a bucket of yours (bucket); one that is made gets a key of its own"),
     (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "key": "alias/k"}, "checkpoints.key: 'alias/k' is not the ARN of a key"),
     (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "keep_days": 7}, "checkpoints.keep_days: belongs to a bucket that is made"),
-    (DEV, "checkpoints.file_system", "fs-01234567", "checkpoints.file_system: belongs to kind: lustre, but kind is bucket"),
+    (DEV, "checkpoints.file_system", "fs-01234567", "checkpoints.file_system: belongs to kind: lustre, filestore, but kind is bucket"),
     (GIVEN, "checkpoints.file_system", "lustre", "checkpoints.file_system: 'lustre' is not the id of a file system, such as fs-0123"),
     (GIVEN, "network", {"zones": ["us-east-2a"]}, "checkpoints.file_system: 'fs-01234567' is out of reach of a new network; name its own"),
     (GIVEN, "checkpoints.size", "1200GB", "checkpoints.size: belongs to a file system that is made; fs-01234567 is there already"),

@@ -9,6 +9,8 @@ from gcp_stacks import DSTACK, PULUMI, stack
 
 from stacks.load import StackError
 
+NETWORK = {"vpc": "mine", "subnets": ["nodes"]}
+GIVEN = {"kind": "filestore", "file_system": "locations/us-central1-a/instances/runs"}
 # What is wrong, and what is said of it. `flotilla:` and the file stand in front of each.
 MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
     "no project": (DSTACK, [("project", None)], "project: is missing; with flotilla:cloud gcp it is the id of your GCP project"),
@@ -177,6 +179,31 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
         DSTACK,
         [("checkpoints", {"kind": "filestore", "size": "11TB"})],
         "checkpoints.size: '11TB' is refused by Filestore",
+    ),
+    "a share of yours and a size": (
+        DSTACK,
+        [("network", NETWORK), ("checkpoints", GIVEN | {"size": "1TB"})],
+        "checkpoints.size: belongs to a file system that is made; locations/us-central1-a/instances/runs is there already",
+    ),
+    "a share of yours by its name alone": (
+        DSTACK,
+        [("network", NETWORK), ("checkpoints", GIVEN | {"file_system": "runs"})],
+        "checkpoints.file_system: 'runs' is not a Filestore instance, such as locations/us-central1-a/instances/<name>",
+    ),
+    "a share of yours elsewhere": (
+        DSTACK,
+        [("network", NETWORK), ("checkpoints", GIVEN | {"file_system": "locations/us-west1-a/instances/runs"})],
+        "checkpoints.file_system: 'locations/us-west1-a/instances/runs' is not in region us-central1",
+    ),
+    "a share of yours in a new network": (
+        DSTACK,
+        [("checkpoints", GIVEN)],
+        "checkpoints.file_system: 'locations/us-central1-a/instances/runs' is out of reach of a new network",
+    ),
+    "a share of yours in a bucket": (
+        DSTACK,
+        [("network", NETWORK), ("checkpoints", GIVEN | {"kind": "bucket"})],
+        "checkpoints.file_system: belongs to kind: lustre, filestore, but kind is bucket",
     ),
     "a disk for two nodes": (
         PULUMI,

@@ -1,0 +1,45 @@
+"""What GCP is asked of networks: a subnet that is there already, and the profile of a RoCE network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import IPv4Network
+
+from infra.gcp.api import Api
+from infra.gcp.names import network_profile
+from infra.preflight.answers import Answer, failed, ok
+from stacks.rules.gcp import fabric, usable
+
+
+def subnets(api: Api) -> Iterator[Answer]:
+    """Of an existing network: the subnet is its own, and has an address for each node."""
+    stack, network = api.stack, api.stack.network
+    if network.vpc is None:
+        return
+    name = network.subnets[0]
+    look = f"gcloud compute networks subnets list --project {stack.project} --network {network.vpc}"
+    found = api.there(f"regions/{stack.region}/subnetworks/{name}", views="WITH_UTILIZATION")
+    nodes = sum(fleet.nodes for fleet in stack.fleets)
+    if found is None:
+        yield failed("subnets", f"there is no {name} in {stack.region}", look)
+        return
+    if found["network"].rpartition("/")[2] != network.vpc:
+        yield failed("subnets", f"{name} is of {found['network'].rpartition('/')[2]}, not of {network.vpc}", look)
+        return
+    usage = found.get("utilizationDetails", {}).get("ipv4Utilizations", [])
+    free = int(usage[0]["totalFreeIp"]) if usage else usable(IPv4Network(found["ipCidrRange"]))
+    says = f"{name} ({found['ipCidrRange']}) has {free} {'free ' if usage else ''}addresses"
+    yield ok("subnets", says) if free >= nodes else failed("subnets", f"{says}; the fleets have {nodes} nodes", look)
+
+
+def roce(api: Api) -> Iterator[Answer]:
+    """The profile that makes a network one for RDMA, which zones with such machines alone have."""
+    if fabric(api.stack) != "roce":
+        return
+    for zone in api.stack.network.zones:
+        profile = network_profile(zone)
+        if api.there(f"global/networkProfiles/{profile}"):
+            yield ok("fabric", profile)
+        else:
+            fix = f"gcloud compute network-profiles list --project {api.stack.project}"
+            yield failed("fabric", f"there is no network profile {profile}, so no RoCE network in {zone}", fix)
