@@ -27,6 +27,9 @@ class Network(Model):
     flow_logs: bool = Field(default=False, description="Keep records of accepted and refused connections.")
     vpc: str | None = Field(default=None, description="Existing network to use in place of a new one: its id, or its name.")
     subnets: tuple[str, ...] = Field(default=(), description="Private subnets of the existing network: their ids or names, as for vpc.")
+    host_rules: bool = Field(
+        default=False, description="Make firewall rules and grants in the host project of a Shared VPC too, by your own rights there."
+    )
 
     def errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._addresses())
@@ -41,7 +44,7 @@ class Network(Model):
             yield setting_error("a zone is listed twice", "zones")
 
     def _existing(self) -> Iterator[PydanticCustomError]:
-        for key in ("cidr", "zones", "nat", "flow_logs"):
+        for key in ("cidr", "nat", "flow_logs"):
             if self.vpc and self.says(key):
                 yield setting_error(f"belongs to a new network, but vpc names the existing {self.vpc!r}", key)
         if self.vpc and not self.subnets:

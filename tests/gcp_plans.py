@@ -31,6 +31,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "control": ("gcp-dev", {"dstack": {"host": "cloud"}}),
     "control by pulumi": ("gcp-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"}),
     "existing network": ("gcp-dev", {"network": {"vpc": "mine", "subnets": ["nodes"]}}),
+    "shared vpc": (
+        "gcp-dev",
+        {
+            "network": {
+                "vpc": "projects/host-project/global/networks/shared",
+                "subnets": ["projects/host-project/regions/us-central1/subnetworks/nodes"],
+                "host_rules": True,
+            },
+            "dstack": {"host": "cloud"},
+        },
+    ),
     "given share": (
         "gcp-dev",
         {

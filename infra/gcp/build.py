@@ -14,6 +14,7 @@ from infra.gcp.budget import Budget, BudgetArgs
 from infra.gcp.control import Control, ControlArgs
 from infra.gcp.deploy import Deploy, DeployArgs
 from infra.gcp.fleets import Fleets, FleetsArgs
+from infra.gcp.host_project import HostProject, HostProjectArgs
 from infra.gcp.identity import Identity, IdentityArgs
 from infra.gcp.network import Fabric, FabricArgs, Network, NetworkArgs
 from infra.gcp.services import Services, ServicesArgs, needed
@@ -22,7 +23,7 @@ from infra.gcp.storage import Storage, StorageArgs
 from stacks import places
 from stacks.machines import NETWORKS, Machine
 from stacks.rules import gcp as rules
-from stacks.rules.given import share
+from stacks.rules import given
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -46,6 +47,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     network, fabric = _networks(context)
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
     identity = Identity(context.name, IdentityArgs(context.project, stack.monitoring, by_dstack), opts=context.opts)
+    network.ready += _in_host_project(context, network, identity)
     store = _store(context, network, identity)
     fleets = Fleets(_fleets_args(context, machines, network, fabric, identity, store), context.opts)
     node = _control(context, network, fabric, identity)
@@ -85,7 +87,7 @@ def _control(context: Context, network: Network, fabric: Fabric | None, identity
     if not stack.control_node:
         return None
     assert cloud and cloud.control  # stacks/rules/shared.py
-    by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
+    by_dstack, shared = any(fleet.provision == "dstack" for fleet in stack.fleets), given.network(stack)
     known = pulumi.Output.all(**_reached(network, fabric, identity))
     args = ControlArgs(
         stack=stack,
@@ -93,7 +95,7 @@ def _control(context: Context, network: Network, fabric: Fabric | None, identity
         region=context.region,
         zone=control_zone(stack),
         machine=cloud.control,
-        vpc=network.vpc,
+        vpc=None if shared and shared.shared else network.vpc,
         subnet=network.subnet_id,
         backend=known.apply(lambda found: Site(backend=backend(stack, Outputs(**found)) if by_dstack else None)),
         server=identity.server,
@@ -126,17 +128,26 @@ def _context(stack: Stack) -> Context:
 
 def _networks(context: Context) -> tuple[Network, Fabric | None]:
     settings, wanted = context.stack.network, NETWORKS[rules.fabric(context.stack)]
-    network = Network(context.name, NetworkArgs(context.project, context.region, settings, wanted), opts=context.opts)
+    args = NetworkArgs(context.project, context.region, settings, wanted, given.network(context.stack))
+    network = Network(context.name, args, opts=context.opts)
     if not (wanted.vpcs or wanted.rdma_subnets):
         return network, None
     return network, Fabric(context.name, FabricArgs(context.project, context.region, settings, wanted), opts=context.opts)
 
 
+def _in_host_project(context: Context, network: Network, identity: Identity) -> list[pulumi.Resource]:
+    """What machines wait for there; nothing where a network admin makes it."""
+    stack, shared = context.stack, given.network(context.stack)
+    if shared is None or not stack.network.host_rules:
+        return []
+    return HostProject(context.name, HostProjectArgs(stack, shared, network.cidr, identity.server), opts=context.opts).ready
+
+
 def _store(context: Context, network: Network, identity: Identity) -> Storage:
     stack, settings = context.stack, context.stack.checkpoints
-    given = share(stack) if settings.file_system else None
+    share = given.share(stack) if settings.file_system else None
     args = StorageArgs(
-        context.project, context.region, stack.network.zones, settings, given, stack.protect, network.vpc, network.cidr, identity.nodes
+        context.project, context.region, stack.network.zones, settings, share, stack.protect, network.vpc, network.cidr, identity.nodes
     )
     return Storage(context.name, args, opts=context.opts)
 

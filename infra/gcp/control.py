@@ -15,7 +15,6 @@ from pulumi_gcp import compute, secretmanager, serviceaccount
 from infra import control
 from infra.files import Secret
 from infra.gcp import names
-from infra.gcp.network import IAP
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -34,7 +33,7 @@ class ControlArgs:
     region: str
     zone: str
     machine: str
-    vpc: pulumi.Output[str]  # name
+    vpc: pulumi.Output[str] | None  # name; None where the rule that lets people in is another project's to make
     subnet: pulumi.Output[str]  # id
     backend: pulumi.Output[Site]
     server: pulumi.Output[str] | None
@@ -60,16 +59,17 @@ class Control(pulumi.ComponentResource):
             member=account.apply(lambda email: f"serviceAccount:{email}"),
             opts=child,
         )
-        compute.Firewall(
-            label,
-            network=args.vpc,
-            description="SSH to the control node, through Identity-Aware Proxy alone.",
-            direction="INGRESS",
-            source_ranges=[IAP],
-            target_tags=[label],
-            allows=[{"protocol": "tcp", "ports": ["22"]}],
-            opts=child,
-        )
+        if args.vpc:
+            compute.Firewall(
+                label,
+                network=args.vpc,
+                description="SSH to the control node, through Identity-Aware Proxy alone.",
+                direction="INGRESS",
+                source_ranges=[names.IAP],
+                target_tags=[label],
+                allows=[{"protocol": "tcp", "ports": ["22"]}],
+                opts=child,
+            )
         boots = pulumi.Output.all(args.backend, secret.secret_id).apply(
             lambda known: startup(args.stack, known[0], f"projects/{args.project}/secrets/{known[1]}")
         )

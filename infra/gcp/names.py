@@ -1,4 +1,4 @@
-"""Names that GCP or dstack prescribe; all others are Pulumi's own."""
+"""Names and addresses that GCP or dstack prescribe; all others are Pulumi's own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import re
 
 NODE_TAG = "dstack-runner-instance"  # the network tag that dstack gives its machines; ours carry it too
+IAP = "35.235.240.0/20"  # https://docs.cloud.google.com/iap/docs/using-tcp-forwarding
 LONGEST = 63  # characters of a Compute Engine resource's name
 
 

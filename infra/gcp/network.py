@@ -11,12 +11,11 @@ from ipaddress import IPv4Network
 import pulumi
 from pulumi_gcp import compute
 
-from infra.gcp.names import NODE_TAG, network_profile, ssh_rule
+from infra.gcp.names import IAP, NODE_TAG, network_profile, ssh_rule
 from stacks import cloud_settings
 from stacks.machines import Networks
+from stacks.rules import given
 from stacks.rules.gcp import cut
-
-IAP = "35.235.240.0/20"  # https://docs.cloud.google.com/iap/docs/using-tcp-forwarding
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,11 @@ class NetworkArgs:
     region: str
     settings: cloud_settings.Network
     fabric: Networks  # what shares the plan of addresses with a new network, and its frame size
+    given: given.Network | None = None
 
 
 class Network(pulumi.ComponentResource):
-    """A new network, or the firewall rules that an existing one needs for the nodes."""
+    """A new network, or the firewall rules that an existing one needs for the nodes; those of a Shared VPC are its host project's."""
 
     vpc: pulumi.Output[str]  # name
     subnet: pulumi.Output[str]  # name
@@ -40,19 +40,20 @@ class Network(pulumi.ComponentResource):
         super().__init__("flotilla:gcp:Network", name, None, opts)
         self._child = pulumi.ResourceOptions(parent=self)
         self.ready = []
-        if args.settings.vpc:
-            self._look_up(args)
+        if args.given:
+            self._look_up(args, args.given)
         else:
             self._create(name, args)
-        self._allow(name, args)
+        if not (args.given and args.given.shared):
+            self._allow(name, args)
         self.register_outputs({"vpc": self.vpc, "subnet": self.subnet, "cidr": self.cidr})
 
-    def _look_up(self, args: NetworkArgs) -> None:
+    def _look_up(self, args: NetworkArgs, given: given.Network) -> None:
         found = compute.get_subnetwork_output(
-            name=args.settings.subnets[0], project=args.project, region=args.region, opts=pulumi.InvokeOutputOptions(parent=self)
+            name=given.subnet, project=given.project, region=args.region, opts=pulumi.InvokeOutputOptions(parent=self)
         )
-        self.vpc = pulumi.Output.from_input(args.settings.vpc or "")
-        self.subnet, self.subnet_id, self.cidr = pulumi.Output.from_input(args.settings.subnets[0]), found.id, found.ip_cidr_range
+        self.vpc, self.subnet = pulumi.Output.from_input(given.vpc), pulumi.Output.from_input(given.subnet)
+        self.subnet_id, self.cidr = found.id, found.ip_cidr_range
 
     def _create(self, name: str, args: NetworkArgs) -> None:
         main = str(cut(args.settings.cidr, args.fabric).main)

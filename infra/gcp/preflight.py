@@ -10,6 +10,7 @@ from google.auth.transport.requests import AuthorizedSession
 
 from infra.gcp.api import LOGIN, Api, Plain, Refused, answers
 from infra.gcp.preflight_network import roce, subnets
+from infra.gcp.preflight_shared_vpc import grants, host_project
 from infra.gcp.preflight_storage import bucket, file_system
 from infra.gcp.startup import image
 from infra.preflight.answers import Answer, failed, ok, unknown
@@ -203,4 +204,6 @@ CHECKS = {
     "bucket": bucket,
     "file system": file_system,
     "subnets": subnets,
+    "shared vpc": host_project,
+    "grants": grants,
 }

@@ -8,17 +8,18 @@ from ipaddress import IPv4Network
 from infra.gcp.api import Api
 from infra.gcp.names import network_profile
 from infra.preflight.answers import Answer, failed, ok
+from stacks.rules import given
 from stacks.rules.gcp import fabric, usable
 
 
 def subnets(api: Api) -> Iterator[Answer]:
     """Of an existing network: the subnet is its own, and has an address for each node."""
-    stack, network = api.stack, api.stack.network
-    if network.vpc is None:
+    stack, network = api.stack, given.network(api.stack)
+    if network is None:
         return
-    name = network.subnets[0]
-    look = f"gcloud compute networks subnets list --project {stack.project} --network {network.vpc}"
-    found = api.there(f"regions/{stack.region}/subnetworks/{name}", views="WITH_UTILIZATION")
+    name = network.subnet
+    look = f"gcloud compute networks subnets list --project {network.project} --network {network.vpc}"
+    found = api.there(f"regions/{stack.region}/subnetworks/{name}", network.project, views="WITH_UTILIZATION")
     nodes = sum(fleet.nodes for fleet in stack.fleets)
     if found is None:
         yield failed("subnets", f"there is no {name} in {stack.region}", look)

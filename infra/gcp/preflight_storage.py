@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 
 from infra.gcp.api import Api, Plain, Refused
 from infra.preflight.answers import Answer, failed, ok
-from stacks.rules.given import share
+from stacks.rules import given
 
 
 def bucket(api: Api) -> Iterator[Answer]:
@@ -37,7 +37,7 @@ def file_system(api: Api) -> Iterator[Answer]:
     stack = api.stack
     if stack.checkpoints.file_system is None:
         return
-    wanted = share(stack)
+    wanted = given.share(stack)
     look = f"gcloud filestore instances list --project {wanted.project}"
     try:
         found = api.get("file", f"v1/{wanted.path}")
@@ -46,17 +46,19 @@ def file_system(api: Api) -> Iterator[Answer]:
             raise
         yield failed("file system", f"{wanted.project} has no {wanted.name} in {wanted.location}", look)
         return
-    network, subnet = stack.network.vpc, api.there(f"regions/{stack.region}/subnetworks/{stack.network.subnets[0]}")
+    network = given.network(stack)
+    assert network  # stacks/rules/given.py
+    subnet = api.there(f"regions/{stack.region}/subnetworks/{network.subnet}", network.project)
     export = found["fileShares"][0]
     says = f"{wanted.name}: {found['tier']} of {export['capacityGb']} GB in {wanted.location}"
-    at = found["networks"][0]["network"].rpartition("/")[2]
+    at = found["networks"][0]["network"]  # its path, or its name alone
     if found["state"] != "READY":
         yield failed("file system", f"{wanted.name} is {found['state']}, not READY", look)
     elif found.get("protocol", "NFS_V3") == "NFS_V4_1":
         yield failed("file system", f"{wanted.name} speaks NFSv4.1, nodes mount by NFSv3", "an instance of protocol NFS_V3")
-    elif at != network:
-        text = f"{wanted.name} is in {at}, the nodes in {network}; peering does not help, as that of Filestore itself is not passed on"
-        yield failed("file system", text, f"an instance in {network}, or {at} in flotilla:network.vpc")
+    elif at not in (network.path, network.vpc):
+        text = f"{wanted.name} is in {at}, the nodes in {network.path}; peering does not help, as that of Filestore itself is not passed on"
+        yield failed("file system", text, f"an instance in {network.vpc}, or {at} in flotilla:network.vpc")
     elif subnet and not writable(export, subnet["ipCidrRange"]):
         text = f"{wanted.name} is not writable by root from {subnet['ipCidrRange']}, the nodes' subnet"
         where = f"{wanted.name} --project {wanted.project} --location {wanted.location}"

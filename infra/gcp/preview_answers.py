@@ -59,7 +59,8 @@ def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
             email = f"service-{PROJECT_NUMBER}@gs-project-accounts.iam.gserviceaccount.com"
             return {"emailAddress": email, "member": f"serviceAccount:{email}"}, f"GCS acts as {email}"
         case "getSubnetwork":
-            found = {"name": arguments["name"], "id": f"subnetworks/{arguments['name']}", "ipCidrRange": "10.0.0.0/20"}
+            path = f"projects/{arguments['project']}/regions/{arguments['region']}/subnetworks/{arguments['name']}"
+            found = {"id": path, "ipCidrRange": "10.0.0.0/20"}
             return arguments | found, f"{arguments['name']} is 10.0.0.0/20"
         case "getInstance" if "filestore" in token:
             found = {"networks": [{"ipAddresses": ["10.0.16.2"]}], "fileShares": [{"name": "vol1"}]}

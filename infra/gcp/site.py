@@ -9,6 +9,7 @@ from typing import Any
 from infra import control
 from stacks import places
 from stacks.machines import Fabric, Machine
+from stacks.rules import given
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
 
@@ -94,12 +95,15 @@ def backend(stack: Stack, outputs: Outputs) -> dict[str, Any]:
     fabric = {"extra_vpcs": outputs.vpcs} if outputs.vpcs else {}
     rdma = {"roce_vpcs": [outputs.roce]} if outputs.roce else {}
     # An existing network may reach the internet by other means than Cloud NAT, which dstack would look for.
-    nat = {"nat_check": False} if stack.network.vpc else {}
+    existing = given.network(stack)
+    nat = {"nat_check": False} if existing else {}
+    host = {"vpc_project_id": existing.project} if existing and existing.shared else {}
     return {
         "type": "gcp",
         "project_id": stack.project,
         "creds": {"type": "default"},
         "regions": [stack.region],
+        **host,
         "vpc_name": outputs.vpc,
         "subnetworks": {stack.region: outputs.subnet},
         **fabric,

@@ -48,6 +48,10 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
     if not 16 <= network.cidr.prefixlen <= SMALLEST:
         text = f"{network.cidr} is a /{network.cidr.prefixlen}; take /16 to /24, which is cut into sixteen subnets"
         yield setting_error(text, "network", "cidr")
+    if network.vpc and network.zones:
+        yield setting_error(
+            f"{list(network.zones)}, but subnets of {network.vpc} have zones of their own; leave it out", "network", "zones"
+        )
     if network.vpc and not VPC.fullmatch(network.vpc):
         yield setting_error(f"{network.vpc!r} is not a valid VPC id, such as vpc-0123456789abcdef0", "network", "vpc")
     for index, subnet in enumerate(network.subnets):

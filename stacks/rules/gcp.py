@@ -18,13 +18,12 @@ from pydantic_core import PydanticCustomError
 
 from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import NETWORKS, Fabric, Machine, Networks
-from stacks.rules.given import file_system
+from stacks.rules.given import file_system, shared_vpc
 from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
 from stacks.schema import Fleet, Stack
 
 BILLING_ACCOUNT = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 IMAGE = re.compile(r"projects/[a-z0-9.:-]+/global/images/(family/)?[a-z][a-z0-9-]*")
-NETWORK = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 POOL = re.compile(r"projects/\d+/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
 RESERVATION = re.compile(r"(projects/[a-z0-9-]+/reservations/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 SOFT_DELETE = range(7, 91)  # days: https://docs.cloud.google.com/storage/docs/soft-delete
@@ -39,7 +38,7 @@ CHANNELS = 5  # of a budget: https://docs.cloud.google.com/billing/docs/how-to/b
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    for rule in (_network, _fabrics, _room, _bucket, _filestore, file_system, _hyperdisk_ml, _people):
+    for rule in (_network, shared_vpc, _fabrics, _room, _bucket, _filestore, file_system, _hyperdisk_ml, _people):
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
@@ -56,8 +55,6 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
     if not 8 <= network.cidr.prefixlen <= SMALLEST:
         text = f"{network.cidr} is a /{network.cidr.prefixlen}; take /8 to /22, which is cut into the subnets of nodes and fabric"
         yield setting_error(text, "network", "cidr")
-    if network.vpc and not NETWORK.fullmatch(network.vpc):
-        yield setting_error(f"{network.vpc!r} is not the name of a network: a-z first, then a-z, 0-9 and -", "network", "vpc")
     if len(network.subnets) > 1:
         yield setting_error(f"{len(network.subnets)} subnets, but nodes of a region share one; name it alone", "network", "subnets")
 
@@ -99,7 +96,7 @@ def _fabrics(stack: Stack) -> Iterator[PydanticCustomError]:
         text = f"{list(stack.network.zones)}, but a RoCE network lives in one zone; name the one that has your machines"
         yield setting_error(text, "network", "zones")
     if chosen != "none" and stack.network.vpc:
-        text = f"an existing network, but fabric {chosen} needs networks of its own, cut from one plan; leave vpc out"
+        text = f"an existing network, but fabric {chosen} needs networks of its own, cut from one plan with the nodes'; leave vpc out"
         yield setting_error(text, "network", "vpc")
 
 
@@ -277,7 +274,7 @@ PLACE = Place(
     program="infra.gcp",
     errors=_errors,
     checkpoints=("instance", "network", "bucket", "filestore", "hyperdisk-ml"),
-    settings=(*CLOUD_SETTINGS, "project", "budget.billing_account"),
+    settings=(*CLOUD_SETTINGS, "project", "network.host_rules", "budget.billing_account"),
     hints={
         "account_defaults": "GCP encrypts every disk by itself",
         "fleets.nics": "on GCP the interfaces follow from the machine type",

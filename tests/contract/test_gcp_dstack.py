@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from dstack._internal.core.backends.gcp.models import GCPBackendFileConfigWithCreds
+from dstack._internal.core.backends.gcp.models import GCPBackendFileConfigWithCreds, GCPConfig
 from gcp_plans import NODE_TAG, every
 from plans import backend, of
 
@@ -94,6 +94,34 @@ def check_vpc(dstack: SimpleNamespace, plan: Plan) -> None:
 @every("dev", *FABRICS)
 def test_dstack_finds_network_subnet_and_nat(name, gcp_plan, dstack):
     check_vpc(dstack, gcp_plan(name))
+
+
+def test_dstack_looks_for_a_shared_vpc_in_its_host_project(gcp_plan, dstack):
+    """Without `vpc_project_id` it would also insert a rule that lets in SSH from everywhere."""
+    config = backend(gcp_plan("shared vpc"))
+    host = "projects/host-project"
+    subnet, asked = f"{host}/regions/us-central1/subnetworks/nodes", []
+    listed = [SimpleNamespace(network=f"https://www.googleapis.com/compute/v1/{host}/global/networks/shared", subnetwork=subnet)]
+
+    def list_usable(request: Any) -> list[Any]:
+        asked.append(request.project)
+        return listed
+
+    dstack.resources.check_vpc(
+        subnetworks_client=SimpleNamespace(list_usable=list_usable),
+        routers_client=None,
+        project_id=config["project_id"],
+        regions=config["regions"],
+        allocate_public_ip=config["public_ips"],
+        vpc_name=config["vpc_name"],
+        subnetworks=config["subnetworks"],
+        shared_vpc_project_id=config["vpc_project_id"],
+        nat_check=config["nat_check"],
+    )
+    assert asked == ["host-project"]
+    server = SimpleNamespace(config=GCPConfig.model_validate(config), _list_usable_subnets=lambda: listed)
+    assert dstack.compute.GCPCompute._get_vpc_subnet(server, "us-central1") == subnet
+    assert server.config.vpc_resource_name == f"{host}/global/networks/shared"
 
 
 @pytest.mark.parametrize("lost", ["Subnetwork", "RouterNat"])

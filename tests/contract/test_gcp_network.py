@@ -63,3 +63,47 @@ def test_an_existing_network_gets_rules_alone(gcp_plan):
     assert {resource.inputs["network"] for resource in of(plan, "Firewall")} == {"mine"}
     config = backend(plan)
     assert (config["vpc_name"], config["subnetworks"], config["nat_check"]) == ("mine", {"us-central1": "nodes"}, False)
+
+
+SHARED = {"vpc": "projects/host-project/global/networks/shared", "subnets": ["nodes"]}
+
+
+def test_a_shared_vpc_is_left_to_the_admins_of_its_host_project(changed):
+    plan = changed("gcp-dev", {"network": SHARED, "dstack": {"host": "cloud"}})
+    assert not [resource for kind in ("Network", "Subnetwork", "Router", "Firewall", "SubnetworkIAMMember") for resource in of(plan, kind)]
+    [asked] = [asked for asked in plan.assumed if asked.startswith("getSubnetwork ")]
+    assert '"project": "host-project"' in asked
+    [node] = of(plan, "Instance")
+    assert node.inputs["networkInterfaces"] == [{"subnetwork": "projects/host-project/regions/us-central1/subnetworks/nodes"}]
+    config = backend(plan)
+    assert (config["vpc_project_id"], config["vpc_name"], config["subnetworks"]) == ("host-project", "shared", {"us-central1": "nodes"})
+    assert config["project_id"] == "my-project-id"
+
+
+def test_rules_and_grants_are_made_in_the_host_project_where_the_stack_says(gcp_plan):
+    plan = gcp_plan("shared vpc")
+    rules = {rule.name: rule.inputs for rule in of(plan, "Firewall")}
+    assert {name: (rule["sourceRanges"], rule["targetTags"]) for name, rule in rules.items()} == {
+        "flotilla-gcp-dev-internal": (["10.0.0.0/20"], ["dstack-runner-instance"]),
+        "flotilla-gcp-dev-control": (["35.235.240.0/20"], ["flotilla-gcp-dev-control"]),
+    }
+    assert {(rule["project"], rule["network"]) for rule in rules.values()} == {("host-project", SHARED["vpc"])}
+    [grant] = of(plan, "SubnetworkIAMMember")
+    assert (grant.inputs["project"], grant.inputs["subnetwork"], grant.inputs["role"]) == (
+        "host-project",
+        "nodes",
+        "roles/compute.networkUser",
+    )
+    assert grant.inputs["member"] == "serviceAccount:flotilla-gcp-dev-dstack@my-project-id.iam.gserviceaccount.com"
+    [node] = of(plan, "Instance")
+    assert {rule.urn for rule in of(plan, "Firewall")} <= set(node.options["dependencies"])
+
+
+def test_the_agent_that_makes_machines_of_a_queue_may_use_the_subnet(changed):
+    flex = {"fleets.0.machine": "a3-highgpu-1g", "fleets.0.capacity": {"kind": "flex-start"}, "fleets.0.image": ..., "fleets.0.nodes": 2}
+    network = SHARED | {"zones": ["europe-west1-b"], "host_rules": True}
+    plan = changed("gcp-prod", flex | {"network": network})
+    [grant] = of(plan, "SubnetworkIAMMember")
+    assert grant.inputs["member"] == "serviceAccount:123456789012@cloudservices.gserviceaccount.com"
+    [template] = of(plan, "InstanceTemplate")
+    assert grant.urn in template.options["dependencies"]

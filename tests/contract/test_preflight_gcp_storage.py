@@ -54,7 +54,11 @@ def exported(to: str = "10.0.0.0/16", **options: str) -> dict[str, object]:
         ({"networks": [{"network": "shared", "ipAddresses": ["10.9.0.2"]}]}, "ok", "runs: ZONAL of 2048 GB"),
         ({"state": "REPAIRING"}, "failed", "runs is REPAIRING, not READY"),
         ({"protocol": "NFS_V4_1"}, "failed", "runs speaks NFSv4.1, nodes mount by NFSv3"),
-        ({"networks": [{"network": "default"}]}, "failed", "runs is in default, the nodes in shared; peering does not help"),
+        (
+            {"networks": [{"network": "default"}]},
+            "failed",
+            "runs is in default, the nodes in projects/my-project-id/global/networks/shared; peering",
+        ),
         (exported(accessMode="READ_ONLY"), "failed", "runs is not writable by root from 10.0.0.0/20, the nodes' subnet"),
         (exported(squashMode="ROOT_SQUASH"), "failed", "runs is not writable by root from 10.0.0.0/20"),
         (exported("10.0.1.7"), "failed", "runs is not writable"),

@@ -61,6 +61,8 @@ MISTAKES = [
     (DEV, "network", {"vpc": "mine", "subnets": ["subnet-01234567"]}, "network.vpc: 'mine' is not a valid VPC id"),
     (DEV, "network", {"vpc": "vpc-01234567", "subnets": ["a"]}, "network.subnets[0]: 'a' is not a valid subnet id"),
     (DEV, "network", {"vpc": "vpc-01234567", "subnets": ["subnet-01234567"], "nat": "per-zone"}, "network.nat: belongs to a new network"),
+    (DEV, "network.host_rules", True, "network.host_rules: belongs to flotilla:cloud gcp, but that is aws"),
+    (GIVEN, "network.zones", ["us-east-2a"], "network.zones: ['us-east-2a'], but subnets of vpc-01234567 have zones of their own"),
     # machines and capacity
     (DEV, "fleets.0.machine", ..., "fleets[0].machine: is missing; with flotilla:cloud aws a fleet names its machine type"),
     (DEV, "fleets.0.gpu", {"count": 1}, "fleets[0].gpu: follows from machine g6.8xlarge; leave it out"),

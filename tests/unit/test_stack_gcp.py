@@ -10,6 +10,10 @@ from gcp_stacks import DSTACK, PULUMI, stack
 from stacks.load import StackError
 
 NETWORK = {"vpc": "mine", "subnets": ["nodes"]}
+SHARED = {
+    "vpc": "projects/host-project/global/networks/shared",
+    "subnets": ["projects/host-project/regions/us-central1/subnetworks/nodes"],
+}
 GIVEN = {"kind": "filestore", "file_system": "locations/us-central1-a/instances/runs"}
 # What is wrong, and what is said of it. `flotilla:` and the file stand in front of each.
 MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
@@ -71,6 +75,56 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
         DSTACK,
         [("network", {"vpc": "global/mine", "subnets": ["a"]})],
         "network.vpc: 'global/mine' is not the name of a network",
+    ),
+    "a host project that is none": (
+        DSTACK,
+        [("network", {"vpc": "projects/Host/global/networks/shared", "subnets": ["a"]})],
+        "network.vpc: 'projects/Host/global/networks/shared' is not the name of a network: a-z first, then a-z, 0-9 and -, or projects/",
+    ),
+    "a subnet of another host project": (
+        DSTACK,
+        [("network", SHARED | {"subnets": ["projects/other-project/regions/us-central1/subnetworks/nodes"]})],
+        "network.subnets[0]: 'projects/other-project/regions/us-central1/subnetworks/nodes' is of project other-project, but network.vpc",
+    ),
+    "a subnet of a host project for a network of the stack's own": (
+        DSTACK,
+        [("network", {"vpc": "mine", "subnets": SHARED["subnets"]})],
+        "network.subnets[0]: 'projects/host-project/regions/us-central1/subnetworks/nodes' is of project host-project, but network.vpc is",
+    ),
+    "a subnet elsewhere": (
+        DSTACK,
+        [("network", SHARED | {"subnets": ["projects/host-project/regions/us-west1/subnetworks/nodes"]})],
+        "network.subnets[0]: 'projects/host-project/regions/us-west1/subnetworks/nodes' is not in region us-central1",
+    ),
+    "a subnet by its address": (
+        DSTACK,
+        [("network", SHARED | {"subnets": ["10.0.0.0/20"]})],
+        "network.subnets[0]: '10.0.0.0/20' is not the name of a subnet, or projects/<host project>/regions/<region>/subnetworks/<name>",
+    ),
+    "rules for a host project that there is not": (
+        DSTACK,
+        [("network", NETWORK | {"host_rules": True})],
+        "network.host_rules: belongs to a Shared VPC, but network.vpc is not projects/<host project>/global/networks/<name>",
+    ),
+    "a bastion in a Shared VPC": (
+        PULUMI,
+        [
+            ("network", SHARED | {"zones": ["us-central1-a"]}),
+            ("fleets.0.machine", "g2-standard-8"),
+            ("access.via", "bastion"),
+            ("access.allow", ["203.0.113.0/24"]),
+        ],
+        "access.via: bastion has a public address and a rule of its own, which host-project has to give; take tunnel or direct",
+    ),
+    "a new share in a Shared VPC": (
+        DSTACK,
+        [("network", SHARED), ("checkpoints", {"kind": "filestore", "size": "1TB"})],
+        "checkpoints.kind: filestore is made in a Shared VPC by private services access, which host-project has to give",
+    ),
+    "a fabric in a Shared VPC": (
+        DSTACK,
+        [("network", SHARED), ("fleets.0.machine", "a3-megagpu-8g")],
+        "network.vpc: an existing network, but fabric tcpxo needs networks of its own",
     ),
     "a fabric in an existing network": (
         DSTACK,
