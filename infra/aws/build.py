@@ -41,11 +41,12 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     machines = places.machines(stack)
     context = _context(stack)
     zones = _zones(context, machines)
-    deploy = _deploy(context)
+    existing = network.existing(stack, zones, context.account, context.invoke_opts) if stack.network.vpc else None
+    deploy = _deploy(context, existing.shared if existing else ())
     context = replace(context, boundary=deploy.boundary_arn if deploy else None)
-    subnets = _subnets(context, zones)
+    subnets = existing or _new_network(context, zones)
     bucket = _bucket(context)
-    identity = _identity(context, bucket)
+    identity = _identity(context, bucket, subnets)
     group = _group(context, subnets)
     lustre = _lustre(context, subnets, bucket, group)
     on_hosts = _on_hosts(context, bucket, lustre)
@@ -99,20 +100,18 @@ def _zones(context: Context, machines: dict[str, Machine]) -> list[str]:
     return chosen(context.stack, offered)
 
 
-def _deploy(context: Context) -> Deploy | None:
+def _deploy(context: Context, shared: tuple[str, ...]) -> Deploy | None:
     stack, ci = context.stack, context.stack.ci
     if ci is None:
         return None
     mine, key = stack.checkpoints.bucket, stack.checkpoints.key
     given = policies.checkpoints(policies.bucket_arn(context.account, mine), key) if mine else None
-    args = DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider, stack.control_node, given)
+    args = DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider, stack.control_node, given, shared)
     return Deploy(context.name, args, opts=context.opts)
 
 
-def _subnets(context: Context, zones: list[str]) -> network.Subnets:
+def _new_network(context: Context, zones: list[str]) -> network.Subnets:
     stack, wanted = context.stack, context.stack.network
-    if wanted.vpc:
-        return network.existing(stack, zones, context.invoke_opts)
     args = network.NetworkArgs(wanted.cidr, zones, wanted.nat, wanted.flow_logs, context.account.region, stack.name, context.boundary)
     return network.Network(context.name, args, opts=context.opts).subnets
 
@@ -131,9 +130,9 @@ def _bucket(context: Context) -> Bucket | Given | None:
     return Bucket(context.name, BucketArgs(settings.keep_days, context.stack.protect), opts=context.opts)
 
 
-def _identity(context: Context, bucket: Bucket | Given | None) -> Identity:
+def _identity(context: Context, bucket: Bucket | Given | None, subnets: network.Subnets) -> Identity:
     stack = context.stack
-    args = IdentityArgs(context.account, stack.name, bucket, stack.monitoring, _by_dstack(stack), context.boundary)
+    args = IdentityArgs(context.account, stack.name, bucket, stack.monitoring, _by_dstack(stack), context.boundary, subnets.shared)
     return Identity(context.name, args, opts=context.opts)
 
 

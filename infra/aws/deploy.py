@@ -94,7 +94,8 @@ READ_PARAMETER = ("GetParameter", "GetParameters", "ListTagsForResource")
 class DeployArgs:
     """`provider` is the ARN of the account's OIDC provider for GitHub, of which there can be one; None makes it.
 
-    `control`: whether a control node is among what is deployed. `given`: what nodes may do with a bucket that is there already.
+    `control`: whether a control node is among what is deployed. `given`: what nodes may do with a bucket that is there already. `shared`:
+    ARNs of network and subnets that are another account's.
     """
 
     account: Account
@@ -104,6 +105,7 @@ class DeployArgs:
     provider: str | None
     control: bool = False
     given: Document | None = None
+    shared: tuple[str, ...] = ()
 
 
 class Deploy(pulumi.ComponentResource):
@@ -122,9 +124,10 @@ class Deploy(pulumi.ComponentResource):
         deploys = self._role(f"{name}-deploy", provider, f"repo:{args.repository}:environment:{args.environment}")
         # Pull requests, and on the main branch the look for drift, which asks nobody's approval.
         previews = self._role(f"{name}-preview", provider, *(f"repo:{args.repository}:{where}" for where in ("pull_request", MAIN)))
-        bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(boundary(account, stack, args.control, args.given)), opts=child).arn
+        most = boundary(account, stack, args.control, args.given, args.shared)
+        bounds = iam.Policy(f"{name}-boundary", policy=json.dumps(most), opts=child).arn
         documents: dict[str, pulumi.Input[str]] = {
-            "network": json.dumps(network(account, stack)),
+            "network": json.dumps(network(account, stack, args.shared)),
             "storage": json.dumps(storage(account, stack)),
             "identity": bounds.apply(lambda arn: json.dumps(identity(account, stack, arn))),
         }
@@ -157,13 +160,13 @@ def github(provider: str, issuer: str, subjects: list[str]) -> Document:
     )
 
 
-def boundary(account: Account, stack: str, control: bool, given: Document | None = None) -> Document:
+def boundary(account: Account, stack: str, control: bool, given: Document | None = None, shared: tuple[str, ...] = ()) -> Document:
     """What a role that a deployment makes can ever do: the most that nodes, bastion, flow logs and control node are given."""
     checkpoints = _bucket(account, stack)
     made: list[Document] = [given] if given else []
     if control:
         role, profile = (account.iam(f"{kind}/flotilla/{stack}/*") for kind in ("role", "instance-profile"))
-        made += [policies.dstack_server(account, role, profile), policies.server_token(_parameters(account, stack))]
+        made += [policies.dstack_server(account, role, profile, shared), policies.server_token(_parameters(account, stack))]
         made += [policies.snapshots(account, f"flotilla-{stack}-control")]
     return document(
         *(statement for each in made for statement in each["Statement"]),
@@ -175,12 +178,13 @@ def boundary(account: Account, stack: str, control: bool, given: Document | None
     )
 
 
-def network(account: Account, stack: str) -> Document:
-    """Network, nodes and their logs."""
+def network(account: Account, stack: str, shared: tuple[str, ...] = ()) -> Document:
+    """Network, nodes and their logs; in what another account shares, machines and security groups alone."""
     calls = [f"{verb}{what}" for what in PAIRS for verb in VERBS]
     return document(
         allow([*LOOK], "*"),
         allow([f"ec2:{call}" for call in (*calls, *CHANGES)], account.arn("ec2", "*")),
+        *([allow(["ec2:CreateSecurityGroup", "ec2:RunInstances"], [*shared])] if shared else []),
         allow([f"ec2:{call}" for call in ACCOUNT_DEFAULTS], "*"),
         allow(["ec2:RunInstances"], f"arn:{account.partition}:ec2:{account.region}::image/*"),
         allow(["ssm:GetParameter"], f"arn:{account.partition}:ssm:{account.region}::parameter/aws/service/*"),

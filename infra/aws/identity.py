@@ -22,6 +22,7 @@ class IdentityArgs:
     monitoring: bool
     server: bool
     boundary: pulumi.Input[str] | None  # that a role made by a deployment must have
+    shared: tuple[str, ...] = ()  # ARNs of network and subnets that are another account's
 
 
 class Identity(pulumi.ComponentResource):
@@ -50,7 +51,9 @@ class Identity(pulumi.ComponentResource):
         self.role_arn, self.profile_arn, self.profile_name = role.arn, profile.arn, profile.name
         self.server_policy: pulumi.Output[str] | None = None
         if args.server:
-            text = pulumi.Output.all(role.arn, profile.arn).apply(lambda arns: json.dumps(policies.dstack_server(args.account, *arns)))
+            text = pulumi.Output.all(role.arn, profile.arn).apply(
+                lambda arns: json.dumps(policies.dstack_server(args.account, arns[0], arns[1], args.shared))
+            )
             self.server_policy = iam.Policy(
                 f"{name}-dstack-server", path=path, description="For whoever runs the dstack server of this stack.", policy=text, opts=child
             ).arn

@@ -47,6 +47,7 @@ class Subnets:
     private: dict[str, pulumi.Input[str]]
     public: dict[str, pulumi.Input[str]]
     made: tuple[pulumi.Resource, ...] = ()  # what machines wait for: without its routes they start without internet
+    shared: tuple[str, ...] = ()  # ARNs of those that are another account's
 
     @property
     def first(self) -> pulumi.Input[str]:
@@ -54,15 +55,16 @@ class Subnets:
         return self.private[next(iter(self.private))]
 
 
-def existing(stack: Stack, zones: list[str], invoke_opts: pulumi.InvokeOptions) -> Subnets:
+def existing(stack: Stack, zones: list[str], account: policies.Account, invoke_opts: pulumi.InvokeOptions) -> Subnets:
     """The network that the stack names, with the first of its subnets in each zone; AWS says so where one is of another network.
 
     Raises StackError where one is in a zone that does not offer the machines, as for flotilla:network.zones.
     """
     wanted = stack.network
     assert wanted.vpc  # asked by the caller
-    zone = partial(ec2.get_subnet, vpc_id=wanted.vpc, region=stack.region, opts=invoke_opts)
-    found = {subnet: zone(id=subnet).availability_zone for subnet in wanted.subnets}
+    look = partial(ec2.get_subnet, vpc_id=wanted.vpc, region=stack.region, opts=invoke_opts)
+    subnets = {subnet: look(id=subnet) for subnet in wanted.subnets}
+    found = {subnet: it.availability_zone for subnet, it in subnets.items()}
     if elsewhere := {subnet: zone for subnet, zone in found.items() if zone not in zones}:
         where = ", ".join(f"{subnet} is in {zone}" for subnet, zone in elsewhere.items())
         raise StackError(
@@ -71,7 +73,9 @@ def existing(stack: Stack, zones: list[str], invoke_opts: pulumi.InvokeOptions) 
     private: dict[str, pulumi.Input[str]] = {}
     for subnet, zone in found.items():
         private.setdefault(zone, subnet)
-    return Subnets(wanted.vpc, ec2.get_vpc(id=wanted.vpc, opts=invoke_opts).cidr_block, private, {})
+    vpc = ec2.get_vpc(id=wanted.vpc, opts=invoke_opts)
+    shared = tuple(it.arn for it in (vpc, *subnets.values()) if it.owner_id != account.id)
+    return Subnets(wanted.vpc, vpc.cidr_block, private, {}, shared=shared)
 
 
 class Network(pulumi.ComponentResource):

@@ -167,10 +167,11 @@ LAUNCHED = ("instance", "volume", "network-interface", "spot-instances-request")
 GIVEN = ("subnet", "security-group", "placement-group", "capacity-reservation", "launch-template")  # what it uses
 
 
-def dstack_server(account: Account, role: str, profile: str) -> Document:
+def dstack_server(account: Account, role: str, profile: str, shared: tuple[str, ...] = ()) -> Document:
     """Of whoever runs the dstack server: launch instances with the nodes' role, by ARN, and end those that it launched.
 
-    It may not create or change security groups: the network declares the one that it looks for.
+    It may not create or change security groups: the network declares the one that it looks for. `shared` are ARNs of what another
+    account shares, of which the subnets are meant here.
     """
 
     def ec2(kinds: tuple[str, ...]) -> list[str]:
@@ -180,7 +181,7 @@ def dstack_server(account: Account, role: str, profile: str) -> Document:
     image = f"arn:{account.partition}:ec2:{account.region}::image/*"
     return document(
         allow([*DESCRIBE, "servicequotas:GetServiceQuota", "servicequotas:ListServiceQuotas"], "*"),
-        allow(["ec2:RunInstances"], [*ec2(LAUNCHED), *ec2(GIVEN), image]),
+        allow(["ec2:RunInstances"], [*ec2(LAUNCHED), *ec2(GIVEN), image, *(arn for arn in shared if ":subnet/" in arn)]),
         allow(["ec2:CreateTags"], ec2(LAUNCHED), {"StringEquals": {"ec2:CreateAction": ["RunInstances", "CreateVolume"]}}),
         allow(["ec2:TerminateInstances"], ec2(("instance",)), ours),
         allow(["ec2:CancelSpotInstanceRequests"], ec2(("spot-instances-request",))),

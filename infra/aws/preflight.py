@@ -9,7 +9,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws.api import LOGIN, PATIENCE, Api, Plain, answers
-from infra.aws.preflight_network import group, listed, offering_zones, subnets, way_out
+from infra.aws.preflight_network import group, listed, offering_zones, shared, subnets, way_out
 from infra.aws.preflight_quotas import network_quota, quota
 from infra.aws.preflight_storage import bucket, file_system
 from infra.aws.startup import image_parameter
@@ -158,5 +158,6 @@ CHECKS = {
     "bucket": bucket,
     "file system": file_system,
     "subnets": subnets,
+    "sharing": shared,
     "control node": way_out,
 }

@@ -10,6 +10,9 @@ from infra.aws.site import dstack_group
 from infra.preflight.answers import Answer, failed, ok
 from stacks.schema import Stack
 
+ANYWHERE = IPv4Network("0.0.0.0/0")
+OUT = ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId")  # what a private subnet's route to the internet leads through
+
 
 def group(api: Api) -> Iterator[Answer]:
     """Whether another stack has made dstack's group in the same network: EC2 takes a name once in each."""
@@ -53,6 +56,26 @@ def subnets(api: Api) -> Iterator[Answer]:
     yield from room(api.stack, {subnet["SubnetId"]: subnet["AvailableIpAddressCount"] for subnet in found})
 
 
+def shared(api: Api) -> Iterator[Answer]:
+    """Subnets of another account (AWS RAM): groups and machines in them are the stack's, the way to the internet is their owner's to make.
+
+    https://docs.aws.amazon.com/vpc/latest/userguide/vpc-share-limitations.html
+    """
+    network = api.stack.network
+    if network.vpc is None:
+        return
+    account = api.client("sts").get_caller_identity()["Account"]
+    for subnet in listed(api):
+        name, owner = subnet["SubnetId"], subnet["OwnerId"]
+        if owner == account:
+            continue
+        if out := ways(api, network.vpc, name, ANYWHERE, OUT):
+            yield ok("sharing", f"{name} is shared by account {owner}, and reaches the internet through {out[0]}")
+        else:
+            text = f"{name} is shared by account {owner}, without a route to the internet that is seen here; dstack passes it by"
+            yield failed("sharing", text, f"ask {owner} to route 0.0.0.0/0 of {name} to a NAT or transit gateway, in a table of its own")
+
+
 def listed(api: Api) -> list[Plain]:
     """The subnets that the stack lists, in its order."""
     wanted = api.stack.network.subnets
@@ -90,8 +113,8 @@ def way_out(api: Api) -> Iterator[Answer]:
     network = api.stack.network
     if network.vpc is None or not api.stack.control_node:
         return
-    subnet, everywhere = network.subnets[0], IPv4Network("0.0.0.0/0")
-    if out := ways(api, network.vpc, subnet, everywhere, ("NatGatewayId", "TransitGatewayId", "NetworkInterfaceId")):
+    subnet = network.subnets[0]
+    if out := ways(api, network.vpc, subnet, ANYWHERE, OUT):
         yield ok("control node", f"{subnet} reaches the internet through {out[0]}")
     else:
         text = f"{subnet} has no route to the internet, over which the control node installs the dstack server and is reached by SSM"

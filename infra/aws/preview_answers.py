@@ -7,6 +7,7 @@ from hashlib import sha256
 from typing import Any
 
 ACCOUNT = "123456789012"
+OWNER = ACCOUNT  # of networks that are there already
 REGION, VPC = "us-east-1", "vpc-0123456789abcdef0"
 ZONES = "abc"  # of every region, and every machine type is in each
 IMAGE = "ami-00000000000000000"
@@ -96,9 +97,11 @@ def answer(token: str, arguments: dict[str, Any]) -> tuple[dict[str, Any], str]:
             return {"accountId": ACCOUNT, "arn": f"arn:aws:iam::{ACCOUNT}:root", "userId": ACCOUNT}, f"the account is {ACCOUNT}"
         case "getSubnet":
             subnet, zone = arguments["id"], arguments.get("region", REGION) + ZONES[0]
-            return arguments | {"availabilityZone": zone, "cidrBlock": "10.0.0.0/20"}, f"{subnet} is in {zone}, 10.0.0.0/20"
+            owned = {"ownerId": OWNER, "arn": f"arn:aws:ec2:{zone[:-1]}:{OWNER}:subnet/{subnet}"}
+            return arguments | owned | {"availabilityZone": zone, "cidrBlock": "10.0.0.0/20"}, f"{subnet} is in {zone}, 10.0.0.0/20"
         case "getNetworkInterface":
             return arguments | {"privateIp": "10.0.0.10"}, f"{arguments['id']} is 10.0.0.10"
         case "getVpc":
-            return {"id": arguments["id"], "cidrBlock": "10.0.0.0/16"}, f"{arguments['id']} is 10.0.0.0/16"
+            owned = {"ownerId": OWNER, "arn": f"arn:aws:ec2:{REGION}:{OWNER}:vpc/{arguments['id']}"}
+            return arguments | owned | {"cidrBlock": "10.0.0.0/16"}, f"{arguments['id']} is 10.0.0.0/16"
     raise LookupError(f"the preview has no answer to {token}")

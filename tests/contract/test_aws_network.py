@@ -11,8 +11,11 @@ import pytest
 from aws_plans import BY_PULUMI, on_aws, policy, template
 from plans import backend, of
 
-from infra.aws import network
+from infra.aws import network, preview_answers
+from infra.aws.policies import Account
 from stacks.load import StackError
+
+ACCOUNT = Account("123456789012", "us-east-1")
 
 
 def test_nodes_have_a_private_subnet_in_each_zone_behind_one_gateway(planned):
@@ -112,11 +115,37 @@ def test_an_existing_network_is_used_in_every_region(region, changed):
 
 def test_one_subnet_where_the_machine_is_not_offered_is_refused_as_a_zone_would_be(monkeypatch):
     zones = {"subnet-0123456789abcdef0": "us-east-1a", "subnet-0123456789abcdef1": "us-east-1e"}
-    monkeypatch.setattr(network.ec2, "get_subnet", lambda id, **_: SimpleNamespace(availability_zone=zones[id]))
-    monkeypatch.setattr(network.ec2, "get_vpc", lambda **_: SimpleNamespace(cidr_block="10.0.0.0/16"))
+    mine = {"owner_id": ACCOUNT.id, "arn": ""}
+    monkeypatch.setattr(network.ec2, "get_subnet", lambda id, **_: SimpleNamespace(availability_zone=zones[id], **mine))
+    monkeypatch.setattr(network.ec2, "get_vpc", lambda **_: SimpleNamespace(cidr_block="10.0.0.0/16", **mine))
     stack = aws_api.stack(network={"vpc": "vpc-0123456789abcdef0", "subnets": [*zones]})
     says = r"network\.subnets: subnet-0123456789abcdef1 is in us-east-1e, but the machines are offered in us-east-1a$"
     with pytest.raises(StackError, match=says):
-        network.existing(stack, ["us-east-1a"], pulumi.InvokeOptions())
-    place = network.existing(stack, ["us-east-1a", "us-east-1e"], pulumi.InvokeOptions())
+        network.existing(stack, ["us-east-1a"], ACCOUNT, pulumi.InvokeOptions())
+    place = network.existing(stack, ["us-east-1a", "us-east-1e"], ACCOUNT, pulumi.InvokeOptions())
     assert place.private == {zone: subnet for subnet, zone in zones.items()}
+
+
+SHARED = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
+OWNERS = "arn:aws:ec2:us-east-1:210987654321"
+
+
+def test_in_subnets_that_another_account_shares_groups_are_made_and_machines_launched(changed, monkeypatch):
+    """An ARN has its owner's account: with the stack's own in it, neither dstack nor a deployment could launch a machine there."""
+    monkeypatch.setattr(preview_answers, "OWNER", "210987654321")
+    plan = changed("aws-dev", {"network": SHARED, "ci": {"github": "me/mine"}, "dstack": {"host": "cloud"}})
+    assert of(plan, "SecurityGroup")[0].inputs["vpcId"] == SHARED["vpc"]
+    assert not {resource.kind for resource in on_aws(plan)} & {"Route", "RouteTable", "NatGateway", "VpcEndpoint", "Subnet"}
+    subnet, vpc = f"{OWNERS}:subnet/{SHARED['subnets'][0]}", f"{OWNERS}:vpc/{SHARED['vpc']}"
+    for name in ("flotilla-aws-dev-dstack-server", "flotilla-aws-dev-boundary"):
+        launches = [statement for statement in policy(plan, name)["Statement"] if "ec2:RunInstances" in statement["Action"]]
+        assert [subnet in statement["Resource"] for statement in launches] == [True], name
+        assert vpc not in launches[0]["Resource"]
+    [allowed] = [one for one in policy(plan, "flotilla-aws-dev-deploy-network")["Statement"] if one["Resource"] == [vpc, subnet]]
+    assert allowed["Action"] == ["ec2:CreateSecurityGroup", "ec2:RunInstances"]
+
+
+def test_a_network_of_the_account_itself_adds_no_right(changed):
+    plan = changed("aws-dev", {"network": SHARED, "ci": {"github": "me/mine"}})
+    assert "subnet-0123456789abcdef0" not in str(policy(plan, "flotilla-aws-dev-dstack-server"))
+    assert "vpc-0123456789abcdef0" not in str(policy(plan, "flotilla-aws-dev-deploy-network"))

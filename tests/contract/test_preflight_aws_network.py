@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import boto3
 import pytest
-from aws_api import api, existing_network, stack, stubbed
+from aws_api import REGION, api, existing_network, stack, stubbed
 
 from infra.aws import preflight_network as aws
 from infra.aws.api import answers
@@ -56,3 +57,42 @@ def test_a_project_of_dstack_has_one_group_in_a_network(owner, verdicts, ec2):
     found = list(aws.group(api(of, ec2=stubbed("ec2", ("describe_security_groups", there, wanted)))))
     assert [answer.verdict for answer in found] == verdicts
     assert all(f"of {owner or 'somebody else'}; dstack has one for a project" in answer.says for answer in found)
+
+
+# Of another account
+
+
+@pytest.mark.parametrize(
+    ("route", "verdict", "says"),
+    [
+        ({"NatGatewayId": "nat-1"}, "ok", "and reaches the internet through nat-1"),
+        ({"TransitGatewayId": "tgw-1"}, "ok", "and reaches the internet through tgw-1"),
+        ({"GatewayId": "igw-1"}, "failed", "without a route to the internet that is seen here; dstack passes it by"),
+        ({"NatGatewayId": "nat-1", "State": "blackhole"}, "failed", "without a route to the internet that is seen here"),
+        (None, "failed", "without a route to the internet that is seen here"),
+    ],
+)
+def test_a_shared_subnet_must_have_a_way_out_which_is_its_owners_to_make(route, verdict, says, ec2):
+    vpc, [first, _] = VPC["vpc"], VPC["subnets"]
+    own = [{"Name": "association.subnet-id", "Values": [first]}]
+    main = [{"Name": "vpc-id", "Values": [vpc]}, {"Name": "association.main", "Values": ["true"]}]
+    routes = [{"DestinationCidrBlock": "10.0.0.0/16", "GatewayId": "local"}]
+    table = {"RouteTables": [{"Routes": [*routes, {"DestinationCidrBlock": "0.0.0.0/0"} | (route or {})]}]}
+    none = [("describe_route_tables", {"RouteTables": []}, {"Filters": filters}) for filters in (own, main)]
+    found = {"Subnets": [{"SubnetId": first, "OwnerId": "210987654321"}]}
+    asked = stubbed(
+        "ec2",
+        ("describe_subnets", found, {"SubnetIds": [first]}),
+        *([("describe_route_tables", table, {"Filters": own})] if route else none),
+    )
+    of = stack(network=VPC | {"subnets": [first]})
+    [answer] = aws.shared(api(of, ec2=asked, sts=boto3.client("sts", region_name=REGION)))
+    assert answer.verdict == verdict and answer.says.startswith(f"{first} is shared by account 210987654321, {says}"), answer
+    assert answer.fix.startswith("ask 210987654321 to route 0.0.0.0/0") == (verdict == "failed")
+
+
+def test_subnets_of_the_account_itself_are_not_said_to_be_shared(ec2):
+    vpc, subnets = existing_network(ec2, "10.1.0.0/24")
+    of = stack(network={"vpc": vpc, "subnets": subnets})
+    assert not [*aws.shared(api(of, ec2=ec2, sts=boto3.client("sts", region_name=REGION)))]
+    assert not [*aws.shared(api(stack()))]
