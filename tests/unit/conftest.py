@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -12,3 +16,16 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where runs lie."""
     monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path / "runs"))
     return tmp_path / "runs"
+
+
+@pytest.fixture
+def project(tmp_path: Path):
+    """A project in a temporary folder; write(settings) makes its one stack file."""
+    (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())
+    (tmp_path / "stacks").mkdir()
+
+    def write(settings: Any) -> Path:
+        (tmp_path / "stacks/Pulumi.test.yaml").write_text(yaml.safe_dump({"config": settings}))
+        return tmp_path
+
+    return write
