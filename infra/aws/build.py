@@ -8,6 +8,7 @@ import pulumi
 import pulumi_aws as aws
 
 from cluster_tasks.ray import CHECKPOINTS
+from infra import kept
 from infra.aws import control, mounts, network, policies
 from infra.aws.budget import AccountDefaults, Budget
 from infra.aws.control import Control, ControlArgs
@@ -82,10 +83,18 @@ def build(stack: Stack) -> pulumi.Output[Site]:
 
 def _context(stack: Stack) -> Context:
     assert stack.region  # stacks/rules/shared.py
-    provider = aws.Provider("aws", region=stack.region, default_tags={"tags": tags(stack)})
+    name = f"flotilla-{stack.name}"
+    after = pulumi.ResourceOptions(depends_on=kept.records(name, _stores(stack), stack.protect))
+    provider = aws.Provider("aws", region=stack.region, default_tags={"tags": tags(stack)}, opts=after)
     invoke_opts = pulumi.InvokeOptions(provider=provider)
     account = policies.Account(aws.get_caller_identity(opts=invoke_opts).account_id, stack.region)
-    return Context(stack, f"flotilla-{stack.name}", account, pulumi.ResourceOptions(provider=provider), invoke_opts)
+    return Context(stack, name, account, pulumi.ResourceOptions(provider=provider), invoke_opts)
+
+
+def _stores(stack: Stack) -> dict[str, bool]:
+    """What `protect` protects, and whether the stack makes it."""
+    kind, own = stack.checkpoints.kind, stack.checkpoints.bucket or stack.checkpoints.file_system
+    return {"bucket": kind in ("bucket", "lustre") and not own, "lustre": kind == "lustre" and not own, "control": stack.control_node}
 
 
 def _zones(context: Context, machines: dict[str, Machine]) -> list[str]:
@@ -125,7 +134,7 @@ def _bucket(context: Context) -> Bucket | Given | None:
     settings = context.stack.checkpoints
     if settings.bucket:
         return Given.of(context.account, settings.bucket, settings.key)
-    if settings.kind not in ("bucket", "lustre") or settings.file_system:
+    if not _stores(context.stack)["bucket"]:
         return None
     return Bucket(context.name, BucketArgs(settings.keep_days, context.stack.protect), opts=context.opts)
 

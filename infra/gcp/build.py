@@ -9,6 +9,7 @@ import pulumi
 import pulumi_gcp as gcp
 
 from cluster_tasks.ray import CHECKPOINTS
+from infra import kept
 from infra.gcp import mounts
 from infra.gcp.budget import Budget, BudgetArgs
 from infra.gcp.control import Control, ControlArgs
@@ -110,7 +111,8 @@ def _context(stack: Stack) -> Context:
     """Nothing is asked of an API before it is on: the provider waits for the services."""
     assert stack.project and stack.region  # stacks/rules/shared.py
     name, project, region = f"flotilla-{stack.name}", stack.project, stack.region
-    plain = gcp.Provider("gcp-plain", project=project, region=region)
+    known = kept.records(name, _stores(stack), stack.protect)
+    plain = gcp.Provider("gcp-plain", project=project, region=region, opts=pulumi.ResourceOptions(depends_on=known))
     on = Services(name, ServicesArgs(project, needed(stack)), opts=pulumi.ResourceOptions(provider=plain)).enabled
     after = pulumi.ResourceOptions(depends_on=on)
     labelled = gcp.Provider(
@@ -124,6 +126,13 @@ def _context(stack: Stack) -> Context:
         opts=after,
     )
     return Context(stack, name, project, region, pulumi.ResourceOptions(provider=labelled), plain)
+
+
+def _stores(stack: Stack) -> dict[str, bool]:
+    """What `protect` protects, and whether the stack makes it."""
+    kind, own = stack.checkpoints.kind, stack.checkpoints.bucket or stack.checkpoints.file_system
+    made = {store: kind == store and not own for store in ("bucket", "filestore", "hyperdisk-ml")}
+    return made | {"control": stack.control_node}
 
 
 def _networks(context: Context) -> tuple[Network, Fabric | None]:
