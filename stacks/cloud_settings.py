@@ -60,6 +60,7 @@ class Capacity(Model):
         default="on-demand", description="block: a capacity block. flex-start: a queue for GPUs."
     )
     id: str | None = Field(default=None, description="Id of the reservation or capacity block.")
+    policy: str | None = Field(default=None, description="Name of the reservation's compact placement policy, where it has one.")
 
     def errors(self) -> Iterator[PydanticCustomError]:
         reserved = self.kind in ("reservation", "block")
@@ -67,6 +68,10 @@ class Capacity(Model):
             yield setting_error(f"is missing; kind: {self.kind} needs the id of the capacity that you hold", "id")
         if self.id and not reserved:
             yield setting_error(f"belongs to kind: reservation or block, but kind is {self.kind}; a fleet is bought in one way", "id")
+        if self.policy and self.kind != "reservation":
+            yield setting_error(
+                f"belongs to kind: reservation, but kind is {self.kind}; `placement` makes a policy of the fleet's own", "policy"
+            )
 
 
 class Access(Model):

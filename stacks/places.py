@@ -39,12 +39,15 @@ def gpus(machines: dict[str, Machine]) -> dict[str, Gpu]:
 def machine(cloud: str, name: str) -> Machine:
     """The machine type of that name. Raises ValueError, which names the nearest."""
     tables = {place.name: {known.name: known for known in place.cloud.machines} for place in PLACES.values() if place.cloud}
+    arm = {place.name: place.cloud.arm for place in PLACES.values() if place.cloud}
     names = list(tables[cloud])
     if name in tables[cloud]:
         return tables[cloud][name]
     other = next((other for other, table in tables.items() if name in table), None)
     if other is not None:
         raise ValueError(f"{name!r} is a machine type of {other}, not of {cloud} (known: {', '.join(names)})")
+    if name.startswith(arm[cloud]):
+        raise ValueError(f"{name!r} has Arm processors, but the images that nodes of {cloud} boot are for x86")
     near = get_close_matches(name, names, n=1)
     guess = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"{name!r} is not a machine type of {cloud} in stacks/rules/{cloud}.py{guess} (known: {', '.join(names)})")

@@ -8,8 +8,8 @@ import pulumi
 from pulumi_gcp import compute
 
 from stacks.machines import Machine
-from stacks.rules.gcp import NO_COMPACT_FLEX
-from stacks.schema import Fleet
+from stacks.rules.gcp import NO_COMPACT_FLEX, reservation
+from stacks.schema import Fleet, Stack
 
 RESERVATION = "compute.googleapis.com/reservation-name"
 LONGEST_RUN = 7 * 24 * 60 * 60  # seconds that flex-start grants at most
@@ -54,6 +54,14 @@ def reservation_affinity(fleet: Fleet) -> compute.InstanceTemplateReservationAff
     if fleet.capacity.kind == "reservation":
         return {"type": "SPECIFIC_RESERVATION", "specific_reservation": {"key": RESERVATION, "values": [fleet.capacity.id or ""]}}
     return {"type": "NO_RESERVATION"}
+
+
+def reserved_policy(stack: Stack, fleet: Fleet) -> str | None:
+    """Path of the compact placement policy that the fleet's reservation has: it fits machines alone that have the same."""
+    if fleet.capacity.policy is None:
+        return None
+    owner, _ = reservation(stack, fleet)
+    return f"projects/{owner}/regions/{stack.region}/resourcePolicies/{fleet.capacity.policy}"
 
 
 def placement(fleet: Fleet, machine: Machine) -> Literal["compact", "workload"] | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pulumi
 
-from infra.gcp import startup
+from infra.gcp import capacity, startup
 from infra.gcp.bastion import Bastion, BastionArgs
 from infra.gcp.network import Fabric
 from infra.gcp.nodes import Nodes, NodesArgs
@@ -71,6 +71,7 @@ def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.Resource
         startup=args.mount.apply(lambda mount: startup.script(access, mount, folder, start, machine, monitor)),
         prepared_for=[access.user, access.public_key, args.stack.checkpoints.kind, folder, *args.stack.checkpoints.given()],
         disk=args.disk,
+        reserved_policy=capacity.reserved_policy(args.stack, fleet),
         labels=args.labels,
         after=args.after,
     )

@@ -33,6 +33,7 @@ class NodesArgs:
     startup: pulumi.Output[str]  # script
     prepared_for: list[Any]  # settings that the script prepares a node for; another one wants a new node
     disk: pulumi.Output[str] | None  # link of a disk for the checkpoints
+    reserved_policy: str | None  # path of the placement policy that the fleet's reservation has
     labels: dict[str, str]
     after: list[pulumi.Resource]  # what a machine needs when it starts, beyond what its settings name
 
@@ -51,7 +52,7 @@ class Nodes(pulumi.ComponentResource):
         self._child = pulumi.ResourceOptions(parent=self)
         kind = capacity.placement(args.fleet, args.machine)
         policy = capacity.Placement(name, kind, args.region, opts=self._child).policy if kind else None
-        template = self._template(name, args, policy if kind == "compact" else None, unlabelled)
+        template = self._template(name, args, policy if kind == "compact" else args.reserved_policy, unlabelled)
         if args.fleet.capacity.kind == "flex-start":
             self._queue(name, args, template, policy)
         else:
@@ -59,7 +60,7 @@ class Nodes(pulumi.ComponentResource):
         self.register_outputs({"addresses": self.addresses})
 
     def _template(
-        self, name: str, args: NodesArgs, policy: pulumi.Output[str] | None, unlabelled: pulumi.ProviderResource
+        self, name: str, args: NodesArgs, policy: pulumi.Input[str] | None, unlabelled: pulumi.ProviderResource
     ) -> compute.InstanceTemplate:
         return compute.InstanceTemplate(
             name,

@@ -15,6 +15,7 @@ from infra.gcp.preflight_storage import bucket, file_system
 from infra.gcp.startup import image
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.machines import Machine
+from stacks.rules.gcp import reservation
 from stacks.schema import Fleet, Stack
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform.read-only"
@@ -132,20 +133,14 @@ def capacity(api: Api) -> Iterator[Answer]:
     for fleet in api.stack.fleets:
         if fleet.capacity.id is None:
             continue
-        owner, name = _split(fleet.capacity.id, api.stack)
+        owner, name = reservation(api.stack, fleet)
         listed = api.compute("aggregated/reservations", owner, filter=f"name={name}").get("items", {})
-        held = [reservation for zone in listed.values() for reservation in zone.get("reservations", [])]
+        held = [one for zone in listed.values() for one in zone.get("reservations", [])]
         if not held:
             yield failed("capacity", f"{owner} has no reservation {name}", f"gcloud compute reservations list --project {owner}")
         else:
             # One name may stand in several zones; the one at the right place first.
-            yield fits(min(held, key=lambda reservation: _zone(reservation) not in api.stack.network.zones), fleet, api.stack)
-
-
-def _split(reservation: str, stack: Stack) -> tuple[str, str]:
-    """Project and name of a reservation."""
-    parts = reservation.split("/")
-    return (parts[1], parts[3]) if len(parts) == 4 else (stack.project or "", reservation)
+            yield fits(min(held, key=lambda one: _zone(one) not in api.stack.network.zones), fleet, api.stack)
 
 
 def _zone(held: Plain) -> str:
@@ -154,7 +149,7 @@ def _zone(held: Plain) -> str:
 
 def fits(held: Plain, fleet: Fleet, stack: Stack) -> Answer:
     """Pure: what is held against what a fleet wants of it."""
-    owner, name = _split(fleet.capacity.id or "", stack)
+    owner, name = reservation(stack, fleet)
     look = f"gcloud compute reservations describe {name} --project {owner} --zone {_zone(held)}"
     for says, fix in _errors(held, fleet, stack):
         return failed("capacity", f"{name} {says}", fix or look)
@@ -177,6 +172,12 @@ def _errors(held: Plain, fleet: Fleet, stack: Stack) -> Iterator[tuple[str, str]
         yield f"holds {machine}, fleet {fleet.name} is of {fleet.machine}", ""
     if int(held["specificReservation"]["count"]) < fleet.nodes:
         yield f"holds {held['specificReservation']['count']} machines, fleet {fleet.name} needs {fleet.nodes}", "lower its nodes"
+    policies, wanted = [link.rpartition("/")[2] for link in held.get("resourcePolicies", {}).values()], fleet.capacity.policy
+    if wanted and wanted not in policies:
+        yield f"has {policies[0] if policies else 'no placement policy'}, not {wanted}", "capacity.policy in the stack file"
+    elif policies and not wanted and fleet.provision == "pulumi":
+        here = f"capacity.policy: {policies[0]} in the stack file"
+        yield f"has placement policy {policies[0]}, and holds machines alone that name it", here
 
 
 def images(api: Api) -> Iterator[Answer]:

@@ -245,6 +245,7 @@ CLOUD = Cloud(
     cache="lustre",
     preemption="imdsv2",
     prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
+    arm=("p6e-", "g5g."),
     control="t3.small",
 )
 PLACE = Place(

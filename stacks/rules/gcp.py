@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import NETWORKS, Fabric, Machine, Networks
-from stacks.rules.given import file_system, shared_vpc
+from stacks.rules.given import NAME, file_system, shared_vpc
 from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
 from stacks.schema import Fleet, Stack
 
@@ -71,9 +71,20 @@ def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomErr
     if fleet.capacity.id is not None and not RESERVATION.fullmatch(fleet.capacity.id):
         text = f"{fleet.capacity.id!r} is not a valid reservation: a name, or projects/<project>/reservations/<name>"
         yield setting_error(text, *at, "capacity", "id")
+    if fleet.capacity.policy is not None and not re.fullmatch(NAME, fleet.capacity.policy):
+        yield setting_error(
+            f"{fleet.capacity.policy!r} is not the name of a policy: a-z first, then a-z, 0-9 and -", *at, "capacity", "policy"
+        )
     if fleet.provision == "pulumi" and len(stack.network.zones) != 1:
         text = f"{list(stack.network.zones)}, but machines that Pulumi launches stand in one zone; name the one that has {fleet.machine}"
         yield setting_error(text, "network", "zones")
+
+
+def reservation(stack: Stack, fleet: Fleet) -> tuple[str, str]:
+    """Project and name of the fleet's reservation."""
+    held = fleet.capacity.id or ""
+    parts = held.split("/")
+    return (parts[1], parts[3]) if len(parts) == 4 else (stack.project or "", held)
 
 
 def fabric(stack: Stack) -> Fabric:
@@ -125,6 +136,8 @@ def _of_machine(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCust
         yield setting_error(text, *at, "capacity", "kind")
     if fleet.placement == "cluster" and fleet.capacity.kind == "reservation":
         yield setting_error("cluster is set by the reservation itself; leave it out", *at, "placement")
+    if fleet.provision == "dstack" and fleet.capacity.policy:
+        yield setting_error("belongs to provision: pulumi; dstack reads it from the reservation", *at, "capacity", "policy")
     if fleet.placement == "cluster" and fleet.capacity.kind == "flex-start" and kind.fabric in NO_COMPACT_FLEX:
         yield setting_error(f"cluster is not possible for {kind.name} with flex-start; leave it out", *at, "placement")
     if fleet.provision == "dstack" and kind.name == "a3-ultragpu-8g" and fleet.nodes > 1:
@@ -267,6 +280,7 @@ CLOUD = Cloud(
     preemption="compute-metadata",
     prices_page="https://cloud.google.com/compute/gpus-pricing",
     zonal_prices=True,
+    arm=("a4x-", "c4a-", "n4a-", "t2a-"),
     control="e2-medium",
 )
 PLACE = Place(
@@ -274,7 +288,7 @@ PLACE = Place(
     program="infra.gcp",
     errors=_errors,
     checkpoints=("instance", "network", "bucket", "filestore", "hyperdisk-ml"),
-    settings=(*CLOUD_SETTINGS, "project", "network.host_rules", "budget.billing_account"),
+    settings=(*CLOUD_SETTINGS, "project", "network.host_rules", "budget.billing_account", "fleets.capacity.policy"),
     hints={
         "account_defaults": "GCP encrypts every disk by itself",
         "fleets.nics": "on GCP the interfaces follow from the machine type",

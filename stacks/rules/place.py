@@ -36,6 +36,7 @@ class Cloud:
     preemption: str  # metadata service that says when a spot machine is taken back; --spot of the node agent
     prices_page: str  # for people, where the catalogue is silent
     zonal_prices: bool = False  # the catalogue lists zones in place of regions
+    arm: tuple[str, ...] = ()  # how the names of machine types begin that have Arm processors; none of them is served
     control: str | None = None  # machine type of the control node of flotilla:dstack.host: cloud; none is made here where it is None
 
     def machine(self, fleet: Fleet) -> Machine:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import TAG_KEY, gigabytes, known, setting_error
+from stacks.field_types import TAG_KEY, Model, gigabytes, known, setting_error
 from stacks.places import PLACES, machine, place_of
 from stacks.rules.place import Cloud, Place
 from stacks.schema import Fleet, Stack
@@ -34,8 +34,9 @@ def errors(stack: Stack) -> Iterator[PydanticCustomError]:
 
 def _foreign(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     """Settings of other places."""
-    for key in dict.fromkeys(key for other in PLACES.values() for key in other.settings):
-        if key in place.settings:
+    foreign = dict.fromkeys(key for other in PLACES.values() for key in other.settings if key not in place.settings)
+    for key in foreign:
+        if key.rpartition(".")[0] in foreign:  # reported with its section
             continue
         owners = " or ".join(other.name for other in PLACES.values() if key in other.settings)
         hint = f"; {place.hints[key]}" if key in place.hints else ""
@@ -43,15 +44,17 @@ def _foreign(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
             yield setting_error(f"belongs to flotilla:cloud {owners}, but that is {place.name}{hint}", *at)
 
 
-def _said(stack: Stack, key: str) -> Iterator[tuple[str | int, ...]]:
+def _said(settings: Model, key: str) -> Iterator[tuple[str | int, ...]]:
     """Where a setting such as fleets.machine differs from its default."""
-    section, _, last = key.partition(".")
-    if not last:
-        yield from [(section,)] if stack.says(section) else []
-    elif section == "fleets":
-        yield from (("fleets", index, last) for index, fleet in enumerate(stack.fleets) if fleet.says(last))
-    elif (settings := getattr(stack, section)) is not None and settings.says(last):
-        yield section, last
+    section, _, rest = key.partition(".")
+    if not rest:
+        yield from [(section,)] if settings.says(section) else []
+        return
+    inner = getattr(settings, section)
+    if isinstance(inner, tuple):
+        yield from ((section, index, *at) for index, one in enumerate(inner) for at in _said(one, rest))
+    elif inner is not None:
+        yield from ((section, *at) for at in _said(inner, rest))
 
 
 def _cache(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:

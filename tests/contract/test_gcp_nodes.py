@@ -97,6 +97,17 @@ def test_a_fabric_stands_side_by_side_unless_a_reservation_says_where(gcp_plan):
     assert not of(gcp_plan("prod"), "ResourcePolicy")
 
 
+@pytest.mark.parametrize(
+    ("reservation", "project"), [("h200-training", "my-project-id"), ("projects/owner-project/reservations/h200-training", "owner-project")]
+)
+def test_machines_of_a_reservation_have_its_placement_policy(reservation, project, changed):
+    capacity = {"kind": "reservation", "id": reservation, "policy": "compact"}
+    plan = changed("gcp-prod", {"fleets.0.capacity": capacity})
+    [template] = of(plan, "InstanceTemplate")
+    assert template.inputs["resourcePolicies"] == f"projects/{project}/regions/europe-west1/resourcePolicies/compact"
+    assert not of(plan, "ResourcePolicy")
+
+
 def test_flex_start_asks_for_all_machines_at_once_and_waits(gcp_plan):
     plan = gcp_plan("flex-start")
     [group], [request], [policy] = (of(plan, kind) for kind in ("InstanceGroupManager", "ResizeRequest", "ResourcePolicy"))

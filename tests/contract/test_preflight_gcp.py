@@ -152,6 +152,24 @@ def test_a_reservation_must_hold_what_the_fleet_wants(change, verdict, says, goo
     assert {"filter": ["name=h200-training"]} in Google.queries
 
 
+POLICY = {"policy": f"{LINK}/regions/europe-west1/resourcePolicies/compact"}
+
+
+@pytest.mark.parametrize(
+    ("held", "named", "verdict", "says"),
+    [
+        (POLICY, "compact", "ok", "h200-training holds 4 a3-ultragpu-8g"),
+        (POLICY, None, "failed", "h200-training has placement policy compact, and holds machines alone that name it"),
+        (POLICY, "other", "failed", "h200-training has compact, not other"),
+        ({}, "compact", "failed", "h200-training has no placement policy, not compact"),
+    ],
+)
+def test_machines_must_name_the_placement_policy_of_their_reservation(held, named, verdict, says, google):
+    wanted = stack("gcp-prod", fleet={"capacity": {"kind": "reservation", "id": "h200-training", "policy": named}})
+    [found] = gcp.capacity(google(wanted, reservations(resourcePolicies=held)))
+    assert found.verdict == verdict and found.says.startswith(says)
+
+
 def test_a_reservation_that_there_is_not_fails(google):
     [found] = gcp.capacity(google(stack("gcp-prod"), {f"{COMPUTE}/aggregated/reservations": {"items": {}}}))
     assert (found.verdict, found.says) == ("failed", "my-project-id has no reservation h200-training")

@@ -213,6 +213,8 @@ def test_networks_carry_the_frames_that_the_fabric_wants():
         ),
         ("gcp", "a3-megagpu", "did you mean a3-megagpu-8g?"),
         ("gcp", "p5.48xlarge", "'p5.48xlarge' is a machine type of aws, not of gcp (known: a4-highgpu-8g, "),
+        ("gcp", "a4x-highgpu-4g", "'a4x-highgpu-4g' has Arm processors, but the images that nodes of gcp boot are for x86"),
+        ("aws", "p6e-gb200.36xlarge", "'p6e-gb200.36xlarge' has Arm processors, but the images that nodes of aws boot are for x86"),
         ("aws", "zzz", "'zzz' is not a machine type of aws in stacks/rules/aws.py (known: "),
     ],
 )

@@ -64,6 +64,12 @@ MISTAKES = [
     (DEV, "network.host_rules", True, "network.host_rules: belongs to flotilla:cloud gcp, but that is aws"),
     (GIVEN, "network.zones", ["us-east-2a"], "network.zones: ['us-east-2a'], but subnets of vpc-01234567 have zones of their own"),
     # machines and capacity
+    (
+        PROD,
+        "fleets.0.capacity.policy",
+        "compact",
+        "fleets[0].capacity.policy: belongs to flotilla:cloud gcp, but that is aws",
+    ),
     (DEV, "fleets.0.machine", ..., "fleets[0].machine: is missing; with flotilla:cloud aws a fleet names its machine type"),
     (DEV, "fleets.0.gpu", {"count": 1}, "fleets[0].gpu: follows from machine g6.8xlarge; leave it out"),
     (DEV, "fleets.0.nodes", 0, "fleets[0].nodes: 0 is not an integer >= 1"),

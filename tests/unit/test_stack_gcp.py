@@ -197,6 +197,21 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
         [("fleets.0.placement", "cluster"), ("fleets.0.capacity", {"kind": "reservation", "id": "mine"})],
         "fleets[0].placement: cluster is set by the reservation itself; leave it out",
     ),
+    "a policy without a reservation": (
+        PULUMI,
+        [("fleets.0.capacity", {"policy": "compact"})],
+        "fleets[0].capacity.policy: belongs to kind: reservation, but kind is on-demand",
+    ),
+    "a policy that dstack reads": (
+        DSTACK,
+        [("fleets.0.capacity", {"kind": "reservation", "id": "mine", "policy": "compact"})],
+        "fleets[0].capacity.policy: belongs to provision: pulumi; dstack reads it from the reservation",
+    ),
+    "a policy by its path": (
+        PULUMI,
+        [("fleets.0.capacity", {"kind": "reservation", "id": "mine", "policy": "projects/p/compact"})],
+        "fleets[0].capacity.policy: 'projects/p/compact' is not the name of a policy: a-z first, then a-z, 0-9 and -",
+    ),
     "RDMA that dstack does not wire": (
         DSTACK,
         [("fleets.0.machine", "a3-ultragpu-8g"), ("fleets.0.capacity", {"kind": "spot"}), ("network.zones", ["us-central1-a"])],
