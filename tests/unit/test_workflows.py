@@ -66,6 +66,16 @@ def test_no_long_lived_key_is_used():
         assert gcp["with"]["workload_identity_provider"] == "${{ vars.GCP_DEPLOY_PROVIDER }}" and gcp["if"] == "matrix.cloud == 'gcp'"
 
 
+def test_each_clouds_stacks_have_a_backend_of_their_own():
+    for job in JOBS.values():
+        url = job["env"]["PULUMI_BACKEND_URL"]
+        clouds = {entry["cloud"] for entry in job["strategy"]["matrix"]["include"]}
+        for cloud in clouds:
+            variable = f"vars.PULUMI_BACKEND_URL_{cloud.upper()}"
+            assert f"matrix.cloud == '{cloud}' && {variable} ||" in url and variable in job["if"]
+        assert url.endswith("|| vars.PULUMI_BACKEND_URL }}")
+
+
 def test_every_stack_that_ci_may_deploy_is_deployed_to_its_environment():
     stacks = [load.load(name, ROOT) for name in load.names(ROOT)]
     wanted = [{"stack": stack.name, "cloud": stack.cloud, "environment": stack.environment} for stack in stacks if stack.ci]
