@@ -58,10 +58,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m infra.bootst
         place = place_of(stack)
         if not _has(place):
             clouds = ", ".join(name for name, other in PLACES.items() if _has(other))
-            hint = "keep its state in a folder: pulumi login --local"
-            raise StackError(
-                f"stacks/Pulumi.{stack.name}.yaml: flotilla:cloud: {stack.cloud} has no place for state ({clouds} have); {hint}"
-            )
+            hint = f"supported: {clouds}; for others keep the state in a folder: pulumi login --local"
+            raise StackError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:cloud: {stack.cloud} has no place for Pulumi's state; {hint}")
         cloud = import_module(f"{place.program}.bootstrap")
         state, missing = cloud.look(stack)
         if missing:
@@ -75,8 +73,8 @@ def main(arguments: list[str] | None = None, prog: str = "python -m infra.bootst
         print(f"error: {error}", file=sys.stderr)
         return 2
     print("\n".join(["next:", "", *(f"  {command}" for command in commands(state, stack.name)), ""]))
-    print("`stack init` writes two lines to the stack file; commit them. In GitHub Actions the variable PULUMI_BACKEND_URL is the URL of")
-    print("`pulumi login`; the roles of flotilla:ci may use bucket and key.")
+    print("`stack init` writes two lines to the stack file; commit them. In GitHub Actions the URL of `pulumi login` is the variable")
+    print(f"PULUMI_BACKEND_URL_{stack.cloud.upper()}; the roles of flotilla:ci may use bucket and key.")
     return 0
 
 

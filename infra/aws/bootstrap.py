@@ -28,36 +28,37 @@ def look(stack: Stack) -> tuple[State, list[str]]:
             f"awskms://{policies.STATE_KEY}?region={account.region}",
         )
         parts = (f"S3 bucket {bucket}: private, versioned, encrypted, by TLS alone", f"KMS key {policies.STATE_KEY}, rotated every year")
-        s3 = _client(stack, "s3")
-        complete = _has_bucket(s3, bucket) and s3.get_bucket_versioning(Bucket=bucket).get("Status") == "Enabled"
-        there = (complete, _key(_client(stack, "kms")) is not None)
+        there = (_complete(_client(stack, "s3"), bucket, account), _key(_client(stack, "kms")) is not None)
         state = State(f"account {account.id}, {account.region}", backend, secrets, parts)
         return state, [part for part, found in zip(parts, there, strict=True) if not found]
 
 
 def make(stack: Stack) -> None:
-    """The key, then the bucket and what makes it safe. A key that is there is left as it is. Raises BootstrapError."""
+    """The key, then the bucket and what makes it safe. What is there is left as it is. Raises BootstrapError."""
     with _explained():
         account = _account(stack)
         kms = _client(stack, "kms")
         key = _key(kms) or _made_key(kms)
         s3, bucket = _client(stack, "s3"), policies.state_bucket(account)
-        if not _has_bucket(s3, bucket):
+        if _complete(s3, bucket, account):
+            return
+        if not _has_bucket(s3, bucket, account):
             where = {} if account.region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": account.region}}
             s3.create_bucket(Bucket=bucket, ObjectOwnership="BucketOwnerEnforced", **where)
+        ours = {"Bucket": bucket, "ExpectedBucketOwner": account.id}
         blocked = ("BlockPublicAcls", "BlockPublicPolicy", "IgnorePublicAcls", "RestrictPublicBuckets")
-        s3.put_public_access_block(Bucket=bucket, PublicAccessBlockConfiguration=dict.fromkeys(blocked, True))
-        s3.put_bucket_policy(Bucket=bucket, Policy=json.dumps(policies.tls_only(f"arn:{account.partition}:s3:::{bucket}")))
+        s3.put_public_access_block(**ours, PublicAccessBlockConfiguration=dict.fromkeys(blocked, True))
+        s3.put_bucket_policy(**ours, Policy=json.dumps(policies.tls_only(policies.bucket_arn(account, bucket))))
         encryption = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": key}, "BucketKeyEnabled": True}
-        s3.put_bucket_encryption(Bucket=bucket, ServerSideEncryptionConfiguration={"Rules": [encryption]})
+        s3.put_bucket_encryption(**ours, ServerSideEncryptionConfiguration={"Rules": [encryption]})
         replaced = {
             "ID": "replaced",
             "Status": "Enabled",
             "Filter": {"Prefix": ""},
             "NoncurrentVersionExpiration": {"NoncurrentDays": KEPT},
         }
-        s3.put_bucket_lifecycle_configuration(Bucket=bucket, LifecycleConfiguration={"Rules": [replaced]})
-        s3.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})  # last: `look` takes it for the end
+        s3.put_bucket_lifecycle_configuration(**ours, LifecycleConfiguration={"Rules": [replaced]})
+        s3.put_bucket_versioning(**ours, VersioningConfiguration={"Status": "Enabled"})  # last: `_complete` takes it for the end
 
 
 def _client(stack: Stack, service: str) -> Any:
@@ -70,11 +71,15 @@ def _account(stack: Stack) -> policies.Account:
 
 
 def _key(kms: Any) -> str | None:
-    """ARN of the key behind the alias."""
+    """ARN of the key behind the alias. Raises BootstrapError where it cannot be used."""
     try:
-        return kms.describe_key(KeyId=policies.STATE_KEY)["KeyMetadata"]["Arn"]
+        key = kms.describe_key(KeyId=policies.STATE_KEY)["KeyMetadata"]
     except kms.exceptions.NotFoundException:
         return None
+    if key["KeyState"] != "Enabled":
+        restore = {"PendingDeletion": "cancel-key-deletion", "Disabled": "enable-key"}.get(key["KeyState"], "describe-key")
+        raise BootstrapError(f"KMS key {policies.STATE_KEY} is {key['KeyState']}; aws kms {restore} --key-id {key['KeyId']}")
+    return key["Arn"]
 
 
 def _made_key(kms: Any) -> str:
@@ -84,15 +89,22 @@ def _made_key(kms: Any) -> str:
     return made["Arn"]
 
 
-def _has_bucket(s3: Any, bucket: str) -> bool:
+def _complete(s3: Any, bucket: str, account: policies.Account) -> bool:
+    if not _has_bucket(s3, bucket, account):
+        return False
+    return s3.get_bucket_versioning(Bucket=bucket, ExpectedBucketOwner=account.id).get("Status") == "Enabled"
+
+
+def _has_bucket(s3: Any, bucket: str, account: policies.Account) -> bool:
+    """Anybody may have made a bucket of this name first, and let us write to it: AWS refuses one of another account."""
     try:
-        s3.head_bucket(Bucket=bucket)
+        s3.head_bucket(Bucket=bucket, ExpectedBucketOwner=account.id)
     except ClientError as error:
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
         if status == 404:
             return False
         if status == 403:
-            raise BootstrapError(f"{bucket} is there and not for you: another account's, or your identity may not s3:ListBucket") from None
+            raise BootstrapError(f"bucket {bucket} is another account's, or your identity may not s3:ListBucket") from None
         raise
     return True
 

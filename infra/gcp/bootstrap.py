@@ -19,7 +19,7 @@ from infra.gcp.api import LOGIN, Api, Refused
 from stacks.schema import Stack
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-SERVICES = ("storage.googleapis.com", "cloudkms.googleapis.com")
+SERVICES = ("storage.googleapis.com", "cloudkms.googleapis.com", "cloudresourcemanager.googleapis.com")
 ROTATION = timedelta(days=90)
 PATIENCE = 120  # seconds until a service that was switched on answers
 
@@ -31,7 +31,7 @@ def look(stack: Stack, api: Api | None = None) -> tuple[State, list[str]]:
     parts = (f"bucket gs://{bucket}: private, versioned", f"key {key}, rotated every {ROTATION.days} days")
     with _explained():
         api = api or _api(stack)
-        there = (_there(api, "storage", f"storage/v1/b/{bucket}"), _there(api, "cloudkms", f"v1/{key}"))
+        there = (_has_bucket(api, bucket), _there(api, "cloudkms", f"v1/{key}") is not None)
     state = State(f"project {stack.project}, {stack.region}", f"gs://{bucket}", f"gcpkms://{key}", parts)
     return state, [part for part, found in zip(parts, there, strict=True) if not found]
 
@@ -55,22 +55,33 @@ def make(stack: Stack, api: Api | None = None) -> None:
             "lifecycle": {"rule": [{"action": {"type": "Delete"}, "condition": {"daysSinceNoncurrentTime": 90}}]},
         }
         _make(api, "storage", "storage/v1/b", settings, project=stack.project)
+        _has_bucket(api, settings["name"])  # the name may have been taken meanwhile
 
 
 def _api(stack: Stack) -> Api:
     return Api(stack, {}, AuthorizedSession(default(scopes=[SCOPE])[0]))
 
 
-def _there(api: Api, service: str, path: str) -> bool:
+def _has_bucket(api: Api, bucket: str) -> bool:
+    """Anybody may have made a bucket of this name first, and let us write to it. Raises BootstrapError where it is of another project."""
+    found = _there(api, "storage", f"storage/v1/b/{bucket}")
+    if found is None:
+        return False
+    own = api.get("cloudresourcemanager", f"v1/projects/{api.stack.project}")["projectNumber"]
+    if str(found["projectNumber"]) != str(own):
+        raise BootstrapError(f"bucket {bucket} is of project {found['projectNumber']}, not of {api.stack.project} ({own})")
+    return True
+
+
+def _there(api: Api, service: str, path: str) -> dict[str, Any] | None:
     try:
-        api.get(service, path)
+        return api.get(service, path)
     except Refused as refused:
         if refused.status == 404 or "has not been used" in str(refused):  # a service that is off has nothing
-            return False
+            return None
         if refused.status == 403:
-            raise BootstrapError(f"{path.rpartition('/')[2]} is there and not for you: {refused}") from None
+            raise BootstrapError(f"{path.rpartition('/')[2]}: access denied: {refused}") from None
         raise
-    return True
 
 
 def _enable(api: Api, project: str) -> None:

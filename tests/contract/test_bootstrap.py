@@ -66,6 +66,48 @@ class TestAws:
         aws.make(AWS)
         assert aws.look(AWS)[1] == []
 
+    def test_a_bucket_that_is_complete_is_left_as_it_is(self) -> None:
+        aws.make(AWS)
+        s3, bucket = boto3.client("s3", region_name=AWS.region), f"flotilla-state-123456789012-{AWS.region}"
+        s3.put_bucket_lifecycle_configuration(
+            Bucket=bucket,
+            LifecycleConfiguration={"Rules": [{"ID": "mine", "Status": "Enabled", "Filter": {"Prefix": ""}, "Expiration": {"Days": 3000}}]},
+        )
+        kms = boto3.client("kms", region_name=AWS.region)
+        kms.delete_alias(AliasName="alias/flotilla-state")
+        assert len(aws.look(AWS)[1]) == 1
+        aws.make(AWS)
+        assert aws.look(AWS)[1] == []
+        assert [rule["ID"] for rule in s3.get_bucket_lifecycle_configuration(Bucket=bucket)["Rules"]] == ["mine"]
+
+    def test_every_call_about_the_bucket_is_refused_where_it_is_another_accounts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        owners: dict[str, str | None] = {}
+        client = aws._client
+
+        def noted(stack: Any, service: str) -> Any:
+            made = client(stack, service)
+            note = lambda params, model, **_: owners.update({model.name: params.get("ExpectedBucketOwner")})  # noqa: E731
+            made.meta.events.register("before-parameter-build.s3", note)
+            return made
+
+        monkeypatch.setattr(aws, "_client", noted)
+        aws.make(AWS)
+        aws.look(AWS)
+        assert owners.pop("CreateBucket") is None
+        assert len(owners) >= 6 and set(owners.values()) == {"123456789012"}, owners
+
+    @pytest.mark.parametrize(("state", "command"), [("PendingDeletion", "cancel-key-deletion"), ("Disabled", "enable-key")])
+    def test_a_key_that_cannot_be_used_is_named(self, state: str, command: str) -> None:
+        aws.make(AWS)
+        kms = boto3.client("kms", region_name=AWS.region)
+        key = kms.describe_key(KeyId="alias/flotilla-state")["KeyMetadata"]["KeyId"]
+        if state == "Disabled":
+            kms.disable_key(KeyId=key)
+        else:
+            kms.schedule_key_deletion(KeyId=key, PendingWindowInDays=7)
+        with pytest.raises(BootstrapError, match=rf"KMS key alias/flotilla-state is {state}; aws kms {command} --key-id {key}"):
+            aws.look(AWS)
+
     def test_the_command_says_what_to_type_next(self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(ROOT)
         assert bootstrap.main(["aws-prod", "--yes"]) == 0
@@ -93,7 +135,7 @@ def command(stack: str) -> subprocess.CompletedProcess[str]:
         ("aws-prod", "error: Unable to locate credentials; aws sso login"),
         (
             "onprem",
-            "error: stacks/Pulumi.onprem.yaml: flotilla:cloud: ssh has no place for state (aws, gcp have); keep its state in",
+            "error: stacks/Pulumi.onprem.yaml: flotilla:cloud: ssh has no place for Pulumi's state; supported: aws, gcp; for others",
         ),
         ("aws-def", "error: there is no stack 'aws-def'"),
     ],
@@ -104,6 +146,7 @@ def test_a_mistake_is_one_line(stack: str, error: str) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+OWN = "123"  # number of the project
 KEY = "projects/my-project-id/locations/europe-west1/keyRings/flotilla/cryptoKeys/state"
 
 
@@ -124,13 +167,13 @@ class Google(JsonHandler):
         name = f"{path}/{body['name'] if path.endswith('/b') else query.partition('=')[2]}"
         if name in self.made:
             return self.send(409, {"error": {"message": "already exists"}})
-        self.made[name] = body
+        self.made[name] = {"projectNumber": OWN, **body}
         return self.send(200, body)
 
 
 @pytest.fixture
 def google() -> Iterator[Callable[[], Api]]:
-    Google.made = {}
+    Google.made = {"/cloudresourcemanager/v1/projects/my-project-id": {"projectNumber": OWN}}
     with served(Google) as url:
         yield lambda: Api(GCP, {}, AuthorizedSession(AnonymousCredentials()), f"{url}/{{service}}")
 
@@ -147,7 +190,13 @@ class TestGcp:
         assert bucket["iamConfiguration"] == {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "enforced"}
         assert bucket["versioning"] == {"enabled": True} and Google.made[f"/cloudkms/v1/{KEY}"]["rotationPeriod"] == "7776000s"
 
-    def test_a_bucket_of_somebody_elses_project_is_refused(self, google: Callable[[], Api], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_bucket_that_another_project_made_first_is_refused(self, google: Callable[[], Api]) -> None:
+        Google.made["/storage/storage/v1/b/flotilla-state-my-project-id"] = {"projectNumber": "666"}
+        for act in (gcp.look, gcp.make):  # `make` too: the name may have been taken after the look
+            with pytest.raises(BootstrapError, match=r"flotilla-state-my-project-id is of project 666, not of my-project-id \(123\)"):
+                act(GCP, google())
+
+    def test_a_bucket_without_access_is_refused(self, google: Callable[[], Api], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Google, "do_GET", lambda self: self.send(403, {"error": {"message": "no access"}}))
-        with pytest.raises(BootstrapError, match="flotilla-state-my-project-id is there and not for you: no access"):
+        with pytest.raises(BootstrapError, match="flotilla-state-my-project-id: access denied: no access"):
             gcp.look(GCP, google())
