@@ -288,7 +288,8 @@ def _parameters(account: Account, stack: str) -> str:
 
 
 def _log_groups(account: Account, stack: str) -> list[str]:
-    return [account.arn("logs", f"log-group:{name}-{stack}*") for name in ("flotilla", "/flotilla")]
+    names = (f"flotilla-{stack}-*", policies.log_group(stack), f"{policies.log_group(stack)}:*")
+    return [account.arn("logs", f"log-group:{name}") for name in names]
 
 
 def _bucket(account: Account, stack: str) -> str:

@@ -6,10 +6,12 @@ import json
 from dataclasses import dataclass
 
 import pulumi
-from pulumi_aws import iam
+from pulumi_aws import cloudwatch, iam
 
 from infra.aws import policies
 from infra.aws.storage import Bucket, Given
+
+LOG_DAYS = 30  # for which the nodes' logs are kept
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Identity(pulumi.ComponentResource):
         if args.bucket:
             arns = pulumi.Output.all(args.bucket.arn, args.bucket.key_arn)
             documents["checkpoints"] = arns.apply(lambda arns: json.dumps(policies.checkpoints(*arns)))
-        if args.monitoring:
+        if args.monitoring:  # the agent would make the group too, but nobody would end it, or what is in it
+            group = policies.log_group(args.stack)
+            cloudwatch.LogGroup(f"{name}-nodes", name=group, retention_in_days=LOG_DAYS, opts=child)
             documents["monitoring"] = json.dumps(policies.monitoring(args.account, args.stack))
         for what, text in documents.items():
             iam.RolePolicy(f"{name}-node-{what}", role=role.id, policy=text, opts=child)

@@ -130,10 +130,10 @@ def log_group(stack: str) -> str:
 
 def monitoring(account: Account, stack: str) -> Document:
     """Of the nodes: metrics in our namespace, logs in the stack's group."""
-    groups = account.arn("logs", f"log-group:{log_group(stack)}")
+    group = account.arn("logs", f"log-group:{log_group(stack)}")
     return document(
         allow(["cloudwatch:PutMetricData"], "*", {"StringEquals": {"cloudwatch:namespace": NAMESPACE}}),
-        allow([f"logs:{call}" for call in ("CreateLogGroup", *WRITE_LOGS)], [f"{groups}*", f"{groups}*:*"]),
+        allow([f"logs:{call}" for call in WRITE_LOGS], [group, f"{group}:*"]),
     )
 
 

@@ -29,7 +29,7 @@ STACKS = ("aws-dev", "aws-prod")
             "5*Role 9*RolePolicy 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 5*SecurityGroupEgressRule "
             "8*SecurityGroupIngressRule 2*Subnet Vpc VpcEndpoint DataRepositoryAssociation EncryptionByDefault FlowLog 5*Instance "
             "InstanceMetadataDefaults KeyPair "
-            "KeyPolicy LaunchTemplate LogGroup LustreFileSystem OpenIdConnectProvider PlacementGroup",
+            "KeyPolicy LaunchTemplate 2*LogGroup LustreFileSystem OpenIdConnectProvider PlacementGroup",
         ),
     ],
 )
@@ -92,6 +92,16 @@ def test_monitoring_is_given_where_it_is_asked_for(planned):
     assert [name for name in STACKS if any(resource.name.endswith("-monitoring") for resource in of(planned(name), "RolePolicy"))] == [
         "aws-prod"
     ]
+
+
+def test_logs_of_nodes_are_kept_for_a_month_and_end_with_the_stack(planned):
+    [group] = [each for each in of(planned("aws-prod"), "LogGroup") if each.name.endswith("-nodes")]
+    assert (group.inputs["name"], group.inputs["retentionInDays"]) == ("/flotilla/aws-prod", 30)
+    assert not [each for each in of(planned("aws-dev"), "LogGroup") if each.name.endswith("-nodes")]
+    [policy] = [json.loads(each.inputs["policy"]) for each in of(planned("aws-prod"), "RolePolicy") if each.name.endswith("-monitoring")]
+    _, logs = policy["Statement"]
+    assert "logs:CreateLogGroup" not in logs["Action"]
+    assert {resource.partition(":log-group:")[2] for resource in logs["Resource"]} == {"/flotilla/aws-prod", "/flotilla/aws-prod:*"}
 
 
 def test_a_stack_whose_checkpoints_are_folders_or_volumes_of_nodes_has_neither_bucket_nor_key(changed):

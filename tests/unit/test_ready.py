@@ -131,7 +131,7 @@ class TestMonitoring:
             for statement in policies.monitoring(policies.Account("1", "eu-west-1"), "lab")["Statement"]
             if "logs" in statement["Action"][0]
         ]
-        assert {f"arn:aws:logs:eu-west-1:1:log-group:{group}*" for group in groups} == {logs["Resource"][0]}
+        assert {f"arn:aws:logs:eu-west-1:1:log-group:{group}" for group in groups} == {logs["Resource"][0]}
 
     @pytest.mark.parametrize("cloud", ["aws", "gcp"])
     def test_that_does_not_start_leaves_the_node_ready(self, cloud: str, tmp_path: Path) -> None:
