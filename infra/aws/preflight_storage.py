@@ -27,8 +27,8 @@ def bucket(api: Api) -> Iterator[Answer]:
         where = api.client("s3").head_bucket(Bucket=name).get("BucketRegion", api.stack.region)
     except ClientError as error:
         status = error.response["ResponseMetadata"]["HTTPStatusCode"]
-        why = {404: "is not there", 403: "is not for you", 301: "is in another region"}.get(status, f"cannot be asked ({status})")
-        yield failed("bucket", f"{name} {why}", "aws s3 ls shows yours; name it in flotilla:checkpoints.bucket")
+        why = {404: "does not exist", 403: "access denied", 301: "is in another region"}.get(status, f"HTTP {status}")
+        yield failed("bucket", f"{name}: {why}", "aws s3 ls shows yours; name it in flotilla:checkpoints.bucket")
         return
     if where != api.stack.region:
         yield failed("bucket", f"{name} is in {where}, the nodes in {api.stack.region}", "a bucket in the region, or leave bucket out")

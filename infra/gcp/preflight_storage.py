@@ -9,6 +9,8 @@ from infra.gcp.api import Api, Plain, Refused
 from infra.preflight.answers import Answer, failed, ok
 from stacks.rules import given
 
+MULTI_REGIONS = {"us": "us", "europe": "eu", "asia": "asia"}  # by the first word of a region's name
+
 
 def bucket(api: Api) -> Iterator[Answer]:
     """A bucket of yours: that it is there, near the nodes, and renames folders at once."""
@@ -20,13 +22,13 @@ def bucket(api: Api) -> Iterator[Answer]:
     except Refused as refused:
         if refused.status not in (403, 404):
             raise
-        why = "is not there" if refused.status == 404 else f"is not for you: {refused}"
-        yield failed("bucket", f"{name} {why}", "gcloud storage ls shows yours; name it in flotilla:checkpoints.bucket")
+        why = "does not exist" if refused.status == 404 else f"access denied: {refused}"
+        yield failed("bucket", f"{name}: {why}", "gcloud storage ls shows yours; name it in flotilla:checkpoints.bucket")
         return
     if not found.get("hierarchicalNamespace", {}).get("enabled"):
         text = f"{name} has no hierarchical namespace: a finished checkpoint could not be renamed at once"
         yield failed("bucket", text, "a bucket made with --enable-hierarchical-namespace, or leave bucket out")
-    elif found["location"].lower() not in (region, region.partition("-")[0]):
+    elif found["location"].lower() not in (region, MULTI_REGIONS.get(region.partition("-")[0])):
         yield failed("bucket", f"{name} is in {found['location']}, the nodes in {region}", "a bucket in the region, or leave bucket out")
     else:
         yield ok("bucket", f"{name} in {found['location']}")

@@ -24,7 +24,7 @@ from stacks.schema import Fleet, Stack
 HEX = "([0-9a-f]{8}|[0-9a-f]{17})"  # what ends the ids of EC2
 FILE_SYSTEM, IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for kind in ("fs", "ami", "cr", "subnet", "vpc"))
 PROVIDER = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com")
-KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/[0-9a-f-]+")
+KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/(mrk-)?[0-9a-f-]+")
 # MB/s per TB of PERSISTENT_2: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
 LUSTRE_THROUGHPUT = (125, 250, 500, 1000)
 # Of a budget, less the one for the forecast: https://docs.aws.amazon.com/cost-management/latest/userguide/management-limits.html
@@ -37,7 +37,7 @@ LETTERS = "abcdefgh"  # of the zones that have blocks
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
-    for rule in (_network, _addresses, _key, _file_system, _lustre, _people):
+    for rule in (_network, _addresses, _bucket, _file_system, _lustre, _people):
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
@@ -100,8 +100,11 @@ def _addresses(stack: Stack) -> Iterator[PydanticCustomError]:
         yield setting_error(text, "network", "cidr")
 
 
-def _key(stack: Stack) -> Iterator[PydanticCustomError]:
-    key = stack.checkpoints.key
+def _bucket(stack: Stack) -> Iterator[PydanticCustomError]:
+    """https://docs.aws.amazon.com/AmazonS3/latest/userguide/VirtualHosting.html: S3's certificate covers no name with a dot."""
+    bucket, key = stack.checkpoints.bucket, stack.checkpoints.key
+    if bucket and "." in bucket:
+        yield setting_error(f"{bucket!r} has a dot, with which nodes cannot mount it by TLS", "checkpoints", "bucket")
     if key is not None and not KEY.fullmatch(key):
         text = f"{key!r} is not the ARN of a key, such as arn:aws:kms:us-east-1:123456789012:key/1234abcd-..."
         yield setting_error(text, "checkpoints", "key")

@@ -21,7 +21,7 @@ ID = GIVEN_LUSTRE["file_system"]
     [
         ("us-east-1", "ok", "mine in us-east-1"),
         ("eu-west-1", "failed", "mine is in eu-west-1, the nodes in"),
-        (None, "failed", "mine is not there"),
+        (None, "failed", "mine: does not exist"),
     ],
 )
 @pytest.mark.usefixtures("aws_keys")

@@ -17,13 +17,20 @@ MINE = {"kind": "bucket", "bucket": "mine"}
         ({"location": "US", "hierarchicalNamespace": {"enabled": True}}, "ok", "mine in US"),
         ({"location": "EU", "hierarchicalNamespace": {"enabled": True}}, "failed", "mine is in EU, the nodes in us-central1"),
         ({"location": "US-CENTRAL1"}, "failed", "mine has no hierarchical namespace"),
-        ((404, "no such bucket"), "failed", "mine is not there"),
-        ((403, "denied"), "failed", "mine is not for you: denied"),
+        ((404, "no such bucket"), "failed", "mine: does not exist"),
+        ((403, "denied"), "failed", "mine: access denied: denied"),
     ],
 )
 def test_a_bucket_of_yours_must_be_near_and_rename_folders(answer, verdict, says, google):
     [found] = gcp.bucket(google(stack(checkpoints=MINE), {"storage/storage/v1/b/mine": answer}))
     assert found.verdict == verdict and found.says.startswith(says), found
+
+
+@pytest.mark.parametrize(("region", "location"), [("europe-west4", "EU"), ("asia-southeast1", "ASIA"), ("us-east5", "US")])
+def test_a_bucket_of_the_continent_is_near(region, location, google):
+    answer = {"location": location, "hierarchicalNamespace": {"enabled": True}}
+    [found] = gcp.bucket(google(stack(checkpoints=MINE, region=region), {"storage/storage/v1/b/mine": answer}))
+    assert (found.verdict, found.says) == ("ok", f"mine in {location}")
 
 
 def test_a_bucket_that_is_made_is_not_asked_for(google):

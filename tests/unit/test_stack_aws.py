@@ -115,6 +115,7 @@ MISTAKES = [
     (PROD, "checkpoints.bucket", "mine", "checkpoints.bucket: belongs to kind: bucket, but kind is lustre"),
     (DEV, "checkpoints.bucket", "s3://mine", "checkpoints.bucket: 's3://mine' is not the name of a bucket, without s3:// or gs://"),
     (DEV, "checkpoints.key", KMS, "checkpoints.key: belongs to a bucket of yours (bucket); one that is made gets a key of its own"),
+    (DEV, "checkpoints", {"kind": "bucket", "bucket": "my.runs"}, "checkpoints.bucket: 'my.runs' has a dot, with which nodes cannot mount"),
     (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "key": "alias/k"}, "checkpoints.key: 'alias/k' is not the ARN of a key"),
     (DEV, "checkpoints", {"kind": "bucket", "bucket": "mine", "keep_days": 7}, "checkpoints.keep_days: belongs to a bucket that is made"),
     (DEV, "checkpoints.file_system", "fs-01234567", "checkpoints.file_system: belongs to kind: lustre, filestore, but kind is bucket"),
