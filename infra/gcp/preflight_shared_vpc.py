@@ -29,10 +29,23 @@ def host_project(api: Api) -> Iterator[Answer]:
         yield failed(CHECK, f"{project} is attached to {host or 'no host project'}, not to {network.project}", attach)
         return
     yield ok(CHECK, f"{project} is attached to {host}")
-    subnet = api.there(f"regions/{api.stack.region}/subnetworks/{network.subnet}", network.project)
+    try:
+        subnet = api.there(f"regions/{api.stack.region}/subnetworks/{network.subnet}", network.project)
+    except Refused as refused:
+        if refused.status != 403:
+            raise
+        yield from _unseen(api, network, f"its subnet {network.subnet}", "RANGE_OF_THE_SUBNET")
+        return
     if subnet is not None:  # else the check of subnets says so
         yield from _rules(api, network, subnet["ipCidrRange"])
         yield from _nat(api, network)
+
+
+def _unseen(api: Api, network: Network, what: str, cidr: str) -> Iterator[Answer]:
+    """The rules that are wanted, where the asker may not look whether they are there."""
+    for rule in shared_vpc.rules(api.stack, cidr):
+        text = f"you may not see {what} in {network.project}, which needs this: {rule.why}"
+        yield unknown(CHECK, text, shared_vpc.make_rule(rule, network))
 
 
 def _rules(api: Api, network: Network, cidr: str) -> Iterator[Answer]:
@@ -45,8 +58,7 @@ def _rules(api: Api, network: Network, cidr: str) -> Iterator[Answer]:
     except Refused as refused:
         if refused.status != 403:
             raise
-        for rule in wanted:
-            yield unknown(CHECK, f"you may not list firewall rules of {network.project}", shared_vpc.make_rule(rule, network))
+        yield from _unseen(api, network, "firewall rules", cidr)
         return
     there = [rule for rule in listed if rule["network"].endswith(network.path)]
     for rule in wanted:

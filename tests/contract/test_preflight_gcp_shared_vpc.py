@@ -91,11 +91,16 @@ def test_a_rule_of_the_host_project_must_let_in_all_that_is_wanted(wanted, chang
     assert gcp.admits(INTERNAL | change, wanted) == admitted
 
 
-def test_rules_that_nobody_may_list_are_named_and_fail_nothing(google):
-    answers = there() | {f"{HOST}/global/firewalls": (403, "Required 'compute.firewalls.list' permission")}
-    found = list(gcp.host_project(google(stack(network=NETWORK), answers)))
-    assert [(answer.verdict, answer.says) for answer in found[1:2]] == [("unknown", "you may not list firewall rules of host-project")]
-    assert found[1].fix.startswith("gcloud compute firewall-rules create flotilla-gcp-dev-internal --project host-project")
+@pytest.mark.parametrize(
+    ("hidden", "what", "source"),
+    [(f"{HOST}/global/firewalls", "firewall rules", "10.0.0.0/20"), (SUBNET, "its subnet nodes", "RANGE_OF_THE_SUBNET")],
+)
+def test_rules_that_the_asker_may_not_see_are_named_and_fail_nothing(hidden, what, source, google):
+    answers = there() | {hidden: (403, "Required permission")}
+    _, found, *_ = gcp.host_project(google(stack(network=NETWORK), answers))
+    assert found.verdict == "unknown" and found.says.startswith(f"you may not see {what} in host-project, which needs this: Nodes talk")
+    assert found.fix.startswith("gcloud compute firewall-rules create flotilla-gcp-dev-internal --project host-project")
+    assert f"--source-ranges {source} " in found.fix
 
 
 @pytest.mark.parametrize(

@@ -284,6 +284,19 @@ def test_a_file_system_of_yours_is_read_alone_and_another_one_replaces_the_nodes
     assert node in gone and kind not in gone
 
 
+def test_what_a_stack_makes_in_a_host_project_goes_with_it_and_a_share_of_yours_stays(cloud):
+    cloud.stack("gcp-dev")
+    network = {"vpc": "projects/host-project/global/networks/shared", "subnets": ["nodes"], "host_rules": True}
+    share = {"kind": "filestore", "file_system": "locations/us-central1-a/instances/runs"}
+    rewrite(cloud, "gcp-dev", network=network, checkpoints=share, dstack={"host": "cloud"})
+    cloud.up("gcp-dev")
+    created = {(kind, name) for call, kind, name in calls(cloud) if call == "create"}
+    assert {"Firewall", "SubnetworkIAMMember"} <= {kind for kind, _ in created}
+    assert cloud.up("gcp-dev").keys() == {"same"}
+    cloud.must("destroy", "--stack", "gcp-dev", "--yes")
+    assert {(kind, name) for call, kind, name in calls(cloud) if call == "delete"} == created
+
+
 CARELESS = """
 import pulumi_aws as aws
 

@@ -98,6 +98,34 @@ def test_errors_of_types_rules_and_machine_types_come_in_one_round(project):
     ]
 
 
+YOURS = """\
+config:
+  flotilla:cloud: gcp
+  flotilla:project: my-project
+  flotilla:region: us-central1
+  flotilla:fleets:
+    - {name: gpus, nodes: 2, machine: g2-standard-8}
+  flotilla:network:
+    vpc: projects/host-project/global/networks/shared
+    subnets:
+      - projects/other-project/regions/us-central1/subnetworks/nodes
+  flotilla:checkpoints:
+    kind: filestore
+    file_system: runs
+"""
+
+
+def test_a_network_or_store_of_yours_that_is_misspelt_has_its_line(project):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").write_text(YOURS)
+    with pytest.raises(StackError) as error:
+        load.load("test", root)
+    assert [line.split(": ")[:2] for line in str(error.value).splitlines()] == [
+        ["stacks/Pulumi.test.yaml:10", "flotilla:network.subnets[0]"],
+        ["stacks/Pulumi.test.yaml:13", "flotilla:checkpoints.file_system"],
+    ]
+
+
 def test_nothing_is_said_of_what_depends_on_a_setting_that_could_not_be_read(project):
     """Not that lustre wants machines of Pulumi's, nor that dstack takes silence for a region: kind and region may be meant otherwise."""
     settings = {"cloud": "aws", "regoin": "us-east-1", "checkpoints": {"kind": "nfs", "throughput": 250}}
