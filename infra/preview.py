@@ -240,7 +240,7 @@ def _cost(stack: Stack, resources: list[Resource]) -> tuple[dict[str, Any] | Non
     fleets = [asdict(fleet) | {"hourly": fleet.hourly} for fleet in cost.fleets]
     billed = import_module(f"{PLACES[stack.cloud].program}.preview_answers").BILLED
     more = prices.left_out(billed, ((resource.type, resource.inputs) for resource in resources))
-    known = {"hourly": cost.hourly, "monthly": cost.monthly, "currency": "USD", "fleets": fleets, "left_out": more}
+    known = {"hourly": cost.hourly, "monthly": cost.monthly, "currency": "USD", "fleets": fleets, "dated": cost.dated, "left_out": more}
     return known, [*cost.lines(), f"not counted: {more}"]
 
 

@@ -1,6 +1,7 @@
 """What a stack's machines cost, from the catalogue of list prices that gpuhunt (dstack's own) publishes; kept for a day.
 
-Machines alone; what else of a plan is paid for is named by `left_out`. Where the catalogue cannot be had, prices are not known.
+Machines alone; what else of a plan is paid for is named by `left_out`. Where the catalogue cannot be had, the dated list beside each
+cloud's program, prices.csv, stands in. It has no spot prices: the on-demand price, which spot never exceeds, is the most they can be.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from gpuhunt import CatalogItem
 from gpuhunt._internal import storage
 from gpuhunt._internal.catalog import CATALOG_URL
 
-from stacks.places import cloud_of
+from stacks.places import PLACES, cloud_of
 from stacks.schema import Fleet, Stack
 
 HOURS = 730  # of a month
@@ -56,9 +58,10 @@ class FleetCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What all machines of a stack cost, in USD; None as soon as one of them is not known."""
+    """What all machines of a stack cost, in USD; None as soon as one of them is not known. `dated`: of which day, where not today's."""
 
     fleets: tuple[FleetCost, ...]
+    dated: str = ""
 
     @property
     def hourly(self) -> float | None:
@@ -74,11 +77,11 @@ class Cost:
         return any(fleet.at_most for fleet in self.fleets)
 
     def lines(self) -> list[str]:
-        """What a person reads: each fleet, and where all are known and several, their sum."""
+        """What a person reads: each fleet, where all are known and several, their sum, and of which day the prices are."""
         said = [fleet.line() for fleet in self.fleets]
         if len(self.fleets) > 1 and self.hourly is not None:
             said.append(f"in all: {_usd(self.hourly)}")
-        return said
+        return [*said, self.dated] if self.dated else said
 
 
 def _usd(hourly: float) -> str:
@@ -87,16 +90,20 @@ def _usd(hourly: float) -> str:
 
 def cost(stack: Stack) -> Cost:
     """Of a stack on a cloud. Raises PricesUnknown."""
-    return priced(stack, catalogue(stack.cloud))
+    try:
+        return priced(stack, catalogue(stack.cloud))
+    except PricesUnknown as reason:
+        day, items = bundled(stack.cloud, reason)
+        return priced(stack, items, f"list prices of {day}; today's could not be had: {reason}")
 
 
-def priced(stack: Stack, items: Iterable[CatalogItem]) -> Cost:
-    """Pure: the fleets by the catalogue's prices for the stack's region and zones."""
+def priced(stack: Stack, items: Iterable[CatalogItem], dated: str = "") -> Cost:
+    """Pure: the fleets by the catalogue's prices for the stack's region and zones, or by those of the bundled list, which is `dated`."""
     wanted = {fleet.machine for fleet in stack.fleets}
     wanted |= {machine for _, machine in _beside(stack)}
     near = [item for item in items if item.instance_name in wanted and _near(stack, item.location)]
     beside = (_priced(stack, name, machine, 1, near) for name, machine in _beside(stack))
-    return Cost((*(_fleet(stack, fleet, near) for fleet in stack.fleets), *beside))
+    return Cost((*(_fleet(stack, fleet, near, bound=bool(dated)) for fleet in stack.fleets), *beside), dated)
 
 
 def _beside(stack: Stack) -> list[tuple[str, str]]:
@@ -106,19 +113,22 @@ def _beside(stack: Stack) -> list[tuple[str, str]]:
 
 
 def _near(stack: Stack, location: str) -> bool:
-    """Most catalogues have one price for a region, some list each zone."""
+    """Most catalogues, and the bundled lists, have one price for a region, some list each zone."""
     cloud = cloud_of(stack)
     zones = stack.network.zones if cloud and cloud.zonal_prices else ()
-    return location in zones if zones else location == stack.region or location.startswith(f"{stack.region}-")
+    return location == stack.region or (location in zones if zones else location.startswith(f"{stack.region}-"))
 
 
-def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem]) -> FleetCost:
+def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem], bound: bool) -> FleetCost:
+    """`bound`: spot is priced by what it costs at most."""
     assert fleet.machine  # stacks/rules/shared.py
     at_most = fleet.provision == "dstack"
     kind = fleet.capacity.kind
     if kind in ("block", "flex-start"):
         why = "a capacity block is paid when it is bought" if kind == "block" else "flex-start has prices of its own"
         return FleetCost(fleet.name, fleet.machine, fleet.nodes, None, why)
+    if kind == "spot" and bound:
+        kind, at_most = "on-demand", True
     return _priced(stack, fleet.name, fleet.machine, fleet.nodes, items, kind, at_most)
 
 
@@ -154,6 +164,16 @@ def catalogue(provider: str) -> list[CatalogItem]:
             if not kept.exists():
                 raise PricesUnknown(f"gpuhunt's catalogue cannot be had: {type(error).__name__}") from error
     return _read(kept, provider)
+
+
+def bundled(provider: str, otherwise: PricesUnknown) -> tuple[str, list[CatalogItem]]:
+    """The list of a cloud that comes with this project, and its day. Raises `otherwise` for a cloud without one."""
+    listed = files(PLACES[provider].program) / "prices.csv"
+    if not listed.is_file():
+        raise otherwise
+    lines = listed.read_text().splitlines(keepends=True)
+    rows = io.StringIO("".join(line for line in lines if not line.startswith("#")))
+    return lines[0].removeprefix("# ").partition(":")[0], list(storage.load(rows, provider=provider))
 
 
 def _folder() -> Path:

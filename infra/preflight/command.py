@@ -66,13 +66,14 @@ def fits(monthly: float, currency: str, cost: prices.Cost, page: str) -> Answer:
     if cost.monthly is None or cost.hourly is None:
         why = "; ".join(f"{fleet.machine}: {fleet.why}" for fleet in cost.fleets if fleet.each is None)
         return unknown("budget", f"prices are not known ({why})", page)
+    dated = f" ({cost.dated})" if cost.dated else ""
     if currency != "USD":
-        return unknown("budget", f"the machines cost {cost.monthly:,.0f} USD a month, the budget is in {currency}", page)
+        return unknown("budget", f"the machines cost {cost.monthly:,.0f} USD a month, the budget is in {currency}{dated}", page)
     if cost.at_most:
         hours = monthly / cost.hourly
-        says = f"{monthly:,.0f} USD a month pay all machines for {hours:,.0f} hours ({cost.hourly:,.2f} USD each)"
+        says = f"{monthly:,.0f} USD a month pay all machines for {hours:,.0f} hours ({cost.hourly:,.2f} USD each){dated}"
         return ok("budget", says) if hours >= 1 else failed("budget", says, "raise flotilla:budget.monthly, or take smaller machines")
-    says = f"the machines cost {cost.monthly:,.0f} USD a month, the budget is {monthly:,.0f}"
+    says = f"the machines cost {cost.monthly:,.0f} USD a month, the budget is {monthly:,.0f}{dated}"
     if cost.monthly > monthly:
         return failed("budget", says, "raise flotilla:budget.monthly, or take fewer or smaller machines")
     return ok("budget", says)

@@ -249,7 +249,7 @@ def test_the_command_ends_with_1_where_a_check_failed_and_with_2_at_a_mistake():
     done = command("aws-dev")
     assert (done.returncode, done.stderr) == (1, "")
     assert "Unable to locate credentials" in done.stdout and "aws sso login" in done.stdout
-    assert done.stdout.splitlines()[-1] == "aws-dev: 0 ok, 1 failed, 13 unknown"
+    assert done.stdout.splitlines()[-1] == "aws-dev: 1 ok, 1 failed, 12 unknown"
     found = json.loads(command("aws-dev", "--json").stdout)
     assert [answer["check"] for answer in found if answer["verdict"] == "failed"] == ["credentials"]
     mistake = command("aws-def")

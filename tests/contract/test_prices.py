@@ -6,25 +6,31 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
 import time
 import zipfile
+from datetime import date
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import pytest
+import toy_cloud
 from gpuhunt import CatalogItem
 from gpuhunt._internal import storage
 
 from infra import prices
 from infra.preflight import command as preflight
 from stacks import load
+from stacks.cloud_settings import Capacity
+from stacks.places import PLACES
 from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -200,9 +206,73 @@ def test_what_a_plan_costs_beside_its_machines_is_named_and_counted(planned, gcp
     assert "Filestore of" in beside("gcp", gcp_plan("share"))
 
 
-def test_without_catalogue_prices_are_not_known():
-    with pytest.raises(prices.PricesUnknown, match="gpuhunt's catalogue cannot be had: ConnectionError"):
-        prices.cost(stack("aws-dev"))
+# The list that stands in for it
+
+NOT_HAD = "gpuhunt's catalogue cannot be had: ConnectionError"
+# No list price of theirs was published in any region when the lists were made.
+UNLISTED = {"aws": {"p5e.48xlarge"}, "gcp": {"a3-ultragpu-8g", "a4-highgpu-8g"}}
+
+
+@pytest.mark.parametrize("provider", ["aws", "gcp"])
+def test_the_bundled_list_has_every_machine_type_and_nothing_else(provider):
+    cloud = PLACES[provider].cloud
+    assert cloud and cloud.control
+    day, items = prices.bundled(provider, prices.PricesUnknown(NOT_HAD))
+    date.fromisoformat(day)
+    named = {machine.name for machine in cloud.machines} | {cloud.control}
+    assert {item.instance_name for item in items} == named - UNLISTED[provider]
+    listed = Path(str(files(PLACES[provider].program) / "prices.csv")).read_text()
+    rows = [line for line in listed.splitlines() if not line.startswith(("#", "instance_name"))]
+    assert len(rows) == len(items) == len({(item.instance_name, item.location) for item in items})  # gpuhunt skips what it cannot read
+    sizes = {machine.name: (machine.cpus, machine.memory, machine.gpus) for machine in cloud.machines}
+    for item in items:
+        assert re.fullmatch(cloud.region, item.location) and item.price > 0 and not item.spot
+        assert (item.cpu, item.memory, item.gpu_count) == sizes.get(item.instance_name, (item.cpu, item.memory, 0))
+
+
+def test_a_machine_of_more_gpus_costs_more():
+    """A slip of the pen would show: prices of a family rise with its GPUs, in each region."""
+    for provider in ("aws", "gcp"):
+        _, items = prices.bundled(provider, prices.PricesUnknown(NOT_HAD))
+        for one in items:
+            family = one.instance_name.rpartition("-")[0] if provider == "gcp" else one.instance_name.partition(".")[0]
+            for other in items:
+                same = other.location == one.location and other.instance_name.startswith(family) and one.gpu_count
+                assert not (same and one.gpu_count < other.gpu_count and one.price >= other.price), (one, other)
+
+
+def test_where_the_catalogue_cannot_be_had_prices_are_those_of_the_list_and_say_so():
+    cost = prices.cost(stack("aws-prod"))
+    day, items = prices.bundled("aws", prices.PricesUnknown(NOT_HAD))
+    [each] = [item.price for item in items if (item.instance_name, item.location) == ("p5.48xlarge", "us-east-2")]
+    assert cost.hourly == pytest.approx(4 * each)
+    assert cost.lines()[-1] == f"list prices of {day}; today's could not be had: {NOT_HAD}"
+
+
+@pytest.mark.parametrize("of", [stack("aws-dev"), stack("gcp-dev"), stack("gcp-dev", network={"zones": ["us-central1-a"]})])
+def test_the_list_has_no_spot_prices_and_says_the_most_that_they_can_be(of):
+    def by_pulumi(kind: str) -> prices.Cost:
+        bought = of.fleets[0].model_copy(update={"provision": "pulumi", "capacity": Capacity.model_validate({"kind": kind})})
+        return prices.cost(of.model_copy(update={"fleets": (bought,)}))
+
+    on_demand, spot = by_pulumi("on-demand"), by_pulumi("spot")
+    assert (on_demand.at_most, spot.at_most) == (False, True)
+    assert on_demand.hourly is not None
+    assert spot.lines()[0].rpartition(": at most ")[2] == on_demand.lines()[0].rpartition(": ")[2]
+
+
+def test_a_budget_is_judged_by_the_list_too_and_says_so():
+    of = stack("aws-prod")
+    assert of.budget
+    found = preflight.budget(of)
+    assert found.verdict == "ok"
+    assert re.search(rf"the budget is 300,000 \(list prices of .*; today's could not be had: {NOT_HAD}\)", found.says)
+
+
+def test_of_a_cloud_without_a_list_prices_are_not_known(monkeypatch):
+    monkeypatch.setitem(PLACES, "toy", toy_cloud.PLACE)
+    with pytest.raises(prices.PricesUnknown, match=NOT_HAD):
+        prices.bundled("toy", prices.PricesUnknown(NOT_HAD))
 
 
 # What is made of them
@@ -234,7 +304,9 @@ def test_the_preview_shows_prices_or_that_they_are_not_known(project, tmp_path):
     more = "NAT gateway, gateway endpoint, key, what is in the bucket, disks, requests and traffic"
     assert f"  cost: not counted: {more}\n" in said
     assert json.loads(preview(project, "aws-dev", "--json", **known))["cost"]["monthly"] == pytest.approx(1095)
-    assert "  cost: prices are not known: gpuhunt's catalogue cannot be had: ConnectionError\n" in preview(project, "aws-dev")
+    offline = preview(project, "aws-dev")
+    assert re.search(r"  cost: gpus: 2 x g6\.8xlarge: at most [\d.]+ USD an hour", offline)
+    assert re.search(rf"  cost: list prices of \d{{4}}-\d\d-\d\d; today's could not be had: {NOT_HAD}\n", offline)
     assert "cost" not in preview(project, "local")
 
 
