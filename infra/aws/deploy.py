@@ -41,8 +41,8 @@ CHANGES = (
     *("AuthorizeSecurityGroupIngress", "CancelSpotInstanceRequests", "CreateLaunchTemplateVersion", "CreateVpcEndpoint"),
     *("DeleteKeyPair", "DeleteVpcEndpoints", "DetachInternetGateway", "DisassociateAddress", "DisassociateRouteTable"),
     *("ImportKeyPair", "ModifyInstanceAttribute", "ModifyInstanceMetadataOptions", "ModifyLaunchTemplate", "ModifySecurityGroupRules"),
-    *("ModifySubnetAttribute", "ModifyVpcAttribute", "ModifyVpcEndpoint", "ReleaseAddress", "ReplaceRoute", "RevokeSecurityGroupEgress"),
-    *("RevokeSecurityGroupIngress", "RunInstances", "TerminateInstances"),
+    *("ModifySubnetAttribute", "ModifyVpcAttribute", "ModifyVpcEndpoint", "ReleaseAddress", "ReplaceRoute", "ReplaceRouteTableAssociation"),
+    *("RevokeSecurityGroupEgress", "RevokeSecurityGroupIngress", "RunInstances", "TerminateInstances"),
 )
 ACCOUNT_DEFAULTS = ("DisableEbsEncryptionByDefault", "EnableEbsEncryptionByDefault", "ModifyInstanceMetadataDefaults")
 LOG_GROUPS = ("CreateLogGroup", "DeleteLogGroup", "ListTagsForResource", "PutRetentionPolicy", "TagResource", "UntagResource")
@@ -54,7 +54,7 @@ BUCKETS = ("*Bucket*", "*Configuration", "DeleteObject", "DeleteObjectVersion")
 LUSTRE = (
     *("CreateDataRepositoryAssociation", "CreateFileSystem", "DeleteDataRepositoryAssociation", "DeleteFileSystem"),
     *("DescribeDataRepositoryAssociations", "DescribeFileSystems", "ListTagsForResource", "TagResource", "UntagResource"),
-    "UpdateFileSystem",
+    *("UpdateDataRepositoryAssociation", "UpdateFileSystem"),
 )
 LUSTRE_ROLE = ("AttachRolePolicy", "CreateServiceLinkedRole", "PutRolePolicy")  # of the link between Lustre and its bucket
 GIVE = ("AttachRolePolicy", "CreateRole", "PutRolePolicy")  # what a boundary limits
