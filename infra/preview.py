@@ -275,9 +275,17 @@ def main(arguments: list[str] | None = None, prog: str = "python -m infra.previe
     for warning in planned.outputs.get("warnings", []):
         console.print(f"  warning: {warning}", style="yellow", markup=False)
     console.print(f"\nwrote {planned.outputs['folder']}/: {', '.join(planned.outputs['rendered'])}\nnext:\n")
-    for command in planned.outputs["next"]:
+    for command in _following(planned, load(options.stack, root)):
         console.print(f"  {command}", markup=False)
     return 0
+
+
+def _following(planned: Plan, stack: Stack) -> list[str]:
+    """What to type next; of a cloud's commands those that need no more than this plan: the others are the outputs of its `pulumi up`."""
+    if cloud_of(stack) is None:
+        return planned.outputs["next"]
+    name = stack.name
+    return [f"python -m infra.preflight {name}", f"pulumi stack select --create {name}", f"pulumi up --stack {name}"]
 
 
 if __name__ == "__main__":
