@@ -131,7 +131,7 @@ def settings(place: str, answers: dict[str, str]) -> dict[str, Any]:
     found: dict[str, Any] = {"cloud": place} | {name: answers[name] for name in ("region", "project") if name in answers}
     if place in REGION:
         fleet |= {"provision": "dstack", "capacity": {"kind": answers["capacity"]}}
-        found["checkpoints"] = {"kind": "bucket"}
+        found |= {"checkpoints": {"kind": "bucket"}, "dstack": {"host": "cloud"}}
     if place == "ssh":
         pairs = [host.strip().partition("=") for host in answers["hosts"].split(",")]
         hosts = [{"hostname": name} | ({"internal_ip": address} if address else {}) for name, _, address in pairs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from cli.project import CommandError, console, run
 from cluster_tasks.client import status as screen
 from cluster_tasks.client.dstack_run import wait
 from cluster_tasks.client.launch import cluster
+from stacks.forward import LOOK_SECONDS, forwarded
 from stacks.places import place_of
 from stacks.schema import Stack
 
@@ -21,6 +23,13 @@ TIMEOUT = 1800
 def up(stack: Stack, root: Path, options: Any) -> int:
     """Fleets, the Ray cluster, and its dashboard forwarded until `flotilla down`."""
     os.chdir(root)
+    with forwarded(stack, say=_say):
+        return _up(stack, root, options)
+
+
+def _up(stack: Stack, root: Path, options: Any) -> int:
+    if stack.control_node:
+        run([sys.executable, "-m", "fleets.server", "login", stack.name], root)
     seconds = options.timeout or TIMEOUT
     dstack = cluster(stack, int(options.port) if options.port else None)
     dstack.apply(machines=not _driven(stack), seconds=seconds)
@@ -45,18 +54,10 @@ def up(stack: Stack, root: Path, options: Any) -> int:
 def down(stack: Stack, root: Path, options: Any) -> int:
     """The run, the tunnel, the fleets, and what Pulumi made in the cloud."""
     os.chdir(root)
-    dstack = cluster(stack, None)
-    if dstack.lives():
-        run(["dstack", "stop", "-y", dstack.name], root, dstack.env)
-        wait(lambda: f"waiting for {dstack.name} to end" if dstack.lives() else None, TIMEOUT)
-    tunnel.close(dstack.folder)
+    with forwarded(stack, LOOK_SECONDS, _say):
+        _stop(stack, root, options)
     if options.keep_machines:
         return 0
-    if not _driven(stack):
-        known = {fleet.name for fleet in dstack.fleets()}
-        for fleet in stack.dstack_fleets():
-            if fleet.name in known:
-                run(["dstack", "fleet", "delete", "-y", fleet.name], root, dstack.env)
     if place_of(stack).cloud or _driven(stack):
         destroy = ["pulumi", "destroy", "--stack", stack.name, *(["--yes"] if options.yes else [])]
         if not options.yes and not os.isatty(0):
@@ -65,9 +66,27 @@ def down(stack: Stack, root: Path, options: Any) -> int:
     return 0
 
 
+def _stop(stack: Stack, root: Path, options: Any) -> None:
+    dstack = cluster(stack, None)
+    if dstack.lives():
+        run(["dstack", "stop", "-y", dstack.name], root, dstack.env)
+        wait(lambda: f"waiting for {dstack.name} to end" if dstack.lives() else None, TIMEOUT)
+    tunnel.close(dstack.folder)
+    if options.keep_machines or _driven(stack):
+        return
+    known = {fleet.name for fleet in dstack.fleets()}
+    for fleet in stack.dstack_fleets():
+        if fleet.name in known:
+            run(["dstack", "fleet", "delete", "-y", fleet.name], root, dstack.env)
+
+
 def status(stack: Stack, root: Path, options: Any) -> int:
     os.chdir(root)
     return screen.main([stack.name, *(["--json"] if options.json else [])])
+
+
+def _say(line: str) -> None:
+    console.print(line, markup=False)
 
 
 def _driven(stack: Stack) -> bool:

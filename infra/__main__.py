@@ -14,6 +14,7 @@ if __package__:  # `python -m infra`; the engine runs the folder by its path, wh
 import pulumi
 
 from infra.config import read
+from infra.control import ControlNode
 from infra.publish import Publication
 from infra.sdk import import_by_resource
 from stacks.extras import missing
@@ -31,7 +32,8 @@ try:
     if stack.dstack and stack.dstack.drive:
         from infra.dstack_resources import Managed  # with dstack's client, another second
 
-        Managed(stack, site, after=[resource for resource in made if not isinstance(resource, pulumi.ProviderResource)])
+        token = next((resource.token for resource in made if isinstance(resource, ControlNode)), None)
+        Managed(stack, site, after=[resource for resource in made if not isinstance(resource, pulumi.ProviderResource)], token=token)
     published = Publication(stack, site)
 except StackError as error:
     raise pulumi.RunError(str(error)) from None

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Network
 from pathlib import Path
 
+import pulumi
 from packaging.requirements import Requirement
 
 from fleets.backend import server_config
@@ -16,7 +17,6 @@ from stacks.site import Site
 
 SCRIPT = Path(__file__).with_name("control.sh")
 LOCKS = Path(__file__).parents[1] / "requirements"
-PORT = 3000  # of the server, on the control node's loopback; also in control.sh
 KEY = "${HOME}/.dstack/ssh/control"  # made by fleets.server login; no server keeps its public half
 DISK = 20  # GB for the server's database and the logs of runs
 # Its Python, that of Ubuntu 24.04: which lines of the lock are for it.
@@ -28,6 +28,12 @@ PYTHON = {
     "platform_system": "Linux",
     "platform_machine": "x86_64",
 }
+
+
+class ControlNode(pulumi.ComponentResource):
+    """The machine of a cloud; `token` is the one of its server's admin."""
+
+    token: pulumi.Output[str]
 
 
 def script(stack: Stack, site: Site, part: Path, known: Mapping[str, str]) -> str:

@@ -22,7 +22,7 @@ from gpuhunt import CatalogItem
 from gpuhunt._internal import storage
 from gpuhunt._internal.catalog import CATALOG_URL
 
-from stacks.places import PLACES, cloud_of
+from stacks.places import PLACES, cloud_of, control_of
 from stacks.schema import Fleet, Stack
 
 HOURS = 730  # of a month
@@ -108,8 +108,8 @@ def priced(stack: Stack, items: Iterable[CatalogItem], dated: str = "") -> Cost:
 
 def _beside(stack: Stack) -> list[tuple[str, str]]:
     """Machines that are in no fleet, by name: the control node."""
-    cloud = cloud_of(stack)
-    return [("control node", cloud.control)] if cloud and cloud.control and stack.control_node else []
+    control = control_of(stack)
+    return [("control node", control.machine)] if control else []
 
 
 def _near(stack: Stack, location: str) -> bool:

@@ -141,7 +141,7 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     machines = [] if driven else [f"dstack apply -y -f {here}/{name}" for name in definitions]
     project = []
     if stack.control_node:
-        project = [f"python -m fleets.server login {stack.name}"]
+        project = [f"python -m fleets.server {verb} {stack.name}" for verb in ("forward", "login")]
     elif stack.dstack and not driven:
         project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."]
     return [*site.prerequisites, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]

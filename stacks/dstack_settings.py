@@ -17,9 +17,10 @@ LOOPBACK = ("127.0.0.1", "localhost")
 class Dstack(Model):
     """The dstack server that this stack's files are for."""
 
-    host: Literal["elsewhere", "cloud"] = Field(
-        default="elsewhere",
-        description="Where the server runs. cloud: on a control node that `pulumi up` makes in the network of the nodes.",
+    host: Literal["elsewhere", "cloud"] | None = Field(
+        default=None,
+        description="Where the server runs. cloud: on a control node that `pulumi up` makes in the network of the nodes. elsewhere: on a "
+        "machine of yours, in that network or with a VPN into it. Needed where dstack launches the nodes of a cloud.",
     )
     server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server; with host: cloud, where its port is forwarded to.")
     project: Name = Field(default="main", description="Project on the server.")

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from stacks.machines import Machine
 from stacks.rules import aws, gcp, local, slurm, ssh
-from stacks.rules.place import Cloud, Place
+from stacks.rules.place import Cloud, Control, Place
 from stacks.schema import Gpu, Stack
 
 PLACES: dict[str, Place] = {place.name: place for place in (local.PLACE, ssh.PLACE, slurm.PLACE, aws.PLACE, gcp.PLACE)}
@@ -19,6 +19,12 @@ def place_of(stack: Stack) -> Place:
 def cloud_of(stack: Stack) -> Cloud | None:
     """What the stack's place adds as a cloud; None where it is none."""
     return PLACES[stack.cloud].cloud
+
+
+def control_of(stack: Stack) -> Control | None:
+    """The control node that the stack asks for."""
+    cloud = cloud_of(stack)
+    return cloud.control if cloud and stack.control_node else None
 
 
 def clouds() -> list[str]:

@@ -17,7 +17,7 @@ ACCESS = {
 }
 GIVEN_LUSTRE = {"kind": "lustre", "file_system": "fs-0123456789abcdef0"}
 # Settings with which Pulumi launches the machines of aws-dev, behind a bastion.
-BY_PULUMI = {"fleets.0.provision": "pulumi", "fleets.0.idle_duration": ..., "access": ACCESS}
+BY_PULUMI = {"fleets.0.provision": "pulumi", "fleets.0.idle_duration": ..., "access": ACCESS, "dstack": {"host": "elsewhere"}}
 
 
 def on_aws(plan: Plan) -> list[Resource]:

@@ -60,8 +60,8 @@ class Running:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Running]:
-    """A server with its data below `folder`, and an AWS with one network in each region."""
+def running(folder: Path, secret: str | None = None) -> Iterator[Running]:
+    """A server with its data below `folder`, and an AWS with one network in each region; `secret` is its admin's token."""
     home = folder / "home"
     home.mkdir()
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(home / "key")], check=True)
@@ -77,6 +77,8 @@ def running(folder: Path) -> Iterator[Running]:
                 patch.setenv(name, value)
             for name in ("GPUHUNT_CATALOG_DIR", "AWS_PROFILE", "AWS_SESSION_TOKEN", "DSTACK_SERVER_ADMIN_TOKEN"):
                 patch.delenv(name, raising=False)
+            if secret:
+                patch.setenv("DSTACK_SERVER_ADMIN_TOKEN", secret)
             vpcs = {region: network(region) for region in REGIONS}
             assert server.up(folder / "server", None, free_port(), ANSWER_SECONDS) == 0
         started = Server.running(folder / "server")

@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "share": ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "2TB"}}),
     "regional share": ("gcp-dev", {"checkpoints": {"kind": "filestore", "size": "1TB"}}),
     "disk": ("gcp-prod", {"checkpoints": {"kind": "hyperdisk-ml", "size": "1TB"}, "fleets.0.nodes": 1}),
-    "control": ("gcp-dev", {"dstack": {"host": "cloud"}}),
+    "server elsewhere": ("gcp-dev", {"dstack": {"host": "elsewhere"}}),
     "control by pulumi": ("gcp-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"}),
     "existing network": ("gcp-dev", {"network": {"vpc": "mine", "subnets": ["nodes"]}}),
     "shared vpc": (

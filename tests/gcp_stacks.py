@@ -16,6 +16,7 @@ DSTACK: dict[str, Any] = {
     "project": "my-project",
     "region": "us-central1",
     "fleets": [{"name": "gpus", "machine": "g2-standard-8", "nodes": 2}],
+    "dstack": {"host": "elsewhere"},
 }
 PULUMI: dict[str, Any] = DSTACK | {
     "network": {"zones": ["us-central1-a"]},

@@ -25,7 +25,7 @@ def connect(stack: Stack) -> Client:
     try:
         client = Client.from_config(project_name=wanted.project if wanted else os.environ.get("DSTACK_PROJECT"))
     except ConfigurationError as error:
-        start = "flotilla server up, then flotilla server login"
+        start = f"flotilla server login {stack.name}" if stack.control_node else "flotilla server up, then flotilla server login"
         raise ConnectionFailed(f"no dstack server is known here: {error}; to start one: {start}; or: {add}") from None
     url = client.client.base_url
     if wanted and url != str(wanted.server).rstrip("/"):

@@ -36,6 +36,7 @@ from cluster_tasks.client.follow import Follower
 from cluster_tasks.client.render import check_shell
 from cluster_tasks.client.submit import check
 from stacks.errors import UserError
+from stacks.forward import forwarded
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -128,6 +129,23 @@ class Launch:
         return INTERRUPTED
 
 
+def perform(stack: Stack, options: Any, command: list[str]) -> int:
+    """The exit code. Raises UserError."""
+    run = cluster(stack, options.port)
+    if not options.attach:
+        run.apply(machines=True, seconds=options.timeout)
+    launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout)
+    try:
+        code = launch.watch()
+    except KeyboardInterrupt:
+        return launch.interrupted()
+    if options.down:
+        run_command(["dstack", "stop", "-y", run.name], run.env)
+    else:
+        console.print(f"the cluster is still up; to end it: dstack stop {run.name}")
+    return code
+
+
 def answer(question: str) -> str:
     """What a person types; nothing where the terminal is closed, or at another Ctrl-C."""
     with contextlib.suppress(EOFError, KeyboardInterrupt):
@@ -162,19 +180,8 @@ def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.cli
             raise ClusterError(f"--working-dir {options.working_dir}: no such folder")
         if not options.attach:
             check_shell(stack, os.environ)
-        run = cluster(stack, options.port)
-        if not options.attach:
-            run.apply(machines=True, seconds=options.timeout)
-        launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout)
-        try:
-            code = launch.watch()
-        except KeyboardInterrupt:
-            return launch.interrupted()
-        if options.down:
-            run_command(["dstack", "stop", "-y", run.name], run.env)
-        else:
-            console.print(f"the cluster is still up; to end it: dstack stop {run.name}")
-        return code
+        with forwarded(stack, say=lambda line: console.print(line, markup=False)):
+            return perform(stack, options, command)
     except UserError as error:
         console.print(f"error: {error}", markup=False)
         return getattr(error, "code", 2)

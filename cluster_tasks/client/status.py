@@ -25,13 +25,14 @@ if __name__ == "__main__":  # before imports that this environment may not have
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun
-from cluster_tasks.client.dstack_server import ConnectionFailed
+from cluster_tasks.client.dstack_run import ROOT, DstackRun
 from cluster_tasks.client.launch import cluster
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.dstack_api import Instance, InstanceStatus, JobStatus, Run
-from stacks.load import StackError, load
+from stacks.errors import UserError
+from stacks.forward import LOOK_SECONDS, forwarded
+from stacks.load import load
 from stacks.schema import Stack
 
 CHECKPOINT = re.compile(r"^checkpoint: (\S+)", re.MULTILINE)  # as the trainer says it
@@ -179,9 +180,10 @@ def main(argv: list[str] | None = None) -> int:
     options: Any = parser.parse_args(argv)
     try:
         stack = load(options.stack, ROOT)
-        run = cluster(stack, None)
-        status = find(stack, run, datetime.now(UTC))
-    except (StackError, ClusterError, ConnectionFailed, WrongCluster) as error:
+        with forwarded(stack, LOOK_SECONDS, lambda line: print(line, file=sys.stderr)):
+            run = cluster(stack, None)
+            status = find(stack, run, datetime.now(UTC))
+    except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:

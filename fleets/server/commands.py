@@ -1,12 +1,16 @@
 """A dstack server on this machine, for those who have none.
 
-    python -m fleets.server up [STACK]   start it; with build/STACK/server-config.yml, where a stack is named
-    python -m fleets.server login        let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
-    python -m fleets.server login STACK  the same for the server of the stack's control node (flotilla:dstack.host: cloud)
-    python -m fleets.server status       exit code 0 when it answers, 1 when not
-    python -m fleets.server down         stop it; refused while it has machines
+    python -m fleets.server up [STACK]     start it; with build/STACK/server-config.yml, where a stack is named
+    python -m fleets.server login          let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
+    python -m fleets.server status         exit code 0 when it answers, 1 when not
+    python -m fleets.server down           stop it; refused while it has machines
 
-It is the installed `dstack server`, on loopback, with this shell's environment (credentials, DSTACK_* settings) and its data in
+The server of a stack's control node (flotilla:dstack.host: cloud) is reached by a port of this machine:
+
+    python -m fleets.server login STACK    the same as `login`, for that server
+    python -m fleets.server forward STACK  leave its port here until Ctrl-C, for `dstack` and `pulumi` in other terminals
+
+The one here is the installed `dstack server`, on loopback, with this shell's environment (credentials, DSTACK_* settings) and its data in
 build/server/, the token of its admin among them, in a file that only you can read.
 """
 
@@ -212,8 +216,11 @@ def read_arguments(arguments: list[str] | None, prog: str) -> argparse.Namespace
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     starts, logs_in = commands.add_parser("up", help="start it"), commands.add_parser("login", help="write ~/.dstack/config.yml")
+    leaves = commands.add_parser("forward", help="the port of a control node, until Ctrl-C")
+    leaves.add_argument("stack", help="name of a stack whose server is on its control node")
+    leaves.add_argument("--timeout", type=float, default=600, help="seconds that the server has to answer (600)")
     shows, stops = commands.add_parser("status", help="what it has"), commands.add_parser("down", help="stop it")
-    for command in (starts, logs_in, shows, stops):
+    for command in (starts, logs_in, leaves, shows, stops):
         command.add_argument("--folder", type=Path, default=FOLDER, help=f"of its data ({FOLDER})")
     starts.add_argument("stack", nargs="?", help="name of a stack that was rendered; without it a server that has no backends yet")
     starts.add_argument("--port", type=port_number, help=f"on 127.0.0.1 ({PORT})")
@@ -225,25 +232,31 @@ def read_arguments(arguments: list[str] | None, prog: str) -> argparse.Namespace
     return parser.parse_args(arguments)
 
 
+def perform(options: argparse.Namespace, folder: Path) -> int:
+    """Raises UserError."""
+    match options.command:
+        case "up":
+            return up(folder, options.stack, options.port, options.timeout)
+        case "login" | "forward" if options.stack:
+            from fleets.server import control
+
+            return getattr(control, options.command)(options.stack, Path.cwd(), options.timeout)
+        case "login":
+            return login(folder, options.project)
+        case "status":
+            return status(folder)
+        case _:
+            return down(folder, options.force)
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m fleets.server") -> int:
     options = read_arguments(arguments, prog)
-    folder = options.folder.resolve()
     try:
         if options.folder == FOLDER and not Path("Pulumi.yaml").is_file():
             raise ServerError(f"no Pulumi.yaml in {Path.cwd()}; run this in the project's folder")
-        match options.command:
-            case "up":
-                return up(folder, options.stack, options.port, options.timeout)
-            case "login" if options.stack:
-                from fleets.server import control
-
-                return control.login(options.stack, Path.cwd(), options.timeout)
-            case "login":
-                return login(folder, options.project)
-            case "status":
-                return status(folder)
-            case _:
-                return down(folder, options.force)
+        return perform(options, options.folder.resolve())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130

@@ -3,45 +3,69 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
-import time
+from functools import partial
 from pathlib import Path
 
 import requests
 
-from fleets.server.process import SAY_SECONDS, ServerError
+from fleets.server.process import ServerError
+from stacks.forward import answers, forwarded
 from stacks.load import load
-from stacks.schema import Stack
+from stacks.schema import Dstack, Stack
 
 ASK_SECONDS = 120  # for Pulumi's answer
 SSH = Path("~/.dstack/ssh")  # dstack's own folder; its `config` is the one that `dstack attach` reads
 
 
 def login(name: str, root: Path, seconds: float) -> int:
-    """Waits for the server behind the forwarded port, then makes its project this user's default. Raises ServerError."""
+    """Waits for the server, then makes its project this user's default. Raises NoForward, ServerError."""
+    stack, settings = _known(name, root)
+    token = _token(stack, root)
+    with forwarded(stack, seconds):
+        _configure(stack, settings, token)
+    let_through(root / "build" / name / "ssh_config", SSH.expanduser())
+    return 0
+
+
+def forward(name: str, root: Path, seconds: float) -> int:
+    """Until Ctrl-C; at once where the port answers already. Raises NoForward, ServerError."""
+    stack, settings = _known(name, root)
+    if answers(settings.server):
+        print(f"{settings.server} answers already, by another forward or a server of yours")
+        return 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), forwarded(stack, seconds, partial(print, flush=True)):
+        print(f"{settings.server} is the dstack server of stack {name} while this runs; Ctrl-C ends it", flush=True)
+        signal.pause()
+    return 0
+
+
+def _known(name: str, root: Path) -> tuple[Stack, Dstack]:
+    stack = load(name, root)
+    if stack.dstack is None or not stack.control_node:
+        raise ServerError(f"stack {name} has no control node (flotilla:dstack.host); for a server here: python -m fleets.server login")
+    return stack, stack.dstack
+
+
+def _configure(stack: Stack, settings: Dstack, token: str) -> None:
+    """The server's project becomes this user's default."""
     from dstack.api.server import APIClient
 
     from stacks.dstack_api import ClientError, ConfigManager
 
-    stack = load(name, root)
-    settings = stack.dstack
-    if settings is None or not stack.control_node:
-        raise ServerError(f"stack {name} has no control node (flotilla:dstack.host); for a server here: python -m fleets.server login")
-    token = _token(stack, root)
-    _wait(settings.server, seconds)
     try:
         known = sorted(project.project_name for project in APIClient(settings.server, token).projects.list())
     except (ClientError, requests.RequestException):
-        raise ServerError(f"{settings.server} does not know the token of stack {name}; is the port that of another server?") from None
+        raise ServerError(f"{settings.server} does not know the token of stack {stack.name}; is the port that of another server?") from None
     if settings.project not in known:
         raise ServerError(f"flotilla:dstack.project: {settings.server} has no project {settings.project!r}; it has {', '.join(known)}")
     manager = ConfigManager()
     manager.configure_project(settings.project, settings.server, token, default=True)
     manager.save()
     manager.config_filepath.chmod(0o600)
-    let_through(root / "build" / name / "ssh_config", SSH.expanduser())
     print(f"{manager.config_filepath}: project {settings.project} on {settings.server} is the default")
-    return 0
 
 
 def _token(stack: Stack, root: Path) -> str:
@@ -55,24 +79,6 @@ def _token(stack: Stack, root: Path) -> str:
     if done.returncode or not done.stdout.strip():
         raise ServerError(f"{' '.join(command)}: {' '.join(done.stderr.split())}; first: pulumi up --stack {stack.name}")
     return done.stdout.strip()
-
-
-def _wait(url: str, seconds: float) -> None:
-    """A new control node takes some minutes to install its server."""
-    begin = said = time.monotonic()
-    with requests.Session() as session:
-        session.trust_env = False  # never through a proxy
-        while True:
-            with contextlib.suppress(requests.RequestException):
-                if session.get(f"{url}/healthcheck", timeout=5).ok:
-                    return
-            now = time.monotonic()
-            if now - begin > seconds:
-                raise ServerError(f"{url} does not answer; leave the forward of `pulumi stack output next` running, and try again")
-            if now - said > SAY_SECONDS:
-                said = now
-                print(f"waiting for {url}, {now - begin:.0f} s of {seconds:.0f}", flush=True)
-            time.sleep(0.5)
 
 
 def let_through(way: Path, folder: Path) -> None:

@@ -187,15 +187,14 @@ def _in_container(stack: Stack, bucket: Bucket | Given | None) -> pulumi.Output[
 
 def _control(context: Context, subnets: network.Subnets, identity: Identity) -> Control | None:
     """The machine of flotilla:dstack.host: cloud, in the nodes' network; its server's token is an output of the stack."""
-    stack, cloud = context.stack, places.cloud_of(context.stack)
-    if not stack.control_node:
+    stack, wanted = context.stack, places.control_of(context.stack)
+    if wanted is None:
         return None
-    assert cloud and cloud.control  # stacks/rules/shared.py
     known = pulumi.Output.all(vpc=subnets.vpc_id, profile=identity.profile_name, bucket="", mount=[])
     args = ControlArgs(
         stack=stack,
         account=context.account,
-        machine=cloud.control,
+        machine=wanted.machine,
         image=aws.ssm.get_parameter(name=control.IMAGE, opts=context.invoke_opts).value,
         vpc_id=subnets.vpc_id,
         subnet_id=subnets.first,

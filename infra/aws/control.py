@@ -43,7 +43,7 @@ class ControlArgs:
     after: list[pulumi.Resource]  # what the machine needs when it starts
 
 
-class Control(pulumi.ComponentResource):
+class Control(control.ControlNode):
     """`instance_id` is the machine, `token` the admin's of its server."""
 
     def __init__(self, name: str, args: ControlArgs, opts: pulumi.ResourceOptions | None = None):

@@ -266,7 +266,23 @@ def control(account: Account, stack: str) -> Document:
         allow([f"ssm:{call}" for call in PARAMETERS], _parameters(account, stack)),
         allow(["iam:PassRole"], _ours(account, stack)[0], {"StringEquals": {"iam:PassedToService": "dlm.amazonaws.com"}}),
         allow(["iam:CreateServiceLinkedRole"], restarts, {"StringEquals": {"iam:AWSServiceName": "events.amazonaws.com"}}),
+        *forward(account, stack),
     )
+
+
+def forward(account: Account, stack: str) -> list[Statement]:
+    """The way to the dstack server with flotilla:dstack.drive: a port of this machine, by this document, and no shell.
+
+    https://docs.aws.amazon.com/systems-manager/latest/userguide/getting-started-restrict-access-quickstart.html
+    """
+    machine = {"ssm:resourceTag/Name": f"flotilla-{stack}-control", "ssm:resourceTag/stack": stack}
+    document_alone = {"BoolIfExists": {"ssm:SessionDocumentAccessCheck": "true"}}
+    documents = f"arn:{account.partition}:ssm:{account.region}::document"
+    return [
+        allow(["ssm:StartSession"], account.arn("ec2", "instance/*"), {"StringEquals": machine} | document_alone),
+        allow(["ssm:StartSession"], f"{documents}/AWS-StartPortForwardingSession"),
+        allow(["ssm:TerminateSession"], account.arn("ssm", "session/${aws:userid}-*")),
+    ]
 
 
 def look_at_control(account: Account, stack: str) -> Document:

@@ -84,15 +84,15 @@ def listed(api: Api) -> list[Plain]:
 
 
 def room(stack: Stack, free: dict[str, int]) -> Iterator[Answer]:
-    """Pure: free addresses by subnet against the nodes. Pulumi's stand together in the first one, dstack's anywhere."""
+    """Pure: free addresses by subnet against the nodes and the control node. Pulumi's stand together in the first, dstack's anywhere."""
     first = stack.network.subnets[0]
-    together = sum(fleet.nodes for fleet in stack.fleets if fleet.provision == "pulumi")
-    nodes = sum(fleet.nodes for fleet in stack.fleets)
+    together = stack.control_node + sum(fleet.nodes for fleet in stack.fleets if fleet.provision == "pulumi")
+    nodes = stack.control_node + sum(fleet.nodes for fleet in stack.fleets)
     says = ", ".join(f"{subnet} has {count} free addresses" for subnet, count in free.items())
     if free[first] < together:
         yield failed("subnets", f"{says}; {together} nodes stand in {first}", "list a larger subnet first in flotilla:network.subnets")
     elif sum(free.values()) < nodes:
-        yield failed("subnets", f"{says}; the fleets have {nodes} nodes", "list more or larger subnets in flotilla:network.subnets")
+        yield failed("subnets", f"{says}; the stack needs {nodes}", "list more or larger subnets in flotilla:network.subnets")
     else:
         yield ok("subnets", says)
 

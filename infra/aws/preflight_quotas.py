@@ -13,6 +13,7 @@ from botocore.exceptions import ClientError
 
 from infra.aws.api import Api, Plain
 from infra.preflight.answers import Answer, failed, ok, unknown
+from stacks.places import control_of
 from stacks.schema import Stack
 
 # Codes of the quotas that count vCPUs, by the first letters of the machine type.
@@ -35,6 +36,8 @@ def quota(api: Api) -> Iterator[Answer]:
             yield unknown("quota", f"the quota of {kind} {machine.name} is not known", _quotas_page(api.stack))
         else:
             wanted[code] = wanted.get(code, 0) + fleet.nodes * machine.cpus
+    if control := control_of(api.stack):
+        wanted[STANDARD["on-demand"]] = wanted.get(STANDARD["on-demand"], 0) + control.cpus
     for code, vcpus in wanted.items():
         answer = _quota(api, "ec2", code)
         if answer is None:

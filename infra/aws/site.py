@@ -51,7 +51,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
         gpus=places.gpus(machines),
         mount=tuple(outputs.mount),
         outputs={name: value for name, value in named.items() if value},
-        prerequisites=(*tunnel(stack, outputs), *forward(stack, outputs)),
+        prerequisites=tunnel(stack, outputs),
         ssh_config=ssh_config(stack, network, outputs.control) if outputs.control else None,
     )
 
@@ -91,15 +91,6 @@ def ssh(stack: Stack, fleet: Fleet, network: str, outputs: Outputs) -> Ssh:
     return Ssh.model_validate(
         {"user": access.user, "identity_file": access.identity_file, "hosts": hosts, "network": network, "proxy_jump": jump}
     )
-
-
-def forward(stack: Stack, outputs: Outputs) -> tuple[str, ...]:
-    """What to leave running in another terminal: the way to the dstack server on the control node."""
-    if not outputs.control or not stack.dstack:
-        return ()
-    ports = f"portNumber={control.PORT},localPortNumber={stack.dstack.port}"
-    start = f"aws ssm start-session --region {stack.region} --target {outputs.control}"
-    return (f"{start} --document-name AWS-StartPortForwardingSession --parameters {ports}",)
 
 
 def ssh_config(stack: Stack, network: str, instance: str) -> str:

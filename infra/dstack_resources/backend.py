@@ -8,7 +8,7 @@ import pulumi
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
-from infra.dstack_resources.client import Client, DstackRefused, Provider, found, one_line, when_free
+from infra.dstack_resources.client import At, Client, DstackRefused, Provider, found, one_line, outputs, when_free
 from stacks.dstack_api import BackendConfigWithCreds, BackendInvalidCredentialsError, BackendType, ResourceExistsError
 
 IAM_SECONDS = 60  # until what was made in IAM a moment ago is seen everywhere
@@ -68,12 +68,12 @@ class BackendProvider(Provider):
 
 
 class Backend(dynamic.Resource, module="flotilla:dstack", name="Backend"):
-    """A backend of `project` on `server`."""
+    """A backend of a project."""
 
     config: pulumi.Output[dict[str, Any]]
 
-    def __init__(self, name: str, server: str, project: str, config: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
-        super().__init__(BackendProvider(), name, {"server": server, "project": project, "config": config}, opts)
+    def __init__(self, name: str, at: At, config: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
+        super().__init__(BackendProvider(), name, {**at, "config": config}, opts)
 
 
 def _create(client: Client, project: str, name: str, wanted: Any) -> None:
@@ -96,4 +96,4 @@ def _differing(there: Any, wanted: Any) -> str:
 
 
 def _outputs(props: dict[str, Any]) -> dict[str, Any]:
-    return {key: props[key] for key in ("server", "project", "config")}
+    return outputs(props, "config")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import requests
@@ -15,6 +17,7 @@ from pydantic import ValidationError
 
 from stacks.dstack_api import ClientError, ConfigManager, DstackError, ResourceNotExistsError, ServerClientError, URLNotFoundError
 from stacks.errors import UserError
+from stacks.forward import NoForward, answers, opened
 from stacks.schema import Dstack
 
 ANSWER_SECONDS = 120  # for one request; a plan asks the cloud for prices and quotas
@@ -22,6 +25,10 @@ LOOK_SECONDS = 1.0  # between two looks at what is waited for
 SAY_SECONDS = 30.0  # until what is waited for is printed again
 LOGINS = "`python -m fleets.server login`, `dstack project add`, or `pulumi config set --secret dstack:token`"
 BUSY = "Try again later"  # the server's word while its own workers hold what is to be changed
+
+
+At = Mapping[str, Any]  # of a resource: `server` and `project`; with a control node `forward`, how its port comes here, and `token`
+REACHING, REACHED = threading.Lock(), contextlib.ExitStack()  # resources are made side by side
 
 
 class DstackRefused(UserError):
@@ -91,7 +98,23 @@ class Provider(dynamic.ResourceProvider):
         self.settings = Dstack.model_validate_json(req.config.get("flotilla:dstack") or "{}")
 
     def client(self, props: dict[str, Any]) -> Client:
-        return connect(props["server"], props["project"], self.token)
+        """A control node's server is reached as its resources say; `login` may never have been here."""
+        if command := props.get("forward"):
+            reach(props["server"], command, self.settings.timeout)
+        return connect(props["server"], props["project"], self.token or props.get("token"))
+
+
+def outputs(props: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Of a resource: where it is and how that is reached, and these."""
+    return {key: props[key] for key in ("server", "project", "forward", "token", *keys) if key in props}
+
+
+def reach(server: str, command: str, seconds: float) -> None:
+    """The server's port is here from now on, until the engine ends this process. Raises NoForward."""
+    with REACHING:
+        if not answers(server):
+            print("the way to the dstack server on the control node:", flush=True)
+            REACHED.enter_context(opened(server, command, seconds, partial(print, flush=True)))
 
 
 @contextlib.contextmanager
@@ -100,7 +123,7 @@ def one_line(what: str) -> Iterator[None]:
     sys.tracebacklimit = 1000
     try:
         yield
-    except (DstackRefused, DstackError, ValidationError, requests.RequestException) as error:
+    except (DstackRefused, NoForward, DstackError, ValidationError, requests.RequestException) as error:
         sys.tracebacklimit = 0
         raise DstackRefused(f"{what}: {_flat(error)}") from None
 

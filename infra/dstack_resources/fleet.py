@@ -14,7 +14,7 @@ import pulumi
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
-from infra.dstack_resources.client import Client, DstackRefused, Provider, found, one_line, wait, when_free
+from infra.dstack_resources.client import At, Client, DstackRefused, Provider, found, one_line, outputs, wait, when_free
 from infra.dstack_resources.spec import changed, in_place, must_have_offers, plan
 from stacks.dstack_api import Fleet as DstackFleet
 from stacks.dstack_api import Instance, Run
@@ -158,12 +158,12 @@ class MachinesProvider(Provider):
 
 
 class Fleet(dynamic.Resource, module="flotilla:dstack", name="Fleet"):
-    """A fleet of `project` on `server`."""
+    """A fleet of a project."""
 
     definition: pulumi.Output[dict[str, Any]]
 
-    def __init__(self, name: str, server: str, project: str, definition: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
-        super().__init__(FleetProvider(), name, {"server": server, "project": project, "name": name, "definition": definition}, opts)
+    def __init__(self, name: str, at: At, definition: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
+        super().__init__(FleetProvider(), name, {**at, "name": name, "definition": definition}, opts)
 
 
 class Machines(dynamic.Resource, module="flotilla:dstack", name="Machines"):
@@ -171,9 +171,8 @@ class Machines(dynamic.Resource, module="flotilla:dstack", name="Machines"):
 
     come: pulumi.Output[bool]
 
-    def __init__(self, name: str, server: str, project: str, definition: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
-        props = {"server": server, "project": project, "name": name, "definition": definition, "come": None}
-        super().__init__(MachinesProvider(), name, props, opts)
+    def __init__(self, name: str, at: At, definition: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
+        super().__init__(MachinesProvider(), name, {**at, "name": name, "definition": definition, "come": None}, opts)
 
 
 def _awaited(fleet: DstackFleet) -> str | None:
@@ -238,4 +237,4 @@ def _configuration(fleet: DstackFleet) -> dict[str, Any]:
 
 
 def _outputs(props: dict[str, Any]) -> dict[str, Any]:
-    return {key: props[key] for key in ("server", "project", "name", "definition")}
+    return outputs(props, "name", "definition")

@@ -8,7 +8,7 @@ import pulumi
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
-from infra.dstack_resources.client import Client, DstackRefused, Provider, found, one_line, wait, when_free
+from infra.dstack_resources.client import At, Client, DstackRefused, Provider, found, one_line, outputs, wait, when_free
 from stacks.dstack_api import Volume as DstackVolume
 from stacks.dstack_api import parse_apply_configuration
 
@@ -82,12 +82,12 @@ class VolumeProvider(Provider):
 
 
 class Volume(dynamic.Resource, module="flotilla:dstack", name="Volume"):
-    """A volume of `project` on `server`."""
+    """A volume of a project."""
 
     definition: pulumi.Output[dict[str, Any]]
 
-    def __init__(self, name: str, server: str, project: str, definition: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
-        super().__init__(VolumeProvider(), name, {"server": server, "project": project, "name": name, "definition": definition}, opts)
+    def __init__(self, name: str, at: At, definition: pulumi.Input[Any], opts: pulumi.ResourceOptions | None = None):
+        super().__init__(VolumeProvider(), name, {**at, "name": name, "definition": definition}, opts)
 
 
 def _differing(there: DstackVolume, wanted: Any) -> list[str]:
@@ -95,4 +95,4 @@ def _differing(there: DstackVolume, wanted: Any) -> list[str]:
 
 
 def _outputs(props: dict[str, Any]) -> dict[str, Any]:
-    return {key: props[key] for key in ("server", "project", "name", "definition")}
+    return outputs(props, "name", "definition")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pulumi
@@ -19,7 +19,7 @@ from infra.gcp.host_project import HostProject, HostProjectArgs
 from infra.gcp.identity import Identity, IdentityArgs
 from infra.gcp.network import Fabric, FabricArgs, Network, NetworkArgs
 from infra.gcp.services import Services, ServicesArgs, needed
-from infra.gcp.site import Outputs, backend, control_zone, labels, site
+from infra.gcp.site import Outputs, backend, labels, site
 from infra.gcp.storage import Storage, StorageArgs
 from stacks import places
 from stacks.machines import NETWORKS, Machine
@@ -84,22 +84,23 @@ def _reached(network: Network, fabric: Fabric | None, identity: Identity) -> dic
 
 def _control(context: Context, network: Network, fabric: Fabric | None, identity: Identity) -> Control | None:
     """The machine of flotilla:dstack.host: cloud, in the nodes' network; its server's token is an output of the stack."""
-    stack, cloud = context.stack, places.cloud_of(context.stack)
-    if not stack.control_node:
+    stack, wanted = context.stack, places.control_of(context.stack)
+    if wanted is None:
         return None
-    assert cloud and cloud.control  # stacks/rules/shared.py
     by_dstack, shared = any(fleet.provision == "dstack" for fleet in stack.fleets), given.network(stack)
     known = pulumi.Output.all(**_reached(network, fabric, identity))
     args = ControlArgs(
         stack=stack,
         project=context.project,
         region=context.region,
-        zone=control_zone(stack),
-        machine=cloud.control,
+        zone=rules.control_zone(stack),
+        machine=wanted.machine,
         vpc=None if shared and shared.shared else network.vpc,
         subnet=network.subnet_id,
         backend=known.apply(lambda found: Site(backend=backend(stack, Outputs(**found)) if by_dstack else None)),
         server=identity.server,
+        labels=labels(stack),
+        unlabelled=context.unlabelled,
         after=network.ready,
     )
     made = Control(context.name, args, opts=context.opts)
@@ -197,8 +198,6 @@ def _deploy(context: Context, identity: Identity, node: Control | None) -> Deplo
         return None
     payer = stack.budget.billing_account if stack.budget else None
     args = DeployArgs(
-        stack.name, context.project, context.region, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted
+        stack.name, context.project, context.region, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted, node
     )
-    if node:
-        args = replace(args, secret=node.secret, server=identity.server_name)
     return Deploy(context.name, args, opts=context.opts)

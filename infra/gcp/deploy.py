@@ -8,7 +8,7 @@ import pulumi
 from pulumi_gcp import billing, iam, projects, secretmanager, serviceaccount
 
 from infra.gcp import names
-from infra.gcp.control import READS_SECRET
+from infra.gcp.control import READS_SECRET, Control
 from stacks.cloud_settings import Ci
 
 ISSUER = "https://token.actions.githubusercontent.com"
@@ -39,8 +39,7 @@ class DeployArgs:
     billing_account: str | None  # whose budget the stack keeps
     nodes: pulumi.Output[str]  # full name of the nodes' service account
     granted: list[pulumi.Output[str]]  # roles that the stack's own accounts have on the project
-    secret: pulumi.Output[str] | None = None  # id of the control node's, which holds its server's token
-    server: pulumi.Output[str] | None = None  # full name of the service account that the control node runs as
+    control: Control | None = None
 
 
 class Deploy(pulumi.ComponentResource):
@@ -73,8 +72,8 @@ class Deploy(pulumi.ComponentResource):
                     opts=self._child,
                 )
             self._grant(f"{name}-{role}", args, account.member, WRITE if role == "up" else READ)
-            if args.secret:
-                self._control(f"{name}-{role}", args, args.secret, account.member, role)
+            if args.control:
+                self._control(f"{name}-{role}", args, args.control, account.member, role)
             self._state(f"{name}-{role}", args, account.member, writes=role == "up")
             if role == "up":
                 self._may_grant(f"{name}-{role}", args, account.member)
@@ -118,17 +117,27 @@ class Deploy(pulumi.ComponentResource):
             f"{name}-as-nodes", service_account_id=args.nodes, role="roles/iam.serviceAccountUser", member=member, opts=self._child
         )
 
-    def _control(self, name: str, args: DeployArgs, secret: pulumi.Output[str], member: pulumi.Output[str], role: str) -> None:
-        """A refresh reads the token too: who previews decrypts the state, which holds it as well."""
+    def _control(self, name: str, args: DeployArgs, node: Control, member: pulumi.Output[str], role: str) -> None:
+        """A refresh reads the token too: who previews decrypts the state, which holds it as well. Who deploys makes the machine anew, and
+        reaches its server with flotilla:dstack.drive."""
         secretmanager.SecretIamMember(
-            f"{name}-token", project=args.project, secret_id=secret, role=READS_SECRET, member=member, opts=self._child
+            f"{name}-token", project=args.project, secret_id=node.secret, role=READS_SECRET, member=member, opts=self._child
         )
         if role != "up":
             return
         projects.IAMMember(f"{name}-secrets", project=args.project, role="roles/secretmanager.admin", member=member, opts=self._child)
-        if args.server:
-            as_user = "roles/iam.serviceAccountUser"
-            serviceaccount.IAMMember(f"{name}-as-server", service_account_id=args.server, role=as_user, member=member, opts=self._child)
+        as_user = "roles/iam.serviceAccountUser"
+        serviceaccount.IAMMember(f"{name}-as-server", service_account_id=node.runs_as, role=as_user, member=member, opts=self._child)
+        # By address and port: a grant on the machine itself goes with it. https://docs.cloud.google.com/iap/docs/using-tcp-forwarding
+        expression = node.address.apply(lambda address: f"destination.ip == '{address}' && destination.port == 22")
+        projects.IAMMember(
+            f"{name}-iap",
+            project=args.project,
+            role="roles/iap.tunnelResourceAccessor",
+            member=member,
+            condition={"title": f"control node of {args.stack}", "expression": expression},
+            opts=self._child,
+        )
 
     def _state(self, name: str, args: DeployArgs, member: pulumi.Output[str], writes: bool) -> None:
         """Pulumi's state where infra/gcp/bootstrap.py keeps it: this stack's alone, and its lists; a preview writes nothing.

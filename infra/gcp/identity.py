@@ -62,7 +62,6 @@ class Identity(pulumi.ComponentResource):
     nodes: pulumi.Output[str]
     nodes_name: pulumi.Output[str]  # the account's full name, for grants on it
     server: pulumi.Output[str] | None = None
-    server_name: pulumi.Output[str] | None = None
     granted: list[pulumi.Output[str]]  # roles of these accounts on the project
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None):
@@ -99,7 +98,6 @@ class Identity(pulumi.ComponentResource):
         )
         projects.IAMMember(name, project=project, role=role.name, member=server.member, opts=self._child)
         self.granted.append(role.name)
-        self.server_name = server.name
         # It starts machines as the nodes' account and as no other of the project.
         serviceaccount.IAMMember(
             f"{name}-as-nodes",

@@ -7,6 +7,7 @@ import re
 
 NODE_TAG = "dstack-runner-instance"  # the network tag that dstack gives its machines; ours carry it too
 IAP = "35.235.240.0/20"  # https://docs.cloud.google.com/iap/docs/using-tcp-forwarding
+PROBES = ("35.191.0.0/16", "130.211.0.0/22")  # of health checks: https://docs.cloud.google.com/load-balancing/docs/health-check-concepts
 LONGEST = 63  # characters of a Compute Engine resource's name
 
 

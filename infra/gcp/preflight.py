@@ -9,12 +9,13 @@ from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
 from infra.gcp.api import LOGIN, Api, Plain, Refused, answers
-from infra.gcp.preflight_network import roce, subnets
+from infra.gcp.preflight_network import roce, subnets, way_out
 from infra.gcp.preflight_shared_vpc import grants, host_project
 from infra.gcp.preflight_storage import bucket, file_system
 from infra.gcp.startup import image
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.machines import Machine
+from stacks.places import control_of
 from stacks.rules.gcp import reservation
 from stacks.schema import Fleet, Stack
 
@@ -102,6 +103,8 @@ def quota(api: Api) -> Iterator[Answer]:
             yield unknown("quota", f"the quota of {machine.name} is not known", page)
             continue
         wanted[metric] = wanted.get(metric, 0) + fleet.nodes * (machine.gpus or machine.cpus)
+    if control := control_of(api.stack):
+        wanted["CPUS"] = wanted.get("CPUS", 0) + control.cpus  # that of E2 and N1
     for metric, count in wanted.items():
         yield enough(metric, region.get(metric), count, api.stack)
     gpus = sum(count for metric, count in wanted.items() if metric.endswith("_GPUS") and not metric.startswith("PREEMPTIBLE_"))
@@ -207,4 +210,5 @@ CHECKS = {
     "subnets": subnets,
     "shared vpc": host_project,
     "grants": grants,
+    "control node": way_out,
 }

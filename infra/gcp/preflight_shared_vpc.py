@@ -130,7 +130,7 @@ def grants(api: Api) -> Iterator[Answer]:
         yield _yours(api, network, subnet)
     number = api.get("cloudresourcemanager", f"v1/projects/{stack.project}")["projectNumber"]
     accounts = {
-        shared_vpc.agent(stack, number): "by which Google makes the machines of a queue",
+        shared_vpc.agent(stack, number): "by which Google makes machines of a group",
         shared_vpc.server(stack): "of the dstack server; the first `pulumi up` makes it, so the grant comes after",
     }
     users, complete = _users(api, network, subnet)

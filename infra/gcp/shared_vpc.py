@@ -35,12 +35,15 @@ def rules(stack: Stack, cidr: str) -> Iterator[Rule]:
     if stack.control_node:
         why = "SSH to the control node, through Identity-Aware Proxy alone."
         yield Rule(f"{label}-control", names.IAP, f"{label}-control", True, why)
+        for index, probes in enumerate(names.PROBES):
+            why = "Google's probes, which ask whether SSH answers."
+            yield Rule(f"{label}-control-health-{index}", probes, f"{label}-control", True, why)
 
 
 def agent(stack: Stack, number: str) -> str | None:
-    """The account by which Google makes the machines of a queue, which a project has by its number; None where there is no queue."""
-    queued = any(fleet.capacity.kind == "flex-start" for fleet in stack.fleets)
-    return f"{number}@cloudservices.gserviceaccount.com" if queued else None
+    """The account by which Google makes machines of a group: a queue's, the control node; a project has it by its number."""
+    grouped = stack.control_node or any(fleet.capacity.kind == "flex-start" for fleet in stack.fleets)
+    return f"{number}@cloudservices.gserviceaccount.com" if grouped else None
 
 
 def server(stack: Stack) -> str | None:

@@ -10,6 +10,7 @@ from infra import control
 from stacks import places
 from stacks.machines import Fabric, Machine
 from stacks.rules import given
+from stacks.rules.gcp import through_control
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
 
@@ -80,7 +81,7 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
         setup=SETUP.get(fabric, ()),
         volumes=volumes(fabric) if first.provision == "pulumi" else (),
         outputs={name: value for name, value in (named | outputs.deploy).items() if value},
-        prerequisites=(*(tunnel(stack, outputs) if launched else ()), *forward(stack, outputs)),
+        prerequisites=tunnel(stack, outputs) if launched else (),
         ssh_config=ssh_config(stack, outputs) if outputs.control else None,
     )
 
@@ -132,28 +133,10 @@ def ssh(stack: Stack, fleet: Fleet, outputs: Outputs) -> Ssh:
     )
 
 
-def control_zone(stack: Stack) -> str:
-    """Of the control node and its disk: the stack's first, else one that nearly every region has."""
-    return stack.network.zones[0] if stack.network.zones else f"{stack.region}-b"
-
-
-def _through(stack: Stack, machine: str) -> str:
-    """SSH by Identity-Aware Proxy and OS Login, with the keys that gcloud makes for a person."""
-    return f"gcloud compute ssh {machine} --project {stack.project} --zone {control_zone(stack)} --tunnel-through-iap --quiet --"
-
-
-def forward(stack: Stack, outputs: Outputs) -> tuple[str, ...]:
-    """What to leave running in another terminal: the way to the dstack server on the control node."""
-    if not outputs.control or not stack.dstack:
-        return ()
-    return (f"{_through(stack, outputs.control)} -N -L {stack.dstack.port}:127.0.0.1:{control.PORT}",)
-
-
 def ssh_config(stack: Stack, outputs: Outputs) -> str:
     """SSH to nodes continues from the control node."""
-    assert outputs.control  # asked by the caller
     network = IPv4Network(outputs.cidr) if stack.network.vpc else stack.network.cidr
-    return control.ssh_config(network, [], f"ProxyCommand {_through(stack, outputs.control)} -W %h:%p")
+    return control.ssh_config(network, [], f"ProxyCommand {through_control(stack)} -W %h:%p")
 
 
 def tunnel(stack: Stack, outputs: Outputs) -> tuple[str, ...]:

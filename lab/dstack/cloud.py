@@ -23,11 +23,12 @@ from lab.dstack.hosts import NETWORK, PATH, Host, Laptop, Machine, sh
 from lab.dstack.lab import FILES_PORT, Lab
 from lab.waiting import wait_for
 from stacks.load import load
+from stacks.rules.place import SERVER_PORT
 from stacks.site import Site
 
 HERE = Path(__file__).parent / "played"
 STACK = "cloud"
-PORTS = (22, control.PORT)
+PORTS = (22, SERVER_PORT)
 FIRST = 40  # number of the first control node; the next has the next
 
 
@@ -39,7 +40,7 @@ def lacking() -> str | None:
 
 
 class CloudLab(Lab):
-    """`forward` is the command that leaves the server's port here, as `pulumi up` prints it."""
+    """`forward` is the command that leaves the server's port here, `login` the next, as `pulumi up` prints them."""
 
     def _connect(self) -> None:
         self.switch = Laptop(self.folder, "switch")

@@ -18,7 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import Machine
-from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
+from stacks.rules.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
 from stacks.schema import Fleet, Stack
 
 HEX = "([0-9a-f]{8}|[0-9a-f]{17})"  # what ends the ids of EC2
@@ -188,6 +188,17 @@ def usable(subnet: IPv4Network) -> int:
     return subnet.num_addresses - RESERVED
 
 
+def _forward(stack: Stack) -> str:
+    """By SSM. The machine is looked up by its name, as one that replaces another has another id."""
+    assert stack.region and stack.dstack  # stacks/rules/shared.py
+    running = f"Name=tag:Name,Values=flotilla-{stack.name}-control Name=instance-state-name,Values=running"
+    find = f"aws ec2 describe-instances --region {stack.region} --filters {running}"
+    machine = f"{find} --query 'Reservations[].Instances[].InstanceId' --output text"
+    ports = f"portNumber={SERVER_PORT},localPortNumber={stack.dstack.port}"
+    session = f'aws ssm start-session --region {stack.region} --target "$({machine})"'
+    return f"{session} --document-name AWS-StartPortForwardingSession --parameters {ports}"
+
+
 def _machine(name: str, cpus: int, memory: int, *gpu: Any, efa: int = 0, **rest: Any) -> Machine:
     return Machine("aws", name, cpus, memory, *gpu, fabric="efa" if efa else "none", efa=efa, **rest)
 
@@ -249,7 +260,7 @@ CLOUD = Cloud(
     preemption="imdsv2",
     prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
     arm=("p6e-", "g5g."),
-    control="t3.small",
+    control=Control("t3.small", 2, _forward),
 )
 PLACE = Place(
     name="aws",

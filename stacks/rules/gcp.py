@@ -19,7 +19,7 @@ from pydantic_core import PydanticCustomError
 from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import NETWORKS, Fabric, Machine, Networks
 from stacks.rules.given import NAME, file_system, shared_vpc
-from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
+from stacks.rules.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
 from stacks.schema import Fleet, Stack
 
 BILLING_ACCOUNT = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
@@ -231,6 +231,23 @@ def usable(subnet: IPv4Network) -> int:
     return subnet.num_addresses - RESERVED
 
 
+def control_zone(stack: Stack) -> str:
+    """Of the control node and its disk: the stack's first, else one that nearly every region has."""
+    return stack.network.zones[0] if stack.network.zones else f"{stack.region}-b"
+
+
+def through_control(stack: Stack) -> str:
+    """SSH to the control node by Identity-Aware Proxy and OS Login, with the keys that gcloud makes for a person."""
+    machine = f"flotilla-{stack.name}-control --project {stack.project} --zone {control_zone(stack)}"
+    return f"gcloud compute ssh {machine} --tunnel-through-iap --quiet --"
+
+
+def _forward(stack: Stack) -> str:
+    """The proxy ends what is idle for an hour; SSH's questions keep it."""
+    assert stack.dstack  # stacks/rules/shared.py
+    return f"{through_control(stack)} -N -o ServerAliveInterval=30 -L {stack.dstack.port}:127.0.0.1:{SERVER_PORT}"
+
+
 _machine = partial(Machine, "gcp")
 
 # fmt: off
@@ -281,7 +298,7 @@ CLOUD = Cloud(
     prices_page="https://cloud.google.com/compute/gpus-pricing",
     zonal_prices=True,
     arm=("a4x-", "c4a-", "n4a-", "t2a-"),
-    control="e2-medium",
+    control=Control("e2-medium", 2, _forward),
 )
 PLACE = Place(
     name="gcp",

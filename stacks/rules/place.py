@@ -23,6 +23,18 @@ CLOUD_SETTINGS = (
 )
 
 
+SERVER_PORT = 3000  # of the dstack server on a control node; also in infra/control.sh
+
+
+@dataclass(frozen=True)
+class Control:
+    """The control node of a cloud, called flotilla-<stack>-control."""
+
+    machine: str  # its type
+    cpus: int  # as the cloud's quota counts them
+    forward: Callable[[Stack], str]  # shell command that leaves the server's port here, until it is ended
+
+
 @dataclass(frozen=True)
 class Cloud:
     """What a place that rents out machines adds."""
@@ -37,7 +49,7 @@ class Cloud:
     prices_page: str  # for people, where the catalogue is silent
     zonal_prices: bool = False  # the catalogue lists zones in place of regions
     arm: tuple[str, ...] = ()  # how the names of machine types begin that have Arm processors; none of them is served
-    control: str | None = None  # machine type of the control node of flotilla:dstack.host: cloud; none is made here where it is None
+    control: Control | None = None  # of flotilla:dstack.host: cloud; without it none is made here
 
     def machine(self, fleet: Fleet) -> Machine:
         """The fleet's machine type. Raises Unknown where there is none of its name."""

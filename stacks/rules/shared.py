@@ -135,14 +135,28 @@ def _dstack(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
 def _control(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     """A control node is made in a cloud's network, and reaches its nodes from within."""
     if not stack.control_node:
-        return
-    if place.cloud is None or place.cloud.control is None:
+        yield from known(_way_in(stack, place))
+    elif place.cloud is None or place.cloud.control is None:
         able = " or ".join(name for name, other in PLACES.items() if other.cloud and other.cloud.control)
         text = f"cloud is for flotilla:cloud {able}, where `pulumi up` makes the server's machine; here it is {place.name}; leave it out"
         yield setting_error(text, "dstack", "host")
     elif stack.access is not None and stack.access.via != "direct":
         text = f"{stack.access.via}, but with dstack.host cloud the server stands beside the nodes; take direct"
         yield setting_error(text, "access", "via")
+
+
+def _way_in(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
+    """dstack's own nodes have private addresses alone, so a server on this machine reaches them by no way of ours."""
+    if place.cloud is None or place.cloud.control is None:
+        return
+    fleet = next((fleet for fleet in stack.fleets if fleet.provision == "dstack"), None)
+    settings = stack.dstack
+    if fleet and (settings is None or (settings.host is None and not settings.says("server"))):
+        text = (
+            f"is missing; nodes of fleet {fleet.name!r} have private addresses alone, so say where the dstack server is: "
+            "cloud makes a control node beside them, elsewhere is a machine of yours in their network or with a VPN into it"
+        )
+        yield setting_error(text, "dstack", "host")
 
 
 def _checkpoints(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

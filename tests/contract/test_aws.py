@@ -18,9 +18,10 @@ STACKS = ("aws-dev", "aws-prod")
         (
             "aws-dev",
             "Bucket BucketLifecycleConfiguration BucketOwnershipControls BucketPolicy BucketPublicAccessBlock BucketVersioning Budget "
-            "BucketServerSideEncryptionConfiguration DefaultSecurityGroup Eip InstanceProfile InternetGateway Key NatGateway Policy Role "
-            "2*RolePolicy 2*Route 2*RouteTable 6*RouteTableAssociation SecurityGroup 2*SecurityGroupEgressRule 2*SecurityGroupIngressRule "
-            "6*Subnet Vpc VpcEndpoint",
+            "BucketServerSideEncryptionConfiguration DefaultSecurityGroup Eip 2*InstanceProfile InternetGateway Key NatGateway Policy "
+            "3*Role 5*RolePolicy 2*Route 2*RouteTable 6*RouteTableAssociation 2*SecurityGroup 3*SecurityGroupEgressRule "
+            "2*SecurityGroupIngressRule 6*Subnet Vpc VpcEndpoint "
+            "Instance LifecyclePolicy MetricAlarm Parameter RolePolicyAttachment Volume VolumeAttachment",  # the control node
         ),
         (
             "aws-prod",

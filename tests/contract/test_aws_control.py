@@ -13,13 +13,14 @@ from plans import of
 
 from infra.aws import preflight_network as preflight
 from infra.preview import Plan
+from stacks import forward
 
 LABEL = "flotilla-aws-dev-control"
 
 
 @pytest.fixture(scope="module")
 def made(changed: Callable[..., Plan]) -> Plan:
-    return changed("aws-dev", {"dstack": {"host": "cloud"}})
+    return changed("aws-dev", {})
 
 
 def one(plan: Plan, kind: str, name: str = LABEL) -> dict[str, Any]:
@@ -67,14 +68,15 @@ def test_a_protected_stack_keeps_the_disk(changed: Callable[..., Plan]) -> None:
 
 
 def test_the_next_steps_forward_the_server_and_log_in(made: Plan) -> None:
-    forward, login, *_ = made.outputs["next"]
-    node = made.outputs["cloud"]["control"]
-    assert forward == (
-        f"aws ssm start-session --region us-east-1 --target {node} --document-name AWS-StartPortForwardingSession "
-        "--parameters portNumber=3000,localPortNumber=3000"
-    )
-    assert login == "python -m fleets.server login aws-dev"
-    assert "ssh_config" in made.outputs["rendered"] and node in made.files["ssh_config"]
+    assert made.outputs["next"][:2] == ["python -m fleets.server forward aws-dev", "python -m fleets.server login aws-dev"]
+    assert "ssh_config" in made.outputs["rendered"] and made.outputs["cloud"]["control"] in made.files["ssh_config"]
+
+
+def test_the_forward_finds_the_machine_by_its_name(made: Plan) -> None:
+    command = forward.line(stack())
+    assert command
+    assert f"Name=tag:Name,Values={one(made, 'Instance')['tags']['Name']} " in command
+    assert command.endswith('" --document-name AWS-StartPortForwardingSession --parameters portNumber=3000,localPortNumber=3000')
 
 
 def test_nodes_of_a_fleet_that_pulumi_launches_are_reached_from_within(changed: Callable[..., Plan]) -> None:
@@ -104,4 +106,5 @@ def test_preflight_finds_a_subnet_from_which_a_control_node_reaches_nobody(main:
 
 def test_preflight_asks_nothing_where_the_network_is_new_or_there_is_no_control_node() -> None:
     assert not [*preflight.way_out(api(stack(dstack={"host": "cloud"})))]
-    assert not [*preflight.way_out(api(stack(network={"vpc": "vpc-01234567", "subnets": ["subnet-01234567"]})))]
+    network = {"vpc": "vpc-01234567", "subnets": ["subnet-01234567"]}
+    assert not [*preflight.way_out(api(stack(network=network, dstack={"host": "elsewhere"})))]

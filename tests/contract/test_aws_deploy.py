@@ -292,3 +292,25 @@ def test_pulumis_state_of_this_stack_alone_is_read_and_written_by_who_deploys(ro
     [secrets] = [statement for statement in statements if "kms:ResourceAliases" in json.dumps(statement.get("Condition", {}))]
     assert secrets["Condition"] == {"ForAnyValue:StringEquals": STATE_KEY}
     assert set(secrets["Action"]) == {"kms:Decrypt", *(("kms:Encrypt", "kms:GenerateDataKey") if role == "deploy" else ())}
+
+
+def test_who_deploys_reaches_the_port_of_the_control_node_and_no_shell_or_other_machine(changed):
+    plan = changed("aws-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"})
+    node = next(resource.inputs["tags"] for resource in of(plan, "Instance") if resource.name == "flotilla-aws-prod-control")
+    assert node["Name"] == "flotilla-aws-prod-control"  # beside it the provider's tags, the stack's name among them
+    there = {"ssm:resourceTag/Name": node["Name"], "ssm:resourceTag/stack": "aws-prod"}
+    machine, document = ACCOUNT.arn("ec2", "instance/i-0abc"), "arn:aws:ssm:us-east-2::document/AWS-StartPortForwardingSession"
+    deploys = documents(plan, "deploy")
+
+    def may(arn: str, values: dict[str, str]) -> bool:
+        return permitted(deploys, "ssm:StartSession", arn, values)
+
+    assert may(machine, there) and may(document, {})
+    assert not may(machine, there | {"ssm:resourceTag/Name": "flotilla-aws-prod-h100"})
+    assert not may(machine, there | {"ssm:resourceTag/stack": "aws-dev"})
+    # A shell is a session by another document, or by none where nothing asks for one; moto's judge does not know BoolIfExists.
+    assert not may("arn:aws:ssm:us-east-2::document/SSM-SessionManagerRunShell", {})
+    [on_machine] = [one for one in deploys if "ssm:StartSession" in one["Action"] and "instance/" in one["Resource"]]
+    assert on_machine["Condition"]["BoolIfExists"] == {"ssm:SessionDocumentAccessCheck": "true"}
+    assert not permitted(documents(plan, "preview"), "ssm:StartSession", machine, there)
+    assert not permitted(documents(changed("aws-prod", {}), "deploy"), "ssm:StartSession", machine, there)

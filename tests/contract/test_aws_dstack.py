@@ -123,7 +123,7 @@ def test_dstack_takes_the_group_and_its_rules_as_they_are(ec2, planned):
 
 
 def test_a_project_of_another_name_has_its_own_group(ec2, changed):
-    made = build(changed("aws-dev", {"dstack": {"project": "my-team"}}), ec2)
+    made = build(changed("aws-dev", {"dstack": {"project": "my-team", "host": "cloud"}}), ec2)
     vpc = next(real for plan, real in made.items() if plan.startswith("vpc-"))
     before = rules(ec2)
     assert resources.create_security_group(ec2, "my-team", vpc) in made.values()

@@ -11,6 +11,7 @@ from aws_plans import BY_PULUMI
 from infra.aws import preflight_quotas as preflight
 
 pytestmark = pytest.mark.usefixtures("aws_keys")
+ELSEWHERE = {"host": "elsewhere"}
 VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}
 
 
@@ -39,30 +40,38 @@ def test_each_way_to_buy_a_family_has_its_quota(machine, kind, code):
 
 @pytest.mark.parametrize(("value", "verdict"), [(63, "failed"), (64, "ok")])
 def test_the_quota_must_cover_all_vcpus_of_the_fleet(value, verdict):
-    [found] = preflight.quota(api(stack(), service_quotas=stubbed("service-quotas", quota("L-3819A6DF", value))))
+    [found] = preflight.quota(api(stack(dstack=ELSEWHERE), service_quotas=stubbed("service-quotas", quota("L-3819A6DF", value))))
     assert found.verdict == verdict  # two g6.8xlarge have 64
     assert found.says == f"name of L-3819A6DF: {value} vCPUs in us-east-1, the stack needs 64"
     assert ("--quota-code L-3819A6DF --desired-value 64 --region us-east-1" in found.fix) == (verdict == "failed")
 
 
 def test_fleets_of_one_quota_are_added_up():
-    of = stack()
+    of = stack(dstack=ELSEWHERE)
     both = of.model_copy(update={"fleets": (of.fleets[0], of.fleets[0].model_copy(update={"name": "more"}))})
     [found] = preflight.quota(api(both, service_quotas=stubbed("service-quotas", quota("L-3819A6DF", 100))))
     assert (found.verdict, "needs 128" in found.says) == ("failed", True)
 
 
+@pytest.mark.parametrize(("value", "verdict"), [(1, "failed"), (2, "ok")])
+def test_the_control_node_counts_as_the_on_demand_machine_that_it_is(value, verdict):
+    answers = stubbed("service-quotas", quota("L-3819A6DF", 64), quota("L-1216C47A", value))
+    fleet, node = preflight.quota(api(stack(), service_quotas=answers))
+    assert (fleet.verdict, node.verdict) == ("ok", verdict)
+    assert node.says == f"name of L-1216C47A: {value} vCPUs in us-east-1, the stack needs 2"
+
+
 def test_what_is_reserved_or_has_no_known_quota_is_not_asked():
     [reserved] = preflight.quota(api(stack("aws-prod"), service_quotas=stubbed("service-quotas")))
     assert reserved.verdict == "ok"
-    [spot] = preflight.quota(api(stack(fleet={"machine": "p6-b200.48xlarge"}), service_quotas=stubbed("service-quotas")))
+    [spot] = preflight.quota(api(stack(fleet={"machine": "p6-b200.48xlarge"}, dstack=ELSEWHERE), service_quotas=stubbed("service-quotas")))
     assert spot.verdict == "unknown" and "servicequotas" in spot.fix
 
 
 def test_a_quota_that_the_region_does_not_tell_is_unknown():
     wanted = {"ServiceCode": "ec2", "QuotaCode": "L-3819A6DF"}
     [found] = preflight.quota(
-        api(stack(), service_quotas=stubbed("service-quotas", ("get_service_quota", "NoSuchResourceException", wanted)))
+        api(stack(dstack=ELSEWHERE), service_quotas=stubbed("service-quotas", ("get_service_quota", "NoSuchResourceException", wanted)))
     )
     assert found.verdict == "unknown" and "needs 64 vCPUs" in found.says
 
@@ -114,7 +123,7 @@ def test_a_gateway_in_each_zone_and_a_bastion_want_an_address_each(ec2):
     assert "the stack needs 2" in found.says
     fleet = {"provision": "pulumi", "idle_duration": ...}
     _, found = preflight.network_quota(
-        api(stack(fleet=fleet, network=zones, access=BY_PULUMI["access"]), ec2=ec2, service_quotas=limits(5, 2))
+        api(stack(fleet=fleet, network=zones, access=BY_PULUMI["access"], dstack=ELSEWHERE), ec2=ec2, service_quotas=limits(5, 2))
     )
     assert (found.verdict, "the stack needs 3" in found.says) == ("failed", True)
 

@@ -65,7 +65,7 @@ def test_a_bucket_is_mounted_by_the_hosts_that_pulumi_launches(changed):
 
 def test_hosts_of_pulumi_mount_the_bucket_beside_a_cluster_of_dstack(changed):
     fleets = [{"name": how, "machine": "g6.8xlarge", "nodes": 1, "provision": how} for how in ("dstack", "pulumi")]
-    plan = changed("aws-dev", {"fleets": fleets, "access": BY_PULUMI["access"]})
+    plan = changed("aws-dev", {"fleets": fleets, "access": BY_PULUMI["access"], "dstack": {"host": "elsewhere"}})
     assert "flotilla-aws-dev /var/lib/flotilla/checkpoints fuse.s3fs" in script(plan)
     task = definition(plan, "ray-cluster.dstack.yml")
     assert task["privileged"] is True and any("s3fs flotilla-aws-dev /checkpoints" in line for line in task["commands"])

@@ -28,7 +28,7 @@ def test_a_stack_asks_nothing_of_its_server_unless_it_says_so(stack, planned):
     ],
 )
 def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
-    plan = changed(stack, {"dstack": {"drive": True}})
+    plan = changed(stack, {"dstack": {"drive": True, "host": "elsewhere"}})
     made = ours(plan)
     assert set(made) == expected
     texts = plan.files
@@ -46,11 +46,13 @@ def test_a_control_node_has_its_backend_already(changed):
     assert set(ours(plan)) == {("Managed", "aws-dev"), ("Fleet", "gpus"), ("Machines", "gpus")}
     assert "python -m fleets.server login aws-dev" in plan.outputs["next"]
     [node] = [resource.urn for resource in plan.resources if resource.type == "aws:ec2/instance:Instance"]
-    assert node in ours(plan)["Fleet", "gpus"].options["dependencies"]  # runs end before it goes
+    fleet = ours(plan)["Fleet", "gpus"]
+    assert node in fleet.options["dependencies"]  # runs end before it goes
+    assert fleet.inputs["forward"].startswith("aws ssm start-session ") and fleet.inputs["token"] == "[secret]"
 
 
 def test_destroy_ends_machines_before_anything_of_the_network_goes(changed):
-    plan = changed("aws-dev", {"dstack": {"drive": True}})
+    plan = changed("aws-dev", {"dstack": {"drive": True, "host": "elsewhere"}})
     made = ours(plan)
     site = {resource.urn for resource in plan.resources if resource.type.startswith("aws:")}
     assert len(site) > 20
@@ -75,5 +77,5 @@ def test_a_stack_made_under_the_components_old_name_keeps_what_is_below_it(chang
 
 def test_the_volume_of_a_protected_stack_is_protected(changed):
     volume = {"kind": "network", "volume": "kept", "size": "100GB"}
-    settings = {"fleets.0.nodes": "1", "checkpoints": volume, "protect": "true", "dstack": {"drive": True}}
+    settings = {"fleets.0.nodes": "1", "checkpoints": volume, "protect": "true", "dstack": {"drive": True, "host": "cloud"}}
     assert ours(changed("aws-dev", settings))["Volume", "kept"].options["protect"]

@@ -226,7 +226,7 @@ def test_all_checks_are_asked_in_one_session(ec2, monkeypatch):
     monkeypatch.setattr(preflight.prices, "cost", lambda stack: preflight.prices.Cost(()))
     with mock_aws():
         found = preflight.preflight(stack(fleet={"capacity": {"kind": "on-demand"}}))
-    assert [answer.check for answer in found] == ["credentials", "zones", "efa", "quota", "network", "network", "budget"]
+    assert [answer.check for answer in found] == ["credentials", "zones", "efa", "quota", "quota", "network", "network", "budget"]
 
 
 def test_a_stack_without_a_cloud_has_nothing_to_ask():

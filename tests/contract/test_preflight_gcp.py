@@ -16,12 +16,13 @@ from stacks.places import machine as machine_type
 from stacks.places import machines
 from stacks.rules.gcp import MACHINES
 
+ELSEWHERE = {"host": "elsewhere"}
 STATE, PAYS = "cloudresourcemanager/v1/projects/my-project-id", "cloudbilling/v1/projects/my-project-id/billingInfo"
 PROJECT = {STATE: {"lifecycleState": "ACTIVE"}, PAYS: {"billingEnabled": True}}
 REGION = {
     f"{COMPUTE}/regions/us-central1": {
         "zones": [f"{LINK}/zones/us-central1-{letter}" for letter in "ab"],
-        "quotas": [{"metric": "PREEMPTIBLE_NVIDIA_L4_GPUS", "limit": 4, "usage": 1}],
+        "quotas": [{"metric": "PREEMPTIBLE_NVIDIA_L4_GPUS", "limit": 4, "usage": 1}, {"metric": "CPUS", "limit": 8, "usage": 6}],
     },
     COMPUTE: {"quotas": [{"metric": "GPUS_ALL_REGIONS", "limit": 8, "usage": 0}]},
     f"{COMPUTE}/zones/us-central1-a/machineTypes/g2-standard-8": {"name": "g2-standard-8"},
@@ -88,13 +89,13 @@ def test_a_region_without_the_machine_fails(google):
 
 @pytest.mark.parametrize(("nodes", "verdict"), [(3, "ok"), (4, "failed")])
 def test_the_quota_must_cover_all_gpus_beside_those_in_use(nodes, verdict, google):
-    [found] = gcp.quota(google(stack(fleet={"nodes": nodes}), REGION))
+    [found] = gcp.quota(google(stack(fleet={"nodes": nodes}, dstack=ELSEWHERE), REGION))
     assert (found.verdict, found.says) == (verdict, f"PREEMPTIBLE_NVIDIA_L4_GPUS: 3 of 4 free, the stack needs {nodes}")
     assert ("iam-admin/quotas?project=my-project-id" in found.fix) == (verdict == "failed")
 
 
 def test_on_demand_gpus_count_for_all_regions_too(google):
-    found = [*gcp.quota(google(stack(fleet={"machine": "a2-highgpu-8g", "capacity": {"kind": "on-demand"}}), REGION))]
+    found = [*gcp.quota(google(stack(fleet={"machine": "a2-highgpu-8g", "capacity": {"kind": "on-demand"}}, dstack=ELSEWHERE), REGION))]
     assert [(answer.verdict, answer.says.partition(":")[0]) for answer in found] == [
         ("unknown", "NVIDIA_A100_GPUS"),
         ("failed", "GPUS_ALL_REGIONS"),
@@ -119,7 +120,7 @@ def test_each_way_to_buy_a_machine_has_its_quota(machine, kind, metric):
 
 def test_every_machine_type_has_a_quota_but_those_whose_name_for_it_was_not_found(google):
     assert {machine.name.partition("-")[0] for machine in MACHINES if not gcp.quota_metric(machine, "on-demand")} == {"g4"}
-    [found] = gcp.quota(google(stack(fleet={"machine": "g4-standard-48"}), REGION))
+    [found] = gcp.quota(google(stack(fleet={"machine": "g4-standard-48"}, dstack=ELSEWHERE), REGION))
     assert (found.verdict, found.says) == ("unknown", "the quota of g4-standard-48 is not known")
 
 
@@ -215,7 +216,8 @@ def test_without_a_pin_the_family_is_asked(google):
 
 def test_all_checks_are_asked(google):
     found = gcp.check_all(google(stack(), PROJECT, REGION))
-    assert told(found) == [("project", "ok"), ("zones", "ok"), ("quota", "ok")]
+    assert told(found) == [("project", "ok"), ("zones", "ok"), ("quota", "ok"), ("quota", "ok")]
+    assert found[-1].says == "CPUS: 2 of 8 free, the stack needs 2"  # of the control node
 
 
 @pytest.mark.parametrize(

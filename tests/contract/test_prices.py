@@ -65,14 +65,20 @@ OFFERS = [
 
 
 def stack(name: str, fleet: dict[str, Any] | None = None, **settings: Any) -> Stack:
-    raw = load.settings(name, ROOT) | {f"flotilla:{key}": value for key, value in settings.items()}
+    """A stack of the repository with settings replaced; it has no control node unless they say so."""
+    raw: dict[str, Any] = load.settings(name, ROOT) | {
+        f"flotilla:{key}": value for key, value in ({"dstack": {"host": "elsewhere"}} | settings).items()
+    }
     raw["flotilla:fleets"] = [raw["flotilla:fleets"][0] | (fleet or {})]
     return load.parse(name, raw)
 
 
-def text(provider: str) -> str:
+NODE = offer("aws", "t3.small", "us-east-1", 0.02)
+
+
+def text(provider: str, offers: list[CatalogItem] = OFFERS) -> str:
     """The catalogue of a provider as gpuhunt publishes it."""
-    rows = [storage.item_to_row(offer) for offer in OFFERS if offer.provider == provider]
+    rows = [storage.item_to_row(offer) for offer in offers if offer.provider == provider]
     lines = io.StringIO()
     writer = csv.DictWriter(lines, fieldnames=storage.CATALOG_V2_FIELDS)
     writer.writeheader()
@@ -131,7 +137,7 @@ def test_a_month_has_730_hours_and_dstacks_machines_cost_at_most_that():
 
 def test_a_control_node_is_paid_for_all_the_time():
     of = stack("aws-dev", dstack={"host": "cloud"})
-    cost = prices.priced(of, [*OFFERS, offer("aws", "t3.small", "us-east-1", 0.02)])
+    cost = prices.priced(of, [*OFFERS, NODE])
     assert cost.lines() == [
         "gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month",
         "control node: 1 x t3.small: 0.02 USD an hour, 15 a month",
@@ -219,7 +225,7 @@ def test_the_bundled_list_has_every_machine_type_and_nothing_else(provider):
     assert cloud and cloud.control
     day, items = prices.bundled(provider, prices.PricesUnknown(NOT_HAD))
     date.fromisoformat(day)
-    named = {machine.name for machine in cloud.machines} | {cloud.control}
+    named = {machine.name for machine in cloud.machines} | {cloud.control.machine}
     assert {item.instance_name for item in items} == named - UNLISTED[provider]
     listed = Path(str(files(PLACES[provider].program) / "prices.csv")).read_text()
     rows = [line for line in listed.splitlines() if not line.startswith(("#", "instance_name"))]
@@ -297,13 +303,14 @@ def preview(folder: Path, *arguments: str, **environment: str) -> str:
 
 
 def test_the_preview_shows_prices_or_that_they_are_not_known(project, tmp_path):
-    (tmp_path / "aws.csv").write_text(text("aws"))
+    (tmp_path / "aws.csv").write_text(text("aws", [*OFFERS, NODE]))
     known = {"GPUHUNT_CATALOG_DIR": str(tmp_path)}
     said = preview(project, "aws-dev", **known)
     assert "  cost: gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month\n" in said
+    assert "  cost: control node: 1 x t3.small: 0.02 USD an hour, 15 a month\n" in said
     more = "NAT gateway, gateway endpoint, key, what is in the bucket, disks, requests and traffic"
     assert f"  cost: not counted: {more}\n" in said
-    assert json.loads(preview(project, "aws-dev", "--json", **known))["cost"]["monthly"] == pytest.approx(1095)
+    assert json.loads(preview(project, "aws-dev", "--json", **known))["cost"]["monthly"] == pytest.approx(1095 + 14.6)
     offline = preview(project, "aws-dev")
     assert re.search(r"  cost: gpus: 2 x g6\.8xlarge: at most [\d.]+ USD an hour", offline)
     assert re.search(rf"  cost: list prices of \d{{4}}-\d\d-\d\d; today's could not be had: {NOT_HAD}\n", offline)

@@ -209,6 +209,7 @@ CLOUD = {
     "flotilla:cloud": "aws",
     "flotilla:region": "us-east-1",
     "flotilla:fleets": [{"name": "gpus", "machine": "p5.48xlarge", "nodes": 2}],
+    "flotilla:dstack": {"host": "cloud"},
 }
 BUCKET = CLOUD | {"flotilla:checkpoints": {"kind": "bucket"}}
 MISTAKES = [

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 
+import played_cloud
 import pytest
 import yaml
-from dstack_server import Running, running
+from dstack_server import Running, free_port, running
 
 from infra.dstack_resources.client import Client
 from infra.dstack_resources.spec import plan
+from lab.waiting import wait_for
+from stacks.dstack_api import BackendConfigWithCreds
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH")]
 
@@ -26,7 +29,8 @@ from infra.dstack_resources import Managed
 from stacks.site import Site
 
 stack = read()
-Managed(stack, Site(backend=json.loads(os.environ["BACKEND"])), after=[])
+token = pulumi.Output.secret(os.environ["TOKEN"]) if stack.control_node else None
+Managed(stack, Site(backend=json.loads(os.environ["BACKEND"])), after=[], token=token)
 """
 
 
@@ -40,7 +44,7 @@ def dstack(tmp_path_factory: pytest.TempPathFactory):
 def driven(project, dstack: Running):
     """A project with the stack aws-dev, driven; its token is a secret of the stack."""
     (project.folder / "infra/__main__.py").write_text(PROGRAM)
-    settings = {"flotilla:dstack": {"server": dstack.url, "project": "main", "drive": True, "timeout": 300}}
+    settings = {"flotilla:dstack": {"host": "elsewhere", "server": dstack.url, "project": "main", "drive": True, "timeout": 300}}
     edit(project, "aws-dev", settings)
     project.environment |= {"HOME": str(dstack.home), "BACKEND": json.dumps(dstack.aws())}
     project.stack("aws-dev")
@@ -130,3 +134,39 @@ def test_hosts_that_do_not_come_leave_a_state_with_which_up_and_destroy_go_on(pr
     project.must("config", "set", "--stack", "onprem", "--path", "flotilla:dstack.timeout", "300")
     project.must("destroy", "--stack", "onprem", "--yes", "--run-program")
     assert dstack.api.fleets.list("main") == []
+
+
+def test_a_control_nodes_server_is_reached_within_the_same_up_and_nothing_is_left_open(project, dstack, tmp_path):
+    """Nobody has logged in: the token comes from the state, and the engine's resources open the port and close it."""
+    (project.folder / "infra/__main__.py").write_text(PROGRAM)
+    name, port, pids = dstack.project("inside"), free_port(), tmp_path / "pids"
+    dstack.api.backends.create(name, BackendConfigWithCreds.model_validate(dstack.aws()).root)
+    settings = {"host": "cloud", "server": f"http://127.0.0.1:{port}", "project": name, "drive": True, "timeout": 300}
+    edit(project, "aws-dev", {"flotilla:dstack": settings})
+    (tmp_path / "laptop").mkdir()
+    project.environment |= {"HOME": str(tmp_path / "laptop"), "BACKEND": json.dumps(dstack.aws()), "TOKEN": dstack.token}
+    project.environment |= {"PATH": f"{played_cloud.install(tmp_path / 'bin')}:{project.environment['PATH']}"}
+    project.environment |= {"PLAYED_SERVER": dstack.url.rpartition(":")[2], "PLAYED_PIDS": str(pids)}
+    project.stack("aws-dev")
+    assert project.up("aws-dev") == {"create": 4}  # fleet, machines, their component, the stack
+    assert dstack.api.fleets.get(name, "gpus")
+    wait_for("the forward to end", lambda: not played_cloud.living(pids), 60)
+    assert dstack.token not in project.must("stack", "export", "--stack", "aws-dev")
+    assert project.up("aws-dev") == {"same": 4}
+    project.must("destroy", "--stack", "aws-dev", "--yes")
+    assert dstack.api.fleets.list(name) == []
+    wait_for("the forward to end", lambda: not played_cloud.living(pids), 60)
+
+
+def test_a_control_node_that_is_not_reached_ends_the_up_in_one_line(project, tmp_path):
+    (project.folder / "infra/__main__.py").write_text(PROGRAM)
+    settings = {"host": "cloud", "server": f"http://127.0.0.1:{free_port()}", "drive": True}
+    edit(project, "aws-dev", {"flotilla:dstack": settings})
+    (tmp_path / "bin").mkdir()
+    refused = "An error occurred (AccessDeniedException) when calling the StartSession operation"
+    (tmp_path / "bin/aws").write_text(f"#!/bin/sh\necho '{refused}' >&2\nexit 255\n")
+    (tmp_path / "bin/aws").chmod(0o755)
+    project.environment |= {"BACKEND": '{"type": "aws"}', "TOKEN": "none", "PATH": f"{tmp_path}/bin:{project.environment['PATH']}"}
+    project.stack("aws-dev")
+    error = failing(project, "up", "--stack", "aws-dev", "--yes", "--skip-preview")
+    assert error == f"error: DstackRefused: fleet gpus: the control node is not reached: {refused}"

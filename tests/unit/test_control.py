@@ -22,6 +22,7 @@ from infra.aws import control as aws
 from infra.aws.site import Outputs, backend, ssh_config
 from infra.gcp import control as gcp
 from stacks import dstack_api
+from stacks.forward import NoForward
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -273,11 +274,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_login_on_a_port_that_is_not_forwarded_says_how_to_forward_it(project: Path) -> None:
-    with pytest.raises(
-        ServerError, match=r"http://127.0.0.1:3999 does not answer; leave the forward of `pulumi stack output next` running"
-    ):
-        login.login("aws-dev", project, 0.1)
+def test_a_login_forwards_the_port_and_says_what_it_cannot_run(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NoForward, match=r"the control node is not reached: .*aws: not found"):
+        login.login("aws-dev", project, 60)
+    assert capsys.readouterr().out.startswith("$ aws ssm start-session --region us-east-1 --target ")
 
 
 def test_a_login_before_the_stack_is_up_says_so(project: Path) -> None:

@@ -12,7 +12,7 @@ from stacks.load import StackError, parse, settings
 
 ROOT = Path(__file__).parents[2]
 DRIVEN = {"drive": True}
-CONTROL = {"host": "cloud"}
+CONTROL, MINE = {"host": "cloud"}, {"host": "elsewhere"}
 NO_CONTROL = "cloud is for flotilla:cloud aws or gcp, where `pulumi up` makes the server's machine; here it is"
 ELSEWHERE = "but with host: cloud the server is the control node, forwarded to this machine; leave it out, or name a port here"
 
@@ -37,10 +37,14 @@ def told(stack: str, dstack: Any) -> str:
         ("onprem", {"timeout": "20m"} | DRIVEN, "flotilla:dstack.timeout: '20m' is not an integer >= 1"),
         ("onprem", {"timeout": 0} | DRIVEN, "flotilla:dstack.timeout: 0 is not an integer >= 1"),
         ("onprem", "http://127.0.0.1:3000", "flotilla:dstack: 'http://127.0.0.1:3000' is not a map of settings"),
-        ("aws-dev", {"adopt": True}, "flotilla:dstack.adopt: belongs to drive: true; without it `pulumi up` asks nothing of the server"),
         (
             "aws-dev",
-            {"on_destroy": "stop"},
+            CONTROL | {"adopt": True},
+            "flotilla:dstack.adopt: belongs to drive: true; without it `pulumi up` asks nothing of the server",
+        ),
+        (
+            "aws-dev",
+            CONTROL | {"on_destroy": "stop"},
             "flotilla:dstack.on_destroy: belongs to drive: true; without it `pulumi up` asks nothing of the server",
         ),
         ("local", DRIVEN, "flotilla:dstack.drive: no node of flotilla:cloud local is dstack's; leave it out"),
@@ -80,6 +84,29 @@ def test_a_mistake_in_the_settings_is_one_line(stack, dstack, message):
     assert told(stack, dstack) == f"stacks/Pulumi.{stack}.yaml: {message}"
 
 
+@pytest.mark.parametrize("stack", ["aws-dev", "gcp-dev"])
+@pytest.mark.parametrize("dstack", [None, {}, {"project": "team"}, {"server": "http://127.0.0.1:3000"}, {"drive": True}], ids=str)
+def test_private_nodes_without_a_way_for_their_server_are_refused_before_anything_is_made(stack, dstack):
+    given = {key: value for key, value in settings(stack, ROOT).items() if key != "flotilla:dstack"}
+    with pytest.raises(StackError) as error:
+        parse(stack, given | ({"flotilla:dstack": dstack} if dstack is not None else {}))
+    assert str(error.value) == (
+        f"stacks/Pulumi.{stack}.yaml: flotilla:dstack.host: is missing; nodes of fleet 'gpus' have private addresses alone, "
+        "so say where the dstack server is: cloud makes a control node beside them, "
+        "elsewhere is a machine of yours in their network or with a VPN into it"
+    )
+
+
+@pytest.mark.parametrize("dstack", [CONTROL, MINE, {"server": "https://dstack.example.com"}], ids=str)
+def test_a_way_in_is_a_control_node_or_a_server_of_yours(dstack):
+    assert parse("aws-dev", settings("aws-dev", ROOT) | {"flotilla:dstack": dstack})
+
+
+def test_nodes_that_pulumi_launches_are_reached_as_access_says():
+    given = {key: value for key, value in settings("aws-prod", ROOT).items() if key != "flotilla:dstack"}
+    assert parse("aws-prod", given)
+
+
 def test_a_bastion_is_no_way_in_where_the_server_is_beside_the_nodes():
     given = settings("aws-prod", ROOT)
     bastion = {"via": "bastion", "allow": ["203.0.113.7/32"]}
@@ -97,7 +124,7 @@ def test_a_network_holds_the_control_node_beside_the_nodes():
     given = settings("aws-dev", ROOT)
     [fleet] = given["flotilla:fleets"]
     given |= {"flotilla:network": {"cidr": "10.65.0.0/24"}, "flotilla:fleets": [fleet | {"nodes": 11}]}
-    assert parse("aws-dev", given)
+    assert parse("aws-dev", given | {"flotilla:dstack": MINE})
     with pytest.raises(StackError, match=r"leaves 11 addresses in a zone, but the fleets have 11 nodes, and there is the control node"):
         parse("aws-dev", given | {"flotilla:dstack": CONTROL})
 
@@ -106,7 +133,7 @@ def test_a_network_of_gcp_holds_the_control_node_beside_the_nodes():
     given = settings("gcp-dev", ROOT)
     [fleet] = given["flotilla:fleets"]
     given |= {"flotilla:network": {"cidr": "10.65.0.0/22"}, "flotilla:fleets": [fleet | {"nodes": 508}]}
-    assert parse("gcp-dev", given)
+    assert parse("gcp-dev", given | {"flotilla:dstack": MINE})
     with pytest.raises(StackError, match=r"the fleets have 508 nodes, and there is the control node; widen it"):
         parse("gcp-dev", given | {"flotilla:dstack": CONTROL})
 

@@ -78,6 +78,7 @@ config:
     dashboard_port: high
     image: ray
   flotilla:checkpoints: {kind: filestore, size: 1TB}
+  flotilla:dstack: {host: cloud}
 """
 
 
@@ -112,6 +113,7 @@ config:
   flotilla:checkpoints:
     kind: filestore
     file_system: runs
+  flotilla:dstack: {host: cloud}
 """
 
 
@@ -128,7 +130,7 @@ def test_a_network_or_store_of_yours_that_is_misspelt_has_its_line(project):
 
 def test_nothing_is_said_of_what_depends_on_a_setting_that_could_not_be_read(project):
     """Not that lustre wants machines of Pulumi's, nor that dstack takes silence for a region: kind and region may be meant otherwise."""
-    settings = {"cloud": "aws", "regoin": "us-east-1", "checkpoints": {"kind": "nfs", "throughput": 250}}
+    settings = {"cloud": "aws", "regoin": "us-east-1", "checkpoints": {"kind": "nfs", "throughput": 250}, "dstack": {"host": "cloud"}}
     settings["fleets"] = [{"name": "gpus", "nodes": 2, "machin": "g6.8xlarge", "cpus": 64}]
     with pytest.raises(StackError) as error:
         load.load("test", project({f"flotilla:{key}": value for key, value in settings.items()}))

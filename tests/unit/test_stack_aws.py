@@ -18,6 +18,7 @@ DEV: dict[str, Any] = {
     "fleets": [{"name": "gpus", "machine": "g6.8xlarge", "nodes": 2, "idle_duration": "30m"}],
     "checkpoints": {"kind": "bucket"},
     "budget": {"monthly": 500, "emails": ["me@example.com"]},
+    "dstack": {"host": "elsewhere"},
 }
 PROD: dict[str, Any] = {
     "cloud": "aws",

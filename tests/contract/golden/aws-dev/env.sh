@@ -2,6 +2,7 @@
 # Made from stacks/Pulumi.aws-dev.yaml. In the project's folder:  . build/aws-dev/env.sh
 export FLOTILLA_STACK=aws-dev
 export RAY_ADDRESS=http://localhost:8265
+export DSTACK_PROJECT=main
 flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
 [ -f "$flotilla_folder/ray.token" ] || flotilla_folder=$PWD/build/aws-dev
 export RAY_AUTH_MODE=token
