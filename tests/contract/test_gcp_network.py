@@ -73,8 +73,9 @@ def test_a_shared_vpc_is_left_to_the_admins_of_its_host_project(changed):
     assert not [resource for kind in ("Network", "Subnetwork", "Router", "Firewall", "SubnetworkIAMMember") for resource in of(plan, kind)]
     [asked] = [asked for asked in plan.assumed if asked.startswith("getSubnetwork ")]
     assert '"project": "host-project"' in asked
-    [node] = of(plan, "Instance")
-    assert node.inputs["networkInterfaces"] == [{"subnetwork": "projects/host-project/regions/us-central1/subnetworks/nodes"}]
+    [template] = of(plan, "InstanceTemplate")
+    [nic] = template.inputs["networkInterfaces"]
+    assert nic["subnetwork"] == "projects/host-project/regions/us-central1/subnetworks/nodes"
     config = backend(plan)
     assert (config["vpc_project_id"], config["vpc_name"], config["subnetworks"]) == ("host-project", "shared", {"us-central1": "nodes"})
     assert config["project_id"] == "my-project-id"
@@ -86,17 +87,19 @@ def test_rules_and_grants_are_made_in_the_host_project_where_the_stack_says(gcp_
     assert {name: (rule["sourceRanges"], rule["targetTags"]) for name, rule in rules.items()} == {
         "flotilla-gcp-dev-internal": (["10.0.0.0/20"], ["dstack-runner-instance"]),
         "flotilla-gcp-dev-control": (["35.235.240.0/20"], ["flotilla-gcp-dev-control"]),
+        "flotilla-gcp-dev-control-health-0": (["35.191.0.0/16"], ["flotilla-gcp-dev-control"]),
+        "flotilla-gcp-dev-control-health-1": (["130.211.0.0/22"], ["flotilla-gcp-dev-control"]),
     }
     assert {(rule["project"], rule["network"]) for rule in rules.values()} == {("host-project", SHARED["vpc"])}
-    [grant] = of(plan, "SubnetworkIAMMember")
-    assert (grant.inputs["project"], grant.inputs["subnetwork"], grant.inputs["role"]) == (
-        "host-project",
-        "nodes",
-        "roles/compute.networkUser",
-    )
-    assert grant.inputs["member"] == "serviceAccount:flotilla-gcp-dev-dstack@my-project-id.iam.gserviceaccount.com"
-    [node] = of(plan, "Instance")
-    assert {rule.urn for rule in of(plan, "Firewall")} <= set(node.options["dependencies"])
+    grants = of(plan, "SubnetworkIAMMember")
+    where = {(grant.inputs["project"], grant.inputs["subnetwork"], grant.inputs["role"]) for grant in grants}
+    assert where == {("host-project", "nodes", "roles/compute.networkUser")}
+    assert {grant.inputs["member"] for grant in grants} == {
+        "serviceAccount:flotilla-gcp-dev-dstack@my-project-id.iam.gserviceaccount.com",
+        "serviceAccount:123456789012@cloudservices.gserviceaccount.com",  # makes the control node, as the one machine of a group
+    }
+    [group] = of(plan, "InstanceGroupManager")
+    assert {rule.urn for rule in of(plan, "Firewall")} <= set(group.options["dependencies"])
 
 
 def test_the_agent_that_makes_machines_of_a_queue_may_use_the_subnet(changed):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
-from gcp_api import COMPUTE, Answers, stack
+from gcp_api import COMPUTE, Answers
+from gcp_api import stack as any_stack
 
 from infra.gcp import preflight_shared_vpc as gcp
 from infra.gcp.shared_vpc import Rule
 
+stack = partial(any_stack, dstack={"host": "elsewhere"})
 NETWORK = {
     "vpc": "projects/host-project/global/networks/shared",
     "subnets": ["projects/host-project/regions/us-central1/subnetworks/nodes"],
@@ -59,6 +62,10 @@ def test_each_rule_that_is_missing_is_named_with_the_line_that_makes_it(google):
         "--source-ranges 10.0.0.0/20 --target-tags dstack-runner-instance --allow all",
         "gcloud compute firewall-rules create flotilla-gcp-dev-control --project host-project --network shared --direction INGRESS "
         "--source-ranges 35.235.240.0/20 --target-tags flotilla-gcp-dev-control --allow tcp:22",
+        "gcloud compute firewall-rules create flotilla-gcp-dev-control-health-0 --project host-project --network shared "
+        "--direction INGRESS --source-ranges 35.191.0.0/16 --target-tags flotilla-gcp-dev-control --allow tcp:22",
+        "gcloud compute firewall-rules create flotilla-gcp-dev-control-health-1 --project host-project --network shared "
+        "--direction INGRESS --source-ranges 130.211.0.0/22 --target-tags flotilla-gcp-dev-control --allow tcp:22",
     ]
 
 
@@ -150,8 +157,9 @@ def test_the_server_of_dstack_wants_the_subnet_which_is_granted_once_its_account
 def test_whoever_runs_pulumi_must_be_allowed_to_put_machines_into_the_subnet(permissions, verdict, google):
     of = stack(network=NETWORK, dstack={"host": "cloud"})
     answers = {f"{SUBNET}/testIamPermissions": {"permissions": permissions}, ON_SUBNET: granted(SERVER), ON_HOST: {}}
-    first, _ = gcp.grants(google(of, NUMBER, answers))
+    first, agent, _ = gcp.grants(google(of, NUMBER, answers))
     assert first.verdict == verdict
+    assert agent.verdict == "failed" and "42@cloudservices.gserviceaccount.com may not use nodes" in agent.says
     assert ("--member user:YOU --role roles/compute.networkUser" in first.fix) == (verdict == "failed")
 
 
