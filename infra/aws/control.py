@@ -62,7 +62,8 @@ class Control(control.ControlNode):
             encrypted=True,
             final_snapshot=kept,
             tags={"Name": label},
-            opts=pulumi.ResourceOptions(parent=self, protect=kept, retain_on_delete=kept),
+            # AWS may offer the type in an earlier zone tomorrow: disk and machine stay where they are, with all that the server knows.
+            opts=pulumi.ResourceOptions(parent=self, protect=kept, retain_on_delete=kept, ignore_changes=["availabilityZone"]),
         )
         boots = pulumi.Output.all(args.backend, disk.id, secret.arn).apply(lambda known: startup(args.stack, *known))
         profile = self._identity(args, secret)
@@ -80,7 +81,7 @@ class Control(control.ControlNode):
             user_data_replace_on_change=True,
             tags={"Name": label},
             # A newer image is no reason to replace it: it updates itself.
-            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami"], delete_before_replace=True, depends_on=args.after),
+            opts=pulumi.ResourceOptions(parent=self, ignore_changes=["ami", "subnetId"], delete_before_replace=True, depends_on=args.after),
         )
         ec2.VolumeAttachment(
             label,

@@ -67,12 +67,11 @@ ROLES = (
 TAGS = tuple(f"{verb}{what}" for what in ("OpenIDConnectProvider", "Policy", "Role") for verb in ("Tag", "Untag"))
 # Of a control node: its disk, the disk's snapshots, the alarm, the parameter with the token.
 DISKS = (
-    *("AttachVolume", "CreateSnapshot", "CreateVolume", "DeleteVolume", "DetachVolume", "ModifyInstanceMaintenanceOptions"),
+    *("AttachVolume", "CreateSnapshot", "DeleteVolume", "DetachVolume", "ModifyInstanceMaintenanceOptions"),
     *("ModifyVolume", "StartInstances", "StopInstances"),
 )
 SNAPSHOTS = (
-    *("CreateLifecyclePolicy", "DeleteLifecyclePolicy", "GetLifecyclePolicy", "ListTagsForResource", "TagResource", "UntagResource"),
-    "UpdateLifecyclePolicy",
+    *("DeleteLifecyclePolicy", "GetLifecyclePolicy", "ListTagsForResource", "TagResource", "UntagResource", "UpdateLifecyclePolicy"),
 )
 ALARMS = ("DeleteAlarms", "ListTagsForResource", "PutMetricAlarm", "TagResource", "UntagResource")
 PARAMETERS = (
@@ -258,10 +257,11 @@ def control(account: Account, stack: str) -> Document:
     restarts = account.iam("role/aws-service-role/events.amazonaws.com/*")  # by which an alarm starts a machine again
     return document(
         allow([*LOOK_CONTROL], "*"),
-        allow([f"ec2:{call}" for call in DISKS], account.arn("ec2", "*")),
+        allow(["ec2:CreateVolume"], account.arn("ec2", "volume/*"), _tagged("aws:RequestTag", stack)),
+        allow([f"ec2:{call}" for call in DISKS], account.arn("ec2", "*"), _tagged("aws:ResourceTag", stack)),
         allow(["ec2:CreateSnapshot", "ec2:CreateTags"], snapshots),
         allow(["dlm:CreateLifecyclePolicy"], "*", _tagged("aws:RequestTag", stack)),  # it has no ARN before it is made
-        allow([f"dlm:{call}" for call in SNAPSHOTS if call != "CreateLifecyclePolicy"], account.arn("dlm", "policy/*")),
+        allow([f"dlm:{call}" for call in SNAPSHOTS], account.arn("dlm", "policy/*"), _tagged("aws:ResourceTag", stack)),
         allow([f"cloudwatch:{call}" for call in ALARMS], _alarms(account, stack)),
         allow([f"ssm:{call}" for call in PARAMETERS], _parameters(account, stack)),
         allow(["iam:PassRole"], _ours(account, stack)[0], {"StringEquals": {"iam:PassedToService": "dlm.amazonaws.com"}}),

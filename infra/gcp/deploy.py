@@ -125,7 +125,9 @@ class Deploy(pulumi.ComponentResource):
         )
         if role != "up":
             return
-        projects.IAMMember(f"{name}-secrets", project=args.project, role="roles/secretmanager.admin", member=member, opts=self._child)
+        secretmanager.SecretIamMember(
+            f"{name}-secret", project=args.project, secret_id=node.secret, role="roles/secretmanager.admin", member=member, opts=self._child
+        )
         as_user = "roles/iam.serviceAccountUser"
         serviceaccount.IAMMember(f"{name}-as-server", service_account_id=node.runs_as, role=as_user, member=member, opts=self._child)
         # By address and port: a grant on the machine itself goes with it. https://docs.cloud.google.com/iap/docs/using-tcp-forwarding

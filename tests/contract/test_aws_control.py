@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +47,7 @@ def test_its_server_may_do_what_a_dstack_server_may_and_read_one_parameter(made:
 def test_the_token_is_in_the_parameter_and_in_no_file_or_user_data(made: Plan) -> None:
     parameter = one(made, "Parameter")
     assert (parameter["type"], parameter["value"], made.outputs["server_token"]) == ("SecureString", "[secret]", "[secret]")
+    assert not [name for name, text in made.files.items() if "server_token" in text or "[secret]" in text]
     assert ":parameter/flotilla/aws-dev/server-token\n" in one(made, "Instance")["userData"]  # a secret in it would hide all of it
 
 
@@ -57,6 +57,8 @@ def test_the_disk_is_apart_encrypted_and_backed_up_and_the_old_machine_goes_firs
     assert attached["stopInstanceBeforeDetaching"]
     replaced = {resource.kind for resource in on_aws(made) if resource.options.get("deleteBeforeReplace")}
     assert replaced == {"Instance", "VolumeAttachment"}
+    ignored = {resource.kind: resource.options.get("ignoreChanges") for resource in on_aws(made)}
+    assert ignored["Volume"] == ["availabilityZone"] and ignored["Instance"] == ["ami", "subnetId"], "neither moves to another zone"
     backups = one(made, "LifecyclePolicy", f"{LABEL}-backups")["policyDetails"]
     assert backups["targetTags"] == {"Name": disk["tags"]["Name"]}
 
@@ -83,7 +85,8 @@ def test_nodes_of_a_fleet_that_pulumi_launches_are_reached_from_within(changed: 
     plan = changed("aws-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"})
     assert "proxy_jump" not in plan.files["h100.fleet.dstack.yml"]
     assert not of(plan, "RolePolicyAttachment")  # it launches nothing
-    assert json.loads(one(plan, "RolePolicy", "flotilla-aws-prod-control-token")["policy"])
+    [statement] = policy(plan, "flotilla-aws-prod-control-token")["Statement"]
+    assert statement["Resource"].endswith(":parameter/flotilla/aws-prod/server-token")
 
 
 @pytest.mark.parametrize("main", [False, True], ids=["table of its own", "main table"])

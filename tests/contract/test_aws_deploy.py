@@ -244,6 +244,21 @@ def test_nobody_deploys_or_looks_into_another_stack(planned):
         assert not [call for call, arn in others if permitted(statements, call, arn)], role
 
 
+@pytest.mark.parametrize(
+    ("call", "arn"),
+    [
+        ("ec2:DeleteVolume", "arn:aws:ec2:us-east-2:123456789012:volume/vol-0abc"),
+        ("ec2:DetachVolume", "arn:aws:ec2:us-east-2:123456789012:volume/vol-0abc"),
+        ("ec2:StopInstances", "arn:aws:ec2:us-east-2:123456789012:instance/i-0abc"),
+        ("dlm:DeleteLifecyclePolicy", "arn:aws:dlm:us-east-2:123456789012:policy/policy-0abc"),
+    ],
+)
+def test_disks_machines_and_schedules_of_others_are_out_of_reach(call, arn, changed):
+    deploys = documents(changed("aws-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"}), "deploy")
+    assert permitted(deploys, call, arn)
+    assert not permitted(deploys, call, arn, {"aws:ResourceTag/stack": "aws-dev"})
+
+
 def test_a_provider_that_is_there_is_not_made_again(changed):
     mine = "arn:aws:iam::123456789012:oidc-provider/token.actions.githubusercontent.com"
     plan = changed("aws-prod", {"ci.provider": mine})
