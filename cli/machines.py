@@ -13,7 +13,7 @@ from cli.project import CommandError, console, run
 from cluster_tasks.client import status as screen
 from cluster_tasks.client.dstack_run import wait
 from cluster_tasks.client.launch import cluster
-from stacks.forward import LOOK_SECONDS, forwarded
+from stacks.forward import LOOK_SECONDS, NoForward, forwarded
 from stacks.places import place_of
 from stacks.schema import Stack
 
@@ -54,8 +54,11 @@ def _up(stack: Stack, root: Path, options: Any) -> int:
 def down(stack: Stack, root: Path, options: Any) -> int:
     """The run, the tunnel, the fleets, and what Pulumi made in the cloud."""
     os.chdir(root)
-    with forwarded(stack, LOOK_SECONDS, _say):
-        _stop(stack, root, options)
+    try:
+        with forwarded(stack, LOOK_SECONDS, _say):
+            _stop(stack, root, options)
+    except NoForward as error:
+        raise CommandError(f"{error}; where it has no machines any more: pulumi destroy --stack {stack.name}") from None
     if options.keep_machines:
         return 0
     if place_of(stack).cloud or _driven(stack):

@@ -150,7 +150,8 @@ def hours(since: datetime, now: datetime) -> float:
     return round((now - since).total_seconds() / 3600, 2)
 
 
-def show(status: Status, run: DstackRun) -> None:
+def show(status: Status, run: DstackRun, before: str = "") -> None:
+    """`before` an attach by hand something else is typed."""
     console = Console(emoji=False, highlight=False, soft_wrap=True)
     table = Table("machine", "state", "type", "region", "$ an hour", "hours", "$ so far", box=None)
     for machine in status.machines:
@@ -159,7 +160,7 @@ def show(status: Status, run: DstackRun) -> None:
     console.print(table if status.machines else "no machines")
     console.print(f"run {run.name}: {status.run or 'not there'}{': nodes ' + ', '.join(status.nodes) if status.nodes else ''}")
     if status.ray_nodes is None:
-        console.print(f"Ray: not forwarded to this machine; dstack attach {run.name}")
+        console.print(f"Ray: not forwarded to this machine; {before}dstack attach {run.name}")
     else:
         console.print(f"Ray: {status.ray_nodes} nodes alive, {run.dashboard.url}")
     for job in status.jobs:
@@ -189,7 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.json:
         print(json.dumps(asdict(status) | {"cost": round(status.cost, 2), "healthy": not status.trouble}, indent=2))
     else:
-        show(status, run)
+        show(status, run, f"python -m fleets.server forward {stack.name}, then " if stack.control_node else "")
     return 1 if status.trouble else 0
 
 

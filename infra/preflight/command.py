@@ -70,8 +70,11 @@ def fits(monthly: float, currency: str, cost: prices.Cost, page: str) -> Answer:
     if currency != "USD":
         return unknown("budget", f"the machines cost {cost.monthly:,.0f} USD a month, the budget is in {currency}{dated}", page)
     if cost.at_most:
-        hours = monthly / cost.hourly
-        says = f"{monthly:,.0f} USD a month pay all machines for {hours:,.0f} hours ({cost.hourly:,.2f} USD each){dated}"
+        hourly = sum(fleet.hourly or 0 for fleet in cost.fleets if fleet.at_most)
+        always = cost.monthly - hourly * prices.HOURS
+        hours = (monthly - always) / hourly
+        beside = f", beside {always:,.0f} for what always runs" if round(always) else ""
+        says = f"{monthly:,.0f} USD a month pay all machines for {max(hours, 0):,.0f} hours ({hourly:,.2f} USD each){beside}{dated}"
         return ok("budget", says) if hours >= 1 else failed("budget", says, "raise flotilla:budget.monthly, or take smaller machines")
     says = f"the machines cost {cost.monthly:,.0f} USD a month, the budget is {monthly:,.0f}{dated}"
     if cost.monthly > monthly:

@@ -337,6 +337,14 @@ def test_a_budget_for_machines_that_come_and_go_is_told_in_hours(monthly, verdic
     assert found.says == f"{monthly} USD a month pay all machines for {monthly / 1.5:.0f} hours (1.50 USD each)"
 
 
+def test_a_budget_pays_what_always_runs_first():
+    cost = prices.priced(stack("aws-dev", dstack={"host": "cloud"}), [*OFFERS, NODE])
+    says = "500 USD a month pay all machines for 324 hours (1.50 USD each), beside 15 for what always runs"
+    assert (preflight.fits(500, "USD", cost, "page").verdict, preflight.fits(500, "USD", cost, "page").says) == ("ok", says)
+    found = preflight.fits(10, "USD", cost, "page")
+    assert found.verdict == "failed" and " for 0 hours " in found.says
+
+
 def test_a_budget_in_another_currency_and_none_at_all_are_not_judged():
     cost = prices.priced(stack("aws-prod"), OFFERS)
     assert preflight.fits(1, "EUR", cost, "page").verdict == "unknown"

@@ -150,7 +150,8 @@ def test_the_commands_lead_from_a_stack_file_to_a_cluster_and_back(deployed: Lap
     assert f"{deployed.server} is the dstack server of stack {name} while this runs" in terminal.stdout.readline()
     said = deployed.must(login)
     assert said == f"{deployed.home}/.dstack/config.yml: project main on {deployed.server} is the default\n"
-    assert "no fleet gpus" in deployed.type(f"flotilla status {name}")[1]
+    said = deployed.type(f"flotilla status {name}")[1]
+    assert "no fleet gpus" in said and f"; python -m fleets.server forward {name}, then dstack attach ray\n" in said
     terminal.send_signal(signal.SIGINT)
     assert terminal.wait(STEP) == 0
     wait_for("the forward to end", deployed.closed, 60)

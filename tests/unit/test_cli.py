@@ -208,3 +208,13 @@ def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are():
         if verb not in helps:
             helps[verb] = flotilla(verb, "--help").stdout
         assert all(word in helps[verb] for word in words if word.startswith("--")), line
+
+
+@pytest.mark.parametrize(("verb", "last"), [("status", "aws: not found"), ("down", "pulumi destroy --stack aws-dev")])
+def test_a_control_node_that_is_not_reached_is_said_beside_what_was_tried(verb, last, tmp_path):
+    for program in ("sh", "cat", "sleep", "git"):  # and no aws
+        (tmp_path / program).symlink_to(shutil.which(program) or program)
+    done = flotilla(verb, "aws-dev", PATH=str(tmp_path))
+    tried, error = done.stderr.splitlines()
+    assert done.returncode == 2 and tried.startswith("$ aws ssm start-session --region us-east-1 --target ")
+    assert error.startswith("error: the control node is not reached: ") and error.endswith(last)
