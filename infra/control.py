@@ -8,7 +8,6 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pulumi
-from packaging.requirements import Requirement
 
 from fleets.backend import server_config
 from infra.publish import to_yaml
@@ -56,6 +55,8 @@ def pins(*extras: str) -> list[str]:
 
 
 def _pins(lock: Path) -> Iterator[str]:
+    from packaging.requirements import Requirement  # not for stacks without the node
+
     for line in lock.read_text().splitlines():
         if line[:1].isalnum():
             wanted = Requirement(line.removesuffix("\\").strip())

@@ -26,6 +26,7 @@ if __name__ == "__main__":  # before imports that take seconds
     from stacks.interrupts import end_on_interrupt
 
     end_on_interrupt()
+    gc.disable()  # the process ends soon, and to collect while SDKs are imported costs a fifth of its time
 
     from stacks.extras import explain_missing
 
@@ -250,7 +251,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m infra.previe
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     parser.add_argument("--no-prices", action="store_true", help="do not look up what the machines cost; asks nobody then")
     options = parser.parse_args(arguments)
-    gc.disable()  # the process ends soon, and to collect while a cloud's SDK is imported costs a fifth of its time
+    gc.disable()  # as above, where another command calls this
     try:
         root = project_root()
         planned = plan(options.stack, root)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ from stacks.schema import Stack
 
 PROJECT = "flotilla"  # the namespace of our keys; those of other namespaces are the providers' own
 SETTINGS = [name for name in Stack.model_fields if name != "name"]  # the stack's name is that of its file
-SCHEMA = Stack.model_json_schema()
-SCHEMA["properties"]["cloud"]["enum"] = list(PLACES)
 FORMATS = {
     "ipvanyaddress": "an IP address",
     "ipvanynetwork": "a network such as 10.0.0.0/24",
@@ -167,7 +166,7 @@ class _Loader(yaml.CSafeLoader):
 
 def _decoded(key: str, value: Any) -> Any:
     """Pulumi hands lists and maps on as JSON text."""
-    if key not in SETTINGS or not isinstance(value, str) or node_at((key,)).get("type") not in ("array", "object"):
+    if key not in SETTINGS or not isinstance(value, str) or not value.startswith(("[", "{")):
         return value
     try:
         return json.loads(value)
@@ -225,15 +224,23 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+@cache
+def _schema() -> dict[str, Any]:
+    """For errors alone: to make it takes longer than to read a stack."""
+    schema = Stack.model_json_schema()
+    schema["properties"]["cloud"]["enum"] = list(PLACES)
+    return schema
+
+
 def node_at(loc: Location) -> dict[str, Any]:
     """The JSON schema of the setting at `loc`."""
-    node = SCHEMA
+    node = _schema()
     for part in loc:
         node = node["items"] if isinstance(part, int) else node.get("properties", {}).get(part) or node.get("additionalProperties", {})
         node = next((choice for choice in node.get("anyOf", []) if choice.get("type") != "null"), {}) | node
         if "$ref" in node:
             own = {key: node[key] for key in ("default", "description") if key in node}
-            node = SCHEMA["$defs"][node["$ref"].rpartition("/")[2]] | own
+            node = _schema()["$defs"][node["$ref"].rpartition("/")[2]] | own
     return node
 
 
