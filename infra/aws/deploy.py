@@ -23,6 +23,7 @@ from infra.aws.policies import (
     Document,
     Statement,
     allow,
+    bucket_arn,
     document,
     spot_role,
     state_bucket,
@@ -211,7 +212,7 @@ def state(account: Account, stack: str, writes: bool) -> list[Statement]:
 
     Where Pulumi keeps what: https://www.pulumi.com/docs/iac/concepts/state-and-backends/#using-a-self-managed-backend
     """
-    bucket = f"arn:{account.partition}:s3:::{state_bucket(account)}"
+    bucket = bucket_arn(account, state_bucket(account))
     folders = [*(f"{what}/{PROJECT}/{stack}/*" for what in ("backups", "history")), f"locks/organization/{PROJECT}/{stack}/*"]
     own = [f"{bucket}/.pulumi/{path}" for path in (f"stacks/{PROJECT}/{stack}.json*", *folders)]
     secrets = ["kms:Decrypt", *(["kms:Encrypt", "kms:GenerateDataKey"] if writes else [])]
@@ -309,7 +310,7 @@ def _log_groups(account: Account, stack: str) -> list[str]:
 
 
 def _bucket(account: Account, stack: str) -> str:
-    return f"arn:{account.partition}:s3:::flotilla-{stack}-*"
+    return bucket_arn(account, f"flotilla-{stack}-*")
 
 
 def _budget(account: Account, stack: str) -> str:

@@ -9,9 +9,8 @@ import pulumi
 from pulumi_aws import cloudwatch, iam
 
 from infra.aws import policies
+from infra.aws.network import LOG_DAYS
 from infra.aws.storage import Bucket, Given
-
-LOG_DAYS = 30  # for which the nodes' logs are kept
 
 
 @dataclass(frozen=True)

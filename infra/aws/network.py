@@ -22,7 +22,7 @@ from stacks.rules.aws import Blocks, cut
 from stacks.schema import Stack
 
 ANYWHERE = "0.0.0.0/0"
-LOG_DAYS = 30  # for which flow logs are kept
+LOG_DAYS = 30  # for which logs are kept
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,8 @@ OFFERS = [
 
 def stack(name: str, fleet: dict[str, Any] | None = None, **settings: Any) -> Stack:
     """A stack of the repository with settings replaced; it has no control node unless they say so."""
-    raw: dict[str, Any] = load.settings(name, ROOT) | {
-        f"flotilla:{key}": value for key, value in ({"dstack": {"host": "elsewhere"}} | settings).items()
-    }
+    changed = {"dstack": {"host": "elsewhere"}} | settings
+    raw: dict[str, Any] = load.settings(name, ROOT) | {f"flotilla:{key}": value for key, value in changed.items()}
     raw["flotilla:fleets"] = [raw["flotilla:fleets"][0] | (fleet or {})]
     return load.parse(name, raw)
 
@@ -339,8 +338,9 @@ def test_a_budget_for_machines_that_come_and_go_is_told_in_hours(monthly, verdic
 
 def test_a_budget_pays_what_always_runs_first():
     cost = prices.priced(stack("aws-dev", dstack={"host": "cloud"}), [*OFFERS, NODE])
-    says = "500 USD a month pay all machines for 324 hours (1.50 USD each), beside 15 for what always runs"
-    assert (preflight.fits(500, "USD", cost, "page").verdict, preflight.fits(500, "USD", cost, "page").says) == ("ok", says)
+    found = preflight.fits(500, "USD", cost, "page")
+    assert found.verdict == "ok"
+    assert found.says == "500 USD a month pay all machines for 324 hours (1.50 USD each), beside 15 for what always runs"
     found = preflight.fits(10, "USD", cost, "page")
     assert found.verdict == "failed" and " for 0 hours " in found.says
 
