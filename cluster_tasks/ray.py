@@ -167,7 +167,16 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
         flags += ["--join-timeout", str(stack.task.join_timeout)]
     if stack.task.on_node_loss != "fail":
         flags += ["--on-node-loss", stack.task.on_node_loss]
+    if stack.task.services:
+        flags += ["--services", json.dumps(services(stack))]
     return flags
+
+
+def services(stack: Stack) -> dict[str, Any]:
+    """What the node agent starts beside Ray, by name: cluster_tasks/node/service.py."""
+    fleets = [(fleet.name, fleet.nodes) for fleet in stack.cluster_fleets()]
+    made = {name: service.model_dump(exclude={"on"}, exclude_none=True) for name, service in stack.task.services.items()}
+    return {name: of | {"ranks": stack.task.services[name].ranks(fleets)} for name, of in made.items()}
 
 
 def _environment(stack: Stack, fleets: list[Fleet]) -> list[str]:

@@ -63,10 +63,11 @@ class Cluster:
         return subprocess.run(line, cwd=ROOT, env=kept | (env or {}), capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "") -> Cluster:
-    """The files that the stack `local` publishes, with a port of their own; `node_flags` are added to the agent's."""
+def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "", **settings: Any) -> Cluster:
+    """The files that the stack `local` publishes, with a port of their own; `node_flags` are added to the agent's, `settings` to those of
+    the task."""
     port = free_port()
-    task = {"fleets": [fleet["name"] for fleet in fleets], "dashboard_port": port}
+    task = {"fleets": [fleet["name"] for fleet in fleets], "dashboard_port": port} | settings
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": list(fleets), "task": task})
     rendered = ray_cluster(stack, Site())
     if node_flags:

@@ -39,19 +39,23 @@ def page() -> str:
 
 
 def _sections(location: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
-    """A section and those in it; of a list the first item stands for all."""
-    inner = (*location, 0) if node_at(location).get("type") == "array" else location
+    """A section and those in it; of a list the first item stands for all, of a map by name NAME."""
+    inner = _inner(location)
     yield inner
     for name in _properties(inner):
         if _properties((*inner, name)):
             yield from _sections((*inner, name))
 
 
-def _properties(location: tuple[int | str, ...]) -> list[str]:
+def _inner(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
     node = node_at(location)
     if node.get("type") == "array":
-        node = node_at((*location, 0))
-    return list(node.get("properties", {}))
+        return (*location, 0)
+    return (*location, "NAME") if isinstance(node.get("additionalProperties"), dict) else location
+
+
+def _properties(location: tuple[int | str, ...]) -> list[str]:
+    return list(node_at(_inner(location)).get("properties", {}))
 
 
 def _table(locations: list[tuple[int | str, ...]]) -> str:
@@ -66,7 +70,7 @@ def _table(locations: list[tuple[int | str, ...]]) -> str:
 def _value(at: tuple[int | str, ...]) -> str:
     node = node_at(at)
     if node.get("type") != "array":
-        return allowed(node)
+        return "maps by name" if _inner(at) != at and _properties(at) else allowed(node)
     item = node_at((*at, 0))
     return "list of maps" if "properties" in item else f"list; each {allowed(item)}"
 

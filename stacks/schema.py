@@ -44,6 +44,7 @@ from stacks.field_types import (
     known,
     setting_error,
 )
+from stacks.service import Service
 from stacks.slurm import Nodes, Slurm
 from stacks.task_image import Image
 
@@ -283,6 +284,7 @@ class Task(Image):
     fleets: tuple[Name, ...] = Field(
         default=(), description="Fleets whose nodes make up the cluster, the head's first; the first fleet when left out."
     )
+    services: dict[str, Service] = Field(default_factory=dict, description="Commands that run beside Ray for jobs, by name.")
     job: Job | None = Field(default=None, description="A single job on a cluster of its own.")
 
     def errors(self) -> Iterator[PydanticCustomError]:

@@ -6,7 +6,7 @@ A rule that asks such a section for a setting that could not be read meets `Unkn
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter
 
@@ -21,8 +21,8 @@ def errors(section: Model, at: Location = ()) -> Iterator[tuple[Location, str]]:
     for below, text in map(located, known(section.errors())):
         yield (*at, *below), text
     for key, value in section.__dict__.items():
-        parts = {(key, index): item for index, item in enumerate(value)} if isinstance(value, tuple) else {(key,): value}
-        for below, part in parts.items():
+        items = enumerate(value) if isinstance(value, tuple) else value.items() if isinstance(value, dict) else ()
+        for below, part in {(key,): value, **{(key, name): item for name, item in items}}.items():
             if isinstance(part, Model):
                 yield from errors(part, (*at, *below))
 
@@ -40,7 +40,9 @@ def readable(kind: type[Section], values: Mapping[str, Any], wrong: Collection[L
             found[key] = TypeAdapter(annotated).validate_python(value)
         elif not below and not field.is_required():
             found[key] = field.get_default(call_default_factory=True)
-        elif part and isinstance(value, dict) and () not in below:
+        elif part and isinstance(value, dict) and get_origin(field.annotation) is dict and all(len(at) > 1 for at in below):
+            found[key] = {name: readable(part, item, [at[1:] for at in below if at[0] == name]) for name, item in value.items()}
+        elif part and isinstance(value, dict) and get_origin(field.annotation) is not dict and () not in below:
             found[key] = readable(part, value, below)
         elif part and isinstance(value, list) and all(len(at) > 1 for at in below):
             found[key] = tuple(readable(part, item, [at[1:] for at in below if at[0] == index]) for index, item in enumerate(value))

@@ -22,6 +22,7 @@ In the order in which they are best read:
     settings, account, checks  flags and what the scheduler says; whom Ray runs as; what is refused before it starts
     head, worker, torchrun     what a node becomes
     watch, job                 what the head looks after: its nodes, its job
+    service, services          commands that run beside Ray, for jobs
     health, preemption         full disks and short memory; a spot machine's notice
     ray, dashboard             Ray on this node; what Ray says of the cluster
     identity                   whose cluster this is, for who asks on the dashboard's port

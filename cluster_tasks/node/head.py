@@ -14,6 +14,7 @@ from .job import Job, stop_jobs
 from .ports import SHUTDOWN_NOTICE, port_is_free
 from .preemption import Preemption
 from .ray import Ray, ray_node
+from .services import Services, services_of
 from .settings import Settings
 from .waiting import wait
 from .watch import watch_cluster
@@ -29,23 +30,24 @@ def run_head(settings: Settings) -> int:
     for port, flag in ((settings.port, "--port"), (settings.dashboard_port, "--dashboard-port")):
         if not port_is_free(port):
             raise Failure(2, f"port {port} is in use on this node; choose another with {flag}")
-    with ray_node(settings) as ray:
-        code = lead(settings, ray)
+    with services_of(settings) as services, ray_node(settings) as ray:
+        code = lead(settings, ray, services)
     if code == 0:
         send_shutdown_notice(settings)
     return code
 
 
-def lead(settings: Settings, ray: Ray) -> int:
+def lead(settings: Settings, ray: Ray, services: Services) -> int:
     """Until the job has ended; returns its code. Raises Failure."""
     wait_until_complete(settings, ray)
+    services.wait_until_ready()
     if settings.when_ready:
         print(settings.when_ready, flush=True)
     seconds = settings.stop_timeout
     try:
         Preemption.of(settings).clear()
         job = Job.submit(settings) if settings.job else None
-        return watch_cluster(settings, ray, job)
+        return watch_cluster(settings, ray, job, services)
     except Reclaimed:
         raise
     except Failure:

@@ -2,6 +2,8 @@
 
     python3 -I identity.py --listen 8265 --ray 41234 --stack onprem
 
+With --gate it says 503, and why, while that file is there, and lets no job in: services that jobs need are not ready yet.
+
 Ray refuses whoever shows no token, so that asking Ray whether this is the right cluster would hand the token to a wrong one. This
 process listens on the dashboard's port, answers `GET /flotilla/identity?nonce=...` itself and passes every other connection on to
 Ray, byte by byte. The answer:
@@ -26,6 +28,7 @@ import pwd
 import re
 import socket
 import sys
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 PATH = "/flotilla/identity"
@@ -33,6 +36,7 @@ NONCE = re.compile(r"[0-9a-f]{16,128}")
 ID_LENGTH = 12  # hexadecimal digits
 HEADER_LINES = 100
 CHUNK = 2**16  # bytes
+JOBS = "/api/jobs/"  # POST: a new job
 TOKEN = "RAY_AUTH_TOKEN"  # in the environment of this process; a command line is for all users to read
 
 
@@ -66,8 +70,8 @@ def owner() -> str:
 class Front:
     """Listens on the dashboard's port, on loopback as Ray itself would."""
 
-    def __init__(self, ray: int, stack: str, token: str | None):
-        self.ray, self.stack, self.token = ray, stack, token
+    def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None):
+        self.ray, self.stack, self.token, self.gate = ray, stack, token, gate
 
     async def serve(self, port: int) -> None:
         """Forever. Raises OSError where the port is taken."""
@@ -80,6 +84,11 @@ class Front:
         with contextlib.suppress(OSError, ValueError):  # gone, or a line that is not HTTP's
             while line := await reader.readline():
                 words = line.decode("latin-1").split()
+                asks = len(words) > 1 and ((words[0], words[1].partition("?")[0]) in (("GET", PATH), ("POST", JOBS)))
+                if asks and (why := self.closed()):
+                    writer.write(response(f"503 {why}", {"error": why}))
+                    await writer.drain()
+                    break
                 if len(words) < 2 or words[0] != "GET" or words[1].partition("?")[0] != PATH:
                     await self.to_ray(line, reader, writer)
                     break
@@ -90,6 +99,12 @@ class Front:
                 writer.write(response("200 OK", said) if said else response("400 Bad Request", {"error": "nonce: 16 to 128 hex digits"}))
                 await writer.drain()
         writer.close()
+
+    def closed(self) -> str | None:
+        """What jobs wait for."""
+        with contextlib.suppress(OSError):
+            return self.gate.read_text() if self.gate else None
+        return None
 
     async def to_ray(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -127,9 +142,10 @@ def main() -> int:
     parser.add_argument("--listen", type=int, required=True, help="port of the dashboard, as others know it")
     parser.add_argument("--ray", type=int, required=True, help="port on which Ray's own dashboard listens")
     parser.add_argument("--stack", default="", help="name of the stack that this is the cluster of")
+    parser.add_argument("--gate", type=Path, help="file that is there while jobs are to wait; its text says for what")
     options = parser.parse_args()
     try:
-        asyncio.run(Front(options.ray, options.stack, os.environ.get(TOKEN)).serve(options.listen))
+        asyncio.run(Front(options.ray, options.stack, os.environ.get(TOKEN), options.gate).serve(options.listen))
     except OSError as error:
         print(f"the dashboard's port {options.listen}: {error}", file=sys.stderr)
         return 2

@@ -19,6 +19,7 @@ from typing import IO, Any
 from . import identity
 from .network import interfaces
 from .ports import free_port, port_answers
+from .service import environment
 from .settings import Settings
 
 RAY_STOP_SECONDS = 8
@@ -86,7 +87,8 @@ class Ray:
 def ray_node(settings: Settings) -> Iterator[Ray]:
     """Runs Ray on this node inside the `with`. Ends it and nothing else on the way out."""
     stop_wait = {"RAY_JOB_STOP_WAIT_TIME_S": str(settings.stop_timeout)}
-    env = RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | os.environ
+    of_services = environment(settings.services, settings.rank, settings.addresses)
+    env = RAY_DEFAULTS | stop_wait | interfaces(settings.addresses[settings.rank]) | of_services | os.environ
     if settings.node_gpus:
         env[NODE_GPUS] = ",".join(map(str, settings.node_gpus))
     if settings.rank == 0:  # what jobs print of the dashboard: the port that is forwarded, not Ray's own behind it
@@ -119,7 +121,8 @@ def identity_front(settings: Settings, output: IO[bytes]) -> Iterator[subprocess
     ports = ["--listen", str(settings.dashboard_port), "--ray", str(settings.ray_dashboard_port)]
     env = {name: value for name, value in os.environ.items() if name != identity.TOKEN}
     token = {identity.TOKEN: settings.dashboard.token} if settings.dashboard.token else {}
-    front = spawn([*program, *ports, "--stack", settings.stack], env | token, output)
+    gate = ["--gate", str(settings.gate)] if any(service.port for service in settings.services) else []
+    front = spawn([*program, *ports, "--stack", settings.stack, *gate], env | token, output)
     try:
         yield front
     finally:

@@ -7,13 +7,16 @@ import ipaddress
 import json
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from .dashboard import Dashboard, ray_token
 from .lifeline import FLAG
 from .network import ALONE, resolve
 from .ports import free_port
+from .service import Service, parse
 
 DASHBOARD_PORT = 8265  # on the node; flotilla:task.dashboard_port is where a person finds it
 STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
@@ -28,8 +31,15 @@ class Settings(argparse.Namespace):
     gpus: int | None  # expected on each node; None: as many as there are
     node_gpus: list[int] | None  # expected on each node where they are not alike, in order of rank
     patience: int  # seconds that a lost node has to return
+    services: tuple[Service, ...]  # of all nodes
     dashboard: Dashboard  # the head's, as the head itself reaches it
+    place: Path  # of the services' logs
     ray_dashboard_port: int  # on which Ray's own dashboard listens, behind identity.py
+
+    @property
+    def gate(self) -> Path:
+        """Is there on the head while services are not ready, and says which; no job is let in."""
+        return self.place / "gate"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -56,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--per-host", action="store_true", help="checkpoints are in a folder of each host: say where those of the run before are")
     add("--spot", choices=["imdsv2", "compute-metadata"], help="metadata service that says when a spot machine is taken back")
     add("--user", help="user or user:group to become, by names or numbers; for an agent that starts as root")
+    add("--services", default="", help='what runs beside Ray, by name, such as {"search": {"command": "...", "port": 8000}}')
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
@@ -69,6 +80,9 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     """Raises ValueError where it does not know which node this is, or a setting is wrong."""
     settings = _parser().parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
     resources, of_hosts = json_flag("--resources", settings.resources), json_flag("--host-resources", settings.host_resources)
+    settings.services = parse(settings.services)  # type: ignore[arg-type]  # the flag's text until here
+    if settings.services and settings.torchrun:
+        raise ValueError("--services needs Ray; torchrun takes the agent's place, and nobody would look after them")
     settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))
     settings.ray_dashboard_port = free_port()
     rank, addresses, gpus = who_am_i(settings, env)
@@ -82,6 +96,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     settings.gpus = gpus if settings.num_gpus is None else settings.num_gpus
     if settings.node_gpus and len(settings.node_gpus) != len(addresses):
         raise ValueError(f"--node-gpus lists {len(settings.node_gpus)} nodes, but there are {len(addresses)}")
+    settings.place = Path(settings.temp_dir or tempfile.gettempdir()) / f"services-{settings.port}-{rank}"
     settings.patience = settings.rejoin_timeout if settings.on_node_loss == "fail" else settings.join_timeout
     return settings
 

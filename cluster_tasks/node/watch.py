@@ -15,6 +15,7 @@ from .job import Job
 from .ports import silent
 from .preemption import Preemption
 from .ray import Ray
+from .services import Services
 from .settings import Settings
 from .waiting import pause
 
@@ -26,13 +27,14 @@ PROBED = 32  # hosts per second that are asked whether they are there
 log = logging.getLogger(__name__)
 
 
-def watch_cluster(settings: Settings, ray: Ray, job: Job | None) -> int:
+def watch_cluster(settings: Settings, ray: Ray, job: Job | None, services: Services) -> int:
     """Until the job ends (returns its code), or a node is lost for too long or Ray ends (raises Failure)."""
     liveness, health, preemption = Liveness.of(settings), Health.of(settings), Preemption.of(settings)
     code, ended, answered, listed = None, 0.0, time.monotonic(), 0.0
     while True:
         pause(1)
         health.report()
+        services.poll()
         now = time.monotonic()
         if end := ray.ended():
             raise Failure(RAY_FAILED, end)

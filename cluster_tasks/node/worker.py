@@ -13,6 +13,7 @@ from .health import Health
 from .ports import port_answers
 from .preemption import Preemption
 from .ray import RAY_STOP_SECONDS, ray_node
+from .services import Services, services_of
 from .settings import Settings
 from .waiting import pause, wait
 
@@ -24,9 +25,14 @@ log = logging.getLogger(__name__)
 
 def run_worker(settings: Settings) -> int:
     """Joins, and joins again when Ray ends here. Raises Failure when the head is gone, or does not come in time."""
+    with services_of(settings) as services:
+        return join(settings, services)
+
+
+def join(settings: Settings, services: Services) -> int:
     deadline, joined = time.monotonic() + settings.join_timeout, False
     while True:
-        wait_for_head(settings, deadline, joined)
+        wait_for_head(settings, deadline, joined, services)
         log.info("joining the cluster of %s", settings.addresses[0])
         start = heard = time.monotonic()
         health, preemption = Health.of(settings), Preemption.of(settings)
@@ -34,6 +40,7 @@ def run_worker(settings: Settings) -> int:
             while not (end := ray.ended()):
                 pause(1)
                 health.report()
+                services.poll()
                 preemption.poll()
                 answers, silence = head_answers(settings), time.monotonic() - heard
                 if answers:
@@ -51,10 +58,11 @@ def run_worker(settings: Settings) -> int:
         pause(1)
 
 
-def wait_for_head(settings: Settings, deadline: float, joined: bool) -> None:
+def wait_for_head(settings: Settings, deadline: float, joined: bool, services: Services) -> None:
     start = time.monotonic()
 
     def missing() -> str | None:
+        services.poll()
         answers = head_answers(settings)
         if joined and answers is False and time.monotonic() - start > HEAD_GONE_SECONDS:
             raise head_is_gone(settings)

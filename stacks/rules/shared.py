@@ -11,16 +11,18 @@ from stacks.field_types import TAG_KEY, Model, gigabytes, known, setting_error
 from stacks.places import PLACES, machine, place_of
 from stacks.rules.place import Cloud, Place
 from stacks.schema import Fleet, Stack
+from stacks.service import EVERY, HEAD
 
 DISK = (100, 64 * 1024)  # GB: room for an image with CUDA and its containers; the largest volume of either cloud
 NAME = 24  # characters of a stack's name on a cloud: its resources are named after it, buckets and roles with up to 64 in all
+SERVICE = re.compile(r"[a-z][a-z0-9-]{0,40}")
 OWN_TAGS = ("environment", "project", "stack")
 
 
 def errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """Errors in settings against one another, and against the place. Where a setting could not be read, those that do not depend on it."""
     place = place_of(stack)
-    for rule in (_foreign, _names, _cluster, _dstack, _control, _checkpoints):
+    for rule in (_foreign, _names, _cluster, _services, _dstack, _control, _checkpoints):
         yield from known(rule(stack, place))
     if place.cloud:
         for of_cloud in (_resources, _region, _volume, _mounts, _access, _monitoring):
@@ -118,6 +120,23 @@ def _cluster(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     jumps = [fleet.ssh.proxy_jump for fleet in stack.fleets if fleet.ssh and fleet.name in stack.task.fleets]
     if any(jump != jumps[0] for jump in jumps):
         yield setting_error("name fleets with different ssh.proxy_jump; to dstack they are one fleet, which has one", "task", "fleets")
+
+
+def _services(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
+    """Nodes that are in the cluster, and a port once on each."""
+    if not {*stack.task.fleets} <= {fleet.name for fleet in stack.fleets}:
+        return  # `_cluster` says so
+    fleets = [(fleet.name, fleet.nodes) for fleet in stack.cluster_fleets()]
+    nodes = (EVERY, HEAD, *(name for name, _ in fleets))
+    known = list(stack.task.services.items())
+    for index, (name, service) in enumerate(known):
+        if not SERVICE.fullmatch(name):
+            yield setting_error("is not a name of a service: a-z first, then a-z, 0-9 and -, at most 41", "task", "services", name)
+        if service.on not in nodes:
+            yield setting_error(f"{service.on!r} is not one of {', '.join(nodes)}", "task", "services", name, "on")
+        for other, earlier in known[:index]:
+            if service.port and service.port == earlier.port and {*service.ranks(fleets)} & {*earlier.ranks(fleets)}:
+                yield setting_error(f"{service.port} is the port of {other} on the same node", "task", "services", name, "port")
 
 
 def _dstack(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

@@ -21,6 +21,7 @@ from cluster_tasks.node.head import send_shutdown_notice
 from cluster_tasks.node.job import Job
 from cluster_tasks.node.ports import free_port, silent
 from cluster_tasks.node.ray import Ray
+from cluster_tasks.node.services import Services
 from cluster_tasks.node.settings import Settings, read_settings
 from cluster_tasks.node.watch import Liveness
 from cluster_tasks.node.worker import head_answers
@@ -157,6 +158,9 @@ class Scene:
         self.steps.get(round(self.now - 1000), lambda: None)()
         assert self.now < 2000, "it watches forever"
 
+    def poll(self) -> None:
+        """Of the services, of which there are none."""
+
     def exit_code(self, _: object) -> int | None:
         return self.job
 
@@ -180,7 +184,7 @@ def watched(scene: Scene, *flags: str) -> int:
     """The watch's exit code; what it asks of Ray, of the job and of the dashboard is the scene's."""
     here: Any = settings(*flags)
     here.dashboard = scene
-    return watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene))
+    return watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene), cast(Services, scene))
 
 
 def test_a_job_that_failed_is_believed_after_the_time_in_which_a_nodes_loss_is_known(scene: Scene) -> None:
@@ -194,7 +198,7 @@ def test_alone_there_is_no_other_node_to_blame(scene: Scene) -> None:
     here: Any = read_settings(["--rank", "0", "--addresses", "127.0.0.2"], {})
     here.dashboard, scene.alive = scene, {"127.0.0.2": {}}
     scene.steps[3] = lambda: setattr(scene, "job", 9)
-    assert watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene)) == 9
+    assert watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene), cast(Services, scene)) == 9
     assert scene.now == 1003
 
 
@@ -217,7 +221,7 @@ def test_the_list_of_a_large_cluster_is_read_less_often_until_a_job_has_failed(s
     reads: list[float] = []
     here.dashboard = SimpleNamespace(alive_nodes=lambda: reads.append(scene.now) or {address: {} for address in here.addresses})
     scene.steps[10] = lambda: setattr(scene, "job", 9)
-    assert watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene)) == 9
+    assert watch.watch_cluster(here, cast(Ray, scene), cast(Job, scene), cast(Services, scene)) == 9
     assert [second - 1000 for second in reads] == [1, 4, 7, 10, 11, 12, 13, 14, 15]
 
 
