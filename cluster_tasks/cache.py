@@ -171,10 +171,13 @@ def _other_nodes() -> list[Any]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    own = ray.get_runtime_context().get_node_id()
-    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != own]
-    where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others]
+    where = [NodeAffinitySchedulingStrategy(node, soft=False) for node in others(ray.nodes(), ray.get_runtime_context().get_node_id())]
     return [ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=place).remote() for place in where]
+
+
+def others(nodes: list[dict[str, Any]], own: str) -> list[str]:
+    """Ids of the nodes, as Ray lists them, that are alive and not our own; Ray keeps on listing those that are gone."""
+    return [node["NodeID"] for node in nodes if node["Alive"] and node["NodeID"] != own]
 
 
 def _first(error: BaseException) -> str:

@@ -234,3 +234,8 @@ def test_a_mistake_names_the_setting_and_what_is_allowed(base: dict[str, Any], s
     with pytest.raises(StackError) as error:
         load.parse("dev", (base or local) | {"flotilla:cache": settings})
     assert f"flotilla:{message}" in str(error.value)
+
+
+def test_a_copy_goes_to_nodes_that_live_and_not_to_our_own() -> None:
+    nodes = [{"NodeID": "own", "Alive": True}, {"NodeID": "other", "Alive": True}, {"NodeID": "gone", "Alive": False}]
+    assert cache.others(nodes, "own") == ["other"]

@@ -52,6 +52,18 @@ def test_a_cloud_fleet_asks_its_backend_for_these_machines() -> None:
     assert definition["resources"] == {"cpu": "x86:192..", "memory": "2TB..", "gpu": "nvidia:H100:80GB:8"}
 
 
+def test_hosts_of_another_fleet_of_the_cluster_bring_their_user_and_key() -> None:
+    given = stack(fleets=[GPUS | {"nodes": 1}, GPUS | {"name": "more", "nodes": 2}], task={"fleets": ["gpus", "more"]})
+    own = Ssh.model_validate(HOSTS | {"hosts": [{"hostname": "a"}]})
+    theirs = {"user": "me", "identity_file": "/keys/more", "hosts": [{"hostname": "b"}, {"hostname": "c", "identity_file": "/keys/c"}]}
+    definition = fleet(given, Site(ssh={"gpus": own, "more": Ssh.model_validate(HOSTS | theirs)}), given.fleets[0])
+    assert definition["ssh_config"]["hosts"] == [
+        "a",
+        {"hostname": "b", "user": "me", "identity_file": "/keys/more"},
+        {"hostname": "c", "user": "me", "identity_file": "/keys/c"},
+    ]
+
+
 def test_a_host_is_a_bare_name_until_something_is_said_of_it() -> None:
     given = stack()
     hosts = [{"hostname": "a"}, {"hostname": "b", "port": 2222}]
