@@ -14,6 +14,7 @@ import psutil
 from cluster_tasks.identity import ADDRESS
 from cluster_tasks.local.plan import MARKER, LocalError, Ports, ray_folder
 from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
+from stacks import processes
 
 KILL_SECONDS = 10  # for a process to be gone after SIGKILL
 
@@ -31,12 +32,8 @@ class Cluster:
 
     @property
     def supervisor(self) -> psutil.Process | None:
-        """None when it has ended. The marker tells it from a later process with the same id."""
-        try:
-            process = psutil.Process(self.pid)
-            return process if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) == self.root else None
-        except psutil.Error:
-            return None
+        """None when it has ended."""
+        return processes.find(self.pid, MARKER, self.root)
 
     def write(self) -> None:
         (Path(self.root) / "cluster.json").write_text(json.dumps(asdict(self), indent=2) + "\n")

@@ -19,6 +19,7 @@ from pathlib import Path
 import psutil
 import requests
 
+from stacks import processes
 from stacks.errors import UserError
 
 MARKER = "FLOTILLA_DSTACK_SERVER"  # in the environment of the server, by which its process is known
@@ -45,12 +46,8 @@ class Server:
 
     @property
     def process(self) -> psutil.Process | None:
-        """None when it has ended. The marker tells it from a later process with the same id."""
-        try:
-            process = psutil.Process(self.pid)
-            return process if process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARKER) == self.folder else None
-        except psutil.Error:
-            return None
+        """None when it has ended."""
+        return processes.find(self.pid, MARKER, self.folder)
 
     @classmethod
     def running(cls, folder: Path) -> Server | None:
