@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 
@@ -15,22 +16,28 @@ from lab.waiting import wait_for
 pytestmark = pytest.mark.hosts
 
 LAUNCH = "python -m cluster_tasks.client.launch lab"
+WEB = {"command": "exec python3 -m http.server --bind $FLOTILLA_NODE_IP 8123", "port": 8123, "health": "/"}
+READ = 'import urllib.request as r; print(r.urlopen(\\"$FLOTILLA_SERVICE_WEB\\").read())'
+ASK = f'echo all: $FLOTILLA_SERVICE_WEB_ALL; python3 -c "{READ}"'
 STATUS = "python -m cluster_tasks.client.status lab"
 COUNT = "for i in $(seq 300); do echo tick $i; sleep 1; done"
 
 
 @pytest.fixture(scope="module")
 def cluster(lab: Lab) -> Iterator[Lab]:
-    """The cluster is started by the first launch and used by the next ones."""
-    done = lab.user(f"{LAUNCH} -- sh -c 'echo hello from the job; exit 7'", timeout=600)
+    """The cluster is started by the first launch and used by the next ones; a service runs on both of its nodes."""
+    lab.stack(task={"services": {"web": WEB}})
+    done = lab.user(f"{LAUNCH} -- sh -c 'echo hello from the job; {ASK}; exit 7'", timeout=600)
     assert done.returncode == 7, done.stdout
     assert "hello from the job" in done.stdout
+    assert "<title>Directory listing" in done.stdout and len(re.findall(r"http://[\d.]+:8123", done.stdout)) == 2, done.stdout
     for command in ("dstack apply -y -d -f build/lab/ray-cluster.dstack.yml", "dstack attach ray", "ray job submit"):
         assert f"$ {command}" in done.stdout, "each command that is run is shown"
     assert done.stdout.rstrip().endswith("the cluster is still up; to end it: dstack stop ray")
     yield lab
     lab.stop("ray")
     lab.wait_idle()
+    lab.stack()
 
 
 def text(lab: Lab, log: str) -> str:

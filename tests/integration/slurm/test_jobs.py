@@ -12,9 +12,11 @@ from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
 
+WEB = {"command": "exec python -m http.server --bind $FLOTILLA_NODE_IP 8123", "port": 8123, "health": "/"}
 WHO = """
-import ray, sys
+import os, ray, sys, urllib.request
 ray.init()
+print("SERVICE", urllib.request.urlopen(os.environ["FLOTILLA_SERVICE_WEB"]).status, os.environ["FLOTILLA_SERVICE_WEB_ALL"])
 print("NODES", sorted(node["NodeManagerAddress"] for node in ray.nodes()), sys.argv[1:])
 raise SystemExit(3)
 """
@@ -53,12 +55,13 @@ def steps(project, run: str) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines()] if file.exists() else []
 
 
-def test_a_ray_job_on_two_nodes_gets_its_arguments_and_the_script_ends_with_its_code(projects, slurm):
-    project = projects("two-nodes", slurm=SETTINGS["slurm"] | {"mail": "me@example.com"})
+def test_a_ray_job_on_two_nodes_gets_arguments_and_services_and_the_script_ends_with_its_code(projects, slurm):
+    project = projects("two-nodes", slurm=SETTINGS["slurm"] | {"mail": "me@example.com"}, task={"services": {"web": WEB}})
     job = project.submit("ray-ppo", "python", "-c", WHO, "it's", "two words")
     state, log = slurm.ended(job), project.log("ray-ppo", job)
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", "3:0"), log
     assert "NODES ['10.77.0.1', '10.77.0.2'] [\"it's\", 'two words']" in log
+    assert "SERVICE 200 http://10.77.0.1:8123,http://10.77.0.2:8123" in log
     assert "ssh -N -L 8265:127.0.0.1:8265 -J me@login.example.com me@n1" in log
     assert (project.folder / "build/slurm/ray.token").read_text() not in log
     assert not (project.folder / "build/slurm/node/__pycache__").exists()  # which a container's root would own
