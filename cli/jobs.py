@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from cli import recipes
 from cli.dashboard import address, dashboard, listing
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
@@ -28,18 +29,23 @@ def submit(arguments: list[str], root: Path) -> int:
     """Uploads the project's folder, runs the command in it on the cluster, ends with its exit code."""
     parser = argparse.ArgumentParser(
         prog="flotilla submit",
-        usage="%(prog)s STACK [flags] -- COMMAND",
+        usage="%(prog)s STACK [flags] -- COMMAND\n       %(prog)s STACK --recipe NAME [flags] [key=value ...]",
         description="Runs a job on the stack's cluster, prints its output, ends with its exit code. Ctrl-C ends the watching, not the job.",
     )
     add = parser.add_argument
     add("stack", help="whose cluster is up")
-    add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", help="of the job")
+    add("settings", nargs="*", metavar="key=value", help="of the recipe: flotilla recipe show --help")
+    add("--recipe", help="another trainer's run, such as verl/ppo-gsm8k, in place of a command; flotilla recipe list shows all")
+    add("--name", help="of the job")
     add("--working-dir", type=Path, default=root, help="folder that is uploaded; the job starts in it (the project)")
     add("--no-wait", action="store_true", help="return once the job is accepted")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
-    options: Any = parser.parse_args(arguments[:cut])
+    options: Any = parser.parse_intermixed_args(arguments[:cut])
     command = arguments[cut + 1 :]
-    if not command:
+    if options.settings and not options.recipe:
+        parser.error(f"{options.settings[0]} belongs to --recipe NAME, or to a command behind --")
+    run = recipes.planned(options.stack, options.recipe, options.settings, command, root) if options.recipe else None
+    if not command and not run:
         parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
     stack = load(options.stack, root)
     if find_spec("ray") is None:  # said before it is asked whether the cluster is up; imported after its environment is set
@@ -47,10 +53,14 @@ def submit(arguments: list[str], root: Path) -> int:
     os.environ.update(environment(stack.name, root))
     from cluster_tasks.client.submit import main as ray_job_submit
 
-    flags = ["--address", address(stack, root), "--submission-id", options.name]
-    flags += ["--working-dir", str(options.working_dir.resolve()), "--runtime-env", str(root / "build" / stack.name / "runtime-env.yaml")]
+    folder, env = options.working_dir.resolve(), root / "build" / stack.name / "runtime-env.yaml"
+    name = options.name or (recipes.job_name(run) if run else f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    at = address(stack, root)
+    if run:
+        folder, env, command = recipes.files(run, root)
+    flags = ["--address", at, "--submission-id", name, "--working-dir", str(folder), "--runtime-env", str(env)]
     flags += ["--no-wait"] if options.no_wait else []
-    following = f"  follow  flotilla logs {stack.name} {options.name}\n  stop    flotilla down {stack.name} --job {options.name}"
+    following = f"  follow  flotilla logs {stack.name} {name}\n  stop    flotilla down {stack.name} --job {name}"
     return ray_job_submit([*flags, "--", *command], following)
 
 

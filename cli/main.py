@@ -29,6 +29,7 @@ use       submit STACK -- COMMAND       run a job, end with its exit code
           check                         links, disks, GPUs, before a job
 stop      down STACK                    leave nothing running
 at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
+          launch STACK --recipe NAME    another trainer: recipe list|show NAME
 beside    server up|login|status|down   a dstack server on this machine
           train ppo|sft ...             the trainer in this shell
 
@@ -42,7 +43,6 @@ PASSED = {
     "preview": "infra.preview",
     "preflight": "infra.preflight.command",
     "bootstrap": "infra.bootstrap",
-    "launch": "cluster_tasks.client.launch",
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",
 }
@@ -54,6 +54,8 @@ OURS = {
     "status": "cli.clusters",
     "submit": "cli.jobs",
     "logs": "cli.jobs",
+    "launch": "cli.launch",
+    "recipe": "cli.recipes",
 }
 
 

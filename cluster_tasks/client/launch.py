@@ -67,8 +67,9 @@ def cluster(stack: Stack, port: int | None) -> DstackRun:
 class Launch:
     """One job on a cluster."""
 
-    def __init__(self, run: DstackRun, job: str, command: list[str], working_dir: str, seconds: float):
+    def __init__(self, run: DstackRun, job: str, command: list[str], working_dir: str, seconds: float, runtime_env: str | None = None):
         self.run, self.job, self.command, self.working_dir, self.seconds = run, job, command, working_dir, seconds
+        self.runtime_env = runtime_env or os.path.relpath(run.folder / "runtime-env.yaml", ROOT)
         self.submitted = False
         self.follower = Follower(run.dashboard, job, run.env)
 
@@ -104,8 +105,7 @@ class Launch:
             raise ClusterError(f"the cluster {self.run.name} has no job {self.job}; `ray job list` shows those that it has")
         check(self.run.dashboard, "dstack attach")
         flags = ["--address", self.run.dashboard.url, "--no-wait", "--submission-id", self.job, "--working-dir", self.working_dir]
-        runtime_env = os.path.relpath(self.run.folder / "runtime-env.yaml", ROOT)
-        run_command(["ray", "job", "submit", *flags, "--runtime-env", runtime_env, "--", *self.command], self.run.env)
+        run_command(["ray", "job", "submit", *flags, "--runtime-env", self.runtime_env, "--", *self.command], self.run.env)
         self.submitted, self.follower.printed = True, 0
 
     def _follow(self) -> int | None:
@@ -134,7 +134,7 @@ def perform(stack: Stack, options: Any, command: list[str]) -> int:
     run = cluster(stack, options.port)
     if not options.attach:
         run.apply(machines=True, seconds=options.timeout)
-    launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout)
+    launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout, options.runtime_env)
     try:
         code = launch.watch()
     except KeyboardInterrupt:
@@ -158,6 +158,7 @@ def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.cli
     parser = argparse.ArgumentParser(
         prog=prog,
         usage="%(prog)s STACK [flags] -- COMMAND",
+        epilog="flotilla launch STACK --recipe NAME [key=value ...] runs another trainer, on any stack: flotilla recipe list",
         description="Starts the stack's Ray cluster on dstack where it is not up, runs one job on it and ends with the job's exit code.",
     )
     add = parser.add_argument
@@ -165,6 +166,7 @@ def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.cli
     add("--attach", metavar="JOB", help="watch a job that was submitted before")
     add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}", help="of the job")
     add("--working-dir", default=".", help="folder that is uploaded; the job starts in it")
+    add("--runtime-env", help="file with Ray's runtime environment, in place of build/STACK/runtime-env.yaml")
     add("--port", type=int, help="of the dashboard on this machine; default: flotilla:task.dashboard_port")
     add("--timeout", type=float, default=1800, help="seconds within which nodes, dashboard and Ray must each be there")
     add("--down", action="store_true", help="stop the cluster when the job has ended")

@@ -1,0 +1,55 @@
+"""`flotilla recipe`: other people's trainers, listed and shown; the job that --recipe stands for."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from cli.project import CommandError, console
+from cluster_tasks.recipes import find, recipes
+from cluster_tasks.recipes.planned import COMMAND, OWN, Planned, plan, write
+from stacks.load import load
+
+KEYS = "; ".join(f"{key}: {about}" for key, about in OWN.items())
+SETTINGS = f"settings of the trainer as key=value, which replace the recipe's; and of ours: {KEYS}"
+
+
+def main(verb: str, arguments: list[str], root: Path) -> int:
+    """`flotilla recipe list`, `flotilla recipe show NAME [STACK] [key=value ...]`."""
+    parser = argparse.ArgumentParser(prog=f"flotilla {verb}", description="Other people's trainers on a stack's cluster.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|show")
+    commands.add_parser("list", help="all recipes")
+    show = commands.add_parser("show", help="what a recipe runs on a stack, each command to be copied")
+    show.add_argument("recipe", help="such as verl/ppo-gsm8k")
+    show.add_argument("stack", nargs="?", help="whose sizes and folders are taken (a Slurm cluster of two nodes with 8 GPUs each)")
+    show.add_argument("settings", nargs="*", metavar="key=value", help=SETTINGS)
+    options: Any = parser.parse_args(arguments)
+    if options.command == "list":
+        for recipe in recipes().values():
+            print(f"{recipe.name:<32} {recipe.title}")
+        return 0
+    words = [*options.settings]
+    if options.stack and "=" in options.stack:
+        words, options.stack = [options.stack, *words], None
+    print(plan(load(options.stack or "slurm", root), find(options.recipe), words, root).shown())
+    return 0
+
+
+def planned(stack: str, name: str, words: list[str], command: list[str], root: Path) -> Planned:
+    """Raises UserError, before anything is created."""
+    if command:
+        raise CommandError(f"--recipe {name} brings its own command; leave out what stands behind --: {' '.join(command)}")
+    return plan(load(stack, root), find(name), words, root)
+
+
+def job_name(run: Planned) -> str:
+    return f"{run.place.run}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def files(run: Planned, root: Path) -> tuple[Path, Path, list[str]]:
+    """Working directory, runtime environment and command of the Ray job. Raises RecipeError."""
+    folder, file = write(run, root)
+    console.print(f"{run.recipe.name}: {folder.relative_to(root)}/run.json; it saves below {run.place.checkpoints}", markup=False)
+    return folder, file, list(COMMAND)

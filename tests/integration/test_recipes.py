@@ -1,0 +1,126 @@
+"""Recipes on a real Ray cluster of this machine: what a trainer is given, and TRL itself on CPUs, started, stopped and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyarrow import Table, parquet
+
+from cluster_tasks.node.ports import free_port
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+
+ROOT = Path(__file__).parents[2]
+PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
+# In place of the trainer: it records what it was given, as its exit code says, and saves as the trainer would.
+RECORDER = """\
+import json, os, sys
+from pathlib import Path
+folder = next(word.partition("=")[2] for word in sys.argv if word.startswith("trainer.default_local_dir="))
+if "--cfg" in sys.argv:
+    print("Could not override 'no.such'.") if "no.such=1" in sys.argv else None
+    sys.exit("no.such=1" in sys.argv)
+ours = ("PYTHONUNBUFFERED", "RAY_ADDRESS")
+saved = Path(folder) / "global_step_1"
+said = {"argv": sys.argv[1:], "cwd": sorted(os.listdir()), "env": {name: os.environ.get(name) for name in ours}, "resumed": saved.exists()}
+(Path(folder) / "said.json").write_text(json.dumps(said))
+saved.mkdir(exist_ok=True)
+print("TRAINED", flush=True)
+sys.exit(7 if said["resumed"] else 0)
+"""
+
+
+class Project:
+    """A copy of the project, with a stand-in of verl first on the path."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        for part in PARTS:
+            source = ROOT / part
+            if source.is_dir():
+                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+            else:
+                shutil.copy(source, folder / part)
+        for package in ("verl", "verl/trainer"):
+            (folder / "standins" / package).mkdir(parents=True)
+            (folder / "standins" / package / "__init__.py").touch()
+        (folder / "standins/verl/trainer/main_ppo.py").write_text(RECORDER)
+        distribution = folder / "standins/verl-0.9.1.dist-info"
+        distribution.mkdir()
+        (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.9.1\n")
+        self.stack = folder / "stacks/Pulumi.local.yaml"
+        self.stack.write_text(self.stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {free_port()}\n")
+        self.shared = folder / "build/local/volumes/checkpoints"
+
+    def run(self, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_", "PULUMI_"))}
+        path = f"{self.folder / 'standins'}:{self.folder}"
+        command = [sys.executable, "-m", "cli", *arguments]
+        env |= {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
+        return subprocess.run(
+            command, cwd=self.folder, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds, check=False
+        )
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    made = Project(tmp_path_factory.mktemp("recipes"))
+    try:
+        yield made
+    finally:
+        made.run("down", "local")
+
+
+def test_trl_trains_on_every_node_and_resumes(project: Project, tiny_model: Path) -> None:
+    """TRL itself: two processes on two nodes, two steps, then two more from the checkpoint of the first two."""
+    prepared = project.shared / "data/gsm8k-chat"
+    prepared.mkdir(parents=True)
+    for split in ("train", "test"):
+        rows = [{"prompt": f"{number}s{number}=", "completion": str(2 * number), "answer": str(2 * number)} for number in range(40)]
+        parquet.write_table(Table.from_pylist(rows), prepared / f"{split}.parquet")
+    words = ["trl/sft", f"model={tiny_model}", "run=tiny", "packages=image", "save_steps=2", "max_length=32"]
+    done = project.run("launch", "local", "--recipe", *words, "max_steps=2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "torchrun --nnodes=2 --nproc-per-node=1" in done.stdout
+    assert (project.shared / "tiny/checkpoint-2").is_dir() and (project.shared / "tiny/model.safetensors").is_file()
+    again = project.run("submit", "local", "--recipe", *words, "max_steps=4")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "--resume_from_checkpoint" in again.stdout and "tiny/checkpoint-2; it resumes" in again.stdout
+    history = json.loads((project.shared / "tiny/checkpoint-4/trainer_state.json").read_text())["log_history"]
+    assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4]
+    refused = project.run("submit", "local", "--recipe", *words, "no_such_setting=4")
+    assert refused.returncode != 0 and "no_such_setting" in refused.stdout
+
+
+def test_verl_is_given_the_stacks_sizes_and_folders_and_its_exit_code_comes_back(project: Project, tiny_model: Path) -> None:
+    """By a stand-in that reserves none of the GPUs which the stack claims from here on."""
+    project.stack.write_text(project.stack.read_text().replace('cpus: "1"', 'cpus: "1"\n      gpu: {count: 2}'))
+    shared = project.shared
+    (shared / "data/gsm8k-verl").mkdir(parents=True)  # prepared before
+    words = ["--recipe", "verl/ppo-gsm8k", f"model={tiny_model}", "run=first", "packages=image", "trainer.save_freq=5"]
+    done = project.run("submit", "local", *words)
+    assert done.returncode == 0 and "TRAINED\n" in done.stdout, done.stdout + done.stderr
+    said: dict[str, Any] = json.loads((shared / "first/said.json").read_text())
+    assert {"trainer.nnodes=2", "trainer.n_gpus_per_node=2", "trainer.save_freq=5", f"critic.model.path={tiny_model}"} <= set(said["argv"])
+    assert f"data.train_files={shared}/data/gsm8k-verl/train.parquet" in said["argv"] and "trainer.save_freq=10" not in said["argv"]
+    assert said["env"]["PYTHONUNBUFFERED"] == "1" and said["env"]["RAY_ADDRESS"] and not said["resumed"]
+    assert {"run.json", "cluster_tasks"} <= set(said["cwd"])
+    again = project.run("submit", "local", *words)
+    assert again.returncode == 7, again.stdout + again.stderr  # its own; it found what it had saved
+    refused = project.run("submit", "local", *words, "no.such=1")
+    assert refused.returncode == 2 and "its trainer refuses the settings (exit code 1): Could not override 'no.such'." in refused.stdout
+
+
+def test_a_model_that_cannot_be_fetched_is_one_line(project: Project) -> None:
+    done = project.run("submit", "local", "--recipe", "trl/sft", "model=nobody/none", "packages=image", "run=other")
+    assert done.returncode == 2
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert line.startswith("error: model nobody/none failed with exit code 2: model nobody/none from http")
