@@ -84,7 +84,7 @@ def grpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
 
 
 def cross_node(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
-    """One rollout engine over all GPUs, for models that no node holds; the critic and the optimizers wait in main memory."""
+    """One rollout engine over all GPUs, which divide the model's 64 attention heads; weights and optimizers wait in main memory."""
     settings, prepared = common(place, model)
     offload = dict.fromkeys(("param_offload", "optimizer_offload"), "True")
     settings |= {
@@ -133,7 +133,7 @@ RECIPES = (
         PAGE,
         PACKAGES,
         None,
-        "Qwen/Qwen2-7B-Instruct",
+        "Qwen/Qwen3-32B",
         "hydra",
         cross_node,
         RENAMED,
