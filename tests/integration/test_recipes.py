@@ -16,7 +16,7 @@ from pyarrow import Table, parquet
 
 from cluster_tasks.node.ports import free_port
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+pytestmark = [pytest.mark.hosts, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
@@ -96,6 +96,9 @@ def test_trl_trains_on_every_node_and_resumes(project: Project, tiny_model: Path
     assert "--resume_from_checkpoint" in again.stdout and "tiny/checkpoint-2; it resumes" in again.stdout
     history = json.loads((project.shared / "tiny/checkpoint-4/trainer_state.json").read_text())["log_history"]
     assert [entry["step"] for entry in history if "loss" in entry] == [1, 2, 3, 4]
+    words = ["trl/grpo-gsm8k", f"model={tiny_model}", "run=grpo", "packages=image", "max_completion_length=8", "max_steps=2"]
+    grpo = project.run("submit", "local", "--recipe", *words)
+    assert grpo.returncode == 0 and (project.shared / "grpo/model.safetensors").is_file(), grpo.stdout + grpo.stderr
     refused = project.run("submit", "local", "--recipe", *words, "no_such_setting=4")
     assert refused.returncode != 0 and "no_such_setting" in refused.stdout
 
