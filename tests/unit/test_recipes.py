@@ -14,6 +14,7 @@ import yaml
 from cluster_tasks.recipes import find, recipes
 from cluster_tasks.recipes.planned import Planned, overrides, plan, write
 from cluster_tasks.recipes.recipe import RecipeError
+from stacks.load import load
 from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,14 @@ def test_sizes_and_folders_come_from_the_stack(nodes: int, gpus: int) -> None:
     assert (given["trainer.nnodes"], given["trainer.n_gpus_per_node"]) == (str(nodes), str(gpus))
     assert given["trainer.default_local_dir"] == "/shared/me/verl-ppo-gsm8k"
     assert int(given["data.train_batch_size"]) % (nodes * gpus) == 0 == int(given["actor_rollout_ref.actor.ppo_mini_batch_size"]) % nodes
+
+
+@pytest.mark.parametrize(("name", "nodes", "gpus"), [("aws-prod", 4, 8), ("gcp-prod", 4, 8), ("onprem", 2, 8), ("slurm", 2, 8)])
+def test_every_place_has_its_sizes_and_folders(name: str, nodes: int, gpus: int) -> None:
+    """A cloud's GPUs are those of its machine type."""
+    place = planned("verl/ppo-gsm8k", on=load(name, ROOT)).place
+    assert (place.nodes, place.gpus, place.vendor) == (nodes, gpus, "nvidia")
+    assert place.shared == ("/shared/me/flotilla" if name == "slurm" else "/checkpoints")
 
 
 def test_what_a_person_gives_replaces_the_recipes_own() -> None:
