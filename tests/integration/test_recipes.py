@@ -60,7 +60,7 @@ class Project:
         self.stack.write_text(self.stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {free_port()}\n")
         self.shared = folder / "build/local/volumes/checkpoints"
 
-    def run(self, *arguments: str, seconds: float = 300) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, seconds: float = 500) -> subprocess.CompletedProcess[str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_", "PULUMI_"))}
         path = f"{self.folder / 'standins'}:{self.folder}"
         command = [sys.executable, "-m", "cli", *arguments]
@@ -87,7 +87,7 @@ def test_trl_trains_on_every_node_and_resumes(project: Project, tiny_model: Path
         rows = [{"prompt": f"{number}s{number}=", "completion": str(2 * number), "answer": str(2 * number)} for number in range(40)]
         parquet.write_table(Table.from_pylist(rows), prepared / f"{split}.parquet")
     words = ["trl/sft", f"model={tiny_model}", "run=tiny", "packages=image", "save_steps=2", "max_length=32"]
-    done = project.run("launch", "local", "--recipe", *words, "max_steps=2")
+    done = project.run("launch", "local", "--timeout", "400", "--recipe", *words, "max_steps=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "torchrun --nnodes=2 --nproc-per-node=1" in done.stdout
     assert (project.shared / "tiny/checkpoint-2").is_dir() and (project.shared / "tiny/model.safetensors").is_file()
