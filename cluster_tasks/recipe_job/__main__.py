@@ -50,7 +50,8 @@ def check(run: dict[str, Any]) -> None:
     """Before anything is prepared: packages, then the trainer's own look at its settings. Raises JobError."""
     if run["installed"] and (wrong := mismatches(run["packages"])):
         image = f"set flotilla:task.image: {run['image']}, or " if run["image"] else ""
-        raise JobError(f"{run['recipe']} needs {', '.join(wrong)}; {image}let Ray install them: packages=install")
+        how = "let Ray install them: packages=install" if run.get("installable", True) else "build one that has them (docs/guides)"
+        raise JobError(f"{run['recipe']} needs {', '.join(wrong)}; {image}{how}")
     if run["check"]:
         code, output = call(run["check"], CHECK_SECONDS, captured=True)
         if code:

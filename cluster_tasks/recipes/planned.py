@@ -42,6 +42,7 @@ class Planned:
         steps = [asdict(step) for step in self.run.steps]
         place = {"stack": self.place.stack, "nodes": self.place.nodes, "gpus": self.place.gpus, "folder": self.place.checkpoints}
         about = {"recipe": self.recipe.name, "packages": self.recipe.packages, "image": self.recipe.image, "installed": self.installed}
+        about["installable"] = self.recipe.installable
         return about | place | asdict(self.run) | {"steps": steps, "env": dict(self.run.env)}
 
     def runtime_env(self, stacks_own: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,9 +91,13 @@ def plan(stack: Stack, recipe: Recipe, words: Sequence[str], root: Path) -> Plan
     if not NAME.fullmatch(run) or run in RESERVED:
         raise RecipeError(f"run={run} is not a name: small letters, digits, '.', '_' and '-', at most 63, and not {' or '.join(RESERVED)}")
     model = given.pop("model", recipe.model)
-    packages = given.pop("packages", "image" if recipe.image and stack.task.image == recipe.image else "install")
+    brought = not recipe.installable or (recipe.image and stack.task.image == recipe.image)
+    packages = given.pop("packages", "image" if brought else "install")
     if packages not in ("install", "image"):
         raise RecipeError(f"packages={packages} is not one of: install (by Ray, for this job), image (flotilla:task.image brings them)")
+    if packages == "install" and not recipe.installable:
+        text = f"Ray cannot install what {recipe.name} needs beside itself; build an image with it for flotilla:task.image (docs/guides)"
+        raise RecipeError(f"packages=install: {text}")
     place = place_for(stack, recipe, run, root)
     if place.vendor == "amd" and packages == "install" and recipe.packages:
         text = f"those of the package index are built for NVIDIA; set flotilla:task.image to one with {' '.join(recipe.packages)}"

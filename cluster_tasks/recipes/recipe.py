@@ -81,3 +81,4 @@ class Recipe:
     )  # keys that the trainer no longer has -> what they are called today, or why not
     nodes: int = 1  # at least
     gpus: int = 1  # of each node, at least
+    installable: bool = True  # by Ray; not what pins a Ray of its own or has to be compiled: flotilla:task.image brings that
