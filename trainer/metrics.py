@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trainer.errors import ConfigError
+from trainer.gauges import gauges
 
 FILE = "metrics.jsonl"
 STEP_0 = '{"step": 0,'  # how the row of an evaluation before the first step begins
@@ -42,6 +43,7 @@ class Metrics:
         _keep_until(self.folder / FILE, done)
         self._file = (self.folder / FILE).open("a", encoding="utf-8")
         self._board = _board(self.folder / "tensorboard", done) if tensorboard else None
+        self._gauges = gauges(self.folder.name)
         self._display = _Display(total, done, console or Console(emoji=False, soft_wrap=True, highlight=False))
 
     def __enter__(self) -> Self:
@@ -54,6 +56,7 @@ class Metrics:
         """Safe to call twice."""
         self._display.close()
         self._file.close()
+        self._gauges.close()
         if self._board is not None:
             self._board.close()
 
@@ -76,6 +79,7 @@ class Metrics:
             for key, value in numbers.items():
                 self._board.add_scalar(key, value, step)
             self._board.flush()
+        self._gauges.show(step, numbers)
         self._display.show(step, numbers)
         _require_finite(step, numbers, self.folder / FILE)
 
