@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster_tasks import environment, software
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
+from stacks.monitoring import seconds
 from stacks.places import place_of
 from stacks.rendered import present
 from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
@@ -98,6 +99,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     """What differs between the fleets of a cluster. Without a word on GPUs dstack may take a node that has some."""
     own_port = stack.task.dashboard_port == DASHBOARD_PORT
     port = DASHBOARD_PORT if own_port else f"{stack.task.dashboard_port}:{DASHBOARD_PORT}"
+    ports = [port, *stack.monitoring.ports]
     none = {"gpu": 0} if len(fleets) > 1 else {}
     cloud = place_of(stack).cloud
     more = ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
@@ -106,7 +108,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     more += [*node_gpus(fleets), *(job or [])]
     return present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleets, fleet, more)],
-        ports=[port] if fleet is fleets[0] else None,
+        ports=ports if fleet is fleets[0] else None,
         resources=none | fleet.requirements() | {"shm_size": stack.task.shm_size or SHM},
     )
 
@@ -169,7 +171,24 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
         flags += ["--on-node-loss", stack.task.on_node_loss]
     if stack.task.services:
         flags += ["--services", json.dumps(services(stack))]
+    if stack.monitoring.enabled:
+        flags += ["--monitoring", json.dumps(monitoring(stack))]
     return flags
+
+
+def monitoring(stack: Stack) -> dict[str, Any]:
+    """What the head runs beside Ray: cluster_tasks/node/monitoring.py."""
+    known, alerts = stack.monitoring, stack.monitoring.alerts
+    made: dict[str, Any] = {name: getattr(known, name) for name in ("prometheus_port", "grafana_port", "retention", "exporters")}
+    made |= {name: getattr(alerts, name) for name in ("webhook", "idle_percent", "full_disk")}
+    made |= {name: seconds(getattr(alerts, name)) for name in ("idle_gpu", "silent_trainer", "repeat")}
+    return made | ({"price": hourly(stack)} if known.price is not None else {})
+
+
+def hourly(stack: Stack) -> float | None:
+    """USD of all nodes of the cluster, where the stack file says what one costs."""
+    price = stack.monitoring.price
+    return None if price is None else round(price * sum(fleet.nodes for fleet in stack.cluster_fleets()), 6)
 
 
 def services(stack: Stack) -> dict[str, Any]:

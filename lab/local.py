@@ -68,7 +68,8 @@ def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "", **settin
     the task."""
     port = free_port()
     task = {"fleets": [fleet["name"] for fleet in fleets], "dashboard_port": port} | settings
-    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": list(fleets), "task": task})
+    monitoring = task.pop("monitoring", {})
+    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": list(fleets), "task": task, "monitoring": monitoring})
     rendered = ray_cluster(stack, Site())
     if node_flags:
         rendered["commands"][-1] += node_flags

@@ -44,6 +44,7 @@ from stacks.field_types import (
     known,
     setting_error,
 )
+from stacks.monitoring import Monitoring
 from stacks.service import Service
 from stacks.slurm import Nodes, Slurm
 from stacks.task_image import Image
@@ -318,7 +319,7 @@ class Stack(Model):
     environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
     protect: bool = Field(default=False, description="Refuse to delete the checkpoints and their keys.")
     tags: dict[str, TagValue] = Field(default_factory=dict, description="Tags of all cloud resources, such as owner or cost-center.")
-    monitoring: bool = Field(default=False, description="Metrics and logs of the nodes that Pulumi launches, kept by the cloud.")
+    monitoring: Monitoring = Field(default=Monitoring(), description="Prometheus, Grafana and alerts on the head; what a node costs.")
     account_defaults: bool = Field(
         default=False, description="In this account and region, encrypt every new disk and require IMDSv2 of every new instance."
     )

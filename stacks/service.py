@@ -14,6 +14,11 @@ EVERY, HEAD = "every", "head"
 PATH = re.compile(r"/[!-~]*")
 # Of the head's Ray, of its dashboard, and those from which Ray takes its workers' and dstack its own (cluster_tasks/node/ray.py).
 TAKEN = (range(6379, 6385), range(8265, 8266), range(10000, 20000))
+OWN_PORTS = "is one of Ray's or dstack's own: 6379 to 6384, 8265, 10000 to 19999; take another"
+
+
+def taken(port: int) -> bool:
+    return any(port in ports for ports in TAKEN)
 
 
 class Service(Model):
@@ -33,9 +38,8 @@ class Service(Model):
     def errors(self) -> Iterator[PydanticCustomError]:
         if "\n" in self.command:
             yield setting_error("has more than one line; put it into a script", "command")
-        if self.port is not None and any(self.port in taken for taken in TAKEN):
-            text = "is one of Ray's or dstack's own: 6379 to 6384, 8265, 10000 to 19999; take another, such as 8000"
-            yield setting_error(f"{self.port} {text}", "port")
+        if self.port is not None and taken(self.port):
+            yield setting_error(f"{self.port} {OWN_PORTS}, such as 8000", "port")
         if self.health is not None and not PATH.fullmatch(self.health):
             yield setting_error(f"{self.health!r} is not a path such as /health", "health")
         if self.health is not None and self.port is None:

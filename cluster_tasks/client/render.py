@@ -17,6 +17,11 @@ Run = Callable[[list[str], dict[str, str]], object]  # shows and runs a command 
 
 def check_shell(stack: Stack, env: Mapping[str, str]) -> None:
     """Before machines are made: `dstack apply` refuses the cluster only after them. Raises UserError."""
+    for name in stack.monitoring.variables:
+        if not env.get(name, "").startswith(("http://", "https://")):
+            what = "is not a URL" if env.get(name) else "is not set"
+            where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:monitoring.alerts.webhook"
+            raise UserError(f"{where}: ${name} {what} in your shell; first: export {name}=https://...")
     if unset := [name for name, value in stack.task.env.items() if value is None and name not in env]:
         where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:task.env"
         raise UserError(f"{where}: not set in your shell: {', '.join(unset)}; first: export {unset[0]}=...")

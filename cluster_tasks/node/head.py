@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from .dashboard import missing
 from .errors import RAY_FAILED, Failure, Reclaimed
 from .job import Job, stop_jobs
+from .monitoring import notify, taken, unset
 from .ports import SHUTDOWN_NOTICE, port_is_free
 from .preemption import Preemption
 from .ray import Ray, ray_node
@@ -30,6 +31,8 @@ def run_head(settings: Settings) -> int:
     for port, flag in ((settings.port, "--port"), (settings.dashboard_port, "--dashboard-port")):
         if not port_is_free(port):
             raise Failure(2, f"port {port} is in use on this node; choose another with {flag}")
+    if line := unset(settings.monitoring) or next(iter(taken(settings.monitoring)), None):
+        raise Failure(2, line)
     with services_of(settings) as services, ray_node(settings) as ray:
         code = lead(settings, ray, services)
     if code == 0:
@@ -48,7 +51,8 @@ def lead(settings: Settings, ray: Ray, services: Services) -> int:
         Preemption.of(settings).clear()
         job = Job.submit(settings) if settings.job else None
         return watch_cluster(settings, ray, job, services)
-    except Reclaimed:
+    except Reclaimed as reclaimed:
+        notify(settings, "NodeReclaimed", str(reclaimed))
         raise
     except Failure:
         seconds = LOST_SAVE_SECONDS

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import identity
+from .monitoring import ray_environment
 from .network import interfaces
 from .ports import free_port, port_answers
 from .service import environment
@@ -93,6 +94,7 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
         env[NODE_GPUS] = ",".join(map(str, settings.node_gpus))
     if settings.rank == 0:  # what jobs print of the dashboard: the port that is forwarded, not Ray's own behind it
         env.setdefault("RAY_OVERRIDE_DASHBOARD_URL", settings.dashboard.url)
+        env = ray_environment(settings.monitoring) | env
     with tempfile.TemporaryFile() as output, identity_front(settings, output) as front:
         process = spawn(ray_command(settings), env, output)
         try:

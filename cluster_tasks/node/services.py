@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import NOT_READY, Failure
+from .monitoring import services as of_monitoring
 from .ray import spawn
 from .service import Service, environment
 from .settings import Settings
@@ -132,6 +133,7 @@ def services_of(settings: Settings) -> Iterator[Services]:
     """Runs this node's inside the `with`."""
     place = settings.place
     own = [service for service in settings.services if service.on(settings.rank)]
+    own += of_monitoring(settings) if settings.rank == 0 else []
     if own or (settings.rank == 0 and settings.services):
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if settings.rank == 0 and any(service.port for service in settings.services):

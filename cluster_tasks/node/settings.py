@@ -14,6 +14,7 @@ from typing import Any
 
 from .dashboard import Dashboard, ray_token
 from .lifeline import FLAG
+from .monitoring_settings import Monitoring
 from .network import ALONE, resolve
 from .ports import free_port
 from .service import Service, parse
@@ -32,6 +33,8 @@ class Settings(argparse.Namespace):
     node_gpus: list[int] | None  # expected on each node where they are not alike, in order of rank
     patience: int  # seconds that a lost node has to return
     services: tuple[Service, ...]  # of all nodes
+    monitoring: Monitoring | None  # the head's
+    alerts_port: int | None = None  # on the head, where alerts are posted from
     dashboard: Dashboard  # the head's, as the head itself reaches it
     place: Path  # of the services' logs
     ray_dashboard_port: int  # on which Ray's own dashboard listens, behind identity.py
@@ -67,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--spot", choices=["imdsv2", "compute-metadata"], help="metadata service that says when a spot machine is taken back")
     add("--user", help="user or user:group to become, by names or numbers; for an agent that starts as root")
     add("--services", default="", help='what runs beside Ray, by name, such as {"search": {"command": "...", "port": 8000}}')
+    add("--monitoring", default="", help="what Prometheus and Grafana run with beside Ray on the head; JSON of monitoring.py")
     add("--job", help="command of a Ray job")
     add("--working-dir", help="of the job; uploaded to all nodes")
     add("--runtime-env", help="file with the Ray runtime environment of the job")
@@ -81,6 +85,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     settings = _parser().parse_args(shlex.split(env.get("FLOTILLA_NODE_ARGS", "")) + argv, namespace=Settings())
     resources, of_hosts = json_flag("--resources", settings.resources), json_flag("--host-resources", settings.host_resources)
     settings.services = parse(settings.services)  # type: ignore[arg-type]  # the flag's text until here
+    settings.monitoring = Monitoring.of(settings.monitoring)  # type: ignore[arg-type]  # the same
     if settings.services and settings.torchrun:
         raise ValueError("--services needs Ray; torchrun takes the agent's place, and nobody would look after them")
     settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))

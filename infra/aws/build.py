@@ -141,7 +141,7 @@ def _bucket(context: Context) -> Bucket | Given | None:
 
 def _identity(context: Context, bucket: Bucket | Given | None, subnets: network.Subnets) -> Identity:
     stack = context.stack
-    args = IdentityArgs(context.account, stack.name, bucket, stack.monitoring, _by_dstack(stack), context.boundary, subnets.shared)
+    args = IdentityArgs(context.account, stack.name, bucket, stack.monitoring.cloud, _by_dstack(stack), context.boundary, subnets.shared)
     return Identity(context.name, args, opts=context.opts)
 
 

@@ -77,7 +77,7 @@ class Fleets(pulumi.ComponentResource):
 
 def _monitoring(stack: Stack) -> list[str]:
     assert stack.region  # stacks/rules/shared.py
-    return startup.monitoring(stack.name, stack.region, str(stack.checkpoints.path)) if stack.monitoring else []
+    return startup.monitoring(stack.name, stack.region, str(stack.checkpoints.path)) if stack.monitoring.cloud else []
 
 
 def _parameter(args: FleetsArgs, fleet: Fleet) -> str:

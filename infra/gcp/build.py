@@ -47,7 +47,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
     context = _context(stack)
     network, fabric = _networks(context)
     by_dstack = any(fleet.provision == "dstack" for fleet in stack.fleets)
-    identity = Identity(context.name, IdentityArgs(context.project, stack.monitoring, by_dstack), opts=context.opts)
+    identity = Identity(context.name, IdentityArgs(context.project, stack.monitoring.cloud, by_dstack), opts=context.opts)
     network.ready += _in_host_project(context, network, identity)
     store = _store(context, network, identity)
     fleets = Fleets(_fleets_args(context, machines, network, fabric, identity, store), context.opts)

@@ -59,7 +59,7 @@ def _nodes(args: FleetsArgs, access: Access, fleet: Fleet, opts: pulumi.Resource
     machine = args.machines[fleet.name]
     wired = machine.wired(fleet.nodes)
     start, folder = startup.fabric_lines(wired, own_image=fleet.image is not None), str(args.stack.checkpoints.path)
-    monitor = startup.MONITORING if args.stack.monitoring else ()
+    monitor = startup.MONITORING if args.stack.monitoring.cloud else ()
     shared = NodesArgs(
         fleet=fleet,
         machine=machine,

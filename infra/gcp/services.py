@@ -21,8 +21,8 @@ def needed(stack: Stack) -> tuple[str, ...]:
         "oslogin": stack.control_node,
         "secretmanager": stack.control_node,
         "billingbudgets": stack.budget is not None,
-        "monitoring": stack.budget is not None or stack.monitoring,
-        "logging": stack.monitoring,
+        "monitoring": stack.budget is not None or stack.monitoring.cloud,
+        "logging": stack.monitoring.cloud,
         "sts": stack.ci is not None,
     }
     return (*ALWAYS, *(name for name, wanted in some.items() if wanted))

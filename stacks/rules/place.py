@@ -17,7 +17,7 @@ from stacks.schema import Fleet, Stack
 
 # Settings that every cloud has and no other place; `fleets.machine` is the machine of each fleet.
 CLOUD_SETTINGS = (
-    *("region", "tags", "monitoring", "network", "access", "budget", "ci", "protect", "environment"),
+    *("region", "tags", "monitoring.cloud", "network", "access", "budget", "ci", "protect", "environment"),
     *("checkpoints.bucket", "checkpoints.file_system"),
     *(f"fleets.{key}" for key in ("machine", "provision", "capacity", "placement", "image", "idle_duration")),
 )

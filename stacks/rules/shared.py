@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from pydantic_core import PydanticCustomError
 
@@ -22,7 +23,7 @@ OWN_TAGS = ("environment", "project", "stack")
 def errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """Errors in settings against one another, and against the place. Where a setting could not be read, those that do not depend on it."""
     place = place_of(stack)
-    for rule in (_foreign, _names, _cluster, _services, _dstack, _control, _checkpoints):
+    for rule in (_foreign, _names, _cluster, _services, _head_ports, _dstack, _control, _checkpoints):
         yield from known(rule(stack, place))
     if place.cloud:
         for of_cloud in (_resources, _region, _volume, _mounts, _access, _monitoring):
@@ -72,9 +73,9 @@ def _cache(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
 
 
 def _monitoring(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
-    if stack.monitoring and all(fleet.provision == "dstack" for fleet in stack.fleets):
+    if stack.monitoring.cloud and all(fleet.provision == "dstack" for fleet in stack.fleets):
         text = "true, but dstack's machines have no agent that would use it; leave it out, or take provision: pulumi for a fleet"
-        yield setting_error(text, "monitoring")
+        yield setting_error(text, "monitoring", "cloud")
 
 
 def warnings(stack: Stack) -> list[str]:
@@ -137,6 +138,22 @@ def _services(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
         for other, earlier in known[:index]:
             if service.port and service.port == earlier.port and {*service.ranks(fleets)} & {*earlier.ranks(fleets)}:
                 yield setting_error(f"{service.port} is the port of {other} on the same node", "task", "services", name, "port")
+
+
+def _head_ports(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
+    """Of Prometheus and Grafana, on the head and forwarded to this machine."""
+    known = stack.monitoring
+    if not known.enabled:
+        return
+    fleets = [(fleet.name, fleet.nodes) for fleet in stack.cluster_fleets()]
+    held = {stack.task.dashboard_port: "task.dashboard_port"}
+    held |= {of.port: f"task.services.{name}" for name, of in stack.task.services.items() if of.port and 0 in of.ranks(fleets)}
+    server = urlsplit(stack.dstack.server) if stack.dstack else None
+    if server and server.port and server.hostname in ("localhost", "127.0.0.1"):
+        held[server.port] = "dstack.server"
+    for key in ("prometheus_port", "grafana_port"):
+        if owner := held.get(getattr(known, key)):
+            yield setting_error(f"{getattr(known, key)} is the port of flotilla:{owner}; take another", "monitoring", key)
 
 
 def _dstack(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

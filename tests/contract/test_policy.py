@@ -24,11 +24,14 @@ ROOT = Path(__file__).parents[2]
 UNKNOWN = Unknown()  # an output of what is not made yet
 STACKS = [name for name in load.names(ROOT) if load.load(name, ROOT).cloud in clouds()]
 VARIANTS = [
-    ("aws-dev", BY_PULUMI | {"network.flow_logs": True, "monitoring": True, "protect": True, "ci": {"github": "me/mine"}}),
+    ("aws-dev", BY_PULUMI | {"network.flow_logs": True, "monitoring": {"cloud": True}, "protect": True, "ci": {"github": "me/mine"}}),
     ("aws-dev", {"network": {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0"]}}),
     ("aws-prod", {"access.via": "bastion", "access.allow": ["203.0.113.7/32"]}),
     ("aws-dev", {"dstack": {"host": "cloud"}, "ci": {"github": "me/mine"}}),
-    ("gcp-dev", BY_PULUMI | {"network.zones": ["us-central1-a"], "protect": True, "monitoring": True, "ci": {"github": "me/mine"}}),
+    (
+        "gcp-dev",
+        BY_PULUMI | {"network.zones": ["us-central1-a"], "protect": True, "monitoring": {"cloud": True}, "ci": {"github": "me/mine"}},
+    ),
     ("gcp-dev", {"fleets.0.machine": "a3-megagpu-8g", "network.zones": ["us-central1-a"]}),
     ("gcp-prod", {"checkpoints": {"kind": "filestore", "size": "1TB"}}),
     ("gcp-prod", {"dstack": {"host": "cloud"}, "access.via": "direct"}),

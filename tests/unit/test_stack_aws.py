@@ -105,7 +105,7 @@ MISTAKES = [
         "cluster",
         "fleets[0].placement: cluster is not for a capacity block",
     ),
-    (DEV, "monitoring", True, "monitoring: true, but dstack's machines have no agent that would use it; leave it out"),
+    (DEV, "monitoring", {"cloud": True}, "monitoring.cloud: true, but dstack's machines have no agent that would use it; leave it out"),
     # checkpoints
     (
         DEV,

@@ -1,0 +1,147 @@
+"""Prometheus on a real cluster of two nodes: every target up, the rules its own, and an alert that reaches a receiver."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster_tasks.node.ports import free_port
+from lab.local import Cluster, render
+from lab.waiting import wait_for
+
+pytestmark = [
+    pytest.mark.hosts,
+    pytest.mark.skipif(sys.platform != "linux" or not shutil.which("prometheus"), reason="needs Linux and Debian's prometheus"),
+]
+
+FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}
+SECRET = "canary-7c1d"
+STEPS = """
+import ray, sys, tempfile, time
+from trainer.metrics import Metrics
+ray.init()
+with Metrics(tempfile.mkdtemp(), total=3) as metrics:
+    for step in (1, 2, 3):
+        metrics.log(step, {"reward": 0.5, "tokens_per_second": 100.0, "seconds": 1.0})
+    time.sleep(1000)
+"""
+
+
+class Receiver(ThreadingHTTPServer):
+    """Keeps what is posted to it."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Any]] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                server.got.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    @property
+    def alerts(self) -> list[dict[str, Any]]:
+        return [alert for _, content in self.got for alert in content["alerts"]]
+
+
+@pytest.fixture(scope="module")
+def receiver() -> Iterator[Receiver]:
+    with Receiver() as made:
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def ports() -> tuple[int, int]:
+    return free_port(), free_port()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, ports: tuple[int, int]) -> Iterator[Cluster]:
+    os.environ["TEST_ALERT_URL"] = f"http://127.0.0.1:{receiver.server_address[1]}/{SECRET}"
+    # Every disk is fuller than 1 %.
+    known = {"enabled": True, "prometheus_port": ports[0], "grafana_port": ports[1], "price": 3.5}
+    known["alerts"] = {"webhook": "TEST_ALERT_URL", "full_disk": 1}
+    made = render(tmp_path_factory.mktemp("monitoring"), FLEET, monitoring=known)
+    done = made.local("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield made
+    processes = made.processes()
+    made.local("down", "--timeout", "20")
+    assert not psutil.wait_procs(processes, timeout=30)[1], "Prometheus ends with its cluster"
+
+
+def ask(port: int, path: str) -> Any:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v1/{path}", timeout=5) as answer:
+        return json.load(answer)["data"]
+
+
+def query(port: int, text: str) -> list[Any]:
+    return ask(port, f"query?query={urllib.parse.quote(text)}")["result"]
+
+
+def test_every_target_of_ray_is_up(cluster: Cluster, ports: tuple[int, int]) -> None:
+    def all_up() -> bool:
+        found = ask(ports[0], "targets")["activeTargets"]
+        nodes = {each["discoveredLabels"]["__address__"].rpartition(":")[0] for each in found if each["labels"]["job"] == "ray"}
+        return {"127.0.0.2", "127.0.0.3"} <= nodes and all(each["health"] == "up" for each in found)
+
+    wait_for("every target up", all_up, 90)
+
+
+def test_prometheus_has_our_rules_and_counts_the_cost(cluster: Cluster, ports: tuple[int, int]) -> None:
+    [group] = ask(ports[0], "rules")["groups"]
+    assert {rule["name"] for rule in group["rules"]} >= {"IdleGpu", "SilentTrainer", "FullDisk", "NodeSilent", "flotilla_cost_usd"}
+    [cost] = wait_for("the cost", lambda: query(ports[0], "flotilla_cost_usd"), 60)
+    assert 0 < float(cost["value"][1]) < 7  # two nodes at 3.50 an hour each, for less than an hour
+
+
+def test_an_alert_is_posted_once_and_its_url_is_in_no_file_or_command(cluster: Cluster, receiver: Receiver) -> None:
+    wait_for("the alert", lambda: any(alert["labels"]["alertname"] == "FullDisk" for alert in receiver.alerts), 180)
+    [alert, *_] = [alert for alert in receiver.alerts if alert["labels"]["alertname"] == "FullDisk"]
+    assert alert["status"] == "firing" and "is full to" in alert["annotations"]["summary"]
+    assert {path for path, _ in receiver.got} == {f"/{SECRET}"}
+    assert not [process for process in cluster.processes() if SECRET in " ".join(process.cmdline())]
+    [prometheus] = [process for process in cluster.processes() if process.name() == "prometheus"]
+    [flag] = [word for word in prometheus.cmdline() if word.startswith("--config.file=")]
+    for place in (Path(flag.partition("=")[2]).parent, cluster.root):
+        assert not [file for file in place.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+
+
+def test_the_trainers_steps_are_in_prometheus(cluster: Cluster, ports: tuple[int, int]) -> None:
+    project = ("--no-wait", "--working-dir", ".", "--runtime-env-json", '{"excludes": ["/.git/", "/.venv/", "/build/", "/tests/"]}')
+    done = cluster.job("python", "-c", STEPS, flags=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [step] = wait_for("the trainer's step", lambda: query(ports[0], "ray_trainer_step"), 120)
+    assert float(step["value"][1]) == 3
+
+
+def test_a_second_monitoring_on_the_port_is_one_clear_error(
+    cluster: Cluster, ports: tuple[int, int], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    known = {"enabled": True, "prometheus_port": ports[0], "grafana_port": ports[1]}
+    made = render(tmp_path_factory.mktemp("second"), {"name": "laptop", "nodes": 1, "cpus": 1}, monitoring=known)
+    done = made.local("up")
+    made.local("down")
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and f"port {ports[0]} is in use on this node" in said, said
+    assert "flotilla:monitoring.prometheus_port" in said

@@ -1,0 +1,162 @@
+"""What the head runs to watch a cluster: its files, its alerts, and what is missing."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import logging
+import shutil
+import subprocess
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster_tasks.node import alerts, grafana, monitoring, prometheus
+from cluster_tasks.node.ports import free_port
+from cluster_tasks.node.settings import Settings, read_settings
+
+FIRING = {"labels": {"alertname": "FullDisk", "ip": "10.0.0.1"}, "endsAt": "2026-01-01T00:10:00.123Z"}
+OVER = 1767226201.0  # seconds after endsAt
+DURING = OVER - 300
+
+
+def known(**changes: Any) -> dict[str, Any]:
+    numbers = {"idle_gpu": 1800, "idle_percent": 5, "silent_trainer": 1800, "full_disk": 90, "repeat": 14400}
+    ports = {"prometheus_port": free_port(), "grafana_port": free_port(), "retention": "15d", "exporters": [9400], "webhook": None}
+    return ports | numbers | changes
+
+
+def settings(folder: Path, **changes: Any) -> Settings:
+    flags = ["--rank", "0", "--addresses", "10.0.0.1,fd00::2", "--port", str(free_port()), "--temp-dir", str(folder)]
+    return read_settings([*flags, "--stack", "lab", "--monitoring", json.dumps(known(**changes))], {})
+
+
+def program(folder: Path, name: str) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text("#!/bin/sh\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", '{"exporters": []}', json.dumps({"exporters": [], "port": 1})])
+def test_what_is_no_monitoring_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^--monitoring .* is not JSON of its settings"):
+        monitoring.Monitoring.of(text)
+
+
+def test_without_prometheus_the_cluster_starts_and_one_line_says_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    made = settings(tmp_path)
+    assert made.monitoring
+    assert monitoring.services(made) == [] and monitoring.taken(made.monitoring) == []
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING and "no `prometheus` on PATH" in record.message
+    assert monitoring.ray_environment(made.monitoring)["RAY_GRAFANA_HOST"] == "DISABLED"
+
+
+def test_with_both_programs_ray_and_the_browser_find_grafana(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    for name in ("prometheus", "grafana"):
+        program(tmp_path / "bin", name)
+    made = settings(tmp_path, webhook="HOOK")
+    assert made.monitoring
+    assert [service.name for service in monitoring.services(made)] == ["alerts", "prometheus", "grafana"]
+    assert not any(service.port for service in monitoring.services(made)), "no job waits for them"
+    there = f"http://localhost:{made.monitoring.grafana_port}"
+    env = monitoring.ray_environment(made.monitoring)
+    assert (env["RAY_GRAFANA_HOST"], env["RAY_GRAFANA_IFRAME_HOST"]) == (there, there)
+    assert monitoring.unset(made.monitoring, {}) == "flotilla:monitoring.alerts.webhook names $HOOK, which is not set on this node"
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus")
+def test_promtool_takes_configuration_and_rules(tmp_path: Path) -> None:
+    made = settings(tmp_path, price=3.5)
+    assert made.monitoring
+    made.alerts_port = 9093
+    for name, text in prometheus.files(made, made.monitoring, 1767225600).items():
+        (tmp_path / name).write_text(text)
+    for what, name in (("config", prometheus.CONFIG), ("rules", prometheus.RULES)):
+        done = subprocess.run(["promtool", "check", what, name], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_exporters_are_asked_on_every_node_and_rays_targets_are_its_own(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    assert made.monitoring
+    jobs = {job["job_name"]: job for job in prometheus.config(made, made.monitoring)["scrape_configs"]}
+    assert jobs["exporter-9400"]["static_configs"] == [{"targets": ["10.0.0.1:9400", "[fd00::2]:9400"]}]
+    assert jobs["ray"]["file_sd_configs"][0]["files"] == [f"{tmp_path}/prom_metrics_service_discovery.json"]
+
+
+def test_grafana_listens_on_loopback_and_its_dashboards_ask_its_datasource(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    assert made.monitoring
+    texts = grafana.files(made, made.monitoring, tmp_path)
+    ini = configparser.ConfigParser(interpolation=None)
+    ini.read_string(texts["grafana.ini"])
+    assert (ini["server"]["http_addr"], ini.getint("server", "http_port")) == ("127.0.0.1", made.monitoring.grafana_port)
+    assert ini.getboolean("security", "allow_embedding") and ini["auth.anonymous"]["org_role"] == "Viewer"
+    [source] = json.loads(texts["provisioning/datasources/prometheus.yaml"])["datasources"]
+    assert source["url"] == f"http://127.0.0.1:{made.monitoring.prometheus_port}"
+    boards = [json.loads(text) for name, text in texts.items() if name.startswith("dashboards/")]
+    assert {board["title"] for board in boards} == {"Cluster", "GPUs", "Trainer", "vLLM"}
+    for board in boards:
+        assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) > 3
+        assert {panel["datasource"]["uid"] for panel in board["panels"]} == {source["uid"]}
+
+
+def test_an_alert_is_due_once_then_after_a_while_and_when_it_is_over() -> None:
+    memory = alerts.Memory(repeat=100)
+    assert [alert["status"] for alert in memory.due([FIRING], DURING)] == ["firing"]
+    assert memory.due([FIRING], DURING + 99) == []
+    assert [alert["status"] for alert in memory.due([FIRING], DURING + 100)] == ["firing"]
+    assert [alert["status"] for alert in memory.due([FIRING], OVER)] == ["resolved"]
+    assert memory.due([FIRING], OVER + 1) == [], "it was over already"
+
+
+def test_what_could_not_be_posted_is_due_again() -> None:
+    memory = alerts.Memory(repeat=100)
+    memory.forget(memory.due([FIRING], DURING))
+    assert memory.due([FIRING], DURING + 1)
+
+
+class Server(ThreadingHTTPServer):
+    def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
+        super().__init__(("127.0.0.1", 0), handler)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+def test_an_alert_is_posted_as_alertmanager_does_and_its_url_is_in_no_log(capsys: pytest.CaptureFixture[str]) -> None:
+    got: list[Any] = []
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200 if len(got) > 1 else 500)  # it is down at first
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with Server(Receiver) as receiver, Server(alerts.handler(f"{receiver.url}/canary", alerts.Memory(1000))) as relay:
+        lasting = {"labels": {"alertname": "IdleGpu"}, "annotations": {"summary": "GPU 3"}}
+        with pytest.raises(OSError, match="502"):
+            alerts.post(f"{relay.url}{alerts.PATH}", [lasting])
+        for _ in range(3):
+            alerts.post(f"{relay.url}{alerts.PATH}", [lasting])
+        with pytest.raises(OSError, match="400"):
+            alerts.post(f"{relay.url}{alerts.PATH}", "no list")
+        receiver.shutdown()
+        relay.shutdown()
+    assert len(got) == 2, "once that failed, once that was taken"
+    assert got[1] == {"version": "4", "status": "firing", "receiver": "flotilla", "alerts": [{**lasting, "status": "firing"}]}
+    said = capsys.readouterr().err
+    assert "could not be posted: HTTPError 500" in said and "canary" not in said
