@@ -23,7 +23,7 @@ from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.runs import runs_root
 
-VARIES = re.compile(r"(^|_)(seconds|time|memory)(_|$)|_per_second$")
+VARIES = re.compile(r"(^|_)(seconds|time|memory|cost)(_|$)|_per_second$")
 Row = dict[str, Any]
 
 

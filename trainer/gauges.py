@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Mapping
 from typing import Any, Protocol
+
+from trainer.cost import KEY
 
 # Name as it is in metrics.jsonl: as Prometheus has it, after ray_.
 NAMES = {
@@ -16,10 +17,8 @@ NAMES = {
     "kl": "trainer_kl",
     "tokens_per_second": "trainer_tokens_per_second",
     "seconds": "trainer_step_seconds",
-    "cost_usd": "trainer_cost_usd",
-    "cost_usd_per_1000_steps": "trainer_cost_usd_per_1000_steps",
+    KEY: "trainer_cost_usd",
 }
-PRICE = "FLOTILLA_PRICE"  # USD an hour of all nodes; flotilla:monitoring.price
 
 
 class Gauges(Protocol):
@@ -66,14 +65,8 @@ class RayGauges:
         for key in NAMES.keys() & numbers.keys():
             if math.isfinite(numbers[key]):
                 self.set(NAMES[key], float(numbers[key]))
+        if KEY in numbers and step:
+            self.set("trainer_cost_usd_per_1000_steps", numbers[KEY] / step * 1000)
 
     def close(self) -> None:
         self.set("trainer_running", 0)
-
-
-def price(env: Mapping[str, str] = os.environ) -> float | None:
-    """USD an hour of all nodes of the cluster; None where nobody said it."""
-    try:
-        return float(env[PRICE])
-    except (KeyError, ValueError):
-        return None

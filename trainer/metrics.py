@@ -22,6 +22,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from trainer.cost import KEY, Cost
 from trainer.errors import ConfigError
 from trainer.gauges import gauges
 
@@ -44,6 +45,8 @@ class Metrics:
         self._file = (self.folder / FILE).open("a", encoding="utf-8")
         self._board = _board(self.folder / "tensorboard", done) if tensorboard else None
         self._gauges = gauges(self.folder.name)
+        spent = [row[KEY] for row in (read(self.folder) if done else []) if row.get(KEY) is not None]
+        self.cost = Cost(max(spent, default=0.0))
         self._display = _Display(total, done, console or Console(emoji=False, soft_wrap=True, highlight=False))
 
     def __enter__(self) -> Self:
@@ -69,6 +72,8 @@ class Metrics:
         only_evaluation = all(key.startswith("eval_") for key in values)
         if step < self.last or (step == self.last and not only_evaluation):
             raise ValueError(f"metrics of step {step} after step {self.last}")
+        if (spent := self.cost.so_far()) is not None and not only_evaluation:
+            values = {**values, KEY: spent}
         numbers = {key: value if isinstance(value, int) else float(value) for key, value in values.items()}
         row = {"step": step, **{key: value if math.isfinite(value) else None for key, value in numbers.items()}}
         self._file.write(json.dumps(row, allow_nan=False) + "\n")

@@ -163,6 +163,7 @@ def train(config: PpoConfig, folder: Path) -> int:
         code = loop(run, done, metrics, stopping)
     if code == 0:
         print(f"model: {folder / 'model'}")
+        print(metrics.cost.report(schedule.steps))
         if config.log.plot:
             print(f"plot: {plot(folder)}", flush=True)
     return code

@@ -96,6 +96,7 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
     if metrics:
         metrics.close()
         print(f"model: {folder / 'model'}")
+        print(metrics.cost.report(schedule.steps))
         if config.log.plot:
             print(f"plot: {plot(folder)}", flush=True)
     return 0
