@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 from cli.project import CommandError, environment, folder
+from cluster_tasks.client.usage import look
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.ray import hourly
 from stacks.places import place_of
 from stacks.schema import Stack
 
-SHOWN = 10  # jobs, the newest
 URL = "dashboard.url"  # in build/<stack>/, where `flotilla up --port` has moved it
 
 
@@ -43,11 +45,13 @@ def listing(asked: Dashboard) -> list[dict[str, Any]]:
     return sorted(found, key=lambda job: job.get("start_time") or 0)
 
 
-def show_jobs(asked: Dashboard) -> None:
-    """One line for each of the newest jobs."""
+def show_jobs(asked: Dashboard, stack: Stack) -> None:
+    """One line for each of the newest jobs; what the cluster and those that run have cost, and how many GPUs idle."""
     try:
-        listed = listing(asked)[-SHOWN:]
+        found = look(asked, time.time(), hourly(stack))
     except OSError:
         return  # the state of the nodes says it
-    for job in listed:
-        print(f"job {job['submission_id']}  {job['status']}  {job['entrypoint']}")
+    for job in found.jobs:
+        print(f"job {job.name}  {job.status}  {job.command}")
+    for line in found.lines():
+        print(line)

@@ -25,7 +25,7 @@ def down(stack: Stack, root: Path, options: Any) -> int:
 def status(stack: Stack, root: Path, options: Any) -> int:
     code = _command(stack, root, "status", *(["--json"] if options.json else []), shown=False)
     if code == 0 and not options.json:
-        show_jobs(dashboard(stack, root))
+        show_jobs(dashboard(stack, root), stack)
     return code
 
 

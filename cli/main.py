@@ -26,6 +26,7 @@ start     up STACK                      a cluster on localhost:8265
 use       submit STACK -- COMMAND       run a job, end with its exit code
           logs STACK [JOB]              follow a job, the newest without JOB
           status STACK                  machines, nodes, jobs
+          top STACK                     GPUs, step, reward, cost, refreshed
           check                         links, disks, GPUs, before a job
 stop      down STACK                    leave nothing running
 at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
@@ -56,6 +57,7 @@ OURS = {
     "logs": "cli.jobs",
     "launch": "cli.launch",
     "recipe": "cli.recipes",
+    "top": "cli.top",
 }
 
 

@@ -80,7 +80,7 @@ def status(stack: Stack, root: Path, options: Any) -> int:
         print(f"Ray: {address(stack, root)} does not answer; `flotilla up {stack.name}` forwards it once the job runs")
     else:
         print(f"Ray: {len(nodes)} of {wanted} nodes, {address(stack, root)}")
-        show_jobs(dashboard(stack, root))
+        show_jobs(dashboard(stack, root), stack)
     return 0 if healthy else 1
 
 

@@ -27,8 +27,10 @@ from rich.table import Table
 
 from cluster_tasks.client.dstack_run import ROOT, DstackRun
 from cluster_tasks.client.launch import cluster
+from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, progress
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.ray import hourly
 from stacks.dstack_api import Instance, InstanceStatus, JobStatus, Run
 from stacks.errors import UserError
 from stacks.forward import LOOK_SECONDS, forwarded
@@ -49,7 +51,7 @@ class Machine:
     status: str
     kind: str | None  # the machine type
     region: str | None
-    price: float  # dollars an hour; 0 for your own machines
+    price: float  # dollars an hour; 0 for your own machines, unless flotilla:monitoring.price says it
     hours: float  # since it was made
     trouble: str | None
 
@@ -81,6 +83,7 @@ class Status:
     ray_nodes: int | None = None  # ALIVE; None where the dashboard is not forwarded
     jobs: list[Job] = field(default_factory=list)
     run_cost: float = 0.0  # dollars, as dstack counts it over all attempts of the run
+    gpu_idle_share: float | None = None  # now; None where the dashboard is not forwarded, or has no GPUs
     trouble: list[str] = field(default_factory=list)
 
     @property
@@ -94,7 +97,7 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     names = {fleet.name for fleet in stack.dstack_fleets()}
     fleets = [fleet for fleet in run.fleets() if fleet.name in names]
     made = [(fleet.name, instance) for fleet in fleets for instance in fleet.instances if instance.status != InstanceStatus.TERMINATED]
-    machines = [as_machine(instance, name, now) for name, instance in made]
+    machines = [as_machine(instance, name, now, stack.monitoring.price) for name, instance in made]
     found = run.get()
     stranger = []
     try:
@@ -108,17 +111,32 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     trouble += [f"no fleet {name}" for name in sorted(names - {fleet.name for fleet in fleets})]
     trouble += run_trouble(run.name, found, alive) + stranger
     state = found.status.value if found else None
-    return Status(stack.name, machines, state, nodes, alive, jobs, found.cost if found else 0.0, trouble)
+    return Status(stack.name, machines, state, nodes, alive, jobs, run_cost(stack, found, now), idle(run.dashboard, alive, now), trouble)
 
 
-def as_machine(instance: Instance, fleet: str, now: datetime) -> Machine:
+def run_cost(stack: Stack, run: Run | None, now: datetime) -> float:
+    """As dstack counts it; of machines without a price there, by that of the stack file, since the run was submitted."""
+    price = hourly(stack)
+    if run is None or run.cost or price is None or run.status.is_finished():
+        return run.cost if run else 0.0
+    return price * hours(run.submitted_at, now)
+
+
+def idle(dashboard: Dashboard, alive: int | None, now: datetime) -> float | None:
+    try:
+        return look(dashboard, now.timestamp(), None).idle if alive is not None else None
+    except OSError:  # the forward broke while we looked
+        return None
+
+
+def as_machine(instance: Instance, fleet: str, now: datetime, price: float | None = None) -> Machine:
+    """`price`: an hour, where dstack knows none."""
     trouble = "does not answer" if instance.unreachable else instance.termination_reason_message or instance.termination_reason
     if not instance.unreachable and instance.health_status.value == "failure":
         trouble = "its GPUs fail dstack's health check"
     kind = instance.instance_type.name if instance.instance_type else None
-    return Machine(
-        instance.name, fleet, instance.status.value, kind, instance.region, instance.price or 0.0, hours(instance.created, now), trouble
-    )
+    each = instance.price or price or 0.0
+    return Machine(instance.name, fleet, instance.status.value, kind, instance.region, each, hours(instance.created, now), trouble)
 
 
 def run_trouble(name: str, run: Run | None, ray_nodes: int | None) -> list[str]:
@@ -167,7 +185,16 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
         console.print(f"job {job.name}  {job.status}  {job.hours:.1f} h  {job.command}", markup=False)
         for line in filter(None, (job.progress, job.checkpoint and f"checkpoint {job.checkpoint}")):
             console.print(f"    {line}", markup=False)
-    console.print(f"cost so far: ${status.cost:.2f} for the machines that are there, ${status.run_cost:.2f} for this run")
+    if status.gpu_idle_share is not None:
+        console.print(f"GPUs idle now: {status.gpu_idle_share:.0%}")
+    each_hour = sum(machine.price for machine in status.machines)
+    unknown = sum(not machine.price for machine in status.machines)
+    left_out = f"; {unknown} machines have no price: {PRICE_HINT}" if unknown else ""
+    console.print(f"cost so far: ${status.cost:.2f} for the machines that are there, ${status.run_cost:.2f} for this run{left_out}")
+    for job in status.jobs:
+        per = per_1000_steps(each_hour, progress(job.progress or ""))
+        if each_hour and per is not None:
+            console.print(f"cost of {job.name}: ${each_hour * job.hours:.2f}, ${per:.2f} per 1,000 steps")
     for line in status.trouble:
         console.print(f"not healthy: {line}", markup=False)
 

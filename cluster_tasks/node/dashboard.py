@@ -25,6 +25,14 @@ class Dashboard:
 
     def ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         """JSON; POST where there is a body. Raises OSError where nothing answers, or not with JSON."""
+        content = self.read(path, body)
+        try:
+            return json.loads(content)
+        except ValueError as error:  # another service
+            raise OSError(f"{path}: {error}") from error
+
+    def read(self, path: str, body: dict[str, Any] | None = None) -> bytes:
+        """The answer as it is. Raises OSError where there is none."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         parts = urlsplit(self.url)
         connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -37,7 +45,7 @@ class Dashboard:
                 content = answer.read()
                 if answer.status >= 300:
                     raise urllib.error.HTTPError(f"{self.url}{path}", answer.status, answer.reason, answer.headers, io.BytesIO(content))
-                return json.loads(content)
+                return content
             except (http.client.HTTPException, ValueError) as error:  # cut off, or another service
                 raise OSError(f"{path}: {error}") from error
 
