@@ -73,6 +73,7 @@ class DstackRun:
     dashboard: Dashboard
     port: int
     fleet: str  # that it runs on
+    more_ports: tuple[int, ...] = ()  # of monitoring, which are forwarded too
 
     def get(self) -> Run | None:
         """dstack's own model of the run. A server that restarts is waited for. Raises ClusterError."""
@@ -166,6 +167,9 @@ class DstackRun:
             return None
         if not port_is_free(self.port):
             raise ClusterError(f"port {self.port} of this machine is in use; take another with --port, or set flotilla:task.dashboard_port")
+        if busy := [port for port in self.more_ports if not port_is_free(port)]:
+            text = "perhaps by another stack's monitoring; end that, or set flotilla:monitoring.prometheus_port and grafana_port"
+            raise ClusterError(f"port {busy[0]} of this machine, on which Prometheus or Grafana is forwarded, is in use, {text}")
         attached: subprocess.Popen[bytes] | None = None
 
         def missing() -> str | None:

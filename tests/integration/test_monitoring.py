@@ -17,7 +17,10 @@ from typing import Any
 import psutil
 import pytest
 
+from cluster_tasks.node import grafana
+from cluster_tasks.node.monitoring import DATASOURCE
 from cluster_tasks.node.ports import free_port
+from cluster_tasks.node.settings import read_settings
 from lab.local import Cluster, render
 from lab.waiting import wait_for
 
@@ -82,7 +85,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, receiver: Receiver, ports:
     known = {"enabled": True, "prometheus_port": ports[0], "grafana_port": ports[1], "price": 3.5}
     known["alerts"] = {"webhook": "TEST_ALERT_URL", "full_disk": 1}
     made = render(tmp_path_factory.mktemp("monitoring"), FLEET, monitoring=known)
-    done = made.local("up")
+    done = made.local("up", "--timeout", "240")
     assert done.returncode == 0, done.stdout + done.stderr
     yield made
     processes = made.processes()
@@ -125,6 +128,18 @@ def test_an_alert_is_posted_once_and_its_url_is_in_no_file_or_command(cluster: C
     [flag] = [word for word in prometheus.cmdline() if word.startswith("--config.file=")]
     for place in (Path(flag.partition("=")[2]).parent, cluster.root):
         assert not [file for file in place.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
+
+
+def test_grafana_would_find_rays_own_dashboards_and_their_datasource(cluster: Cluster, ports: tuple[int, int]) -> None:
+    [prometheus] = [process for process in cluster.processes() if process.name() == "prometheus"]
+    [flag] = [word for word in prometheus.cmdline() if word.startswith("--config.file=")]
+    found = read_settings(["--rank", "0", "--addresses", "a", "--temp-dir", str(Path(flag.partition("=")[2]).parents[2])], {})
+    [_, ray] = grafana.providers(found, Path())["providers"]
+    boards = [json.loads(file.read_text()) for file in sorted(Path(ray["options"]["path"]).glob("*.json"))]
+    assert {"rayDefaultDashboard"} <= {board["uid"] for board in boards}
+    for board in boards:
+        [source] = [variable for variable in board["templating"]["list"] if variable["type"] == "datasource"]
+        assert source["query"] == "prometheus" and source["current"].get("value", DATASOURCE) == DATASOURCE
 
 
 def test_the_trainers_steps_are_in_prometheus(cluster: Cluster, ports: tuple[int, int]) -> None:

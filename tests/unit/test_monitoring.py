@@ -10,7 +10,8 @@ import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -124,6 +125,79 @@ def test_what_could_not_be_posted_is_due_again() -> None:
     assert memory.due([FIRING], DURING + 1)
 
 
+TESTED = {
+    "evaluation_interval": "1m",
+    "rule_files": ["rules.json"],
+    "tests": [
+        {
+            "interval": "1m",
+            "input_series": [
+                {"series": 'ray_node_gpus_utilization{ip="10.0.0.1", GpuIndex="0"}', "values": "0x60"},
+                {"series": 'ray_node_gpus_utilization{ip="10.0.0.1", GpuIndex="1"}', "values": "0x20 80 0x39"},  # it worked once
+                {"series": 'ray_trainer_last_step_timestamp_seconds{run="stuck"}', "values": "0x60"},
+                {"series": 'ray_trainer_running{run="stuck"}', "values": "1x60"},
+                {"series": 'ray_trainer_last_step_timestamp_seconds{run="done"}', "values": "0x60"},
+                {"series": 'ray_trainer_running{run="done"}', "values": "0x60"},
+                {"series": 'ray_node_disk_utilization_percentage{ip="10.0.0.1"}', "values": "91x60"},
+                {"series": 'ray_node_disk_utilization_percentage{ip="10.0.0.2"}', "values": "90x60"},
+            ],
+            "alert_rule_test": [
+                {"eval_time": "29m", "alertname": "IdleGpu", "exp_alerts": []},
+                {
+                    "eval_time": "40m",
+                    "alertname": "IdleGpu",
+                    "exp_alerts": [
+                        {
+                            "exp_labels": {"severity": "warning", "ip": "10.0.0.1", "GpuIndex": "0"},
+                            "exp_annotations": {"summary": "GPU 0 of 10.0.0.1 is used to 0 %"},
+                        }
+                    ],
+                },
+                {"eval_time": "30m", "alertname": "SilentTrainer", "exp_alerts": []},
+                {
+                    "eval_time": "31m",
+                    "alertname": "SilentTrainer",
+                    "exp_alerts": [
+                        {
+                            "exp_labels": {"severity": "warning", "run": "stuck"},
+                            "exp_annotations": {"summary": "the run stuck has finished no step for 31m 0s"},
+                        }
+                    ],
+                },
+                {
+                    "eval_time": "2m",
+                    "alertname": "FullDisk",
+                    "exp_alerts": [
+                        {
+                            "exp_labels": {"severity": "warning", "ip": "10.0.0.1"},
+                            "exp_annotations": {"summary": "the disk of 10.0.0.1 is full to 91 %"},
+                        }
+                    ],
+                },
+            ],
+            "promql_expr_test": [
+                {"expr": "flotilla_cost_usd", "eval_time": "60m", "exp_samples": [{"labels": "flotilla_cost_usd", "value": 3.5}]},
+                {
+                    "expr": "flotilla_gpu_idle_share",
+                    "eval_time": "21m",
+                    "exp_samples": [{"labels": "flotilla_gpu_idle_share", "value": 0.6}],
+                },
+            ],
+        }
+    ],
+}
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus")
+def test_alerts_are_raised_when_they_are_due_and_for_nobody_else(tmp_path: Path) -> None:
+    made = settings(tmp_path, price=3.5)
+    assert made.monitoring
+    (tmp_path / prometheus.RULES).write_text(prometheus.files(made, made.monitoring, 0)[prometheus.RULES])
+    (tmp_path / "test.json").write_text(json.dumps(TESTED))
+    done = subprocess.run(["promtool", "test", "rules", "test.json"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 class Server(ThreadingHTTPServer):
     def __init__(self, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
@@ -152,11 +226,14 @@ def test_an_alert_is_posted_as_alertmanager_does_and_its_url_is_in_no_log(capsys
             alerts.post(f"{relay.url}{alerts.PATH}", [lasting])
         for _ in range(3):
             alerts.post(f"{relay.url}{alerts.PATH}", [lasting])
+        made = SimpleNamespace(alerts_port=relay.server_address[1])
+        monitoring.notify(cast(Settings, made), "NodeReclaimed", "the cloud takes 10.0.0.5 back")
         with pytest.raises(OSError, match="400"):
             alerts.post(f"{relay.url}{alerts.PATH}", "no list")
         receiver.shutdown()
         relay.shutdown()
-    assert len(got) == 2, "once that failed, once that was taken"
+    assert len(got) == 3, "once that failed, once that was taken, and the agent's own"
     assert got[1] == {"version": "4", "status": "firing", "receiver": "flotilla", "alerts": [{**lasting, "status": "firing"}]}
+    assert got[2]["alerts"][0]["annotations"]["summary"] == "the cloud takes 10.0.0.5 back"
     said = capsys.readouterr().err
     assert "could not be posted: HTTPError 500" in said and "canary" not in said
