@@ -25,6 +25,7 @@ look      preview STACK                 what would be created, its price, files
 start     up STACK                      a cluster on localhost:8265
 use       submit STACK -- COMMAND       run a job, end with its exit code
           logs STACK [JOB]              follow a job, the newest without JOB
+          debug WHAT STACK              why it hangs: stacks of all processes
           status STACK                  machines, nodes, jobs
           top STACK                     GPUs, step, reward, cost, refreshed
           check                         links, disks, GPUs, before a job
@@ -58,6 +59,7 @@ OURS = {
     "launch": "cli.launch",
     "recipe": "cli.recipes",
     "top": "cli.top",
+    "debug": "cli.debug",
 }
 
 

@@ -1,0 +1,122 @@
+"""Runs the probe on every node: from here where the nodes are this machine's, else in a Ray job that takes no CPU.
+
+What is read from here does not ask Ray for anything, and so answers while Ray hangs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import shlex
+import threading
+import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from cluster_tasks.debug import probe
+from cluster_tasks.debug.stacks import Known
+from cluster_tasks.node.dashboard import Dashboard
+from stacks.errors import UserError
+
+PREFIX = "flotilla-debug-"  # of the names of our jobs, which lists of jobs leave out
+JOB_SECONDS = 60
+NODE_SECONDS = 20
+NAMES_SECONDS = 3  # names are worth less than an answer
+MARK = "flotilla-debug:"
+ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
+
+Nodes = dict[str, dict[str, Any]]
+
+# What the job runs; `source` and `seconds` are set before it. It does to every node what `here` does to this machine's.
+JOB = """
+import base64, json, os, zlib, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+ray.init(log_to_driver=False, logging_level="ERROR")
+def look(source):
+    names = {"__name__": "probe"}
+    exec(source, names)
+    return names["look"](names["node_root"](os.getpid()))
+task = ray.remote(num_cpus=0, max_retries=0)(look)
+nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
+asked = {ip: task.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(source) for ip, node in nodes.items()}
+ray.wait(list(asked.values()), num_returns=len(asked), timeout=seconds)
+found = {}
+for ip, ref in asked.items():
+    try:
+        found[ip] = ray.get(ref, timeout=0)
+    except Exception as error:
+        said = (str(error).strip().splitlines() or [""])[-1]
+        found[ip] = {"host": "", "root": 0, "processes": [], "error": f"{type(error).__name__}: {said}"}
+own = found.get(ray.util.get_node_ip_address(), {"processes": []})
+own["processes"] = [process for process in own["processes"] if process["pid"] != os.getpid()]
+print("flotilla-debug:" + base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
+"""
+
+
+class DebugError(UserError):
+    """Why nothing can be seen, in one message."""
+
+
+def here(guard: int) -> Nodes:
+    """Of a cluster of this machine, by rank. Raises DebugError where it has ended."""
+    import psutil  # which a laptop that only submits does not have
+
+    try:
+        agents = [agent for supervisor in psutil.Process(guard).children() for agent in supervisor.children()]
+        ranks = {agent.environ()["DSTACK_NODE_RANK"]: agent.pid for agent in agents if "DSTACK_NODE_RANK" in agent.environ()}
+    except psutil.AccessDenied:
+        raise DebugError(f"the cluster's processes belong to another user than you; run this as who started pid {guard}") from None
+    except psutil.NoSuchProcess:
+        raise DebugError(f"the cluster has ended: there is no process {guard}") from None
+    with ThreadPoolExecutor() as pool:
+        return dict(zip(sorted(ranks), pool.map(lambda rank: probe.look(ranks[rank]), sorted(ranks)), strict=True))
+
+
+def by_job(dashboard: Dashboard, seconds: float = JOB_SECONDS) -> Nodes:
+    """Of any cluster, by address. Raises OSError where its dashboard does not answer, DebugError where Ray does not."""
+    source = Path(probe.__file__).read_text()
+    code = f"source = {source!r}\nseconds = {NODE_SECONDS}\n{JOB}"
+    packed = base64.b64encode(zlib.compress(code.encode())).decode()
+    command = f"import base64, zlib; exec(zlib.decompress(base64.b64decode('{packed}')))"
+    name = f"{PREFIX}{secrets.token_hex(4)}"
+    dashboard.ask("/api/jobs/", {"entrypoint": f"python3 -uc {shlex.quote(command)}", "submission_id": name, "runtime_env": {}})
+    deadline, state = time.monotonic() + seconds, "PENDING"
+    while state not in ENDED:
+        if time.monotonic() > deadline:
+            dashboard.stop(name)
+            raise DebugError(f"Ray has not run {name} within {seconds:.0f} s (it is {state}): Ray itself hangs; look at its logs")
+        time.sleep(0.2)
+        state = dashboard.ask(f"/api/jobs/{name}")["status"]
+    said = dashboard.ask(f"/api/jobs/{name}/logs").get("logs") or ""
+    line = next((line for line in said.splitlines() if line.startswith(MARK)), None)
+    if line is None:
+        raise DebugError(f"{name} ended without an answer: {(said.strip().splitlines() or ['no output'])[-1]}")
+    return json.loads(zlib.decompress(base64.b64decode(line.removeprefix(MARK))))
+
+
+def known(dashboard: Dashboard) -> dict[tuple[str, int], Known]:
+    """What Ray knows of its processes, by address and pid; empty where it does not say it soon."""
+    found: dict[tuple[str, int], Known] = {}
+
+    def ask() -> None:
+        try:
+            for job in dashboard.ask("/api/jobs/"):
+                if driver := job.get("driver_info"):
+                    name = f"driver of {job.get('submission_id') or driver['id']}"
+                    found[driver["node_ip_address"], int(driver["pid"])] = Known(name, driver["id"])
+            nodes = dashboard.ask("/api/v0/nodes?limit=10000")["data"]["result"]["result"]
+            address = {node["node_id"]: node["node_ip"] for node in nodes}
+            actors = dashboard.ask("/api/v0/actors?limit=10000&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
+            for actor in actors["data"]["result"]["result"]:
+                if actor.get("node_id") in address:
+                    found[address[actor["node_id"]], actor["pid"]] = Known(actor.get("name") or "", actor.get("job_id") or "")
+        except (OSError, KeyError, TypeError, ValueError, UserError):
+            return
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(NAMES_SECONDS)
+    return dict(found)
