@@ -10,8 +10,9 @@ from typing import Any
 
 from cli.dashboard import dashboard
 from cli.jobs import unreachable
-from cli.project import CommandError, folder
-from cluster_tasks.debug import gather, stacks
+from cli.project import CommandError, environment, folder
+from cluster_tasks.debug import gather, harvest, stacks
+from stacks.errors import UserError
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -19,14 +20,17 @@ from stacks.schema import Stack
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(prog="flotilla debug", description="Says why a cluster hangs.")
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="stacks")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="stacks|collect")
     add = kinds.add_parser("stacks", help="what every process is doing, equal stacks together, and who waits for whom").add_argument
     add("stack", help="whose cluster is up")
     add("--all", action="store_true", help="also Ray's own processes, the node agents, and the stacks of idle workers")
     add("--node", help="of this node alone: its rank on a local cluster, else its address")
+    add = kinds.add_parser("collect", help="one archive of logs, versions, the rendered stack and stacks, without secrets").add_argument
+    add("stack", help="whose cluster is up, or was")
+    add("--output", metavar="FILE", help="a new file (flotilla-STACK-TIME.tar.gz in this folder)")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)
-    return show_stacks(stack, root, options)
+    return show_stacks(stack, root, options) if options.what == "stacks" else collect(stack, root, options)
 
 
 def show_stacks(stack: Stack, root: Path, options: Any) -> int:
@@ -43,16 +47,87 @@ def show_stacks(stack: Stack, root: Path, options: Any) -> int:
     return 0
 
 
+def collect(stack: Stack, root: Path, options: Any) -> int:
+    """What cannot be had is said in the archive and here; the rest is in it."""
+    from cluster_tasks.debug import collect as archive
+
+    file = Path(options.output or f"flotilla-{stack.name}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz").absolute()
+    archive.check_output(file)
+    place = folder(stack.name, root).resolve()
+    shell = environment(stack.name, root)
+    secrets = archive.known_secrets(stack, place, shell) | _of_jobs(stack, root)
+    nodes: dict[str, Any] = {}
+    missing: list[str] = []
+    try:
+        if place_of(stack).remote:
+            from_shell = [name for name, value in stack.task.env.items() if value is None]
+            nodes = gather.logs_by_job(dashboard(stack, root), from_shell)
+        else:
+            nodes = archive.of_local(stack, place, gather.agents(_local(stack, place).pid), secrets)
+    except (OSError, UserError) as error:
+        missing.append(f"logs of the nodes: {error}")
+    texts = {f"node-{node}/{name}": text for node, said in nodes.items() for name, text in said.items() if isinstance(text, str)}
+    texts |= {f"stack/{name}": text for name, text in archive.rendered(place, secrets).items()}
+    texts |= {
+        f"here/{name}": text for name, command in _scheduler(stack, root).items() if (text := harvest.output(command, secrets, shell))
+    }
+    texts["here/versions.txt"] = harvest.versions()
+    try:
+        texts["stacks.txt"] = "\n".join(stacks.shown(processes(stack, root), everything=True)) + "\n"
+    except (OSError, UserError) as error:
+        missing.append(f"stacks of processes: {error}")
+    if found := archive.dumps(place / "volumes/checkpoints"):
+        texts["flight-recorder.txt"] = found
+    texts |= {"missing.txt": "\n".join(missing) + "\n"} if missing else {}
+    size = archive.write(file, texts, secrets)
+    for line in missing:
+        print(f"missing: {line}", file=sys.stderr)
+    cut = sum(name.endswith("/cut.txt") for name in texts)
+    print(f"{file}  {size / 2**20:.1f} MiB, {len(texts)} files{f'; cut.txt of {cut} nodes says what was cut' if cut else ''}")
+    return 0
+
+
+def _of_jobs(stack: Stack, root: Path) -> set[str]:
+    """Secrets that jobs were given by their runtime environments; those that have ended have no process to ask."""
+    try:
+        jobs = dashboard(stack, root).ask("/api/jobs/")
+        given = [(job.get("runtime_env") or {}).get("env_vars") or {} for job in jobs]
+        return set().union(*(harvest.secret_values(variables) for variables in given))
+    except (OSError, UserError):  # it is not up; what is said of that comes with its logs
+        return set()
+
+
+def _scheduler(stack: Stack, root: Path) -> dict[str, list[str]]:
+    """What the scheduler says of the cluster's run, by name of the text."""
+    if stack.cloud == "slurm":
+        from cli.slurm import noted
+
+        job = noted(stack, root)
+        fields = "JobID,JobName,State,ExitCode,Elapsed,NodeList,MaxRSS"
+        return {"sacct.txt": ["sacct", "-j", job, "--format", fields], "scontrol.txt": ["scontrol", "show", "job", job]} if job else {}
+    if not place_of(stack).remote:
+        return {}
+    dstack = str(Path(sys.executable).with_name("dstack"))
+    return {"dstack-runs.txt": [dstack, "ps", "-v"], "dstack-logs.txt": [dstack, "logs", stack.task.name]}
+
+
+def _local(stack: Stack, place: Path) -> Any:
+    """Raises CommandError where it is not up."""
+    from cluster_tasks.local.state import Cluster
+
+    cluster = Cluster.running(place)
+    if cluster is None:
+        raise CommandError(f"the cluster {stack.name} is not up; first: flotilla up {stack.name}")
+    return cluster
+
+
 def processes(stack: Stack, root: Path) -> list[stacks.Process]:
     """Of all nodes. Raises CommandError where there is no cluster, DebugError where it cannot be seen."""
     if not place_of(stack).remote:
         from cluster_tasks.local.plan import node_addresses, read_task
-        from cluster_tasks.local.state import Cluster
 
         place = folder(stack.name, root).resolve()
-        cluster = Cluster.running(place)
-        if cluster is None:
-            raise CommandError(f"the cluster {stack.name} is not up; first: flotilla up {stack.name}")
+        cluster = _local(stack, place)
         known = gather.known(dashboard(stack, root))
         addresses = node_addresses(read_task(place / "ray-cluster.dstack.yml"))
         ranks = {address: str(rank) for rank, address in enumerate(addresses)}

@@ -86,7 +86,7 @@ def status(stack: Stack, root: Path, options: Any) -> int:
 
 def running(stack: Stack, root: Path) -> str | None:
     """The job that `flotilla up` submitted, while Slurm has it in its queue."""
-    job = _read(stack, root).get("job")
+    job = noted(stack, root)
     if job is None:
         return None
     try:
@@ -153,6 +153,11 @@ def _forward(stack: Stack, root: Path, said: str, port: str | None) -> str:
         raise CommandError(f"Ray is up, but SSH does not reach it from here ({why[0]}); where it does: {line}", 1)
     tunnel.keep(process, folder(stack.name, root))
     return url
+
+
+def noted(stack: Stack, root: Path) -> str | None:
+    """The job that `flotilla up` submitted last, running or not."""
+    return _read(stack, root).get("job")
 
 
 def _note(stack: Stack, root: Path) -> Path:

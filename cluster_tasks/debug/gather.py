@@ -16,13 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from cluster_tasks.debug import probe
+from cluster_tasks.debug import harvest, probe
 from cluster_tasks.debug.stacks import Known
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.errors import UserError
 
 PREFIX = "flotilla-debug-"  # of the names of our jobs, which lists of jobs leave out
-JOB_SECONDS = 60
+JOB_SECONDS, LOGS_SECONDS = 60, 180
 NODE_SECONDS = 20
 NAMES_SECONDS = 3  # names are worth less than an answer
 MARK = "flotilla-debug:"
@@ -30,18 +30,27 @@ ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 Nodes = dict[str, dict[str, Any]]
 
-# What the job runs; `source` and `seconds` are set before it. It does to every node what `here` does to this machine's.
+STACKS = "look(node_root(os.getpid()))"
+# What Ray and its services have written; secrets that any process of the node was given are out of it.
+LOGS = """harvest(
+    [Path(__import__("ray")._private.worker._global_node.get_logs_dir_path()),
+     *Path(__import__("ray")._private.worker._global_node.get_session_dir_path()).parent.glob("services-*"),
+     *Path("/tmp").glob("services-*")],
+    secrets_of(below(node_root(os.getpid())), also))"""
+
+# What the job runs; `sources`, `call` and `seconds` are set before it. It does to every node what `here` does to this machine's.
 JOB = """
 import base64, json, os, zlib, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 ray.init(log_to_driver=False, logging_level="ERROR")
-def look(source):
+def look(sources, call):
     names = {"__name__": "probe"}
-    exec(source, names)
-    return names["look"](names["node_root"](os.getpid()))
+    for source in sources:
+        exec(source, names)
+    return eval(call, names)
 task = ray.remote(num_cpus=0, max_retries=0)(look)
 nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
-asked = {ip: task.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(source) for ip, node in nodes.items()}
+asked = {ip: task.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(sources, call) for ip, node in nodes.items()}
 ray.wait(list(asked.values()), num_returns=len(asked), timeout=seconds)
 found = {}
 for ip, ref in asked.items():
@@ -49,9 +58,10 @@ for ip, ref in asked.items():
         found[ip] = ray.get(ref, timeout=0)
     except Exception as error:
         said = (str(error).strip().splitlines() or [""])[-1]
-        found[ip] = {"host": "", "root": 0, "processes": [], "error": f"{type(error).__name__}: {said}"}
-own = found.get(ray.util.get_node_ip_address(), {"processes": []})
-own["processes"] = [process for process in own["processes"] if process["pid"] != os.getpid()]
+        found[ip] = {"processes": [], "error": f"{type(error).__name__}: {said}"}
+own = found.get(ray.util.get_node_ip_address(), {})
+if "processes" in own:
+    own["processes"] = [process for process in own["processes"] if process["pid"] != os.getpid()]
 print("flotilla-debug:" + base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
 """
 
@@ -60,25 +70,39 @@ class DebugError(UserError):
     """Why nothing can be seen, in one message."""
 
 
-def here(guard: int) -> Nodes:
-    """Of a cluster of this machine, by rank. Raises DebugError where it has ended."""
+def agents(guard: int) -> dict[str, int]:
+    """The node agents of a cluster of this machine, by rank. Raises DebugError where it has ended."""
     import psutil  # which a laptop that only submits does not have
 
     try:
-        agents = [agent for supervisor in psutil.Process(guard).children() for agent in supervisor.children()]
-        ranks = {agent.environ()["DSTACK_NODE_RANK"]: agent.pid for agent in agents if "DSTACK_NODE_RANK" in agent.environ()}
+        found = [agent for supervisor in psutil.Process(guard).children() for agent in supervisor.children()]
+        return {env["DSTACK_NODE_RANK"]: agent.pid for agent in found if "DSTACK_NODE_RANK" in (env := agent.environ())}
     except psutil.AccessDenied:
         raise DebugError(f"the cluster's processes belong to another user than you; run this as who started pid {guard}") from None
     except psutil.NoSuchProcess:
         raise DebugError(f"the cluster has ended: there is no process {guard}") from None
+
+
+def here(guard: int) -> Nodes:
+    """Of a cluster of this machine, by rank. Raises DebugError where it has ended."""
+    ranks = agents(guard)
     with ThreadPoolExecutor() as pool:
         return dict(zip(sorted(ranks), pool.map(lambda rank: probe.look(ranks[rank]), sorted(ranks)), strict=True))
 
 
 def by_job(dashboard: Dashboard, seconds: float = JOB_SECONDS) -> Nodes:
-    """Of any cluster, by address. Raises OSError where its dashboard does not answer, DebugError where Ray does not."""
-    source = Path(probe.__file__).read_text()
-    code = f"source = {source!r}\nseconds = {NODE_SECONDS}\n{JOB}"
+    """Processes of any cluster, by address. Raises OSError where its dashboard does not answer, DebugError where Ray does not."""
+    return _on_every_node(dashboard, STACKS, seconds)
+
+
+def logs_by_job(dashboard: Dashboard, also: list[str], seconds: float = LOGS_SECONDS) -> Nodes:
+    """Texts of every node by name, by address; `also` are variables whose values are secret. Raises as `by_job`."""
+    return _on_every_node(dashboard, LOGS.replace("also)", f"{also!r})"), seconds)
+
+
+def _on_every_node(dashboard: Dashboard, call: str, seconds: float) -> Nodes:
+    sources = [Path(module.__file__ or "").read_text() for module in (probe, harvest)]
+    code = f"sources = {sources!r}\ncall = {call!r}\nseconds = {NODE_SECONDS}\n{JOB}"
     packed = base64.b64encode(zlib.compress(code.encode())).decode()
     command = f"import base64, zlib; exec(zlib.decompress(base64.b64decode('{packed}')))"
     name = f"{PREFIX}{secrets.token_hex(4)}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +24,26 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local clust
 ROOT = Path(__file__).parents[2]
 FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}
 STACK = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [FLEET], "task": {"fleets": ["laptop"]}})
+# By where they are planted; all end in the same word.
+CANARIES = {name: f"{name}-5up3r-canary" for name in ("stack", "env.sh", "shell", "job", "argument", "header", "named")}
+CANARIES["url"] = "https://user:url-5up3r-canary@judge.example.com"
+LEAK = f"""
+import os, sys
+print("bare", os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"], os.environ["JUDGE_URL"])
+print(dict(os.environ), sys.argv)
+print({{"openai_api_key": "{CANARIES["named"]}"}}, "Authorization: Bearer {CANARIES["header"]}", os.environ["RAY_AUTH_TOKEN"])
+print("LEAKED", flush=True)
+"""
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = render(tmp_path_factory.mktemp("debug"), FLEET)
-    (made.root / "env.sh").write_text(f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={made.root / TOKEN}\n")
-    done = made.local("up")
+    made = render(tmp_path_factory.mktemp("debug"), FLEET, env={"WANDB_API_KEY": CANARIES["stack"], "JUDGE_URL": CANARIES["url"]})
+    token = f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={made.root / TOKEN}\n"
+    (made.root / "env.sh").write_text(f"{token}export DB_PASSWORD='{CANARIES['env.sh']}'\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_TOKEN", CANARIES["shell"])
+        done = made.local("up")
     assert done.returncode == 0, done.stdout + done.stderr
     yield made
     made.local("down", "--timeout", "20")
@@ -120,6 +135,42 @@ def test_a_job_of_ours_sees_the_same_where_the_nodes_are_elsewhere_and_all_cpus_
     assert sum(process.role == "agent" for process in found) == 2
     assert asked.token and asked.token not in json.dumps(nodes)
     assert all(gather.PREFIX not in process.name for process in found), "who looks is not seen"
+
+
+def leak(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "leak.py").write_text(LEAK)
+    flags = ("--runtime-env-json", json.dumps({"env_vars": {"AWS_SECRET_ACCESS_KEY": CANARIES["job"]}}))
+    done = cluster.job(sys.executable, str(tmp_path / "leak.py"), "--api-key", CANARIES["argument"], flags=flags)
+    assert "LEAKED" in done.stdout and all(value in done.stdout for value in CANARIES.values() if value != CANARIES["env.sh"]), done.stdout
+
+
+def texts(file: Path) -> dict[str, str]:
+    with tarfile.open(file) as archive:
+        return {m.name.partition("/")[2]: (archive.extractfile(m) or io.BytesIO()).read().decode() for m in archive.getmembers()}
+
+
+def test_the_archive_has_what_every_node_wrote_and_none_of_the_secrets(cluster, tmp_path):
+    leak(cluster, tmp_path)
+    file = tmp_path / "out.tar.gz"
+    assert debug.collect(STACK, cluster.root.parents[1], argparse.Namespace(output=str(file))) == 0
+    found = texts(file)
+    driver = next(text for name, text in found.items() if "job-driver-" in name and "LEAKED" in text)
+    assert "bare [secret] [secret] [secret]" in driver
+    for wanted in ("node-0/logs/gcs_server.out", "node-1/logs/raylet.out", "stack/logs/node-1.log", "stack/ray-cluster.dstack.yml"):
+        assert wanted in found, sorted(found)
+    assert "node agent (node 1" in found["stacks.txt"] and "ray==" in found["here/versions.txt"]
+    token = (cluster.root / TOKEN).read_text().strip()
+    leaks = {name for name, text in found.items() if "5up3r-canary" in text or token in text}
+    assert not leaks, leaks
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_logs_that_a_job_of_ours_reads_have_none_either(cluster, tmp_path):
+    leak(cluster, tmp_path)
+    nodes = gather.logs_by_job(dashboard(cluster), [])
+    assert sorted(nodes) == ["127.0.0.2", "127.0.0.3"] and all("logs/raylet.out" in said for said in nodes.values()), nodes
+    leaks = {name for said in nodes.values() for name, text in said.items() if "5up3r-canary" in text}
+    assert not leaks, leaks
 
 
 def test_one_node_alone_and_one_that_is_none(cluster, capsys):

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster_tasks.debug import probe, stacks
+from cli import debug
+from cluster_tasks.debug import collect, harvest, probe, stacks
+from cluster_tasks.debug.gather import DebugError
 from cluster_tasks.debug.stacks import Known
 from lab.waiting import wait_for
+from stacks.schema import Stack
 
+ROOT = Path(__file__).parents[2]
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 RAY = "/venv/lib/python3.11/site-packages/ray/_private/worker.py"
 ENGINE = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_0a1b/trainer/engine.py"
@@ -127,3 +133,66 @@ def test_a_node_without_py_spy_and_one_where_it_may_not_read(sleeping, tmp_path,
     (tmp_path / "py-spy").chmod(0o755)
     [found] = probe.look(sleeping)["processes"]
     assert found["error"] == probe.DENIED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "HF_TOKEN=canary-123456",
+        "export WANDB_API_KEY='canary-123456'",
+        "{'AWS_SECRET_ACCESS_KEY': 'canary-123456', 'other': 1}",
+        '"openai_api_key": "canary-123456"',
+        "python train.py --api-key canary-123456 --lr 1e-5",
+        "['train.py', '--api-key', 'canary-123456']",
+        "Authorization: Bearer canary-123456",
+        "https://alice:canary-123456@example.com/x",
+        "found hf_canary123456789 in the cache",
+        "bare known-canary-value here",
+    ],
+)
+def test_secrets_go_by_their_name_their_shape_and_their_value(text):
+    gone = harvest.redact(text, {"known-canary-value"})
+    assert "canary" not in gone and harvest.GONE in gone
+
+
+@pytest.mark.parametrize(
+    "text", ["max_tokens=2048000", "tokens per second: 123456", "RAY_AUTH_TOKEN_PATH=/b/ray.token", "step 100 reward=0.512345"]
+)
+def test_what_is_no_secret_stays(text):
+    assert harvest.redact(text) == text
+
+
+def test_a_value_that_one_log_names_goes_from_the_others_too(tmp_path):
+    secrets: set[str] = set()
+    texts = {"a.log": "HF_TOKEN=canary-123456", "b.log": "got canary-123456"}
+    collect.write(tmp_path / "out.tar.gz", texts, secrets)
+    with tarfile.open(tmp_path / "out.tar.gz") as archive:
+        found = [archive.extractfile(member).read().decode() for member in archive.getmembers()]  # type: ignore[union-attr]
+    assert found == ["HF_TOKEN=[secret]", "got [secret]"]
+
+
+def test_long_files_and_many_are_cut_and_it_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(harvest, "FILE_BYTES", 100)
+    monkeypatch.setattr(harvest, "NODE_BYTES", 150)
+    for age, name in enumerate(("new.log", "old.log")):
+        (tmp_path / name).write_text("x" * 200)
+        os.utime(tmp_path / name, (1000 - age, 1000 - age))
+    found = harvest.harvest([tmp_path], ())
+    assert found[f"{tmp_path.name}/new.log"] == "x" * 100 and f"{tmp_path.name}/old.log" not in found
+    assert "new.log: its last" in found["cut.txt"] and "old.log: left out, 200 bytes" in found["cut.txt"]
+
+
+def test_an_archive_that_cannot_be_written_is_refused_before_anything_is_collected(tmp_path):
+    (tmp_path / "there.tar.gz").touch()
+    with pytest.raises(DebugError, match=r"--output .*there.tar.gz: the file exists; name another, or remove it"):
+        collect.check_output(tmp_path / "there.tar.gz")
+    with pytest.raises(DebugError, match=r"there is no folder .*/none"):
+        collect.check_output(tmp_path / "none/out.tar.gz")
+
+
+@pytest.mark.parametrize("what", ["stacks", "collect"])
+def test_without_a_cluster_it_says_how_to_make_one(what):
+    options = argparse.Namespace(all=False, node=None, output="/tmp/never.tar.gz")
+    stack = Stack.model_validate({"name": "never", "cloud": "local", "fleets": [{"name": "laptop", "nodes": 1}]})
+    with pytest.raises(debug.CommandError, match="first: flotilla up never"):
+        {"stacks": debug.show_stacks, "collect": debug.collect}[what](stack, ROOT, options)
