@@ -16,7 +16,6 @@ HELP = """\
 One stack file becomes a Ray cluster on localhost:8265; a trainer runs on it.
 
 usage: flotilla VERB ...                flotilla VERB --help says more
-
 describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
           bootstrap STACK               bucket and key for Pulumi's state
 look      preview STACK                 what would be created, its price, files
@@ -25,13 +24,12 @@ look      preview STACK                 what would be created, its price, files
 start     up STACK                      a cluster on localhost:8265
 use       submit STACK -- COMMAND       run a job, end with its exit code
           logs STACK [JOB]              follow a job, the newest without JOB
-          debug WHAT STACK              why it hangs: stacks of all processes
-          status STACK                  machines, nodes, jobs
-          top STACK                     GPUs, step, reward, cost, refreshed
+          debug stacks|collect STACK    why it hangs; one archive of all logs
+          status | top STACK            machines, jobs, GPUs, step, cost
           check                         links, disks, GPUs, before a job
 stop      down STACK                    leave nothing running
 at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
-          launch STACK --recipe NAME    another trainer: recipe list|show NAME
+          launch STACK --recipe NAME    verl, OpenRLHF, ...: recipe list | show
 beside    server up|login|status|down   a dstack server on this machine
           train ppo|sft ...             the trainer in this shell
 
