@@ -8,7 +8,6 @@ from typing import Any
 
 from cli.project import CommandError, environment, folder
 from cluster_tasks.client.usage import look
-from cluster_tasks.debug.gather import PREFIX
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import hourly
@@ -41,8 +40,8 @@ def dashboard(stack: Stack, root: Path) -> Dashboard:
 
 
 def listing(asked: Dashboard) -> list[dict[str, Any]]:
-    """The jobs that people submitted, the newest last. Raises OSError."""
-    found = [job for job in asked.ask("/api/jobs/") if job.get("submission_id") and not job["submission_id"].startswith(PREFIX)]
+    """The jobs that people submitted, the newest last: those of `flotilla debug` carry a mark. Raises OSError."""
+    found = [job for job in asked.ask("/api/jobs/") if job.get("submission_id") and "flotilla" not in (job.get("metadata") or {})]
     return sorted(found, key=lambda job: job.get("start_time") or 0)
 
 

@@ -30,7 +30,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     add("--output", metavar="FILE", help="a new file (flotilla-STACK-TIME.tar.gz in this folder)")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)
-    return show_stacks(stack, root, options) if options.what == "stacks" else collect(stack, root, options)
+    return {"stacks": show_stacks, "collect": collect}[options.what](stack, root, options)
 
 
 def show_stacks(stack: Stack, root: Path, options: Any) -> int:
@@ -63,7 +63,7 @@ def collect(stack: Stack, root: Path, options: Any) -> int:
             from_shell = [name for name, value in stack.task.env.items() if value is None]
             nodes = gather.logs_by_job(dashboard(stack, root), from_shell)
         else:
-            nodes = archive.of_local(stack, place, gather.agents(_local(stack, place).pid), secrets)
+            nodes = archive.of_local(stack, place, gather.agents(local_cluster(stack, place).pid), secrets)
     except (OSError, UserError) as error:
         missing.append(f"logs of the nodes: {error}")
     texts = {f"node-{node}/{name}": text for node, said in nodes.items() for name, text in said.items() if isinstance(text, str)}
@@ -111,7 +111,7 @@ def _scheduler(stack: Stack, root: Path) -> dict[str, list[str]]:
     return {"dstack-runs.txt": [dstack, "ps", "-v"], "dstack-logs.txt": [dstack, "logs", stack.task.name]}
 
 
-def _local(stack: Stack, place: Path) -> Any:
+def local_cluster(stack: Stack, place: Path) -> Any:
     """Raises CommandError where it is not up."""
     from cluster_tasks.local.state import Cluster
 
@@ -127,7 +127,7 @@ def processes(stack: Stack, root: Path) -> list[stacks.Process]:
         from cluster_tasks.local.plan import node_addresses, read_task
 
         place = folder(stack.name, root).resolve()
-        cluster = _local(stack, place)
+        cluster = local_cluster(stack, place)
         known = gather.known(dashboard(stack, root))
         addresses = node_addresses(read_task(place / "ray-cluster.dstack.yml"))
         ranks = {address: str(rank) for rank, address in enumerate(addresses)}

@@ -70,9 +70,25 @@ def logs(arguments: list[str], root: Path) -> int:
     )
     parser.add_argument("stack", help="whose cluster is up")
     parser.add_argument("job", nargs="?", help="the newest, where none is named")
+    parser.add_argument("--job", dest="named", metavar="JOB", help="the same")
+    parser.add_argument("-f", "--follow", action="store_true", help="until it ends, which is the default")
     parser.add_argument("--no-follow", action="store_true", help="print what there is and return")
+    parser.add_argument(
+        "--node", metavar="N", help="what the workers of this node print, not a job's output: rank on a local cluster, else address"
+    )
     options: Any = parser.parse_args(arguments)
+    if options.follow and options.no_follow:
+        parser.error("-f and --no-follow exclude each other")
+    if options.job and options.named and options.job != options.named:
+        parser.error(f"two jobs are named, {options.job} and --job {options.named}")
+    if options.node is not None and (options.job or options.named or options.follow):
+        parser.error("--node prints what there is of a node, so it takes neither a job nor -f")
+    options.job = options.job or options.named
     stack = load(options.stack, root)
+    if options.node is not None:
+        from cli.node_logs import show
+
+        return show(stack, root, options.node)
     asked = dashboard(stack, root)
     try:
         name = options.job or newest(asked, stack)

@@ -28,7 +28,6 @@ from rich.table import Table
 from cluster_tasks.client.dstack_run import ROOT, DstackRun
 from cluster_tasks.client.launch import cluster
 from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, progress
-from cluster_tasks.debug.gather import PREFIX
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import hourly
@@ -155,7 +154,7 @@ def find_jobs(dashboard: Dashboard, now: datetime) -> list[Job]:
     try:
         listed = sorted(dashboard.ask("/api/jobs/"), key=lambda job: job.get("start_time") or 0)[-JOBS:]
         found = []
-        for job in (job for job in listed if job.get("submission_id") and not job["submission_id"].startswith(PREFIX)):
+        for job in (job for job in listed if job.get("submission_id") and "flotilla" not in (job.get("metadata") or {})):
             said = dashboard.ask(f"/api/jobs/{job['submission_id']}/logs").get("logs") or "" if job["status"] == "RUNNING" else ""
             began = datetime.fromtimestamp((job.get("start_time") or 0) / 1000, UTC)
             last = {name: (pattern.findall(said) or [None])[-1] for name, pattern in (("progress", PROGRESS), ("checkpoint", CHECKPOINT))}

@@ -21,7 +21,8 @@ from cluster_tasks.debug.stacks import Known
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.errors import UserError
 
-PREFIX = "flotilla-debug-"  # of the names of our jobs, which lists of jobs leave out
+PREFIX = "flotilla-debug-"  # of the names of our jobs
+MARKED = {"flotilla": "debug"}  # lists of jobs leave them out
 JOB_SECONDS, LOGS_SECONDS = 60, 180
 NODE_SECONDS = 20
 NAMES_SECONDS = 3  # names are worth less than an answer
@@ -106,7 +107,7 @@ def _on_every_node(dashboard: Dashboard, call: str, seconds: float) -> Nodes:
     packed = base64.b64encode(zlib.compress(code.encode())).decode()
     command = f"import base64, zlib; exec(zlib.decompress(base64.b64decode('{packed}')))"
     name = f"{PREFIX}{secrets.token_hex(4)}"
-    dashboard.ask("/api/jobs/", {"entrypoint": f"python3 -uc {shlex.quote(command)}", "submission_id": name, "runtime_env": {}})
+    dashboard.ask("/api/jobs/", {"entrypoint": f"python3 -uc {shlex.quote(command)}", "submission_id": name, "metadata": MARKED})
     deadline, state = time.monotonic() + seconds, "PENDING"
     while state not in ENDED:
         if time.monotonic() > deadline:

@@ -9,10 +9,12 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli import debug
+from cli import debug, node_logs
+from cli.dashboard import listing
 from cluster_tasks.debug import gather, stacks
 from cluster_tasks.identity import TOKEN, KnownDashboard, environment
 from lab.local import Cluster, render
@@ -66,9 +68,9 @@ class Hang:
     def __init__(self, cluster: Cluster):
         self.asked, self.jobs = dashboard(cluster), []
 
-    def __call__(self, way: str) -> None:
+    def __call__(self, way: str, runtime_env: dict[str, Any] | None = None) -> None:
         line = f"{sys.executable} {ROOT}/tests/hanging.py {way} {ROOT}"
-        name = self.asked.ask("/api/jobs/", {"entrypoint": line})["submission_id"]
+        name = self.asked.ask("/api/jobs/", {"entrypoint": line, "runtime_env": runtime_env or {}})["submission_id"]
         self.jobs.append(name)
         wait_for(f"{name} to hang", lambda: "HUNG" in (self.asked.ask(f"/api/jobs/{name}/logs").get("logs") or ""), 120)
 
@@ -135,6 +137,7 @@ def test_a_job_of_ours_sees_the_same_where_the_nodes_are_elsewhere_and_all_cpus_
     assert sum(process.role == "agent" for process in found) == 2
     assert asked.token and asked.token not in json.dumps(nodes)
     assert all(gather.PREFIX not in process.name for process in found), "who looks is not seen"
+    assert all(not job["submission_id"].startswith(gather.PREFIX) for job in listing(asked)), "nor in lists of jobs"
 
 
 def leak(cluster: Cluster, tmp_path: Path) -> None:
@@ -178,3 +181,12 @@ def test_one_node_alone_and_one_that_is_none(cluster, capsys):
     assert "node agent (node 1" in said and "(node 0" not in said
     with pytest.raises(debug.CommandError, match="--node 7: the cluster local has no such node; it has 0, 1"):
         page(cluster, capsys, node="7")
+
+
+def test_what_the_workers_of_one_node_print_without_rays_marks(cluster, hang, capsys):
+    hang("reward")
+    assert node_logs.show(STACK, cluster.root.parents[1], "1") == 0
+    said = capsys.readouterr().out
+    assert "--- agent\n[node 1 " in said and "joining the cluster of 127.0.0.2" in said and ":job_id:" not in said
+    with pytest.raises(debug.CommandError, match="--node 7: the cluster local has no such node; it has 0, 1"):
+        node_logs.show(STACK, cluster.root.parents[1], "7")

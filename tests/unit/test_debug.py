@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli import debug
+from cli import debug, jobs, node_logs
 from cluster_tasks.debug import collect, harvest, probe, stacks
 from cluster_tasks.debug.gather import DebugError
 from cluster_tasks.debug.stacks import Known
@@ -196,3 +196,26 @@ def test_without_a_cluster_it_says_how_to_make_one(what):
     stack = Stack.model_validate({"name": "never", "cloud": "local", "fleets": [{"name": "laptop", "nodes": 1}]})
     with pytest.raises(debug.CommandError, match="first: flotilla up never"):
         {"stacks": debug.show_stacks, "collect": debug.collect}[what](stack, ROOT, options)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["-f", "--no-follow"], "-f and --no-follow exclude each other"),
+        (["a", "--job", "b"], "two jobs are named, a and --job b"),
+        (["--node", "1", "-f"], "--node prints what there is of a node, so it takes neither a job nor -f"),
+    ],
+)
+def test_flags_of_logs_that_do_not_go_together(flags, said, capsys):
+    with pytest.raises(SystemExit):
+        jobs.logs(["local", *flags], ROOT)
+    assert said in capsys.readouterr().err
+
+
+def test_logs_of_a_node_are_those_of_its_workers_without_rays_marks():
+    texts = {
+        "logs/worker-ab-01.out": ":job_id:01\n:actor_name:Rank\nstep 1\n",
+        "logs/worker-cd.err": ":job_id:01\n",
+        "logs/raylet.out": "x\n",
+    }
+    assert node_logs.lines({"agent": "ready\n"} | texts) == ["--- agent", "ready", "--- worker-ab-01.out", "step 1"]
