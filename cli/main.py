@@ -23,7 +23,7 @@ look      preview STACK                 what would be created, its price, files
           render STACK                  the files of what is deployed, here
 start     up STACK                      a cluster on localhost:8265
 use       submit STACK -- COMMAND       run a job, end with its exit code
-          logs STACK [JOB]              follow a job, the newest without JOB
+          logs STACK [JOB]              follow a job, the newest; --node N
           debug stacks|collect STACK    why it hangs; one archive of all logs
           status | top STACK            machines, jobs, GPUs, step, cost
           check                         links, disks, GPUs, before a job
