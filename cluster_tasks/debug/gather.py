@@ -77,6 +77,7 @@ def agents(guard: int) -> dict[str, int]:
 
     try:
         found = [agent for supervisor in psutil.Process(guard).children() for agent in supervisor.children()]
+        found.sort(key=lambda process: process.create_time(), reverse=True)  # an orphan of a job that the supervisor adopted came later
         return {env["DSTACK_NODE_RANK"]: agent.pid for agent in found if "DSTACK_NODE_RANK" in (env := agent.environ())}
     except psutil.AccessDenied:
         raise DebugError(f"the cluster's processes belong to another user than you; run this as who started pid {guard}") from None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cli import debug, jobs, node_logs
-from cluster_tasks.debug import collect, harvest, probe, stacks
+from cluster_tasks.debug import collect, gather, harvest, probe, stacks
 from cluster_tasks.debug.gather import DebugError
 from cluster_tasks.debug.stacks import Known
 from lab.waiting import wait_for
@@ -219,3 +219,27 @@ def test_logs_of_a_node_are_those_of_its_workers_without_rays_marks():
         "logs/raylet.out": "x\n",
     }
     assert node_logs.lines({"agent": "ready\n"} | texts) == ["--- agent", "ready", "--- worker-ab-01.out", "step 1"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_an_orphan_that_the_supervisor_has_adopted_is_not_taken_for_the_agent():
+    """The guard is this shell, its child the supervisor; that starts an agent, and a second process with the same rank."""
+    nap = f"DSTACK_NODE_RANK=0 exec {sys.executable} -c 'import time; time.sleep(600)'"
+    supervisor = f"({nap}) & echo $! ; sleep 0.2; ({nap}) & echo $!; wait"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f"/bin/sh -c '{supervisor.replace(chr(39), chr(39) + chr(92) + chr(39) * 2)}'; true"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as guard:
+        assert guard.stdout
+        agent, orphan = int(guard.stdout.readline()), int(guard.stdout.readline())
+        try:
+            wait_for(
+                "both to have their environment",
+                lambda: all(b"DSTACK" in Path(f"/proc/{pid}/environ").read_bytes() for pid in (agent, orphan)),
+                20,
+            )
+            assert gather.agents(guard.pid) == {"0": agent}
+        finally:
+            os.killpg(guard.pid, 9)
