@@ -55,3 +55,9 @@ def show_jobs(asked: Dashboard, stack: Stack) -> None:
         print(f"job {job.name}  {job.status}  {job.command}")
     for line in found.lines():
         print(line)
+
+
+def unreachable(asked: Dashboard, stack: Stack, error: OSError) -> CommandError:
+    if getattr(error, "code", None) == 404:
+        return CommandError(f"the cluster {stack.name} has no such job; flotilla status {stack.name} lists them")
+    return CommandError(f"{asked.url} does not answer ({getattr(error, 'reason', error)}); first: flotilla up {stack.name}")

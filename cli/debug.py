@@ -8,8 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cli.dashboard import dashboard
-from cli.jobs import unreachable
+from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError, environment, folder
 from cluster_tasks.debug import gather, harvest, stacks
 from stacks.errors import UserError
@@ -99,7 +98,7 @@ def _of_jobs(stack: Stack, root: Path) -> set[str]:
 
 def _scheduler(stack: Stack, root: Path) -> dict[str, list[str]]:
     """What the scheduler says of the cluster's run, by name of the text."""
-    if stack.cloud == "slurm":
+    if place_of(stack).batch:
         from cli.slurm import noted
 
         job = noted(stack, root)

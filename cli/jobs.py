@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import recipes
-from cli.dashboard import address, dashboard, listing
+from cli.dashboard import address, dashboard, listing, unreachable
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
 from cluster_tasks.node.dashboard import Dashboard
@@ -123,9 +123,3 @@ def newest(asked: Dashboard, stack: Stack) -> str:
     if not listed:
         raise CommandError(f"the cluster {stack.name} has had no job; first: flotilla submit {stack.name} -- COMMAND")
     return listed[-1]["submission_id"]
-
-
-def unreachable(asked: Dashboard, stack: Stack, error: OSError) -> CommandError:
-    if getattr(error, "code", None) == 404:
-        return CommandError(f"the cluster {stack.name} has no such job; flotilla status {stack.name} lists them")
-    return CommandError(f"{asked.url} does not answer ({getattr(error, 'reason', error)}); first: flotilla up {stack.name}")

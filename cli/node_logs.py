@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from cli.dashboard import dashboard
-from cli.jobs import unreachable
+from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError, environment, folder
 from cluster_tasks.debug import collect, gather
 from stacks.places import place_of

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from cli.dashboard import dashboard
-from cli.jobs import LOST, unreachable
+from cli.dashboard import dashboard, unreachable
+from cli.jobs import LOST
 from cli.project import CommandError
 from cluster_tasks.client.usage import Node, Usage, look, price_of
 from cluster_tasks.node.dashboard import Dashboard
