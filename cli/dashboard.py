@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
 from cli.project import CommandError, environment, folder
 from cluster_tasks.client.usage import look
@@ -37,12 +36,6 @@ def address(stack: Stack, root: Path) -> str:
 def dashboard(stack: Stack, root: Path) -> Dashboard:
     """One that has to prove that it is this stack's, before it sees the token."""
     return KnownDashboard.of(address(stack, root), environment(stack.name, root))
-
-
-def listing(asked: Dashboard) -> list[dict[str, Any]]:
-    """The jobs that people submitted, the newest last: those of `flotilla debug` carry a mark. Raises OSError."""
-    found = [job for job in asked.ask("/api/jobs/") if job.get("submission_id") and "flotilla" not in (job.get("metadata") or {})]
-    return sorted(found, key=lambda job: job.get("start_time") or 0)
 
 
 def show_jobs(asked: Dashboard, stack: Stack) -> None:

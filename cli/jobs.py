@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cli import recipes
-from cli.dashboard import address, dashboard, listing, unreachable
+from cli.dashboard import address, dashboard, unreachable
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
+from cluster_tasks.client.usage import submitted
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.load import load
 from stacks.schema import Stack
@@ -119,7 +120,7 @@ def stop(stack: Stack, root: Path, job: str) -> int:
 
 
 def newest(asked: Dashboard, stack: Stack) -> str:
-    listed = listing(asked)
+    listed = submitted(asked)
     if not listed:
         raise CommandError(f"the cluster {stack.name} has had no job; first: flotilla submit {stack.name} -- COMMAND")
     return listed[-1]["submission_id"]

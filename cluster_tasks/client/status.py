@@ -27,7 +27,7 @@ from rich.table import Table
 
 from cluster_tasks.client.dstack_run import ROOT, DstackRun
 from cluster_tasks.client.launch import cluster
-from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, progress
+from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, progress, submitted
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import hourly
@@ -152,9 +152,8 @@ def run_trouble(name: str, run: Run | None, ray_nodes: int | None) -> list[str]:
 def find_jobs(dashboard: Dashboard, now: datetime) -> list[Job]:
     """The newest jobs; what the trainer says is looked for in the output of those that run."""
     try:
-        listed = sorted(dashboard.ask("/api/jobs/"), key=lambda job: job.get("start_time") or 0)[-JOBS:]
         found = []
-        for job in (job for job in listed if job.get("submission_id") and "flotilla" not in (job.get("metadata") or {})):
+        for job in submitted(dashboard)[-JOBS:]:
             said = dashboard.ask(f"/api/jobs/{job['submission_id']}/logs").get("logs") or "" if job["status"] == "RUNNING" else ""
             began = datetime.fromtimestamp((job.get("start_time") or 0) / 1000, UTC)
             last = {name: (pattern.findall(said) or [None])[-1] for name, pattern in (("progress", PROGRESS), ("checkpoint", CHECKPOINT))}

@@ -104,12 +104,17 @@ def look(dashboard: Dashboard, now: float, price: float | None) -> Usage:
         summary = dashboard.ask("/nodes?view=summary")["data"]["summary"]
         nodes = [as_node(node) for node in summary if node.get("raylet", {}).get("state") == "ALIVE"]
         started = min((int(node["raylet"]["startTimeMs"]) / 1000 for node in summary if node["raylet"].get("isHeadNode")), default=now)
-        listed = [job for job in dashboard.ask("/api/jobs/") if job.get("submission_id")]
+        listed = submitted(dashboard)
     except (KeyError, TypeError, ValueError) as error:
         raise OSError(f"{dashboard.url} answers, but not as Ray's dashboard: {type(error).__name__} {error}") from error
-    newest = sorted(listed, key=lambda job: job.get("start_time") or 0)[-JOBS:]
-    jobs = [as_job(job, now, output(dashboard, job) if job["status"] == "RUNNING" else "") for job in newest]
+    jobs = [as_job(job, now, output(dashboard, job) if job["status"] == "RUNNING" else "") for job in listed[-JOBS:]]
     return Usage(sorted(nodes, key=lambda node: node.address), jobs, price, max(0.0, now - started) / 3600)
+
+
+def submitted(dashboard: Dashboard) -> list[dict[str, Any]]:
+    """Jobs that people submitted, the newest last: those of `flotilla debug` carry a mark. Raises OSError."""
+    found = [job for job in dashboard.ask("/api/jobs/") if job.get("submission_id") and "flotilla" not in (job.get("metadata") or {})]
+    return sorted(found, key=lambda job: job.get("start_time") or 0)
 
 
 def as_node(known: dict[str, Any]) -> Node:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cli import debug, node_logs
-from cli.dashboard import listing
+from cluster_tasks.client.usage import submitted
 from cluster_tasks.debug import gather, stacks
 from cluster_tasks.identity import TOKEN, KnownDashboard, environment
 from lab.local import Cluster, render
@@ -137,7 +137,7 @@ def test_a_job_of_ours_sees_the_same_where_the_nodes_are_elsewhere_and_all_cpus_
     assert sum(process.role == "agent" for process in found) == 2
     assert asked.token and asked.token not in json.dumps(nodes)
     assert all(gather.PREFIX not in process.name for process in found), "who looks is not seen"
-    assert all(not job["submission_id"].startswith(gather.PREFIX) for job in listing(asked)), "nor in lists of jobs"
+    assert all(not job["submission_id"].startswith(gather.PREFIX) for job in submitted(asked)), "nor in lists of jobs"
 
 
 def leak(cluster: Cluster, tmp_path: Path) -> None:

@@ -55,6 +55,7 @@ JOBS = [
     job("grpo", "RUNNING", NOW - HOUR),
     job("sft", "SUCCEEDED", NOW - 2 * HOUR, NOW - 1.5 * HOUR),
     {"submission_id": None, "status": "RUNNING"},
+    job("flotilla-debug-1", "RUNNING", NOW) | {"metadata": {"flotilla": "debug"}},
 ]
 
 
