@@ -1,103 +1,63 @@
 """Data and models, made once on storage that all nodes, and perhaps several clusters, share.
 
-Who gets the lock makes it, under another name, and renames it when it is complete; the others wait. The lock saves work alone: it is
-the rename that lets nobody see half of something. Its owner writes a new number into it every few seconds, so that waiters, whose
-clocks and file locks may differ, know a dead owner by a number that stays.
+Who gets the lock makes it, under another name, and renames it when it is complete; the others wait. On a mounted bucket a folder is
+renamed file by file, so a mark beside it says that this has begun: what was left half renamed is removed and made again.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
+import errno
 import shutil
-import socket
-import threading
 import time
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from cluster_tasks.recipe_job.lock import BEAT, DEAD, Owner, beside, held
 from cluster_tasks.recipe_job.process import JobError, call, say
 
-BEAT = 5.0  # seconds
-DEAD = 60.0  # without a beat
 POLL = 1.0
 TELL = 30.0  # seconds between two lines of who waits
 LINES = 5  # of a failed step's output
 
 
 def prepare(step: dict[str, Any], beat: float = BEAT, dead: float = DEAD) -> None:
-    """Returns when `creates` is there. Raises JobError where it cannot be made, or not in time."""
+    """Returns when `creates` is there and complete. Raises JobError where it cannot be made, or not in time; OSError."""
     creates = Path(step["creates"])
-    if creates.exists():
-        say(f"{step['name']}: {creates} is there")
-        return
+    lock, moving = beside(creates, "lock"), beside(creates, "moving")
+    if creates.exists() and not lock.exists() and not moving.exists():
+        return say(f"{step['name']}: {creates} is there")
     creates.parent.mkdir(parents=True, exist_ok=True)
-    lock, deadline = creates.with_name(f".{creates.name}.lock"), time.monotonic() + step["timeout"]
-    while not creates.exists():
-        if acquired(lock):
-            with held(lock, beat):
+    deadline = time.monotonic() + step["timeout"]
+    while True:
+        with held(lock, beat) as ours:
+            if ours:
+                if moving.exists():
+                    say(f"{step['name']}: {creates} was left half renamed; making it again")
+                    discard(creates)
+                    if creates.exists():
+                        raise JobError(f"{step['name']}: {creates} was left half renamed and cannot be removed")
+                    moving.unlink()
                 if not creates.exists():
-                    make(step, creates)
-        else:
-            await_owner(step["name"], creates, lock, deadline, dead)
+                    make(step, creates, moving)
+                return None
+        await_owner(step["name"], creates, Owner(lock, dead), deadline)
 
 
-def acquired(lock: Path) -> bool:
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(lock, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        return True
-    return False
-
-
-@contextlib.contextmanager
-def held(lock: Path, beat: float) -> Iterator[None]:
-    """Beats until the block ends, and then gives the lock up."""
-    owner, done = f"{socket.gethostname()}, process {os.getpid()}", threading.Event()
-
-    def beating() -> None:
-        number = 0
-        while True:
-            lock.write_text(f"{owner}\n{number}\n")
-            number += 1
-            if done.wait(beat):
-                return
-
-    thread = threading.Thread(target=beating, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-        lock.unlink(missing_ok=True)
-
-
-def await_owner(name: str, creates: Path, lock: Path, deadline: float, dead: float) -> None:
-    """Until it is there, or its lock is free: given up, or taken from an owner that is dead. Raises JobError at the deadline."""
-    seen, heard, told = "", time.monotonic(), 0.0
-    while not creates.exists():
-        try:
-            text = lock.read_text()
-        except FileNotFoundError:
-            return
-        now, owner = time.monotonic(), (text.splitlines() or ["another process"])[0]
-        if text != seen:
-            seen, heard = text, now
-        if now - heard > dead:
-            say(f"{name}: {owner}, which was at work on {creates}, has been silent for {dead:g} s; taking over")
-            lock.unlink(missing_ok=True)
-            return
+def await_owner(name: str, creates: Path, owner: Owner, deadline: float) -> None:
+    """Until the lock is free. Raises JobError at the deadline."""
+    told = -TELL
+    while owner.listen():
+        now = time.monotonic()
         if now > deadline:
-            raise JobError(f"{name}: {owner} has not made {creates} in time; its output says why, or remove {lock}")
-        if now - told > TELL or not told:
+            raise JobError(f"{name}: {owner} has not made {creates} in time; its output says why, or remove {owner.lock}")
+        if now - told > TELL:
             say(f"{name}: waiting for {owner}, which is at work on {creates}; at most {deadline - now:.0f} s more")
             told = now
-        time.sleep(min(POLL, dead / 4))
+        time.sleep(min(POLL, owner.dead / 4))
 
 
-def make(step: dict[str, Any], creates: Path) -> None:
+def make(step: dict[str, Any], creates: Path, moving: Path) -> None:
     part = creates.with_name(f".part-{uuid.uuid4().hex[:8]}-{creates.name}")
     for left in creates.parent.glob(f".part-*-{creates.name}"):
         discard(left)  # of an owner that died
@@ -110,13 +70,20 @@ def make(step: dict[str, Any], creates: Path) -> None:
             raise JobError(f"{step['name']} failed with exit code {code}: {said[-1].removeprefix('error: ')}")
         if not part.exists():
             raise JobError(f"{step['name']} ended well, but made no {creates}")
-        try:
-            part.rename(creates)
-        except OSError:
-            if not creates.exists():  # else one that was taken for dead was quicker
-                raise
+        rename(part, creates, moving)
     finally:
         discard(part)
+
+
+def rename(part: Path, creates: Path, moving: Path) -> None:
+    """The mark stays where this dies, or fails half way. Raises OSError."""
+    moving.touch()
+    try:
+        part.rename(creates)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):  # else one that was taken for dead was quicker
+            raise
+    moving.unlink(missing_ok=True)
 
 
 def discard(path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.util import find_spec
 
 from cluster_tasks.recipes.recipe import Recipe, RecipeError
 
@@ -13,7 +12,7 @@ TRAINERS = ("verl", "openrlhf", "search_r1", "trl", "nemo_rl")
 
 def recipes() -> dict[str, Recipe]:
     """By name."""
-    modules = [import_module(f"{__name__}.{trainer}") for trainer in TRAINERS if find_spec(f"{__name__}.{trainer}")]
+    modules = [import_module(f"{__name__}.{trainer}") for trainer in TRAINERS]
     return {recipe.name: recipe for module in modules for recipe in module.RECIPES}
 
 

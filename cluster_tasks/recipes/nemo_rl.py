@@ -48,7 +48,6 @@ RECIPES = (
         (),
         f"nvcr.io/nvidia/nemo-rl:v{VERSION}",
         "Qwen/Qwen2.5-1.5B",
-        "hydra",
         grpo,
         installable=False,
     ),

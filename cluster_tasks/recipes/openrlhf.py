@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from cluster_tasks.recipes import steps
 from cluster_tasks.recipes.openrlhf_flags import LISTS, RENAMED, RENAMED_PPO, RENAMED_TORCHRUN, SWITCHES
@@ -40,6 +41,13 @@ def number(settings: Mapping[str, str], key: str) -> int:
     return int(value)
 
 
+def real(settings: Mapping[str, str], key: str) -> float:
+    try:
+        return float(settings[key])
+    except ValueError:
+        raise RecipeError(f"{key}={settings[key]} is not a number") from None
+
+
 def saved(place: Place) -> dict[str, str]:
     return {
         "ckpt.path": f"{place.checkpoints}/ckpt",
@@ -74,9 +82,10 @@ def run(place: Place, module: str, settings: Mapping[str, str], prepared: tuple[
         own[SECRET] = "environment"  # that it is there switches W&B on; the key itself is read from WANDB_API_KEY
     words = flags(own)
     check = ("python", "-m", f"{steps.JOB}.openrlhf_settings", module, *words)
+    more: Any = {"steps": prepared, "env": ENV, "resumes": ("--ckpt.load_enable",), "check": check}
     if module == "train_ppo_ray":
-        return Run(("python", "-m", f"openrlhf.cli.{module}", *words), "ray", prepared, ENV, ("--ckpt.load_enable",), check)
-    return Run(("-m", f"openrlhf.cli.{module}", *words), "torchrun", prepared, ENV, ("--ckpt.load_enable",), check)
+        return Run(("python", "-m", f"openrlhf.cli.{module}", *words), **more)
+    return Run(("-m", f"openrlhf.cli.{module}", *words), launcher="torchrun", **more)
 
 
 # PPO
@@ -200,7 +209,7 @@ def used_gpus(settings: Mapping[str, str]) -> dict[str, int]:
     for one, other, key in pairs:
         if key in on and one in used and gpus(settings, one) != gpus(settings, other):
             raise RecipeError(f"{key} needs equal sizes: {one} {gpus(settings, one)}, {other} {gpus(settings, other)}")
-    if "train.colocate_actor_ref" not in on and float(settings["algo.kl.init_coef"]) > 0:
+    if "train.colocate_actor_ref" not in on and real(settings, "algo.kl.init_coef") > 0:
         used["ref"] = gpus(settings, "ref")
     if REWARD in settings and not (critic and "train.colocate_critic_reward" in on):
         used["reward"] = gpus(settings, "reward")
@@ -274,7 +283,7 @@ PACKAGES = (f"openrlhf[vllm]=={VERSION}",)
 LLAMA = "OpenRLHF/Llama-3-8b-sft-mixture"
 PPO, TORCHRUN = {**RENAMED, **RENAMED_PPO}, {**RENAMED, **RENAMED_TORCHRUN}
 RECIPES = (
-    Recipe("openrlhf/ppo", "PPO, the GPUs shared out among the models", GUIDE, PACKAGES, None, LLAMA, "flags", ppo, PPO, installable=False),
+    Recipe("openrlhf/ppo", "PPO, the GPUs shared out among the models", GUIDE, PACKAGES, None, LLAMA, ppo, PPO, installable=False),
     Recipe(
         "openrlhf/ppo-hybrid",
         "PPO, all models on all GPUs in turn",
@@ -282,7 +291,6 @@ RECIPES = (
         PACKAGES,
         None,
         LLAMA,
-        "flags",
         ppo_hybrid,
         PPO,
         installable=False,
@@ -294,14 +302,13 @@ RECIPES = (
         PACKAGES,
         None,
         "meta-llama/Llama-3.1-70B-Instruct",
-        "flags",
         ppo_70b,
         PPO,
         nodes=4,
         gpus=8,
         installable=False,
     ),
-    Recipe("openrlhf/sft", "SFT", GUIDE, PACKAGES, None, "Qwen/Qwen2.5-7B", "flags", sft, TORCHRUN, installable=False),
-    Recipe("openrlhf/rm", "a reward model", GUIDE, PACKAGES, None, LLAMA, "flags", reward_model, TORCHRUN, installable=False),
-    Recipe("openrlhf/dpo", "DPO", GUIDE, PACKAGES, None, LLAMA, "flags", dpo, TORCHRUN, installable=False),
+    Recipe("openrlhf/sft", "SFT", GUIDE, PACKAGES, None, "Qwen/Qwen2.5-7B", sft, TORCHRUN, installable=False),
+    Recipe("openrlhf/rm", "a reward model", GUIDE, PACKAGES, None, LLAMA, reward_model, TORCHRUN, installable=False),
+    Recipe("openrlhf/dpo", "DPO", GUIDE, PACKAGES, None, LLAMA, dpo, TORCHRUN, installable=False),
 )

@@ -60,7 +60,9 @@ class Run:
     launcher: Literal["ray", "torchrun"] = "ray"  # ray: once, on the head; torchrun: a torchrun on every node, `command` behind it
     steps: tuple[Step, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    resumes: tuple[str, ...] = ()  # appended where the run's folder already holds checkpoints; {last} is the newest's folder
+    # Appended where the run's folder already holds checkpoints, {last} is the newest's; (): the trainer looks itself; None: it cannot.
+    resumes: tuple[str, ...] | None = ()
+    complete: str = ""  # the file that a trainer writes last into a checkpoint, where it does not look itself
     check: tuple[str, ...] = ()  # before anything is prepared: the trainer's own look at its settings, where it has one
 
 
@@ -74,11 +76,8 @@ class Recipe:
     packages: tuple[str, ...]  # exact versions, for Ray's runtime environment, where the image does not bring them
     image: str | None  # the trainer's own, pinned; for flotilla:task.image
     model: str  # repository of Hugging Face; `model=...` replaces it
-    style: Literal["hydra", "flags"]  # how key=value reaches the trainer: key=value, or --key value
     build: Callable[[Place, str, Mapping[str, str]], Run]  # place, model, the person's overrides -> Run; raises RecipeError
-    renamed: Mapping[str, str] = field(
-        default_factory=dict
-    )  # keys that the trainer no longer has -> what they are called today, or why not
+    renamed: Mapping[str, str] = field(default_factory=dict)  # keys that the trainer no longer has -> today's, or why not
     nodes: int = 1  # at least
     gpus: int = 1  # of each node, at least
     installable: bool = True  # by Ray; not what pins a Ray of its own or has to be compiled: flotilla:task.image brings that

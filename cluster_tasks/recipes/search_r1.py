@@ -187,7 +187,7 @@ def training(place: Place, model: str, own: Mapping[str, str], overrides: Mappin
         "TORCH_NCCL_AVOID_RECORD_STREAMS": "1",
     }
     command = ("python", "-m", "verl.trainer.main_ppo", *(f"{key}={value}" for key, value in settings.items()))
-    return Run(command, steps=prepared, env=env, check=CHECK)
+    return Run(command, steps=prepared, env=env, resumes=None, check=CHECK)
 
 
 def fits(place: Place, settings: Mapping[str, str]) -> None:
@@ -234,10 +234,8 @@ def grpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
 
 
 RECIPES = (
-    Recipe("search_r1/retriever", "index, corpus and server of the retriever", PAGE, (), None, ENCODER, "hydra", retriever, gpus=0),
-    Recipe(
-        "search_r1/ppo", "PPO with searches on Natural Questions", PAGE, PACKAGES, None, "Qwen/Qwen2.5-7B", "hydra", ppo, installable=False
-    ),
+    Recipe("search_r1/retriever", "index, corpus and server of the retriever", PAGE, (), None, ENCODER, retriever, gpus=0),
+    Recipe("search_r1/ppo", "PPO with searches on Natural Questions", PAGE, PACKAGES, None, "Qwen/Qwen2.5-7B", ppo, installable=False),
     Recipe(
         "search_r1/grpo",
         "GRPO with searches on Natural Questions",
@@ -245,7 +243,6 @@ RECIPES = (
         PACKAGES,
         None,
         "Qwen/Qwen2.5-3B",
-        "hydra",
         grpo,
         installable=False,
     ),

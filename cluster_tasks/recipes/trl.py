@@ -36,6 +36,7 @@ def run(place: Place, model: str, script: str, own: Mapping[str, str], overrides
         steps=(*fetched, made),
         env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
         resumes=("--resume_from_checkpoint", "{last}"),
+        complete="trainer_state.json",
     )
 
 
@@ -49,6 +50,6 @@ def grpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
 
 
 RECIPES = (
-    Recipe("trl/sft", "SFT on GSM8K", DISTRIBUTED, PACKAGES, None, MODEL, "flags", sft, gpus=0),
-    Recipe("trl/grpo-gsm8k", "GRPO on GSM8K", DISTRIBUTED, PACKAGES, None, MODEL, "flags", grpo, gpus=0),
+    Recipe("trl/sft", "SFT on GSM8K", DISTRIBUTED, PACKAGES, None, MODEL, sft, gpus=0),
+    Recipe("trl/grpo-gsm8k", "GRPO on GSM8K", DISTRIBUTED, PACKAGES, None, MODEL, grpo, gpus=0),
 )

@@ -125,8 +125,8 @@ def number(key: str, value: str) -> int:
 PACKAGES = (f"verl[vllm]=={VERSION}",)
 # No image: those that verl publishes have its dependencies, not verl itself, and no tag names this version.
 RECIPES = (
-    Recipe("verl/ppo-gsm8k", "PPO with a critic on GSM8K", f"{PAGE}#dstack", PACKAGES, None, MODEL, "hydra", ppo, RENAMED),
-    Recipe("verl/grpo-gsm8k", "GRPO on GSM8K", PAGE, PACKAGES, None, MODEL, "hydra", grpo, RENAMED),
+    Recipe("verl/ppo-gsm8k", "PPO with a critic on GSM8K", f"{PAGE}#dstack", PACKAGES, None, MODEL, ppo, RENAMED),
+    Recipe("verl/grpo-gsm8k", "GRPO on GSM8K", PAGE, PACKAGES, None, MODEL, grpo, RENAMED),
     Recipe(
         "verl/ppo-gsm8k-cross-node",
         "PPO on GSM8K, one rollout engine over all nodes",
@@ -134,7 +134,6 @@ RECIPES = (
         PACKAGES,
         None,
         "Qwen/Qwen3-32B",
-        "hydra",
         cross_node,
         RENAMED,
         nodes=2,

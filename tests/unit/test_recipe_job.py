@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,8 +17,9 @@ from typing import Any
 import pytest
 
 from cluster_tasks.recipe_job import gsm8k, rewards
-from cluster_tasks.recipe_job.__main__ import first_line, mismatches, newest
-from cluster_tasks.recipe_job.preparation import prepare
+from cluster_tasks.recipe_job.__main__ import alone, first_line, mismatches, newest
+from cluster_tasks.recipe_job.lock import Owner, held
+from cluster_tasks.recipe_job.preparation import prepare, rename
 from cluster_tasks.recipe_job.process import JobError
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +75,7 @@ def test_an_owner_that_is_silent_is_dead_and_its_half_is_removed(tmp_path: Path,
     (tmp_path / "made/.data.lock").write_text("node-7, process 12\n0\n")
     (tmp_path / "made/.part-0-data").mkdir()
     prepare(step(tmp_path), dead=0.2)
-    assert left(tmp_path) == ["data"] and "node-7, process 12, which was at work" in capsys.readouterr().out
+    assert left(tmp_path) == ["data"] and "node-7, process 12, which holds" in capsys.readouterr().out
 
 
 def test_an_owner_that_beats_is_waited_for(tmp_path: Path) -> None:
@@ -87,15 +90,64 @@ def test_an_owner_that_beats_is_waited_for(tmp_path: Path) -> None:
     assert (tmp_path / "count").read_text() == "x"
 
 
+def test_a_folder_that_is_half_renamed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a mounted bucket renames, which copies file by file, until the node dies or the network does."""
+    creates = tmp_path / "made/data"
+
+    def half(part: Path, to: Path) -> None:
+        to.mkdir()
+        (to / "one-of-two").touch()
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as changed, pytest.raises(OSError, match="Input/output error"):
+        changed.setattr(Path, "rename", half)
+        prepare(step(tmp_path))
+    assert (creates / "one-of-two").exists()
+    prepare(step(tmp_path))
+    assert creates.read_text() == "made" and left(tmp_path) == ["data"]
+
+
+def test_who_is_taken_for_dead_keeps_what_another_has_made_meanwhile(tmp_path: Path) -> None:
+    part, creates, moving = tmp_path / "part", tmp_path / "data", tmp_path / "moving"
+    for folder in (part, creates):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    rename(part, creates, moving)
+    assert (creates / "file").read_text() == "data" and not moving.exists()
+
+
+def test_what_is_there_but_still_being_renamed_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "made/data").mkdir(parents=True)
+    with held(tmp_path / "made/.data.lock", beat=0.05), pytest.raises(JobError, match=r"has not made .*made/data in time"):
+        prepare(step(tmp_path, timeout=0), dead=60)
+
+
+def test_a_lock_that_was_taken_is_neither_written_nor_removed_by_its_first_owner(tmp_path: Path) -> None:
+    lock, lost = tmp_path / "lock", threading.Event()
+    with held(lock, 0.02, lost.set) as ours:
+        assert ours
+        lock.write_text("another\n")
+        assert lost.wait(10)
+    assert lock.read_text() == "another\n"
+
+
+def test_a_lock_is_of_one_owner_and_free_after_it(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with held(lock) as first, held(lock) as second:
+        assert first and not second and Owner(lock).listen()
+    assert not Owner(lock).listen()
+
+
 # The job
 
 
-def job(folder: Path, command: list[str], **more: Any) -> list[str]:
-    """The words that run it; it writes below `folder`."""
-    run = {"recipe": "verl/x", "packages": [], "installed": False, "image": None, "folder": str(folder / "run"), "nodes": 1, "gpus": 0}
-    run |= {"launcher": "ray", "check": [], "steps": [], "env": {}, "resumes": [], "command": command} | more
-    (folder / "run.json").write_text(json.dumps(run))
-    return [sys.executable, "-m", "cluster_tasks.recipe_job", str(folder / "run.json")]
+def job(at: Path, command: list[str], **more: Any) -> list[str]:
+    """The words that run it; it writes below `at`."""
+    run = {"recipe": "verl/x", "packages": [], "installed": False, "image": None, "folder": str(at / "run"), "nodes": 1, "gpus": 0}
+    run |= {"launcher": "ray", "check": [], "steps": [], "env": {}, "resumes": [], "complete": "", "command": command}
+    run |= {"stack": "lab", "installable": True} | more
+    (at / "run.json").write_text(json.dumps(run))
+    return [sys.executable, "-m", "cluster_tasks.recipe_job", str(at / "run.json")]
 
 
 def ended(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -116,12 +168,31 @@ def test_a_refusal_comes_before_anything_is_prepared(tmp_path: Path) -> None:
     assert done.stderr == "error: verl/x: its trainer refuses the settings (exit code 1): Could not override 'a.b'.\n"
 
 
+def test_a_check_without_its_packages_is_the_images_fault(tmp_path: Path) -> None:
+    done = ended(job(tmp_path, ["true"], check=[sys.executable, "-c", "import no_such_package"], installable=False))
+    missing = "ModuleNotFoundError: No module named 'no_such_package'"
+    assert done.stderr == f"error: verl/x: the image does not fit: {missing}; build one that has them (docs/guides)\n"
+
+
+def test_storage_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = ended(job(tmp_path, ["true"], folder=str(tmp_path / "file/run")))
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith("error: verl/x: [Errno 20] Not a directory")
+
+
 def test_packages_of_the_image_are_compared(tmp_path: Path) -> None:
     done = ended(job(tmp_path, ["true"], packages=["pytest==0.1", "no-such-package[x]==1"], installed=True, image="verl:1"))
     assert done.returncode == 2
     wrong = f"pytest==0.1 (it has {pytest.__version__}), no-such-package[x]==1 (it has none)"
     assert done.stderr == f"error: verl/x needs {wrong}; set flotilla:task.image: verl:1, or let Ray install them: packages=install\n"
     assert mismatches([f"pytest=={pytest.__version__}"]) == []
+
+
+def test_a_local_build_of_a_version_is_that_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster_tasks.recipe_job.__main__.version", lambda _: "0.6.3+rocm64")
+    assert mismatches(["vllm==0.6.3"]) == [] and mismatches(["vllm==0.6.3+rocm64"]) == []
+    assert mismatches(["vllm==0.6"]) == ["vllm==0.6 (it has 0.6.3+rocm64)"]
 
 
 def test_what_was_saved_is_resumed_from_the_newest(tmp_path: Path) -> None:
@@ -132,6 +203,45 @@ def test_what_was_saved_is_resumed_from_the_newest(tmp_path: Path) -> None:
     assert newest(tmp_path / "nothing") is None
     (tmp_path / "other/actor/global_step_3").mkdir(parents=True)
     assert newest(tmp_path / "other") == tmp_path / "other/actor/global_step_3"
+
+
+def test_a_checkpoint_that_a_kill_left_half_written_is_passed_over(tmp_path: Path) -> None:
+    for number in (8, 9):
+        (tmp_path / f"checkpoint-{number}").mkdir()
+    (tmp_path / "checkpoint-8/trainer_state.json").touch()
+    assert newest(tmp_path, "trainer_state.json") == tmp_path / "checkpoint-8"
+    assert newest(tmp_path) == tmp_path / "checkpoint-9"
+
+
+@pytest.mark.parametrize(
+    ("resumes", "says"), [([], "the trainer looks for it itself"), (None, "verl/x cannot resume, and begins with step 1")]
+)
+def test_who_resumes_is_said_as_it_is(tmp_path: Path, resumes: list[str] | None, says: str) -> None:
+    (tmp_path / "run/global_step_4").mkdir(parents=True)
+    done = ended(job(tmp_path, ["true"], resumes=resumes))
+    assert f"recipe: the run has saved {tmp_path}/run/global_step_4; {says}\n" in done.stdout and "it resumes" not in done.stdout
+
+
+def test_a_second_job_of_the_same_run_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
+    words, config = job(tmp_path, ["bash", "-c", f"touch {tmp_path}/begun; sleep 60"]), {"metadata": {"job_submission_id": "first-1"}}
+    first = subprocess.Popen(words, cwd=ROOT, env=os.environ | {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps(config)})
+    try:
+        wait_for(tmp_path / "begun")
+        done = ended(words)
+    finally:
+        first.terminate()
+        first.wait(30)
+    assert done.returncode == 2
+    said = rf"error: verl/x: {tmp_path}/run is in use by job first-1 on \S+, process {first.pid}; wait for its end, .* --job JOB\), or .*\n"
+    assert re.fullmatch(said, done.stderr), done.stderr
+    assert ended(job(tmp_path, ["true"])).returncode == 0  # it has given the folder up
+
+
+def test_the_folder_of_a_job_that_was_killed_is_taken_over(tmp_path: Path) -> None:
+    (tmp_path / ".run.lock").write_text("job gone on node-7, process 12\nid\n000000003\n")
+    with alone({"recipe": "verl/x", "stack": "lab", "folder": str(tmp_path / "run")}, beat=0.05, dead=0.2):
+        assert "gone" not in (tmp_path / ".run.lock").read_text()
+    assert not (tmp_path / ".run.lock").exists()
 
 
 def wait_for(file: Path) -> None:

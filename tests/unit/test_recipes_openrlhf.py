@@ -115,6 +115,7 @@ def test_a_reward_by_url_needs_no_model() -> None:
         ("openrlhf/ppo", (2, 8), {"vllm.tensor_parallel_size": "3"}, r"vllm.tensor_parallel_size=3 does not divide the 8 GPUs"),
         ("openrlhf/ppo-hybrid", (2, 8), {"vllm.num_engines": "2"}, r"train.colocate_all needs equal sizes: .*vLLM 4"),
         ("openrlhf/ppo-hybrid", (2, 8), {"actor.num_nodes": "all"}, r"actor.num_nodes=all is not a whole number above 0"),
+        ("openrlhf/ppo", (2, 8), {"algo.kl.init_coef": "low", "train.colocate_actor_ref": "false"}, r"init_coef=low is not a number"),
         ("openrlhf/sft", (2, 8), {"train.batch_size": "100"}, r"=100 is not a multiple of train.micro_batch_size=2 x 16 GPUs; 128 is"),
         ("openrlhf/sft", (1, 8), {"ds.packing_samples": "4"}, r"ds.packing_samples=4: it is only switched, by ds.packing_samples=true or"),
         ("openrlhf/sft", (1, 8), {SECRET: "abc"}, r"a key does not belong on a command line; set WANDB_API_KEY in flotilla:task.env"),
