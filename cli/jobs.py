@@ -38,13 +38,15 @@ def submit(arguments: list[str], root: Path) -> int:
     add("settings", nargs="*", metavar="key=value", help="of the recipe: flotilla recipe show --help")
     add("--recipe", help="another trainer's run, such as verl/ppo-gsm8k, in place of a command; flotilla recipe list shows all")
     add("--name", help="of the job")
-    add("--working-dir", type=Path, default=root, help="folder that is uploaded; the job starts in it (the project)")
+    add("--working-dir", type=Path, help="folder that is uploaded; the job starts in it (the project)")
     add("--no-wait", action="store_true", help="return once the job is accepted")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options: Any = parser.parse_intermixed_args(arguments[:cut])
     command = arguments[cut + 1 :]
     if options.settings and not options.recipe:
         parser.error(f"{options.settings[0]} belongs to --recipe NAME, or to a command behind --")
+    if options.recipe and options.working_dir:
+        parser.error(f"--working-dir {options.working_dir} is for a command; --recipe {options.recipe} brings its own folder")
     run = recipes.planned(options.stack, options.recipe, options.settings, command, root) if options.recipe else None
     if not command and not run:
         parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
@@ -54,7 +56,7 @@ def submit(arguments: list[str], root: Path) -> int:
     os.environ.update(environment(stack.name, root))
     from cluster_tasks.client.submit import main as ray_job_submit
 
-    folder, env = options.working_dir.resolve(), root / "build" / stack.name / "runtime-env.yaml"
+    folder, env = (options.working_dir or root).resolve(), root / "build" / stack.name / "runtime-env.yaml"
     name = options.name or (recipes.job_name(run) if run else f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     at = address(stack, root)
     if run:

@@ -19,12 +19,17 @@ def write(folder: Path, files: Mapping[str, str], token: str | None = None) -> N
 
     Without `token` the one in the folder stays; where there is none, one is made. Raises OSError.
     """
-    for name, text in files.items():
-        _write(folder / name, text)
+    write_files(folder, files)
     for name in _written(folder) - files.keys():
         _remove(folder, name)
     _write(folder / WRITTEN, json.dumps(sorted(files)))
     make_token(folder / TOKEN, token)
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Writes `{path in the folder: text}`, each complete or not at all. Raises OSError."""
+    for name, text in files.items():
+        _write(folder / name, text)
 
 
 def remove(folder: Path) -> None:

@@ -8,6 +8,7 @@ from cluster_tasks.recipes import steps
 from cluster_tasks.recipes.recipe import Place, Recipe, RecipeError, Run
 
 VERSION = "0.7.0"
+IMAGE = f"nvcr.io/nvidia/nemo-rl:v{VERSION}"
 ROOT = "/opt/nemo-rl"  # of the image
 NODES, GPUS = "cluster.num_nodes", "cluster.gpus_per_node"
 
@@ -37,7 +38,8 @@ def grpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
     words = (f"{key}={value}" for key, value in settings.items())
     # Paths of prompts in its configuration are below its folder.
     command = ("bash", "-c", f'cd {ROOT} && exec python examples/run_grpo.py "$@"', "run_grpo", "--config", config, *words)
-    return Run(command, steps=fetched, env={"PYTHONUNBUFFERED": "1"}, check=("test", "-f", config))
+    check = ("bash", "-c", 'test -f "$0" || { echo "$1"; exit 1; }', config, f"ImportError: there is no {config}")
+    return Run(command, steps=fetched, env={"PYTHONUNBUFFERED": "1"}, check=check)
 
 
 RECIPES = (
@@ -46,7 +48,7 @@ RECIPES = (
         "GRPO on OpenMathInstruct-2",
         "https://docs.nvidia.com/nemo/rl/latest/guides/grpo.html",
         (),
-        f"nvcr.io/nvidia/nemo-rl:v{VERSION}",
+        IMAGE,
         "Qwen/Qwen2.5-1.5B",
         grpo,
         installable=False,

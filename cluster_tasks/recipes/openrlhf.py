@@ -24,7 +24,7 @@ ENV = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "true"}
 
 def dataset(place: Place, name: str) -> tuple[str, tuple[Step, ...]]:
     """The folder or file of a data set, and what brings it there: nothing where `name` is a path."""
-    if name.startswith("/"):
+    if steps.is_path(name):
         return name, ()
     folder = place.data(name.replace("/", "--"))
     return folder, (Step(f"data {name}", ("python", "-m", f"{steps.JOB}.download", name, "{part}", "--dataset"), folder, timeout=7200),)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from cluster_tasks import ray
+from cluster_tasks import build_folder, ray
 from cluster_tasks.recipes.recipe import Place, Recipe, RecipeError, Run, Vendor
 from stacks.places import gpus as machine_gpus
 from stacks.places import machines, place_of
@@ -21,10 +21,11 @@ from stacks.schema import Fleet, Gpu, Stack
 
 KEY = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/-]*")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
-RESERVED = ("data", "models")  # beside the runs, where Place puts what they share
+RESERVED = ("data", "models", "sources")  # beside the runs, where Place puts what they share
 OWN = {"run": "name of the run", "model": "repository of Hugging Face, or a folder", "packages": "install or image"}
 COMMAND = ("python", "-m", "cluster_tasks.recipe_job", "run.json")
-SOURCE = Path(__file__).parents[1]
+SHIPPED = Path(__file__).parents[1] / "recipe_job"
+WORK = "work"  # the working directory
 PER_NODE = ("instance", "network")  # kinds of flotilla:checkpoints that one node sees
 
 
@@ -89,7 +90,7 @@ def plan(stack: Stack, recipe: Recipe, words: Sequence[str], root: Path) -> Plan
     given = overrides(recipe, words)
     run = given.pop("run", recipe.name.replace("/", "-"))
     if not NAME.fullmatch(run) or run in RESERVED:
-        raise RecipeError(f"run={run} is not a name: small letters, digits, '.', '_' and '-', at most 63, and not {' or '.join(RESERVED)}")
+        raise RecipeError(f"run={run} is not a name: small letters, digits, '.', '_' and '-', at most 63, and not {', '.join(RESERVED)}")
     model = given.pop("model", recipe.model)
     brought = not recipe.installable or (recipe.image and stack.task.image == recipe.image)
     packages = given.pop("packages", "image" if brought else "install")
@@ -157,12 +158,12 @@ def write(planned: Planned, root: Path) -> tuple[Path, Path]:
     stacks_own = build / ray.RUNTIME_ENV
     if not stacks_own.is_file():
         raise RecipeError(f"build/{planned.place.stack}/{ray.RUNTIME_ENV} does not exist; first: flotilla up {planned.place.stack}")
-    folder = build / "recipes" / planned.place.run
-    shutil.rmtree(folder, ignore_errors=True)
-    package = folder / "cluster_tasks"
-    shutil.copytree(SOURCE / "recipe_job", package / "recipe_job", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(SOURCE / "__init__.py", package)
-    (folder / "run.json").write_text(json.dumps(planned.description(), indent=2) + "\n")
-    file = folder.with_name(f"{folder.name}.runtime-env.yaml")
-    file.write_text(yaml.safe_dump(planned.runtime_env(yaml.safe_load(stacks_own.read_text())), sort_keys=False))
-    return folder, file
+    description = json.dumps(planned.description(), indent=2) + "\n"
+    env = yaml.safe_dump(planned.runtime_env(yaml.safe_load(stacks_own.read_text())), sort_keys=False)
+    sources = {f"{SHIPPED.name}/{file.name}": file.read_text() for file in sorted(SHIPPED.glob("*.py"))} | {"__init__.py": ""}
+    # Named after its content, so that a second launch does not change what the first, which may wait for machines, will upload.
+    digest = hashlib.sha256(repr((description, env, sources)).encode()).hexdigest()[:12]
+    folder = build / "recipes" / f"{planned.place.run}-{digest}"
+    files = {f"{WORK}/cluster_tasks/{name}": text for name, text in sources.items()}
+    build_folder.write_files(folder, files | {f"{WORK}/run.json": description, ray.RUNTIME_ENV: env})
+    return folder / WORK, folder / ray.RUNTIME_ENV

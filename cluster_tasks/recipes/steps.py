@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from cluster_tasks.recipes.recipe import Place, Step
+import re
+
+from cluster_tasks.recipes.recipe import Place, RecipeError, Step
 
 JOB = "cluster_tasks.recipe_job"  # what is shipped with every run
+REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
+
+
+def is_path(name: str) -> bool:
+    """Whether it is a path of the nodes; else it is a repository of Hugging Face. Raises RecipeError where it can be neither."""
+    if not name.startswith("/") and not REPOSITORY.fullmatch(name):
+        raise RecipeError(f"{name!r} is no repository of Hugging Face, such as Qwen/Qwen2.5-7B, and no absolute path of the nodes")
+    return name.startswith("/")
 
 
 def model(place: Place, name: str) -> tuple[str, tuple[Step, ...]]:
     """The folder of a model, and what brings it there: nothing where `name` is a folder already."""
-    if name.startswith("/"):
+    if is_path(name):
         return name, ()
     folder = place.model(name)
     return folder, (Step(f"model {name}", ("python", "-m", f"{JOB}.download", name, "{part}"), folder, timeout=7200),)

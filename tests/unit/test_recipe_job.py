@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
-from cluster_tasks.recipe_job import gsm8k, rewards
+from cluster_tasks.recipe_job import download, gsm8k, rewards
 from cluster_tasks.recipe_job.__main__ import alone, first_line, mismatches, newest
 from cluster_tasks.recipe_job.lock import Owner, held
 from cluster_tasks.recipe_job.preparation import prepare, rename
@@ -291,6 +292,15 @@ def test_gsm8k_has_the_columns_that_trainers_read() -> None:
     assert row["reward_model"] == {"style": "rule", "ground_truth": "1200"} and row["data_source"] == "openai/gsm8k"
     assert row["prompt"][0]["content"].startswith("How many? Let's think") and row["extra_info"]["index"] == 4
     assert gsm8k.chat_row(example, "train", 0)["answer"] == "1200"
+
+
+@pytest.mark.parametrize(("flags", "left_out"), [([], True), (["--dataset"], False)])
+def test_weights_in_other_formats_are_left_out_of_models_alone(monkeypatch: pytest.MonkeyPatch, flags: list[str], left_out: bool) -> None:
+    """A data set may be of any format."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, **more: asked.update(more))
+    monkeypatch.setattr(sys, "argv", ["download", "me/name", "/folder", *flags])
+    assert download.main() == 0 and bool(list(filter_repo_objects(["a.h5"], ignore_patterns=asked["ignore_patterns"]))) != left_out
 
 
 def test_gsm8k_is_made_from_a_folder_as_from_the_hub(tmp_path: Path) -> None:

@@ -90,7 +90,10 @@ MISTAKES = {
     ("verl/ppo-gsm8k", ("a=1", "a=2")): r"a is given twice: '1' and '2'",
     ("verl/ppo-gsm8k", ("run=Ä",)): r"run=Ä is not a name",
     ("verl/ppo-gsm8k", ("run=../up",)): r"run=../up is not a name",
-    ("verl/ppo-gsm8k", ("run=data",)): r"run=data is not a name: .* not data or models",
+    ("verl/ppo-gsm8k", ("run=data",)): r"run=data is not a name: .* not data, models, sources",
+    ("verl/ppo-gsm8k", ("run=sources",)): r"run=sources is not a name",
+    ("verl/ppo-gsm8k", ("model=~/mine",)): r"'~/mine' is no repository of Hugging Face, .* and no absolute path of the nodes",
+    ("openrlhf/sft", ("data.dataset=./mine.jsonl",)): r"'./mine.jsonl' is no repository of Hugging Face",
     ("verl/ppo-gsm8k", ("packages=maybe",)): r"packages=maybe is not one of: install .*, image",
     ("verl/ppo-gsm8k", ("trainer.nnodes=3",)): r"trainer.nnodes=3: the stack lab has 2",
     ("verl/ppo-gsm8k", ("trainer.n_gpus_per_node=16",)): r"trainer.n_gpus_per_node=16: the stack lab has 8",
@@ -145,6 +148,13 @@ def test_what_is_shipped_is_a_description_without_secrets_and_the_program_that_r
     assert (folder / "run.json").is_file() and (folder / "cluster_tasks/recipe_job/__main__.py").is_file()
 
 
+def test_a_second_launch_does_not_change_what_the_first_will_upload(tmp_path: Path) -> None:
+    (tmp_path / "build/lab").mkdir(parents=True)
+    (tmp_path / "build/lab/runtime-env.yaml").write_text("{}")
+    first, again, other = (write(planned("verl/ppo-gsm8k", *words), tmp_path)[0] for words in ((), (), ("trainer.total_epochs=1",)))
+    assert first == again != other and "trainer.total_epochs=15" in (first / "run.json").read_text()
+
+
 def test_keys_of_hydra_may_add_and_delete() -> None:
     assert overrides(find("verl/ppo-gsm8k"), ["+a.b=1", "++c=2", "x/y@z=3"]) == {"+a.b": "1", "++c": "2", "x/y@z": "3"}
 
@@ -175,4 +185,6 @@ def test_a_recipe_and_a_command_or_settings_without_recipe_are_refused() -> None
     both = flotilla("submit", "local", "--recipe", "trl/sft", "--", "true")
     assert error(both) == "error: --recipe trl/sft brings its own command; leave out what stands behind --: true"
     assert "a=1 belongs to --recipe NAME" in flotilla("submit", "local", "a=1", "--", "true").stderr
+    folder = flotilla("submit", "local", "--recipe", "trl/sft", "--working-dir", "mine").stderr
+    assert "--working-dir mine is for a command; --recipe trl/sft brings its own folder" in folder
     assert "did you mean trl/sft" in error(flotilla("launch", "local", "--recipe", "trl/sf"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
 import yaml
 
@@ -123,3 +125,8 @@ def test_nemo_rl_takes_its_sizes_from_the_stack(nodes: int, gpus: int) -> None:
     assert (has["cluster.num_nodes"], has["cluster.gpus_per_node"]) == (str(nodes), str(gpus))
     assert int(has["policy.train_global_batch_size"]) == 16 * int(has["grpo.num_prompts_per_step"])
     assert int(has["policy.train_global_batch_size"]) % (nodes * gpus) == 0
+
+
+def test_nemo_rl_names_what_another_image_lacks() -> None:
+    done = subprocess.run(build("nemo_rl/grpo", place(1)).check, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "ImportError: there is no /opt/nemo-rl/examples/configs/grpo_math_1B.yaml\n")
