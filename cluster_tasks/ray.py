@@ -33,28 +33,9 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
 
     Raises ValueError where no image can run on these GPUs, or the checkpoints' volume has no name.
     """
-    return _task(stack, site)
-
-
-def ray_job(stack: Stack, site: Site, job: Job) -> dict[str, Any]:
-    """The same cluster for one job, which the head submits; the run ends with the job's exit code. Raises ValueError as `ray_cluster`."""
-    task = _task(stack, site, ["--job", job.command, "--working-dir", PROJECT, "--runtime-env", RUNTIME_ENV])
-    brought = [RUNTIME_ENV, *(f"../../{path}:{PROJECT}/{path}" for path in job.files)]
-    # An error is also a job's own failure, and dstack counts no attempts.
-    events = RETRIED if job.retry else [event for event in RETRIED if event != "error"]
-    changes = {
-        "name": f"{stack.task.name}-job",
-        "files": [*task["files"], *brought],
-        "retry": {"on_events": events, "duration": RETRY},
-        "schedule": {"cron": job.schedule} if job.schedule else None,
-    }
-    return present(**(task | changes))
-
-
-def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, Any]:
     fleets, task = [site.equipped(fleet) for fleet in stack.cluster_fleets()], stack.task
     first, several = fleets[0], len(fleets) > 1
-    groups = [{"name": fleet.name, "nodes": fleet.nodes} | _nodes(stack, site, fleets, fleet, job) for fleet in fleets]
+    groups = [{"name": fleet.name, "nodes": fleet.nodes} | _nodes(stack, site, fleets, fleet) for fleet in fleets]
     return present(
         type="task",
         name=task.name,
@@ -66,7 +47,7 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
         shell="bash",
         env=_environment(stack, fleets),
         groups=groups if several else None,
-        **({} if several else _nodes(stack, site, fleets, first, job)),
+        **({} if several else _nodes(stack, site, fleets, first)),
         volumes=_volumes(stack, site) or None,
         # dstack takes silence for on-demand, and then refuses the fleet's spot instances.
         spot_policy="spot" if first.capacity.kind == "spot" and first.provision == "dstack" else None,
@@ -77,6 +58,26 @@ def _task(stack: Stack, site: Site, job: list[str] | None = None) -> dict[str, A
         stop_duration=task.stop_duration,
         utilization_policy=_utilization(task.utilization) if task.utilization else None,
     )
+
+
+def ray_job(stack: Stack, site: Site, job: Job) -> dict[str, Any]:
+    """The same cluster for one job, which the head submits; the run ends with the job's exit code. Raises ValueError as `ray_cluster`."""
+    brought = [RUNTIME_ENV, *(f"../../{path}:{PROJECT}/{path}" for path in job.files)]
+    task = for_job(ray_cluster(stack, site), f"{stack.task.name}-job", job.command, brought, job.retry)
+    return present(**task, schedule={"cron": job.schedule} if job.schedule else None)
+
+
+def for_job(task: dict[str, Any], name: str, command: str, files: list[str], retry: bool = False) -> dict[str, Any]:
+    """The task of a cluster, its nodes' last command the agent's -> the same for one job; `files` bring its folder and environment."""
+    words = shlex.join(["--job", command, "--working-dir", PROJECT, "--runtime-env", RUNTIME_ENV])
+
+    def given(nodes: dict[str, Any]) -> dict[str, Any]:
+        return nodes | {"commands": [*nodes["commands"][:-1], f"{nodes['commands'][-1]} {words}"]}
+
+    nodes = {"groups": [given(group) for group in task["groups"]]} if "groups" in task else given(task)
+    # An error is also a job's own failure, and dstack counts no attempts.
+    events = RETRIED if retry else [event for event in RETRIED if event != "error"]
+    return task | nodes | {"name": name, "files": [*task["files"], *files], "retry": {"on_events": events, "duration": RETRY}}
 
 
 def _user(stack: Stack, fleets: list[Fleet]) -> str | None:
@@ -95,7 +96,7 @@ def _becomes(stack: Stack) -> str | None:
     return None if root or place.batch or not place.remote else user
 
 
-def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: list[str] | None) -> dict[str, Any]:
+def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet) -> dict[str, Any]:
     """What differs between the fleets of a cluster. Without a word on GPUs dstack may take a node that has some."""
     own_port = stack.task.dashboard_port == DASHBOARD_PORT
     port = DASHBOARD_PORT if own_port else f"{stack.task.dashboard_port}:{DASHBOARD_PORT}"
@@ -105,7 +106,7 @@ def _nodes(stack: Stack, site: Site, fleets: list[Fleet], fleet: Fleet, job: lis
     more = ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
     more += ["--per-host"] if place_of(stack).remote and stack.checkpoints.kind == "instance" else []
     more += ["--user", user] if (user := _becomes(stack)) else []
-    more += [*node_gpus(fleets), *(job or [])]
+    more += node_gpus(fleets)
     return present(
         commands=[*site.mount, *site.setup, *_commands(stack, fleets, fleet, more)],
         ports=ports if fleet is fleets[0] else None,

@@ -29,6 +29,9 @@ class Script:
     about: str
     runs: Literal["cluster", "job", "torchrun"]
     arguments: str = ""  # such as a person gives
+    default: str | None = None  # the job where no argument is given; the demo
+    working_dir: str = "."  # of the job, seen from the project's folder
+    runtime_env: str = ray.RUNTIME_ENV  # below build/<stack>/
 
 
 SCRIPTS = (
@@ -152,8 +155,8 @@ def _launch(stack: Stack, site: Site, fleets: list[Fleet], script: Script, env: 
         return [*lines, *_job(SFT), " : \\\n  ".join(steps) + f"{stdin} & step=$!"]
     head = '"${run[@]}" --relative=0 --nodes=1 --ntasks=1 "${agent[@]}" --when-ready "$ready"'
     if script.runs == "job":
-        lines += _job(ray.demo_job(any(fleet.gpu and fleet.gpu.count for fleet in fleets)))
-        head += ' \\\n  --working-dir . --runtime-env "$build/runtime-env.yaml" --job "$job"'
+        lines += _job(script.default or ray.demo_job(any(fleet.gpu and fleet.gpu.count for fleet in fleets)))
+        head += f' \\\n  --working-dir {script.working_dir} --runtime-env "$build/{script.runtime_env}" --job "$job"'
     return [
         *lines,
         _ready(stack),
