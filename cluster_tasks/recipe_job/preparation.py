@@ -6,10 +6,13 @@ renamed file by file, so a mark beside it says that this has begun: what was lef
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import shutil
+import threading
 import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from cluster_tasks.recipe_job.lock import BEAT, DEAD, Owner, beside, held
 from cluster_tasks.recipe_job.process import JobError, call, say
 
 POLL = 1.0
-TELL = 30.0  # seconds between two lines of who waits
+TELL = 30.0  # seconds between two lines of who waits, or is at work
 LINES = 5  # of a failed step's output
 
 
@@ -63,7 +66,8 @@ def make(step: dict[str, Any], creates: Path, moving: Path) -> None:
         discard(left)  # of an owner that died
     say(f"{step['name']}: making {creates}")
     try:
-        code, output = call([word.replace("{part}", str(part)) for word in step["command"]], step["timeout"], captured=True)
+        with telling(step["name"], step["timeout"]):
+            code, output = call([word.replace("{part}", str(part)) for word in step["command"]], step["timeout"], captured=True)
         if code:
             said = [line for line in output.splitlines() if line.strip()][-LINES:] or ["it printed nothing"]
             print("\n".join(said[:-1]), flush=True)
@@ -73,6 +77,25 @@ def make(step: dict[str, Any], creates: Path, moving: Path) -> None:
         rename(part, creates, moving)
     finally:
         discard(part)
+
+
+@contextlib.contextmanager
+def telling(name: str, timeout: float, every: float = TELL) -> Iterator[None]:
+    """Says now and then that it is at work: the output of a step is kept for its end, and a download of an hour would seem to hang."""
+    began, done = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not done.wait(every):
+            taken = time.monotonic() - began
+            say(f"{name}: at work for {taken:.0f} s; at most {timeout - taken:.0f} s more")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def rename(part: Path, creates: Path, moving: Path) -> None:

@@ -20,7 +20,7 @@ from huggingface_hub.utils import filter_repo_objects
 from cluster_tasks.recipe_job import download, gsm8k, rewards
 from cluster_tasks.recipe_job.__main__ import alone, first_line, mismatches, newest
 from cluster_tasks.recipe_job.lock import Owner, held
-from cluster_tasks.recipe_job.preparation import prepare, rename
+from cluster_tasks.recipe_job.preparation import prepare, rename, telling
 from cluster_tasks.recipe_job.process import JobError
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +89,15 @@ def test_an_owner_that_beats_is_waited_for(tmp_path: Path) -> None:
     prepare(step(tmp_path), dead=1)
     first.join()
     assert (tmp_path / "count").read_text() == "x"
+
+
+def test_who_is_at_work_says_so_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    said, deadline = "", time.monotonic() + 30
+    with telling("data", 1800, every=0.01):
+        while not said:
+            assert time.monotonic() < deadline
+            said = capsys.readouterr().out
+    assert said.startswith("recipe: data: at work for 0 s; at most 1800 s more\n")
 
 
 def test_a_folder_that_is_half_renamed_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
