@@ -7,6 +7,7 @@ number that stays. Storage may let two create the lock at once; then the second 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import socket
@@ -98,6 +99,10 @@ class Owner:
             text = self.lock.read_text()
         except FileNotFoundError:
             return False
+        except OSError as error:
+            if error.errno != errno.ESTALE:  # NFS: it was removed and made again while we read
+                raise
+            return True
         if text != self.text:
             self.text, self.heard, self.beats = text, time.monotonic(), self.beats + 1
         elif time.monotonic() - self.heard > self.dead:

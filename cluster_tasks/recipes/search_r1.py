@@ -45,8 +45,11 @@ def fetched_source(place: Place) -> Step:
 
 
 def files(place: Place, overrides: Mapping[str, str]) -> tuple[str, str]:
-    """Index and corpus. Raises RecipeError where only one is given."""
+    """Index and corpus. Raises RecipeError where only one is given, or one by a path that nodes cannot share."""
     found = [overrides.get(key) for key in OWN]
+    for key, path in zip(OWN, found, strict=True):
+        if path and not path.startswith("/"):
+            raise RecipeError(f"{key}={path} is no absolute path of the nodes")
     if any(found) and not all(found):
         missing = OWN[0] if found[1] else OWN[1]
         raise RecipeError(

@@ -100,6 +100,7 @@ def test_a_given_index_is_not_fetched_and_has_to_be_there() -> None:
     ("name", "at", "overrides", "says"),
     [
         ("search_r1/retriever", place(1), {"index": "/i"}, r"corpus= is missing: the lines of the corpus"),
+        ("search_r1/retriever", place(1), {"index": "~/i", "corpus": "/c"}, r"index=~/i is no absolute path of the nodes"),
         ("search_r1/retriever", place(1), {"topk": "3"}, r"topk: search_r1/retriever takes index= and corpus= alone"),
         ("search_r1/ppo", place(1, vendor="amd"), {}, r"Search-R1 needs NVIDIA GPUs .*; the stack big has AMD GPUs"),
         ("search_r1/ppo", place(2), {"trainer.nnodes": "4"}, r"trainer.nnodes=4: the stack big has 2 nodes with 8 GPUs each"),
