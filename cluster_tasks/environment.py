@@ -17,7 +17,11 @@ from cluster_tasks import cache, fabric
 from cluster_tasks.fabric import Setting
 from stacks.errors import UserError
 from stacks.load import load
+from stacks.places import place_of
 from stacks.schema import Fleet, Stack
+
+CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there; under Slurm it is the host's own
+RECORDER = "flotilla:debug.flight_recorder"
 
 ON_THE_NODE = {
     "GLOO_SOCKET_IFNAME": "the interface that has the node's address; gloo would take the one that the host name resolves to",
@@ -26,9 +30,10 @@ ON_THE_NODE = {
 
 
 def of_fleet(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
-    """The environment of every node of a fleet, by variable, in order: fabric, GPUs, cache, then flotilla:task.env, which wins."""
+    """The environment of every node of a fleet, by variable, in order: fabric, GPUs, cache, debug, then flotilla:task.env, which wins."""
     settings = fabric.variables(stack, fleet)
     settings |= {name: Setting(*known, "flotilla:cache") for name, known in cache.environment(stack.cache).items()}
+    settings |= _debug(stack)
     for name, value in stack.task.env.items():
         instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
         settings[name] = Setting(value, instead, "flotilla:task.env")
@@ -38,6 +43,26 @@ def of_fleet(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
         settings["FLOTILLA_PRICE"] = Setting(f"{price * nodes:g}", why, "flotilla:monitoring.price")
     for name in stack.monitoring.variables:
         settings[name] = Setting(None, "where alerts are posted", "flotilla:monitoring.alerts.webhook")
+    return settings
+
+
+def _debug(stack: Stack) -> dict[str, Setting]:
+    """RCCL, and PyTorch for ROCm, read the same names. Older PyTorch knows the second of a pair alone, which newer takes with a warning."""
+    found: dict[str, tuple[str, str]] = {}
+    if stack.debug.flight_recorder:
+        place = f"{stack.checkpoints.path if place_of(stack).batch else CHECKPOINTS}/flight-recorder/nccl_trace_rank_"
+        size = "2000", "the last collectives of each rank are kept"
+        file = place, "where each rank writes them, its number behind; the node agent makes the folder"
+        found = {
+            "TORCH_FR_BUFFER_SIZE": size,
+            "TORCH_NCCL_TRACE_BUFFER_SIZE": size,
+            "TORCH_NCCL_DUMP_ON_TIMEOUT": ("1", "they are written where a collective does not end in time"),
+            "TORCH_FR_DUMP_TEMP_FILE": file,
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": file,
+        }
+    settings = {name: Setting(*known, RECORDER) for name, known in found.items()}
+    if stack.debug.nccl:
+        settings["NCCL_DEBUG"] = Setting(stack.debug.nccl, "what NCCL and RCCL print", "flotilla:debug.nccl")
     return settings
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster_tasks import environment, software
+from cluster_tasks.environment import CHECKPOINTS
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from stacks.monitoring import seconds
 from stacks.places import place_of
@@ -19,7 +20,6 @@ from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
 from stacks.site import Site
 from stacks.slurm import MARGIN
 
-CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
 RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minutes between attempts

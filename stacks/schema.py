@@ -6,7 +6,6 @@ key, the value, what is allowed and the file that it was read from.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
@@ -17,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from stacks.cache import Cache
 from stacks.cloud_settings import Access, Budget, Capacity, Ci, Network
+from stacks.debugging import Debug
 from stacks.dstack_settings import Dstack
 from stacks.fabric import Fabric
 from stacks.field_types import (
@@ -47,6 +47,7 @@ from stacks.field_types import (
 from stacks.monitoring import Monitoring
 from stacks.service import Service
 from stacks.slurm import Nodes, Slurm
+from stacks.task_env import variable_errors
 from stacks.task_image import Image
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
@@ -58,7 +59,6 @@ SIZED = {
     "hyperdisk-ml": "hyperdisk-ml is a disk of a size that you choose",
 }  # kinds of checkpoints with a size, in an error's words
 GIVEN = {"bucket": ("bucket",), "file_system": ("lustre", "filestore")}  # what may be there already, and the kinds that take it
-ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
 class Host(Model):
@@ -292,21 +292,11 @@ class Task(Image):
         yield from known(self._port())
         yield from known(super().errors())
         for name, value in self.env.items():
-            yield from _variable(name, value)
+            yield from variable_errors(name, value)
 
     def _port(self) -> Iterator[PydanticCustomError]:
         if self.dashboard_port in DSTACK_PORTS:
             yield setting_error(f"{self.dashboard_port} is one of dstack's own ports, 10000 to 10999; take another", "dashboard_port")
-
-
-def _variable(name: str, value: str | None) -> Iterator[PydanticCustomError]:
-    """Of flotilla:task.env."""
-    if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
-        yield setting_error("is not a variable name: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
-    if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-        yield setting_error("is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name)
-    if value is not None and "\n" in value:
-        yield setting_error("has more than one line, which dstack does not take", "env", name)
 
 
 class Stack(Model):
@@ -332,6 +322,7 @@ class Stack(Model):
     ci: Ci | None = Field(default=None, description="Who may deploy from continuous integration.")
     slurm: Slurm = Field(default=Slurm(), description="The allocation on a Slurm cluster.")
     dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")
+    debug: Debug = Field(default=Debug(), description="What is recorded of a job that hangs.")
     task: Task = Task()
 
     @property

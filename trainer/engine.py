@@ -9,7 +9,7 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -33,6 +33,16 @@ def init_distributed(rank: int, world: int, address: str, port: int, timeout: in
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     with _quiet():
         deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout), auto_mpi_discovery=False)
+
+
+def record_apart(role: str, env: MutableMapping[str, str]) -> None:
+    """PyTorch's flight recorder names its files by rank, which the ranks of all roles share: each role gets a folder."""
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        if file := env.get(name):
+            folder = Path(file).parent / role
+            with contextlib.suppress(OSError):  # the node agent has warned of it; a run does without dumps
+                folder.mkdir(parents=True, exist_ok=True)
+                env[name] = str(folder / Path(file).name)
 
 
 def environment(rank: int, world: int, address: str, port: int, device: torch.device) -> dict[str, str]:

@@ -6,6 +6,7 @@ that couples ranks (denominators, minibatches, advantages) was computed by the d
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 from collections import Counter
@@ -22,7 +23,7 @@ from torch import nn
 from trainer import actors, models, placement, weights
 from trainer.configs.sections import Config, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
-from trainer.engine import Engine, init_distributed, sharded
+from trainer.engine import Engine, init_distributed, record_apart, sharded
 from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError
 from trainer.objectives import Objective
@@ -71,6 +72,7 @@ class Worker:
         """Returns once all ranks are there, or raises."""
         config = self.config
         self.device = placement.device_of(self.role.gpus, self.role.gpus_setting)
+        record_apart(self.role.name, os.environ)
         init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
         seed(config.run.seed + self.rank)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from . import lifeline
 from .account import account_of, become
-from .checks import claim_checkpoints, one_list_of_gpus, quick_checks
+from .checks import claim_checkpoints, make_dump_folders, one_list_of_gpus, quick_checks
 from .errors import Failure, HeadEnded, Stopped, say
 from .head import run_head
 from .settings import Settings, read_settings
@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
             raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
         if not settings.torchrun and shutil.which("ray") is None:
             raise ValueError("`ray` is not on PATH; the image must contain Ray")
-        warnings = quick_checks(settings, os.environ) + claim_checkpoints(settings, os.environ)
+        warnings = quick_checks(settings, os.environ) + claim_checkpoints(settings, os.environ) + make_dump_folders(os.environ)
     except (ValueError, OSError, subprocess.SubprocessError) as error:
         print(f"node: {error}", file=sys.stderr, flush=True)
         return 2

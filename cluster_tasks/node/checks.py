@@ -11,6 +11,8 @@ from pathlib import Path
 
 from .settings import Settings
 
+DUMP_FILES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")  # PyTorch's name, and the one that it had before
+
 
 def quick_checks(settings: Settings, env: Mapping[str, str]) -> list[str]:
     """Warnings before Ray starts here. Raises ValueError for what cannot work."""
@@ -67,6 +69,17 @@ def claim_checkpoints(settings: Settings, env: Mapping[str, str]) -> list[str]:
         fix = f"on the host `chown {who}` the folder that is mounted there, or leave flotilla:task.user out"
         raise ValueError(f"user {who} cannot write checkpoints to {place}: {error.strerror}; {fix}") from None
     return where_checkpoints_are(own, head, before)
+
+
+def make_dump_folders(env: Mapping[str, str]) -> list[str]:
+    """PyTorch's flight recorder does not make the folder of its files. A node without it trains all the same: a warning."""
+    warnings = []
+    for folder in dict.fromkeys(Path(env[name]).parent for name in DUMP_FILES if env.get(name)):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            warnings.append(f"the flight recorder's folder {folder} cannot be made, so a hang leaves no dump there: {error.strerror}")
+    return warnings
 
 
 def where_checkpoints_are(own: str, head: str, before: str | None) -> list[str]:

@@ -16,7 +16,7 @@ FLEET_KEYS = (
 )
 KEYS = (
     "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, "
-    "budget, ci, slurm, dstack, task"
+    "budget, ci, slurm, dstack, debug, task"
 )
 MISTAKES = [
     # wrong type, out of range
