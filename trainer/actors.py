@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import socket
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -12,6 +14,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer.errors import ConfigError
+
+SHOWN = 8  # of the processes that an error names
 
 
 class RunError(RuntimeError):
@@ -21,19 +25,50 @@ class RunError(RuntimeError):
 def wait(refs: Any, seconds: float, what: str) -> Any:
     """`ray.get` with a deadline.
 
-    Raises RunError naming `what` when a process or node died or the deadline passed; errors of a person's own code and settings
-    come through as they were raised.
+    Raises RunError naming `what`, and which process on which node, when one died or the deadline passed; errors of a person's own code
+    and settings come through as they were raised.
     """
     try:
         return ray.get(refs, timeout=seconds)
     except GetTimeoutError as error:
-        raise RunError(f"{what} did not end within {seconds:g} s") from error
+        refs = refs if isinstance(refs, list) else [refs]
+        _, pending = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+        late = [process(ref.task_id().actor_id().hex()) for ref in pending]
+        raise RunError(f"{what} did not end within {seconds:g} s{waited_for(late, os.environ)}") from error
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError | RunError):
             raise error.cause from error
         raise
     except RayError as error:  # the actor, its owner or its node died, or an object was lost with it
-        raise RunError(f"{what}: a process died: {str(error).strip().splitlines()[0]}") from error
+        actor = getattr(error, "actor_id", None)
+        who = process(actor) if actor else "a process"
+        raise RunError(f"{what}: {who} died: {str(error).strip().splitlines()[0]}{_log(who)}") from error
+
+
+def process(actor: str) -> str:
+    """An actor by role and rank, where it is, and the pid that its log is named by."""
+    try:
+        known = ray._private.state.actors(actor)  # type: ignore[attr-defined]
+    except (RayError, RuntimeError):  # Ray itself does not answer; the deadline is still worth saying
+        known = None
+    if not known:
+        return f"actor {actor}"
+    name = known["Name"] or known["ActorClassName"]
+    node = known["Address"]["IPAddress"]
+    return f"{name} (node {node}, pid {known['Pid']})" if node else f"{name} (not started yet)"
+
+
+def waited_for(late: list[str], env: Mapping[str, str]) -> str:
+    """Who has not answered, and where to look."""
+    some = ", ".join(late[:SHOWN]) + (f" and {len(late) - SHOWN} more" if len(late) > SHOWN else "")
+    waiting = f", waiting for {some}{_log(some)}" if late else ""
+    dump = env.get("TORCH_FR_DUMP_TEMP_FILE")
+    where = f"dumps of collectives are below {Path(dump).parent}" if dump else "for dumps of collectives set flotilla:debug.flight_recorder"
+    return f"{waiting}; {where}"
+
+
+def _log(who: str) -> str:
+    return "; log: worker-*-PID.out and .err in Ray's folder logs on that node" if "pid" in who else ""
 
 
 def died(ref: Any) -> bool:

@@ -73,7 +73,12 @@ class Worker:
         config = self.config
         self.device = placement.device_of(self.role.gpus, self.role.gpus_setting)
         record_apart(self.role.name, os.environ)
-        init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
+        try:
+            init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
+        except torch.distributed.DistError as error:
+            who, others = f"{self.role.name}-{self.rank} on {socket.gethostname()} (pid {os.getpid()})", f"all {self.world} ranks"
+            late = f"waited for {others} at {address}:{port}, at most {config.trainer.timeout} s (trainer.timeout)"
+            raise actors.RunError(f"{who} {late}: {str(error).strip().splitlines()[0]}") from error
         seed(config.run.seed + self.rank)
 
     def build(self) -> None:

@@ -40,6 +40,11 @@ class Settings(argparse.Namespace):
     ray_dashboard_port: int  # on which Ray's own dashboard listens, behind identity.py
 
     @property
+    def ray_logs(self) -> str:
+        """Where Ray on this node writes, for an error."""
+        return f"Ray's logs on {self.addresses[self.rank]}: {self.temp_dir or '/tmp/ray'}/session_latest/logs"
+
+    @property
     def gate(self) -> Path:
         """Is there on the head while services are not ready, and says which; no job is let in."""
         return self.place / "gate"

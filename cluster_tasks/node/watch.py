@@ -52,7 +52,8 @@ def watch_cluster(settings: Settings, ray: Ray, job: Job | None, services: Servi
                 answered = now
                 liveness.update(alive)
             elif now - answered > settings.join_timeout:
-                raise Failure(RAY_FAILED, f"the dashboard has not answered for {settings.join_timeout} s")
+                late = f"the dashboard has not answered for {settings.join_timeout} s (--join-timeout); {settings.ray_logs}"
+                raise Failure(RAY_FAILED, late)
         if code is not None and liveness.lost:
             raise Failure(NODE_LOST, f"the job failed with {code} when {' and '.join(liveness.lost)} was lost")
 

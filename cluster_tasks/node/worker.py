@@ -31,6 +31,7 @@ def run_worker(settings: Settings) -> int:
 
 def join(settings: Settings, services: Services) -> int:
     deadline, joined = time.monotonic() + settings.join_timeout, False
+    head = f"{settings.addresses[0]}:{settings.port}"
     while True:
         wait_for_head(settings, deadline, joined, services)
         log.info("joining the cluster of %s", settings.addresses[0])
@@ -48,11 +49,12 @@ def join(settings: Settings, services: Services) -> int:
                 elif answers is False and silence > HEAD_GONE_SECONDS:
                     raise head_is_gone(settings)
                 elif silence > settings.patience:
-                    raise Failure(NODE_LOST, f"nothing was heard from the head for {silence:.0f} s: this node is cut off")
+                    raise Failure(NODE_LOST, f"nothing was heard from the head at {head} for {silence:.0f} s: this node is cut off")
         say(end)
         now = time.monotonic()
         if now > deadline:
-            raise Failure(RAY_FAILED, f"Ray could not join within {settings.join_timeout} s (--join-timeout)")
+            late = f"Ray could not join the head at {head} within {settings.join_timeout} s (--join-timeout)"
+            raise Failure(RAY_FAILED, f"{late}; {settings.ray_logs}")
         if now - start > STEADY_SECONDS:  # it had joined: a new incident, with a deadline of its own
             joined, deadline = True, now + settings.join_timeout
         pause(1)

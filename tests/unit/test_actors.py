@@ -15,3 +15,16 @@ def test_an_actor_without_gpus_sees_none_and_one_with_gpus_sees_what_ray_gives_i
 
 def test_an_actors_gpu_is_the_first_that_it_sees():
     assert environment({"GPU": 1})["LOCAL_RANK"] == "0"
+
+
+def test_a_deadline_says_who_was_waited_for_and_where_to_look():
+    late = [f"policy-{rank} (node 10.0.0.{rank}, pid {rank})" for rank in range(10)]
+    said = actors.waited_for(late, {"TORCH_FR_DUMP_TEMP_FILE": "/checkpoints/flight-recorder/nccl_trace_rank_"})
+    assert said.startswith(", waiting for policy-0 (node 10.0.0.0, pid 0), policy-1 (node 10.0.0.1, pid 1), ")
+    assert "policy-7 (node 10.0.0.7, pid 7) and 2 more; log: worker-*-PID.out" in said
+    assert said.endswith("; dumps of collectives are below /checkpoints/flight-recorder")
+    assert actors.waited_for(late, {}).endswith("; for dumps of collectives set flotilla:debug.flight_recorder")
+
+
+def test_where_ray_does_not_answer_the_actor_is_named_by_its_id():
+    assert actors.process("ff" * 16) == f"actor {'ff' * 16}"

@@ -227,7 +227,8 @@ def test_the_list_of_a_large_cluster_is_read_less_often_until_a_job_has_failed(s
 
 def test_a_dashboard_that_is_silent_for_too_long_ends_the_run(scene: Scene) -> None:
     scene.steps[10] = lambda: setattr(scene, "alive", None)
-    with pytest.raises(Failure, match=r"the dashboard has not answered for 60 s") as failure:
+    late = r"the dashboard has not answered for 60 s \(--join-timeout\); Ray's logs on \S+: /tmp/ray/"
+    with pytest.raises(Failure, match=late) as failure:
         watched(scene, "--join-timeout", "60")
     assert failure.value.code == RAY_FAILED
     assert 60 < scene.now - 1009 <= 62

@@ -115,12 +115,12 @@ class RolloutEngines:
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
         """Join all rollout engines with the policy's ranks (of which the first sends) in one sync group."""
         receivers = actors.wait(self.receivers, timeout, "starting the rollout engines (trainer.timeout)")
-        address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address")
+        address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address (trainer.timeout)")
         rendezvous = weights.Rendezvous(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
         joined = [actor.call.remote("connect", rendezvous, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
         joined += [rank.connect.remote(rendezvous, plan) for rank in policy]
-        actors.wait(joined, timeout, "joining policy and rollout engines for weight sync")
+        actors.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
 
     def receive(self, version: int) -> list[Any]:
         """Begin taking the weights that the policy sends; `version` is how many steps it had learned."""
