@@ -10,7 +10,7 @@ from typing import Any
 
 from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError, environment, folder
-from cluster_tasks.debug import gather, harvest, stacks
+from cluster_tasks.debug import gather, harvest, post_mortem, stacks
 from stacks.errors import UserError
 from stacks.load import load
 from stacks.places import place_of
@@ -19,7 +19,7 @@ from stacks.schema import Stack
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(prog="flotilla debug", description="Says why a cluster hangs.")
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="stacks|collect")
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="stacks|collect|post-mortem")
     add = kinds.add_parser("stacks", help="what every process is doing, equal stacks together, and who waits for whom").add_argument
     add("stack", help="whose cluster is up")
     add("--all", action="store_true", help="also Ray's own processes, the node agents, and the stacks of idle workers")
@@ -27,9 +27,11 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     add = kinds.add_parser("collect", help="one archive of logs, versions, the rendered stack and stacks, without secrets").add_argument
     add("stack", help="whose cluster is up, or was")
     add("--output", metavar="FILE", help="a new file (flotilla-STACK-TIME.tar.gz in this folder)")
+    add = kinds.add_parser("post-mortem", help="tasks that Ray's debugger holds at an uncaught error, and how to attach").add_argument
+    add("stack", help="whose cluster is up; its job was submitted with --post-mortem")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)
-    return {"stacks": show_stacks, "collect": collect}[options.what](stack, root, options)
+    return {"stacks": show_stacks, "collect": collect, "post-mortem": show_paused}[options.what](stack, root, options)
 
 
 def show_stacks(stack: Stack, root: Path, options: Any) -> int:
@@ -43,6 +45,19 @@ def show_stacks(stack: Stack, root: Path, options: Any) -> int:
     for line in stacks.shown(found, options.all):
         print(line)
     print(f"\nread in {time.monotonic() - begin:.1f} s", file=sys.stderr)
+    return 0
+
+
+def show_paused(stack: Stack, root: Path, options: Any) -> int:
+    asked = dashboard(stack, root)
+    try:
+        held = post_mortem.paused(asked)
+    except OSError as error:
+        raise unreachable(asked, stack, error) from None
+    place = place_of(stack)
+    tunnel = None if not place.remote else "LOGIN-NODE" if place.batch else stack.task.name  # dstack notes the run for ssh
+    for line in post_mortem.shown(held, tunnel):
+        print(line)
     return 0
 
 

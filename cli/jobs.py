@@ -15,8 +15,10 @@ from cli.dashboard import address, dashboard, unreachable
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
 from cluster_tasks.client.usage import submitted
+from cluster_tasks.debug import post_mortem
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.load import load
+from stacks.places import place_of
 from stacks.schema import Stack
 
 LOST = 75
@@ -39,6 +41,7 @@ def submit(arguments: list[str], root: Path) -> int:
     add("--recipe", help="another trainer's run, such as verl/ppo-gsm8k, in place of a command; flotilla recipe list shows all")
     add("--name", help="of the job")
     add("--working-dir", type=Path, help="folder that is uploaded; the job starts in it (the project)")
+    add("--post-mortem", action="store_true", help="tasks pause at an uncaught error: flotilla debug post-mortem says how to attach")
     add("--no-wait", action="store_true", help="return once the job is accepted")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options: Any = parser.parse_intermixed_args(arguments[:cut])
@@ -51,6 +54,8 @@ def submit(arguments: list[str], root: Path) -> int:
     if not command and not run:
         parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
     stack = load(options.stack, root)
+    if options.post_mortem and not place_of(stack).remote and find_spec("debugpy") is None:
+        raise CommandError("--post-mortem needs debugpy, which this environment does not have: pip install 'debugpy>=1.8'")
     if find_spec("ray") is None:  # said before it is asked whether the cluster is up; imported after its environment is set
         raise ModuleNotFoundError("Ray's client uploads the job", name="ray")
     os.environ.update(environment(stack.name, root))
@@ -61,6 +66,8 @@ def submit(arguments: list[str], root: Path) -> int:
     at = address(stack, root)
     if run:
         folder, env, command = recipes.files(run, root)
+    if options.post_mortem and env.is_file():
+        env = post_mortem.runtime_env(env)
     flags = ["--address", at, "--submission-id", name, "--working-dir", str(folder), "--runtime-env", str(env)]
     flags += ["--no-wait"] if options.no_wait else []
     following = f"  follow  flotilla logs {stack.name} {name}\n  stop    flotilla down {stack.name} --job {name}"
