@@ -24,7 +24,7 @@ look      preview STACK                 what would be created, its price, files
 start     up STACK                      a cluster on localhost:8265
 use       submit STACK -- COMMAND       run a job, end with its exit code
           logs STACK [JOB]              follow a job, the newest; --node N
-          debug stacks|collect|post-mortem STACK   why it hangs; all logs; a debugger
+          debug WHAT STACK              stacks, collect, post-mortem: of a hang
           status | top STACK            machines, jobs, GPUs, step, cost
           check                         links, disks, GPUs, before a job
 stop      down STACK                    leave nothing running
