@@ -6,6 +6,7 @@ What is read from here does not ask Ray for anything, and so answers while Ray h
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import secrets
 import shlex
@@ -75,14 +76,21 @@ def agents(guard: int) -> dict[str, int]:
     """The node agents of a cluster of this machine, by rank. Raises DebugError where it has ended."""
     import psutil  # which a laptop that only submits does not have
 
+    children: list[psutil.Process] = []
+    found: list[tuple[float, str, int]] = []
     try:
-        found = [agent for supervisor in psutil.Process(guard).children() for agent in supervisor.children()]
-        found.sort(key=lambda process: process.create_time(), reverse=True)  # an orphan of a job that the supervisor adopted came later
-        return {env["DSTACK_NODE_RANK"]: agent.pid for agent in found if "DSTACK_NODE_RANK" in (env := agent.environ())}
+        for supervisor in psutil.Process(guard).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                children += supervisor.children()
+        for agent in children:
+            with contextlib.suppress(psutil.NoSuchProcess):  # orphans that the supervisor adopted end at any time
+                if rank := agent.environ().get("DSTACK_NODE_RANK"):
+                    found.append((agent.create_time(), rank, agent.pid))
     except psutil.AccessDenied:
         raise DebugError(f"the cluster's processes belong to another user than you; run this as who started pid {guard}") from None
     except psutil.NoSuchProcess:
         raise DebugError(f"the cluster has ended: there is no process {guard}") from None
+    return {rank: pid for _, rank, pid in sorted(found, reverse=True)}  # orphans came later than their node's agent
 
 
 def here(guard: int) -> Nodes:

@@ -243,3 +243,18 @@ def test_an_orphan_that_the_supervisor_has_adopted_is_not_taken_for_the_agent():
             assert gather.agents(guard.pid) == {"0": agent}
         finally:
             os.killpg(guard.pid, 9)
+
+
+def test_an_orphan_that_ends_while_it_is_looked_at_is_not_the_end_of_the_cluster():
+    """The supervisor has not yet waited for a child that has ended: like one that goes between two reads, it has no environment."""
+    code = "import subprocess, time; p = subprocess.Popen(['true']); print(p.pid, flush=True); time.sleep(600)"
+    with subprocess.Popen(
+        ["/bin/sh", "-c", f'{sys.executable} -c "{code}"; true'], stdout=subprocess.PIPE, text=True, start_new_session=True
+    ) as guard:
+        assert guard.stdout
+        orphan = int(guard.stdout.readline())
+        try:
+            wait_for("the orphan to end", lambda: Path(f"/proc/{orphan}/stat").read_text().rpartition(")")[2].split()[0] == "Z", 20)
+            assert gather.agents(guard.pid) == {}
+        finally:
+            os.killpg(guard.pid, 9)
