@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-DUPLICATES = ("*.pth", "original/*", "*.gguf", "*.h5", "*.msgpack", "onnx/*")  # of a model: its weights in other formats
+DUPLICATES: tuple[str, ...] = ("*.pth", "original/*", "*.gguf", "*.h5", "*.msgpack", "onnx/*")  # of a model: its weights in other formats
 
 
 def main() -> int:
