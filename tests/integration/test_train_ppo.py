@@ -100,7 +100,7 @@ def test_a_run_reports_every_step_and_exports_a_model(whole):
 
 def test_a_killed_rank_ends_the_run_with_a_reason_and_resuming_gives_the_same_bits(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
-    with pytest.raises(RunError, match=r"a process died"):
+    with pytest.raises(RunError, match=r"(policy|rollout)-0 \(node \S+, pid \d+\) died"):
         train_ppo.train(settings(tiny_model), tmp_path)
     killer.join(10)
     assert read(tmp_path)[-1]["step"] < 6
@@ -121,7 +121,7 @@ def test_a_rollout_engine_that_dies_is_started_again_and_computes_the_same_bits(
     sync, begin = worker_groups.WorkerGroups._sync, RolloutEngines.start
     monkeypatch.setattr(worker_groups.WorkerGroups, "_sync", lambda self: [kill("sync", {3}), sync(self)])
     monkeypatch.setattr(RolloutEngines, "start", lambda *given, **more: [begin(*given, **more), kill("start", {4, 6})][0])
-    with pytest.raises(RunError, match=r"a process died"):
+    with pytest.raises(RunError, match=r"(policy|rollout)-0 \(node \S+, pid \d+\) died"):
         train_ppo.train(settings(tiny_model, rollout={"restarts": 2}), tmp_path)
     assert "rollout-0: the process died; started again (2 of 2, rollout.restarts)" in capfd.readouterr().out
     assert read(tmp_path)[-1]["step"] == 4, "start is for the evaluation, then for each step"
