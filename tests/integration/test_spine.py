@@ -147,7 +147,7 @@ def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
     output = killed.communicate(timeout=120)[0]
     assert killed.returncode == 1, output
     assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in output
-    assert "a process died" in output
+    assert " died: The actor died" in output
 
     resumed = submit(cluster, project, "killed")
     output = resumed.communicate(timeout=240)[0]
