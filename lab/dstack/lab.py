@@ -26,13 +26,12 @@ from typing import Any, Self
 
 import yaml
 
+from lab.copied import copy_project
 from lab.dstack.agents import place_agents
 from lab.dstack.hosts import NETWORK, PATH, Host, Laptop, interrupt, sh
 from lab.dstack.image import IMAGE, VOLUMES, make_image
 from lab.waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
-PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 TOOLS = ("dockerd", "docker", "docker-init", "sshd", "ssh", "ssh-keygen", "ip", "curl", "nsenter", "unshare", "setpriv", "sudo")
 ENDED = ("done", "failed", "terminated")
 FILES_PORT, SERVER = 8199, "http://127.0.0.1:3000"
@@ -82,11 +81,7 @@ class Lab:
         self.shared.chmod(0o777)
         sh(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / "key")])
         make_image(self.folder / "image.tar")
-        for part in PARTS:
-            if (source := ROOT / part).is_dir():
-                shutil.copytree(source, self.project / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
-            else:
-                shutil.copy(source, self.project / part)
+        copy_project(self.project)
         self._connect()
         self.hosts = [Host(number + 1, self.folder, self.switch) for number in range(self.count)]
         self._start_files()

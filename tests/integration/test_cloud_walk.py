@@ -20,6 +20,7 @@ import pytest
 import yaml
 from dstack_server import free_port, running
 
+from lab.copied import copy_project
 from lab.waiting import wait_for
 from stacks.dstack_api import BackendConfigWithCreds
 from stacks.forward import answers
@@ -28,7 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("pulumi") is Non
 
 ROOT = Path(__file__).parents[2]
 PROVIDER = Path(__file__).with_name("recording_provider.py")
-PARTS = ("cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 STEP = 300  # seconds for one command on a busy machine
 
 
@@ -37,8 +37,7 @@ class Laptop:
 
     def __init__(self, folder: Path, place: str):
         self.stack, self.folder, self.home, self.pids = f"{place}-dev", folder / "clone", folder / "home", folder / "pids"
-        for part in PARTS:
-            shutil.copytree(ROOT / part, self.folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
+        copy_project(self.folder)
         (self.folder / ".venv").symlink_to(sys.prefix)
         (self.folder / "infra/.venv").symlink_to("../.venv")
         plugin = folder / "plugin" / f"pulumi-resource-{place}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +15,9 @@ import pytest
 
 from cluster_tasks.local.plan import MARKER
 from cluster_tasks.node.ports import free_port
+from lab.copied import copy_project
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
-
-ROOT = Path(__file__).parents[2]
-PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 
 
 class Project:
@@ -28,12 +25,7 @@ class Project:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        for part in PARTS:
-            source = ROOT / part
-            if source.is_dir():
-                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
-            else:
-                shutil.copy(source, folder / part)
+        copy_project(folder)
         (folder / ".venv").symlink_to(sys.prefix)  # else an engine makes an environment of its own
         (folder / "infra/.venv").symlink_to("../.venv")
         self.state_folder = folder / "state"

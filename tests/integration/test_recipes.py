@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,11 +14,10 @@ import pytest
 from pyarrow import Table, parquet
 
 from cluster_tasks.node.ports import free_port
+from lab.copied import copy_project
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
-ROOT = Path(__file__).parents[2]
-PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 # In place of the trainer: it records what it was given, as its exit code says, and saves as the trainer would.
 RECORDER = """\
 import json, os, sys
@@ -43,12 +41,7 @@ class Project:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        for part in PARTS:
-            source = ROOT / part
-            if source.is_dir():
-                shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
-            else:
-                shutil.copy(source, folder / part)
+        copy_project(folder)
         for package in ("verl", "verl/trainer"):
             (folder / "standins" / package).mkdir(parents=True)
             (folder / "standins" / package / "__init__.py").touch()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -17,12 +16,12 @@ import pytest
 from cluster_tasks.identity import environment
 from cluster_tasks.local.plan import MARKER
 from cluster_tasks.node.ports import free_port
+from lab.copied import copy_project
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).parent / "ray")
-PARTS = ("Pulumi.yaml", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 STEPS = ["trainer.steps=12", "trainer.checkpoint_every=4", "trainer.eval_prompts=32", "trainer.prompts_per_step=16"]
 
 
@@ -71,12 +70,7 @@ def shell(address: str, project: Path, lines: str) -> None:
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of what is needed of this project, whose stack `local` has a dashboard port of its own."""
     folder = tmp_path_factory.mktemp("project")
-    for part in PARTS:
-        source = ROOT / part
-        if source.is_dir():
-            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
-        else:
-            shutil.copy(source, folder / part)
+    copy_project(folder)
     stack = folder / "stacks/Pulumi.local.yaml"
     stack.write_text(stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {free_port()}\n")
     return folder

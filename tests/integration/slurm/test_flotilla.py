@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from lab.copied import copy_project
 from lab.slurm.cluster import SYSTEM_PATH, Cluster
 
 pytestmark = pytest.mark.hosts
-
-ROOT = Path(__file__).parents[3]
-PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 
 
 @pytest.fixture
 def clone(slurm: Cluster) -> Path:
     """A clone on the shared file system with a stack of its own, and `ssh` with the configuration of a person who has a key."""
     folder = slurm.folder / "verbs"
-    folder.mkdir()
-    for part in PARTS:
-        source = ROOT / part
-        if source.is_dir():
-            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__", ".venv"))
-        else:
-            shutil.copy(source, folder / part)
+    copy_project(folder)
     settings = {
         "cloud": "slurm",
         "fleets": [{"name": "gpus", "nodes": 2, "cpus": 1}],
