@@ -23,7 +23,8 @@ SECONDS, COMMANDS = 60, 3
 DEADLINE = 600  # seconds of a command
 NODES, GPUS = 2, 8
 START = "flotilla up local"
-SUBMIT = "flotilla submit local --recipe verl/ppo-gsm8k model=/models/qwen packages=image"
+SUBMIT = "flotilla submit local --recipe verl/ppo-gsm8k"
+MORE = " model={}/models/mine packages=image"  # as there is neither a hub nor verl
 RECORDER = """\
 import json, sys
 from pathlib import Path
@@ -43,11 +44,12 @@ def run() -> Report:
         stack.write_text(f"{stack.read_text().rstrip()}\n  flotilla:task: {{dashboard_port: {free_port()}}}\n")
         stand_in(clone / "standins")
         shared = clone / "build/local/volumes/checkpoints"
-        (shared / "data/gsm8k-verl").mkdir(parents=True)  # downloaded before
+        for prepared in ("data/gsm8k-verl", "models/mine"):
+            (shared / prepared).mkdir(parents=True)  # downloaded before
         try:
             up = seconds(START, clone, log)
             stack.write_text(stack.read_text().replace('cpus: "1"', f'cpus: "1"\n      gpu: {{count: {GPUS}}}'))
-            submitted = seconds(SUBMIT, clone, log)
+            submitted = seconds(SUBMIT + MORE.format(shared), clone, log)
         finally:
             seconds("flotilla down local", clone, log)
         given = json.loads((shared / "verl-ppo-gsm8k/given.json").read_text())

@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -50,6 +51,14 @@ def newest(folder: Path, mark: str = "") -> Path | None:
         below = [path for parent in below if parent.is_dir() for path in parent.iterdir() if path.is_dir()]
         found += [(int(match[2]), path) for path in below if (match := SAVED.search(path.name)) and (path / mark).exists()]
     return max(found)[1] if found else None
+
+
+def must_exist(run: dict[str, Any]) -> None:
+    """What nothing makes. Raises JobError."""
+    for step in run["steps"]:
+        if not step["command"] and not Path(step["creates"]).exists():
+            where = f"does not exist on {socket.gethostname()}; it has to lie where all nodes see it"
+            raise JobError(f"{run['recipe']}: {step['name']}={step['creates']} {where}")
 
 
 def check(run: dict[str, Any]) -> None:
@@ -121,10 +130,12 @@ def execute(run: dict[str, Any]) -> int:
 
 def perform(run: dict[str, Any]) -> int:
     """The exit code. Raises JobError, OSError, Stopped."""
+    must_exist(run)
+    check(run)
     with alone(run):
-        check(run)
         for step in run["steps"]:
-            prepare(step)
+            if step["command"]:
+                prepare(step)
         (Path(run["folder"]) / "recipe.json").write_text(json.dumps(run, indent=2) + "\n")  # a run explains itself
         return execute(run)
 

@@ -42,13 +42,14 @@ def main() -> int:
     parser.add_argument("style", choices=("verl", "chat"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--source", default=REPOSITORY, help="folder or repository of a dataset with question and answer")
+    parser.add_argument("--revision", help="of a repository: commit, tag or branch")
     options: Any = parser.parse_args()
     from datasets import load_dataset
     from pyarrow import Table, parquet
 
     row = {"verl": verl_row, "chat": chat_row}[options.style]
     try:
-        splits = load_dataset(options.source, name="main" if options.source == REPOSITORY else None)
+        splits = load_dataset(options.source, name="main" if options.source == REPOSITORY else None, revision=options.revision)
     except Exception as error:  # of the hub's client, of the network, of the file format: its libraries have no common one
         why = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         print(f"error: dataset {options.source}: {why}", file=sys.stderr)

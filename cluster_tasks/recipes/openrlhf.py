@@ -22,14 +22,6 @@ SECRET = "logger.wandb.key"
 ENV = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "true"}
 
 
-def dataset(place: Place, name: str) -> tuple[str, tuple[Step, ...]]:
-    """The folder or file of a data set, and what brings it there: nothing where `name` is a path."""
-    if steps.is_path(name):
-        return name, ()
-    folder = place.data(name.replace("/", "--"))
-    return folder, (Step(f"data {name}", ("python", "-m", f"{steps.JOB}.download", name, "{part}", "--dataset"), folder, timeout=7200),)
-
-
 def multiple(at_least: int, of: int) -> int:
     return -(-at_least // of) * of
 
@@ -99,9 +91,10 @@ def prepared_ppo(place: Place, model: str, overrides: Mapping[str, str], reward:
         reward = overrides.get(REWARD, reward)
         if not reward:
             raise RecipeError(f"no reward: give {REWARD}=REPOSITORY or a folder, reward.remote_url=http://... or a file.py")
-        settings[REWARD], fetched = steps.model(place, reward)
+        settings[REWARD], fetched = steps.model(place, reward, REWARD)
         found += fetched
-    data, fetched = dataset(place, overrides.get("data.prompt_dataset", "OpenRLHF/prompt-collection-v0.1"))
+    prompts = overrides.get("data.prompt_dataset", "OpenRLHF/prompt-collection-v0.1")
+    data, fetched = steps.dataset(place, prompts, "data.prompt_dataset")
     settings |= {
         "data.prompt_dataset": data,
         "data.input_key": "context_messages",
@@ -230,7 +223,7 @@ def whole(settings: Mapping[str, str], ranks: int) -> None:
 
 def torchrun(place: Place, model: str, module: str, own: Mapping[str, str], overrides: Mapping[str, str]) -> Run:
     path, found = steps.model(place, model)
-    data, fetched = dataset(place, overrides.get("data.dataset", own["data.dataset"]))
+    data, fetched = steps.dataset(place, overrides.get("data.dataset", own["data.dataset"]), "data.dataset")
     common = {
         "model.model_name_or_path": path,
         "model.gradient_checkpointing_enable": YES,

@@ -22,7 +22,11 @@ from stacks.schema import Fleet, Gpu, Stack
 KEY = re.compile(r"(\+{0,2}|~)[A-Za-z_][\w.@/-]*")
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 RESERVED = ("data", "models", "sources")  # beside the runs, where Place puts what they share
-OWN = {"run": "name of the run", "model": "repository of Hugging Face, or a folder", "packages": "install or image"}
+OWN = {
+    "run": "name of the run",
+    "model": "repository of Hugging Face, REPOSITORY@REVISION, or a folder",
+    "packages": "install or image",
+}
 COMMAND = ("python", "-m", "cluster_tasks.recipe_job", "run.json")
 SHIPPED = Path(__file__).parents[1] / "recipe_job"
 WORK = "work"  # the working directory
@@ -67,7 +71,8 @@ class Planned:
             *(f"env       {name}={shlex.quote(value)}" for name, value in self.run.env.items()),
         ]
         for step in self.run.steps:
-            lines += ["", f"# once, unless it is there: {step.creates}", wrapped(step.command)]
+            made = [f"# once, unless it is there: {step.creates}", wrapped(step.command)]
+            lines += ["", *(made if step.command else [f"# has to be there: {step.name}={step.creates}"])]
         where = "on the head" if self.run.launcher == "ray" else "on every node"
         torchrun = ["torchrun", f"--nnodes={place.nodes}", f"--nproc-per-node={max(place.gpus, 1)}", "--node-rank=...", "--master-addr=..."]
         lines += ["", f"# {where}", wrapped([*(torchrun if self.run.launcher == "torchrun" else []), *self.run.command])]
@@ -140,7 +145,14 @@ def place_for(stack: Stack, recipe: Recipe, run: str, root: Path) -> Place:
         shared = ", ".join(kind for kind in at.checkpoints if kind not in PER_NODE)
         text = f"flotilla:checkpoints.kind: {kind} is a folder of each node, but all {nodes} nodes read the data and the model"
         raise RecipeError(f"{recipe.name}: {text}; take {shared}")
-    return Place(stack.name, nodes, gpus, vendor, shared_folder(stack, root), run, frozenset(stack.task.services))
+    return Place(stack.name, nodes, gpus, vendor, shared_folder(stack, root), run, frozenset(stack.task.services), ports(stack))
+
+
+def ports(stack: Stack) -> dict[int, str]:
+    """That services, the dashboard and monitoring have, and whose they are."""
+    held = {stack.task.dashboard_port: "flotilla:task.dashboard_port"}
+    held |= dict.fromkeys(stack.monitoring.ports, "flotilla:monitoring")
+    return held | {of.port: f"flotilla:task.services.{name}" for name, of in stack.task.services.items() if of.port}
 
 
 def shared_folder(stack: Stack, root: Path) -> str:

@@ -26,6 +26,7 @@ class Place:
     shared: str  # folder that all nodes see, where checkpoints lie
     run: str  # name of the run; its folder is <shared>/<run>
     services: frozenset[str] = frozenset()
+    ports: Mapping[int, str] = field(default_factory=dict)  # that the stack has given away -> which setting names them
 
     @property
     def world(self) -> int:
@@ -38,8 +39,8 @@ class Place:
     def data(self, name: str) -> str:
         return f"{self.shared}/data/{name}"
 
-    def model(self, repository: str) -> str:
-        return f"{self.shared}/models/{repository.replace('/', '--')}"
+    def model(self, name: str) -> str:
+        return f"{self.shared}/models/{name}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Step:
     """Done once before the command: by one process, onto shared storage. Skipped where `creates` is there."""
 
     name: str
-    command: tuple[str, ...]
+    command: tuple[str, ...]  # (): nothing makes it, it has to be there
     creates: str  # a path; `command` makes it under that name with {part} in its place, so that half a download never counts
     timeout: int = 1800  # seconds, for the one that works and for those who wait
 

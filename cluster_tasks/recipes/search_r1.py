@@ -10,13 +10,15 @@ from collections.abc import Mapping
 
 from cluster_tasks.recipes import steps
 from cluster_tasks.recipes.recipe import Place, Recipe, RecipeError, Run, Step
+from stacks.service import OWN_PORTS, taken
 
 COMMIT = "a14dc3a4ffc6fe88c1e95038d9738e21ba3f7a06"
 REPOSITORY = "https://github.com/PeterGriffinJin/Search-R1"
 PAGE = f"{REPOSITORY}/blob/main/docs/multinode.md"
-SERVICE, PORT = "retriever", 8000  # the port is fixed in the fork's server
+SERVICE, PORT = "retriever", 8000
 ENCODER = "intfloat/e5-base-v2"
-OWN = ("index", "corpus")  # files of the retriever, where search_r1/retriever does not fetch them
+FILES = ("index", "corpus")  # of the retriever, where search_r1/retriever does not fetch them
+OWN = (*FILES, "port")
 NODES, GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 # Of the server; torch and faiss agree on CUDA 12.
@@ -46,17 +48,30 @@ def fetched_source(place: Place) -> Step:
 
 def files(place: Place, overrides: Mapping[str, str]) -> tuple[str, str]:
     """Index and corpus. Raises RecipeError where only one is given, or one by a path that nodes cannot share."""
-    found = [overrides.get(key) for key in OWN]
-    for key, path in zip(OWN, found, strict=True):
+    found = [overrides.get(key) for key in FILES]
+    for key, path in zip(FILES, found, strict=True):
         if path and not path.startswith("/"):
             raise RecipeError(f"{key}={path} is no absolute path of the nodes")
     if any(found) and not all(found):
-        missing = OWN[0] if found[1] else OWN[1]
+        missing = FILES[0] if found[1] else FILES[1]
         raise RecipeError(
             f"{missing}= is missing: the lines of the corpus are found by their number in the index, so give index= and corpus="
         )
     folder = place.data("wiki-18")
     return found[0] or f"{folder}/e5_Flat.index", found[1] or f"{folder}/wiki-18.jsonl"
+
+
+def port(place: Place, overrides: Mapping[str, str]) -> int:
+    """Of the service. Raises RecipeError where another has it."""
+    given = overrides.get("port", str(PORT))
+    if not given.isdecimal() or not 0 < int(given) < 65536:
+        raise RecipeError(f"port={given} is not a port, 1 to 65535")
+    if taken(int(given)):
+        raise RecipeError(f"port={given} {OWN_PORTS}, such as {PORT}")
+    owner = place.ports.get(int(given), "")
+    if owner and owner != f"flotilla:task.services.{SERVICE}":
+        raise RecipeError(f"port={given} is the port of {owner} of {place.stack}; give another, such as port=8100")
+    return int(given)
 
 
 def no_amd(place: Place) -> None:
@@ -67,19 +82,24 @@ def no_amd(place: Place) -> None:
 # The retriever
 
 
-def service_lines(place: Place, overrides: Mapping[str, str]) -> str:
-    """For the stack file."""
+def starter(place: Place) -> str:
+    return f"{place.shared}/sources/search-r1-serve.py"
+
+
+def service_lines(place: Place, overrides: Mapping[str, str], encoder: str) -> str:
+    """For the stack file. Raises RecipeError."""
     index, corpus = files(place, overrides)
-    python = f"{place.shared}/sources/search-r1-retriever/bin/python"
+    number = port(place, overrides)
+    python = f"{place.shared}/sources/search-r1-retriever/bin/python {starter(place)} {number}"
     return "\n".join(
         (
             "flotilla:task:",
             "  services:",
             f"    {SERVICE}:",
             f"      command: {python} {source(place)}/search_r1/search/retrieval_server.py --index_path {index} --corpus_path {corpus}"
-            f" --topk 3 --retriever_name e5 --retriever_model {place.model(ENCODER)} --faiss_gpu",
+            f" --topk 3 --retriever_name e5 --retriever_model {encoder} --faiss_gpu",
             "      on: every",
-            f"      port: {PORT}",
+            f"      port: {number}",
             "      timeout: 3600",
         )
     )
@@ -89,18 +109,18 @@ def retriever(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
     """Raises RecipeError."""
     no_amd(place)
     if unknown := sorted(set(overrides) - set(OWN)):
-        raise RecipeError(f"{unknown[0]}: search_r1/retriever takes index= and corpus= alone")
+        raise RecipeError(f"{unknown[0]}: search_r1/retriever takes index=, corpus= and port= alone")
     index, corpus = files(place, overrides)
-    _, encoder = steps.model(place, model)
+    encoder, fetched = steps.model(place, model)
     folder = f"{place.shared}/sources/search-r1-retriever"
     packages = Step(
         "the retriever's packages",
         ("bash", "-c", 'set -e; python -m venv "$0"; "$0/bin/python" -m pip install -q "$@"', "{part}", *SERVER),
         folder,
     )
-    done = ("python", "-c", f"print({service_lines(place, overrides)!r})")
-    if overrides:
-        data = tuple(there(key, path) for key, path in zip(OWN, (index, corpus), strict=True))
+    done = ("python", "-c", f"print({service_lines(place, overrides, encoder)!r})")
+    if set(overrides) & set(FILES):
+        data = tuple(steps.there(key, path) for key, path in zip(FILES, (index, corpus), strict=True))
     else:
         download = f"python -m {steps.JOB}.download"
         script = (
@@ -109,12 +129,8 @@ def retriever(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
             'rm -r "$0/corpus"'
         )
         data = (Step("index and corpus of Wikipedia", ("bash", "-c", script, "{part}"), place.data("wiki-18"), timeout=14400),)
-    return Run(done, steps=(fetched_source(place), packages, *encoder, *data))
-
-
-def there(key: str, path: str) -> Step:
-    text = f"error: {key}={path} does not exist on this node; it has to lie where all nodes see it"
-    return Step(key, ("python", "-c", f"import sys; sys.exit({text!r})"), path)
+    start = Step("the retriever's start", ("cp", f"{steps.JOB.replace('.', '/')}/retriever.py", "{part}"), starter(place))
+    return Run(done, steps=(fetched_source(place), packages, start, *fetched, *data))
 
 
 # Training
@@ -128,7 +144,7 @@ def training(place: Place, model: str, own: Mapping[str, str], overrides: Mappin
     if SERVICE not in place.services and not url:
         text = f"flotilla:task.services of {place.stack} has no {SERVICE}"
         after = f"first: flotilla launch {place.stack} --recipe search_r1/retriever, then add to the stack and start it again:"
-        raise RecipeError(f"{text}; {after}\n{service_lines(place, overrides)}")
+        raise RecipeError(f"{text}; {after}\n{service_lines(place, overrides, steps.model(place, ENCODER)[0])}")
     for key in OWN:
         given.pop(key, None)
     path, found = steps.model(place, model)

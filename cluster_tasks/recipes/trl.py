@@ -14,7 +14,7 @@ DISTRIBUTED = "https://huggingface.co/docs/trl/distributing_training"
 
 def run(place: Place, model: str, script: str, own: Mapping[str, str], overrides: Mapping[str, str]) -> Run:
     path, fetched = steps.model(place, model)
-    data, made = steps.gsm8k(place, "chat")
+    data, made = steps.gsm8k(place, "chat", overrides)
     settings = {
         "model_name_or_path": path,
         "dataset_name": data,
@@ -27,13 +27,13 @@ def run(place: Place, model: str, script: str, own: Mapping[str, str], overrides
         "report_to": "none",
         **({} if place.gpus else {"use_cpu": "True", "bf16": "False"}),
         **own,
-        **overrides,
+        **steps.trainers(overrides),
     }
     flags = (word for key, value in settings.items() for word in (f"--{key}", value))
     return Run(
         ("-m", f"trl.scripts.{script}", *flags),
         launcher="torchrun",
-        steps=(*fetched, made),
+        steps=(*fetched, *made),
         env={"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"},
         resumes=("--resume_from_checkpoint", "{last}"),
         complete="trainer_state.json",

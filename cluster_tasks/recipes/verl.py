@@ -25,10 +25,10 @@ TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 NODES, GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
 
 
-def common(place: Place, model: str) -> tuple[dict[str, str], tuple[Step, ...]]:
+def common(place: Place, model: str, overrides: Mapping[str, str]) -> tuple[dict[str, str], tuple[Step, ...]]:
     """Settings of every recipe here, and what is prepared."""
     path, fetched = steps.model(place, model)
-    data, made = steps.gsm8k(place, "verl")
+    data, made = steps.gsm8k(place, "verl", overrides)
     mini = -(-MINI // place.world) * place.world
     settings = {
         "data.train_files": f"{data}/train.parquet",
@@ -57,11 +57,11 @@ def common(place: Place, model: str) -> tuple[dict[str, str], tuple[Step, ...]]:
         "trainer.test_freq": "10",
         "trainer.total_epochs": "15",
     }
-    return settings, (*fetched, made)
+    return settings, (*fetched, *made)
 
 
 def ppo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
-    settings, prepared = common(place, model)
+    settings, prepared = common(place, model, overrides)
     settings |= {
         "algorithm.adv_estimator": "gae",
         "algorithm.kl_ctrl.kl_coef": "0.001",
@@ -73,7 +73,7 @@ def ppo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
 
 
 def grpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
-    settings, prepared = common(place, model)
+    settings, prepared = common(place, model, overrides)
     settings |= {
         "algorithm.adv_estimator": "grpo",
         "actor_rollout_ref.rollout.n": "5",
@@ -85,7 +85,7 @@ def grpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
 
 def cross_node(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
     """One rollout engine over all GPUs, which divide the model's 64 attention heads; weights and optimizers wait in main memory."""
-    settings, prepared = common(place, model)
+    settings, prepared = common(place, model, overrides)
     offload = dict.fromkeys(("param_offload", "optimizer_offload"), "True")
     settings |= {
         TP: str(place.world),
@@ -104,7 +104,7 @@ def cross_node(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
 
 def run(place: Place, settings: dict[str, str], prepared: tuple[Step, ...], overrides: Mapping[str, str]) -> Run:
     """Raises RecipeError where the person's sizes do not fit the stack."""
-    settings |= overrides
+    settings |= steps.trainers(overrides)
     for key, has in ((NODES, place.nodes), (GPUS, place.gpus)):
         if number(key, settings[key]) > has:
             raise RecipeError(f"{key}={settings[key]}: the stack {place.stack} has {has}; leave it out, it comes from the stack")

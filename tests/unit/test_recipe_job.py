@@ -49,6 +49,21 @@ def test_a_refusal_comes_before_anything_is_prepared(tmp_path: Path) -> None:
     assert done.stderr == "error: verl/x: its trainer refuses the settings (exit code 1): Could not override 'a.b'.\n"
 
 
+@pytest.mark.parametrize("refused", ["index", "settings"])
+def test_what_is_refused_leaves_no_folder(tmp_path: Path, refused: str) -> None:
+    """Neither of the run, nor of what other steps would make, nor of the file that is missing."""
+    made = {"name": "packages", "command": ["touch", "{part}"], "creates": str(tmp_path / "shared/sources/x"), "timeout": 30}
+    index = {"name": "index", "command": [], "creates": str(tmp_path / "own/e5.index"), "timeout": 30}
+    if refused == "settings":
+        done = ended(job(tmp_path, ["true"], check=["false"], steps=[made]))
+        assert done.stderr == "error: verl/x: its trainer refuses the settings (exit code 1): it printed nothing\n"
+    else:
+        done = ended(job(tmp_path, ["true"], steps=[made, index]))
+        said = rf"error: verl/x: index={tmp_path}/own/e5.index does not exist on \S+; it has to lie where all nodes see it\n"
+        assert re.fullmatch(said, done.stderr), done.stderr
+    assert done.returncode == 2 and [path.name for path in tmp_path.iterdir()] == ["run.json"]
+
+
 def test_a_check_without_its_packages_is_the_images_fault(tmp_path: Path) -> None:
     done = ended(job(tmp_path, ["true"], check=[sys.executable, "-c", "import no_such_package"], installable=False))
     missing = "ModuleNotFoundError: No module named 'no_such_package'"
@@ -179,8 +194,9 @@ def test_weights_in_other_formats_are_left_out_of_models_alone(monkeypatch: pyte
     """A data set may be of any format."""
     asked: dict[str, Any] = {}
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda _, **more: asked.update(more))
-    monkeypatch.setattr(sys, "argv", ["download", "me/name", "/folder", *flags])
-    assert download.main() == 0 and bool(list(filter_repo_objects(["a.h5"], ignore_patterns=asked["ignore_patterns"]))) != left_out
+    monkeypatch.setattr(sys, "argv", ["download", "me/name", "/folder", "--revision", "v2", *flags])
+    assert download.main() == 0 and asked["revision"] == "v2"
+    assert bool(list(filter_repo_objects(["a.h5"], ignore_patterns=asked["ignore_patterns"]))) != left_out
 
 
 def test_gsm8k_is_made_from_a_folder_as_from_the_hub(tmp_path: Path) -> None:

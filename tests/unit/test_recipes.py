@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster_tasks.recipes import find, recipes
+from cluster_tasks.recipes import find, recipes, steps
 from cluster_tasks.recipes.planned import Planned, overrides, plan, write
 from cluster_tasks.recipes.recipe import RecipeError
 from stacks.load import load
@@ -44,7 +44,7 @@ def test_every_recipe_is_pinned_and_plans_and_shows_itself(name: str) -> None:
     made = plan(on, recipe, ["reward.model_name_or_path=/reward"] if name == "openrlhf/ppo-70b" else [], Path("/project"))
     shown = made.shown()
     assert recipe.guide in shown and all(step.creates in shown for step in made.run.steps)
-    assert all(any("{part}" in word for word in step.command) for step in made.run.steps)
+    assert all(any("{part}" in word for word in step.command) for step in made.run.steps if step.command)
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (2, 8), (3, 8), (8, 8)])
@@ -70,7 +70,29 @@ def test_what_a_person_gives_replaces_the_recipes_own() -> None:
 
 
 def test_a_folder_as_model_is_not_downloaded() -> None:
-    assert [step.name for step in planned("verl/ppo-gsm8k", "model=/models/mine").run.steps] == ["data openai/gsm8k"]
+    assert [(step.name, bool(step.command)) for step in planned("verl/ppo-gsm8k", "model=/models/mine").run.steps] == [
+        ("model", False),
+        ("data openai/gsm8k", True),
+    ]
+
+
+def test_what_is_fetched_is_pinned_and_another_revision_lies_beside_it() -> None:
+    def fetched(*words: str) -> list[tuple[str, str]]:
+        return [(" ".join(step.command[-2:]), step.creates) for step in planned("verl/ppo-gsm8k", *words).run.steps]
+
+    pins = [(f"--revision {steps.REVISIONS[name]}") for name in ("Qwen/Qwen2.5-7B-Instruct", "openai/gsm8k")]
+    assert fetched() == [
+        (pins[0], "/shared/me/models/Qwen--Qwen2.5-7B-Instruct@a09a35458c70"),
+        (pins[1], "/shared/me/data/gsm8k-verl"),
+    ]
+    assert fetched("model=Qwen/Qwen2.5-7B-Instruct@main", "gsm8k=me/gsm8k@refs/pr/1") == [
+        ("--revision main", "/shared/me/models/Qwen--Qwen2.5-7B-Instruct@main"),
+        ("--revision refs/pr/1", "/shared/me/data/gsm8k-verl-me--gsm8k@refs--pr--1"),
+    ]
+    assert fetched("model=me/mine")[0] == ("me/mine {part}", "/shared/me/models/me--mine")
+    own = planned("trl/sft", "gsm8k=/mine/gsm8k")
+    assert ("gsm8k", "/mine/gsm8k") in [(step.name, step.creates) for step in own.run.steps if not step.command]
+    assert "--gsm8k" not in own.run.command
 
 
 def test_a_rollout_engine_spans_the_nodes() -> None:

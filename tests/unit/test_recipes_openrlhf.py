@@ -84,12 +84,12 @@ def test_checkpoints_lie_in_the_runs_folder_and_are_resumed() -> None:
 def test_models_and_data_are_fetched_once_and_folders_taken_as_they_are() -> None:
     run = build("openrlhf/dpo", place(1))
     assert [step.creates for step in run.steps] == [
-        "/shared/models/OpenRLHF--Llama-3-8b-sft-mixture",
+        "/shared/models/OpenRLHF--Llama-3-8b-sft-mixture@03334dc4a796",
         "/shared/data/OpenRLHF--preference_dataset_mixture2_and_safe_pku",
     ]
     own = build("openrlhf/dpo", place(1), data__dataset="/mine/pairs.jsonl")
     assert flags(own)["data.dataset"] == "/mine/pairs.jsonl"
-    assert len(own.steps) == 1
+    assert [(step.name, step.creates) for step in own.steps if not step.command] == [("data.dataset", "/mine/pairs.jsonl")]
 
 
 def test_a_persons_settings_win() -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -11,6 +15,7 @@ from cluster_tasks.recipes import nemo_rl, search_r1
 from cluster_tasks.recipes.recipe import Place, RecipeError, Run
 from stacks.service import Service
 
+ROOT = Path(__file__).parents[2]
 # What the recipes set of verl/trainer/config/ppo_trainer.yaml of the fork at search_r1.COMMIT.
 # NEW are added with a plus: the fork reads them where they are there.
 KEYS = """
@@ -40,6 +45,9 @@ SIZES = [(1, 1), (1, 8), (2, 8), (3, 8), (4, 8), (8, 8)]
 
 def place(nodes: int, gpus: int = 8, vendor: str = "nvidia", services: tuple[str, ...] = ("retriever",)) -> Place:
     return Place("big", nodes, gpus, vendor, "/shared", "mine", frozenset(services))  # pyright: ignore[reportArgumentType]
+
+
+HELD = replace(place(1), ports={8000: "flotilla:task.services.judge"})
 
 
 def build(name: str, at: Place, overrides: dict[str, str] | None = None) -> Run:
@@ -83,7 +91,8 @@ def test_the_retriever_is_prepared_once() -> None:
     assert [step.creates for step in run.steps] == [
         "/shared/sources/search-r1-a14dc3a",
         "/shared/sources/search-r1-retriever",
-        "/shared/models/intfloat--e5-base-v2",
+        "/shared/sources/search-r1-serve.py",
+        "/shared/models/intfloat--e5-base-v2@1c644c92ad3b",
         "/shared/data/wiki-18",
     ]
     assert "services:" in run.command[-1]
@@ -91,8 +100,8 @@ def test_the_retriever_is_prepared_once() -> None:
 
 def test_a_given_index_is_not_fetched_and_has_to_be_there() -> None:
     run = build("search_r1/retriever", place(1), {"index": "/shared/own.index", "corpus": "/shared/own.jsonl"})
-    assert [step.creates for step in run.steps][-2:] == ["/shared/own.index", "/shared/own.jsonl"]
-    assert "index=/shared/own.index does not exist on this node" in run.steps[-2].command[-1]
+    needed = [(step.name, step.creates) for step in run.steps if not step.command]
+    assert needed == [("index", "/shared/own.index"), ("corpus", "/shared/own.jsonl")]
     assert "/shared/own.index" in run.command[-1]
 
 
@@ -101,7 +110,10 @@ def test_a_given_index_is_not_fetched_and_has_to_be_there() -> None:
     [
         ("search_r1/retriever", place(1), {"index": "/i"}, r"corpus= is missing: the lines of the corpus"),
         ("search_r1/retriever", place(1), {"index": "~/i", "corpus": "/c"}, r"index=~/i is no absolute path of the nodes"),
-        ("search_r1/retriever", place(1), {"topk": "3"}, r"topk: search_r1/retriever takes index= and corpus= alone"),
+        ("search_r1/retriever", place(1), {"topk": "3"}, r"topk: search_r1/retriever takes index=, corpus= and port= alone"),
+        ("search_r1/retriever", place(1), {"port": "high"}, r"port=high is not a port, 1 to 65535"),
+        ("search_r1/retriever", place(1), {"port": "8265"}, r"port=8265 is one of Ray's or dstack's own: .*, such as 8000"),
+        ("search_r1/retriever", HELD, {}, r"port=8000 is the port of flotilla:task.services.judge of big; give another, such as port=8100"),
         ("search_r1/ppo", place(1, vendor="amd"), {}, r"Search-R1 needs NVIDIA GPUs .*; the stack big has AMD GPUs"),
         ("search_r1/ppo", place(2), {"trainer.nnodes": "4"}, r"trainer.nnodes=4: the stack big has 2 nodes with 8 GPUs each"),
         ("search_r1/ppo", place(2), {"data.train_batch_size": "100"}, r"data.train_batch_size=100 is not a multiple of the 16 GPUs"),
@@ -131,3 +143,15 @@ def test_nemo_rl_takes_its_sizes_from_the_stack(nodes: int, gpus: int) -> None:
 def test_nemo_rl_names_what_another_image_lacks() -> None:
     done = subprocess.run(build("nemo_rl/grpo", place(1)).check, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (1, "ImportError: there is no /opt/nemo-rl/examples/configs/grpo_math_1B.yaml\n")
+
+
+def test_the_service_listens_on_the_port_that_is_given_and_on_the_nodes_address_alone(tmp_path: Path) -> None:
+    run = build("search_r1/retriever", place(1), {"port": "8100"})
+    assert "sources/search-r1-serve.py 8100 /shared/sources/" in run.command[-1] and "port: 8100" in run.command[-1]
+    [start] = [step for step in run.steps if step.creates.endswith("serve.py")]
+    (tmp_path / "uvicorn.py").write_text("def run(app, host, port): print(app, host, port)\n")
+    (tmp_path / "server.py").write_text("import sys, uvicorn\nuvicorn.run(sys.argv[1:], host='0.0.0.0', port=8000)\n")
+    env = os.environ | {"PYTHONPATH": str(tmp_path), "FLOTILLA_NODE_IP": "10.0.0.7"}
+    words = [sys.executable, str(ROOT / start.command[1]), "8100", str(tmp_path / "server.py"), "--topk", "3"]
+    done = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
+    assert done.stdout == "['--topk', '3'] 10.0.0.7 8100\n", done.stderr
