@@ -10,6 +10,7 @@ from cluster_tasks.recipes.recipe import Place, Recipe, RecipeError, Run, Step
 VERSION = "0.9.1"
 PAGE = "https://verl.readthedocs.io/en/latest/start/multinode.html"
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
+WIDE, HEADS = "Qwen/Qwen3-32B", 64
 FSDP = "critic.fsdp."
 RENAMED = {
     "actor_rollout_ref.actor.fsdp_config.grad_offload": "gradients are offloaded with the parameters: "
@@ -84,7 +85,10 @@ def grpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
 
 
 def cross_node(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
-    """One rollout engine over all GPUs, which divide the model's 64 attention heads; weights and optimizers wait in main memory."""
+    """One rollout engine over all GPUs, which have to divide the model's attention heads; weights and optimizers wait in main memory."""
+    if model == WIDE and TP not in overrides and HEADS % place.world:
+        text = f"{place.world} GPUs of the stack {place.stack} do not divide the {HEADS} attention heads of {WIDE}"
+        raise RecipeError(f"{text}; give {TP}={fitting(place)}")
     settings, prepared = common(place, model, overrides)
     offload = dict.fromkeys(("param_offload", "optimizer_offload"), "True")
     settings |= {
@@ -100,6 +104,13 @@ def cross_node(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
         "actor_rollout_ref.ref.fsdp_config.param_offload": "True",
     }
     return run(place, settings, prepared, overrides)
+
+
+def fitting(place: Place) -> int:
+    """The most GPUs of an engine that divide the heads, and the GPUs in whole nodes where it spans some."""
+    spans = [nodes * place.gpus for nodes in range(1, place.nodes + 1) if place.nodes % nodes == 0]
+    within = [gpus for gpus in range(1, place.gpus + 1) if place.gpus % gpus == 0]
+    return max(size for size in (*within, *spans) if HEADS % size == 0)
 
 
 def run(place: Place, settings: dict[str, str], prepared: tuple[Step, ...], overrides: Mapping[str, str]) -> Run:
@@ -133,7 +144,7 @@ RECIPES = (
         PAGE,
         PACKAGES,
         None,
-        "Qwen/Qwen3-32B",
+        WIDE,
         cross_node,
         RENAMED,
         nodes=2,

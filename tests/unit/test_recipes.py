@@ -99,6 +99,15 @@ def test_a_rollout_engine_spans_the_nodes() -> None:
     assert settings(planned("verl/ppo-gsm8k-cross-node"))["actor_rollout_ref.rollout.tensor_model_parallel_size"] == "16"
 
 
+def test_an_engine_that_does_not_divide_the_heads_is_refused_with_one_that_does() -> None:
+    key = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+    for (nodes, gpus), fits in {(3, 8): 8, (3, 4): 4, (6, 4): 8, (2, 3): 1}.items():
+        with pytest.raises(RecipeError, match=rf"{nodes * gpus} GPUs .* the 64 attention heads of Qwen/Qwen3-32B; give {key}={fits}$"):
+            planned("verl/ppo-gsm8k-cross-node", on=stack(nodes, gpus))
+        assert settings(planned("verl/ppo-gsm8k-cross-node", f"{key}={fits}", on=stack(nodes, gpus)))[key] == str(fits)
+    assert settings(planned("verl/ppo-gsm8k-cross-node", "model=me/mine", on=stack(3, 8)))[key] == "24"
+
+
 def test_amd_gpus_get_their_environment_and_take_packages_from_the_image() -> None:
     made = planned("verl/ppo-gsm8k", "packages=image", on=stack(vendor="amd"))
     assert made.run.env["HSA_NO_SCRATCH_RECLAIM"] == "1" and made.installed

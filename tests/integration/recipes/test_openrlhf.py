@@ -16,7 +16,7 @@ from cluster_tasks.recipes.openrlhf_flags import LISTS, SWITCHES
 from cluster_tasks.recipes.recipe import Place, Recipe, RecipeError
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(sys.platform != "linux", reason="OpenRLHF is for Linux")]
-SIZES = ((1, 1), (1, 8), (2, 8), (3, 8), (4, 8), (8, 8), (16, 8))
+SIZES = ((1, 1), (1, 8), (2, 1), (2, 8), (3, 4), (3, 8), (4, 8), (6, 8), (8, 8), (12, 8), (16, 8))
 REWARD = {"reward.model_name_or_path": "/reward"}
 MODULES = ("train_ppo_ray", "train_sft", "train_rm", "train_dpo")
 

@@ -17,7 +17,7 @@ from cluster_tasks.recipes.recipe import Place
 from cluster_tasks.recipes.verl import RECIPES, RENAMED
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(sys.platform != "linux", reason="verl is for Linux")]
-SIZES = ((1, 1), (1, 8), (2, 8), (3, 8), (4, 4), (16, 8))
+SIZES = ((1, 1), (1, 8), (2, 1), (2, 3), (2, 8), (3, 4), (3, 8), (4, 4), (6, 8), (16, 8))
 ENTRY = ("python", "-m", "verl.trainer.main_ppo")
 Ask = Callable[[list[list[str]]], list[list[str] | None]]
 
