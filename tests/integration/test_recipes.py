@@ -11,29 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import recipe_stand_ins
 from pyarrow import Table, parquet
 
 from cluster_tasks.node.ports import free_port
 from lab.copied import copy_project
 
 pytestmark = [pytest.mark.hosts, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
-
-# In place of the trainer: it records what it was given, as its exit code says, and saves as the trainer would.
-RECORDER = """\
-import json, os, sys
-from pathlib import Path
-folder = next(word.partition("=")[2] for word in sys.argv if word.startswith("trainer.default_local_dir="))
-if "--cfg" in sys.argv:
-    print("Could not override 'no.such'.") if "no.such=1" in sys.argv else None
-    sys.exit("no.such=1" in sys.argv)
-ours = ("PYTHONUNBUFFERED", "RAY_ADDRESS")
-saved = Path(folder) / "global_step_1"
-said = {"argv": sys.argv[1:], "cwd": sorted(os.listdir()), "env": {name: os.environ.get(name) for name in ours}, "resumed": saved.exists()}
-(Path(folder) / "said.json").write_text(json.dumps(said))
-saved.mkdir(exist_ok=True)
-print("TRAINED", flush=True)
-sys.exit(7 if said["resumed"] else 0)
-"""
 
 
 class Project:
@@ -42,13 +26,7 @@ class Project:
     def __init__(self, folder: Path):
         self.folder = folder
         copy_project(folder)
-        for package in ("verl", "verl/trainer"):
-            (folder / "standins" / package).mkdir(parents=True)
-            (folder / "standins" / package / "__init__.py").touch()
-        (folder / "standins/verl/trainer/main_ppo.py").write_text(RECORDER)
-        distribution = folder / "standins/verl-0.9.1.dist-info"
-        distribution.mkdir()
-        (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: verl\nVersion: 0.9.1\n")
+        recipe_stand_ins.verl_in(folder / "standins")
         self.stack = folder / "stacks/Pulumi.local.yaml"
         self.stack.write_text(self.stack.read_text().rstrip() + f"\n  flotilla:task:\n    dashboard_port: {free_port()}\n")
         self.shared = folder / "build/local/volumes/checkpoints"

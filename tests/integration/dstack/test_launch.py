@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+import recipe_stand_ins
 
 from lab.dstack.hosts import NETWORK
 from lab.dstack.lab import Lab
@@ -15,6 +16,7 @@ from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
 
+STAND_INS = "standins"
 LAUNCH = "python -m cluster_tasks.client.launch lab"
 WEB = {"command": "exec python3 -m http.server --bind $FLOTILLA_NODE_IP 8123", "port": 8123, "health": "/"}
 READ = 'import urllib.request as r; print(r.urlopen(\\"$FLOTILLA_SERVICE_WEB\\").read())'
@@ -26,7 +28,11 @@ COUNT = "for i in $(seq 300); do echo tick $i; sleep 1; done"
 @pytest.fixture(scope="module")
 def cluster(lab: Lab) -> Iterator[Lab]:
     """The cluster is started by the first launch and used by the next ones; a service runs on both of its nodes."""
-    lab.stack(task={"services": {"web": WEB}})
+    recipe_stand_ins.trl_in(lab.shared / STAND_INS)
+    recipe_stand_ins.hub_in(lab.shared / STAND_INS)
+    (lab.shared / "answer").touch()
+    (lab.shared / "mine").mkdir(exist_ok=True)
+    lab.stack(task={"services": {"web": WEB}, "env": {"PYTHONPATH": f"/checkpoints/{STAND_INS}"}})
     done = lab.user(f"{LAUNCH} -- sh -c 'echo hello from the job; {ASK}; exit 7'", timeout=600)
     assert done.returncode == 7, done.stdout
     assert "hello from the job" in done.stdout
@@ -42,6 +48,20 @@ def cluster(lab: Lab) -> Iterator[Lab]:
 
 def text(lab: Lab, log: str) -> str:
     return (lab.folder / log).read_text()
+
+
+def test_a_recipe_runs_on_every_node_and_resumes(cluster: Lab):
+    recipe = "--recipe trl/sft model=/checkpoints/mine run=sft packages=image"
+    done = cluster.user(f"python -m cli launch lab {recipe}")
+    assert done.returncode == 0 and done.stdout.count("TRAINED\n") == 2, done.stdout
+    assert "data openai/gsm8k: making /checkpoints/data/gsm8k-chat" in done.stdout and "torchrun --nnodes=2" in done.stdout
+    saved = [json.loads((cluster.shared / f"sft/said-{rank}.json").read_text()) for rank in (0, 1)]
+    assert len({said["node"] for said in saved}) == 2 and [said["world"] for said in saved] == ["2", "2"]
+    assert all(sorted(said["data"]) == ["test.parquet", "train.parquet"] for said in saved)
+    again = cluster.user(f"python -m cli launch lab {recipe}")
+    assert again.returncode == 1, again.stdout  # torchrun's, of a rank that fails
+    assert "data openai/gsm8k: /checkpoints/data/gsm8k-chat is there" in again.stdout
+    assert "the run has saved /checkpoints/sft/checkpoint-1; it resumes" in again.stdout
 
 
 def test_a_lost_connection_is_made_again_and_no_line_is_lost_or_printed_twice(cluster: Lab):
