@@ -1,33 +1,46 @@
-"""`flotilla up`, `status`, `submit` and `down` on a real Slurm, through a real SSH tunnel."""
+"""`flotilla up`, `status`, `submit`, `launch --recipe` and `down` on a real Slurm, through a real SSH tunnel."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import recipe_stand_ins
 import yaml
 
 from lab.copied import copy_project
 from lab.slurm.cluster import SYSTEM_PATH, Cluster
+from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
 
+Flotilla = Callable[[str], tuple[int, str, str]]
+GPUS = 2  # of each node, which Slurm hands out and Ray is told to have
+RECIPE = "verl/ppo-gsm8k"
 
-@pytest.fixture
+
+@pytest.fixture(scope="module")
 def clone(slurm: Cluster) -> Path:
-    """A clone on the shared file system with a stack of its own, and `ssh` with the configuration of a person who has a key."""
-    folder = slurm.folder / "verbs"
-    copy_project(folder)
-    settings = {
-        "cloud": "slurm",
-        "fleets": [{"name": "gpus", "nodes": 2, "cpus": 1}],
-        "slurm": {"partition": "gpu", "time": "15:00", "login": "root@ctl", "setup": [f". {sys.prefix}/bin/activate"]},
-        "checkpoints": {"kind": "shared", "path": str(folder / "runs")},
-    }
-    text = yaml.safe_dump({"config": {f"flotilla:{key}": value for key, value in settings.items()}})
-    (folder / "stacks/Pulumi.slurm.yaml").write_text(text)
+    """A clone on the shared file system with stacks of its own, and `ssh` with the configuration of a person who has a key."""
+    folder = copy_project(slurm.folder / "verbs")
+    stand_ins = folder / "standins"
+    recipe_stand_ins.verl_in(stand_ins)
+    recipe_stand_ins.hub_in(stand_ins)
+    for name, nodes in (("slurm", 2), ("one", 1)):
+        setup = [f". {sys.prefix}/bin/activate", f"export PYTHONPATH={stand_ins}"]
+        settings: dict[str, Any] = {
+            "cloud": "slurm",
+            "fleets": [{"name": "gpus", "nodes": nodes, "cpus": 1, "gpu": {"name": "H100", "count": GPUS}}],
+            "slurm": {"partition": "gpu", "time": "15:00", "login": "root@ctl", "setup": setup},
+            "checkpoints": {"kind": "shared", "path": str(folder / "runs")},
+        }
+        text = yaml.safe_dump({"config": {f"flotilla:{key}": value for key, value in settings.items()}})
+        (folder / f"stacks/Pulumi.{name}.yaml").write_text(text)
     config = slurm.ssh()
     (folder / "bin").mkdir()
     (folder / "bin/ssh").write_text(f'#!/bin/sh\nexec /usr/bin/ssh -F {config} "$@"\n')
@@ -35,31 +48,85 @@ def clone(slurm: Cluster) -> Path:
     return folder
 
 
-def test_up_waits_for_ray_opens_the_tunnel_takes_a_job_and_down_frees_the_nodes(slurm: Cluster, clone: Path) -> None:
-    # Nodes have 1 GB of /dev/shm here.
-    env = {
+@pytest.fixture(scope="module")
+def environment(clone: Path) -> dict[str, str]:
+    return {
         "PATH": f"{clone}/bin:{Path(sys.executable).parent}:{SYSTEM_PATH}",
         "PYTHONPATH": str(clone),
-        "FLOTILLA_NODE_ARGS": "--object-store-mb 80",
+        "FLOTILLA_NODE_ARGS": f"--object-store-mb 80 --num-gpus {GPUS}",  # nodes have 1 GB of /dev/shm here, and no GPU
     }
 
-    def flotilla(arguments: str) -> tuple[int, str, str]:
+
+@pytest.fixture(scope="module")
+def flotilla(slurm: Cluster, clone: Path, environment: dict[str, str]) -> Iterator[Flotilla]:
+    """With the cluster up."""
+
+    def run(arguments: str) -> tuple[int, str, str]:
         line = f"python -m cli {arguments} 2>{clone}/error </dev/null"
-        done = slurm.run(line, folder=clone / "trainer/recipes", env=env, check=False, seconds=400)
+        done = slurm.run(line, folder=clone / "trainer/recipes", env=environment, check=False, seconds=600)
         return done.returncode, done.stdout, (clone / "error").read_text()
 
     try:
-        code, output, error = flotilla("up slurm")
+        code, output, error = run("up slurm")
         assert code == 0, output + error
         assert "$ sbatch --parsable build/slurm/ray-cluster.sbatch" in error and "dashboard  http://localhost:8265" in error
-        job = json.loads((clone / "build/slurm/allocation.json").read_text())["job"]
-        code, output, _ = flotilla("status slurm")
-        assert code == 0 and f"job {job}  RUNNING" in output and "Ray: 2 of 2 nodes" in output
-        assert "is used as it is" in flotilla("up slurm")[2]
-        code, output, error = flotilla("submit slurm -- python -c 'print(6 * 7); raise SystemExit(3)'")
-        assert (code, output) == (3, "42\n"), error
+        yield run
     finally:
-        code, _, error = flotilla("down slurm")
+        run("down slurm")
+
+
+def test_up_waits_for_ray_opens_the_tunnel_and_takes_a_job(clone: Path, flotilla: Flotilla) -> None:
+    job = json.loads((clone / "build/slurm/allocation.json").read_text())["job"]
+    code, output, _ = flotilla("status slurm")
+    assert code == 0 and f"job {job}  RUNNING" in output and "Ray: 2 of 2 nodes" in output
+    assert "is used as it is" in flotilla("up slurm")[2]
+    code, output, error = flotilla("submit slurm -- python -c 'print(6 * 7); raise SystemExit(3)'")
+    assert (code, output) == (3, "42\n"), error
+
+
+def test_two_clusters_run_a_recipe_of_which_one_prepares_and_both_resume(
+    slurm: Cluster, clone: Path, flotilla: Flotilla, environment: dict[str, str]
+) -> None:
+    """One by `launch`, on the cluster that is up; one by the script that `recipe show` writes, on the third node."""
+    runs = clone / "runs"
+    model = runs / "mine"
+    settings = f"model={model} packages=image"
+    for folder in (model, runs / "second/global_step_1"):
+        folder.mkdir(parents=True)
+
+    def person(line: str) -> str:
+        return slurm.run(line, folder=clone, env=environment, seconds=200).stdout
+
+    def fetching() -> list[str]:
+        return (runs / "fetched").read_text().split() if (runs / "fetched").exists() else []
+
+    person("python -m infra.preview one")
+    written = person(f"python -m cli recipe show {RECIPE} one {settings} run=second --as sbatch")
+    assert f"#SBATCH --gpus-per-node=h100:{GPUS}\n" in written
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(flotilla, f"launch slurm --recipe {RECIPE} {settings} run=first")
+        wait_for("who prepares", fetching, 300)
+        job = person("sbatch --parsable build/one/recipe-second.sbatch").strip()
+        log = clone / f"build/one/recipe-second-{job}.log"
+        try:
+            wait_for("who waits", lambda: log.exists() and "data openai/gsm8k: waiting for job first-" in log.read_text(), 500)
+        finally:
+            (runs / "answer").touch()
+        code, output, error = first.result()
+    assert code == 0 and "TRAINED\n" in output, output + error
+    state = slurm.ended(job, 300)
+    assert state["ExitCode"] == "7:0" and "TRAINED" in log.read_text(), log.read_text()
+    assert fetching() == ["n1"] and (runs / "data/gsm8k-verl/train.parquet").is_file()
+    for run, nodes, node in (("first", 2, "n1"), ("second", 1, "n3")):
+        said = json.loads((runs / run / "said.json").read_text())
+        sizes = {f"trainer.nnodes={nodes}", f"trainer.n_gpus_per_node={GPUS}"}
+        assert sizes <= set(said["argv"]) and f"actor_rollout_ref.model.path={model}" in said["argv"]
+        assert (said["node"], said["resumed"]) == (node, run == "second")
+    assert flotilla(f"submit slurm --recipe {RECIPE} {settings} run=first")[0] == 7  # its own; it found what it had saved
+
+
+def test_down_frees_the_nodes_and_closes_the_tunnel(slurm: Cluster, flotilla: Flotilla) -> None:
+    code, _, error = flotilla("down slurm")
     assert code == 0, error
     assert slurm.idle() == slurm.nodes
     assert "up" not in slurm.run("pgrep -f '[s]sh -F.* -N -L' && echo up", check=False).stdout
