@@ -213,6 +213,24 @@ def test_gsm8k_is_made_from_a_folder_as_from_the_hub(tmp_path: Path) -> None:
     assert row["reward_model"]["ground_truth"] == "4"
 
 
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        (["gsm8k", "chat", "{folder}", "--source", "nobody/none"], "dataset nobody/none"),
+        (["gsm8k", "chat", "{folder}", "--source", "/nowhere/gsm8k"], "dataset /nowhere/gsm8k"),
+        (["download", "nobody/none", "{folder}", "--revision", "v9"], "model nobody/none@v9"),
+        (["download", "nobody/none", "{folder}", "--dataset"], "dataset nobody/none"),
+    ],
+)
+def test_what_cannot_be_fetched_is_one_line(tmp_path: Path, program: list[str], named: str) -> None:
+    words = [word.replace("{folder}", str(tmp_path / "made")) for word in program]
+    command = [sys.executable, "-m", f"cluster_tasks.recipe_job.{words[0]}", *words[1:]]
+    env = os.environ | {"HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"error: {named}"), done.stderr
+    assert done.stderr.count("error: ") == 1 and "Traceback" not in done.stderr
+
+
 def test_the_reward_reads_the_last_number() -> None:
     texts = ["#### 3 no, #### 1,200", "#### 5", "1200", [{"role": "assistant", "content": "#### 1200"}]]
     assert rewards.gsm8k(texts, answer=["1200"] * 4) == [1.0, 0.0, 0.0, 1.0]
