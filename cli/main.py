@@ -7,6 +7,7 @@ import signal
 import sys
 from importlib import import_module
 from pathlib import Path
+from typing import NoReturn
 
 from cli.project import CODE, console, find_root
 from stacks.errors import UserError
@@ -31,7 +32,7 @@ stop      down STACK                    leave nothing running
 at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
           launch STACK --recipe NAME    verl, OpenRLHF, ...: recipe list | show
 beside    server up|login|status|down   a dstack server on this machine
-          train ppo|sft ...             the trainer in this shell
+          train ppo|sft | export RUN    the trainer here; a checkpoint's model
 
 Without it, as it prints while it works:
   local        python -m infra.preview local; python -m cluster_tasks.local up
@@ -68,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(HELP, end="")
         return 0
     verb, rest = words[0], words[1:]
-    if verb not in (*PASSED, *OURS, "train"):
+    if verb not in (*PASSED, *OURS, "train", "export"):
         console.print(f"error: {verb!r} is no verb; flotilla --help lists them", markup=False)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -94,6 +95,8 @@ def perform(verb: str, arguments: list[str]) -> int:
     root = CODE if {"-h", "--help"} & set(flags) else find_root(Path.cwd())  # help is given everywhere
     if verb == "train":
         return train(root, arguments)
+    if verb == "export":
+        return run_trainer(root, "trainer.export", arguments)
     if verb in OURS:
         return import_module(OURS[verb]).main(verb, arguments, root)
     os.chdir(root)  # where `python -m ...` is typed
@@ -101,13 +104,17 @@ def perform(verb: str, arguments: list[str]) -> int:
 
 
 def train(root: Path, words: list[str]) -> int:
-    """`python -m trainer.train_<name> ...` in this process's place."""
+    """`python -m trainer.train_<name> ...`."""
     names = sorted(file.stem.removeprefix("train_") for file in (root / "trainer").glob("train_*.py"))
     if not words or words[0] not in names:
         named = f"{words[0]!r} is none of them; " if words and not words[0].startswith("-") else ""
         print(f"usage: flotilla train {'|'.join(names)} [--config FILE] [section.setting=value ...]", file=sys.stderr)
         print(f"{named}flotilla train {names[0]} --help lists the settings", file=sys.stderr)
         return 0 if {"-h", "--help"} & set(words[:1]) else 2
-    command = [sys.executable, "-m", f"trainer.train_{words[0]}", *words[1:]]
+    return run_trainer(root, f"trainer.train_{words[0]}", words[1:])
+
+
+def run_trainer(root: Path, module: str, words: list[str]) -> NoReturn:
+    """In this process's place: the trainer imports nothing of ours, nor we of it."""
     path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
-    os.execve(sys.executable, command, os.environ | {"PYTHONPATH": path})
+    os.execve(sys.executable, [sys.executable, "-m", module, *words], os.environ | {"PYTHONPATH": path})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,16 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with heads of 32 dimensions: fewer, and vLLM's attention on CPUs has no kernel for them."""
     return _export(INIT | {"num_attention_heads": 2, "hidden_size": 64}, tmp_path_factory.mktemp("wide"))
+
+
+@pytest.fixture(scope="session")
+def one_rank() -> Iterator[None]:
+    """This process is the one rank of every group: DeepSpeed, once imported, does not take a second group after the first was destroyed."""
+    yield
+    import torch
+
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _export(init: dict[str, Any], folder: Path) -> Path:

@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -84,6 +84,15 @@ class Checkpoints:
                 print(f"warning: passed over {error}", file=sys.stderr)
         return None
 
+    def complete(self) -> list[Checkpoint]:
+        """All that are complete by the sizes of their files, newest first; broken ones are left out."""
+        found: dict[int, Checkpoint] = {}
+        for path in self._found():
+            with suppress(CheckpointError):
+                checkpoint = _open(path, digests=False)
+                found.setdefault(checkpoint.step, checkpoint)
+        return list(found.values())
+
     def to_resume(self, mode: Literal["auto", "never", "must"]) -> Checkpoint | None:
         """What run.resume asks for. Raises CheckpointError for `must` without a complete checkpoint."""
         found = None if mode == "never" else self.latest()
@@ -138,16 +147,9 @@ class Checkpoints:
 
         Later steps are what a resumed run has passed over or left behind: next to a complete step `written` they would mislead `latest`.
         """
-        complete: dict[int, Checkpoint] = {}
-        for path in self._found():
-            try:
-                found = _open(path, digests=False)
-            except CheckpointError:
-                continue  # `latest` has warned of it
-            if found.step <= written:
-                complete.setdefault(found.step, found)
-        stay = {c.folder for c in list(complete.values())[: self.keep]}
-        scored = [c for c in complete.values() if c.score is not None]
+        complete = [c for c in self.complete() if c.step <= written]  # `latest` has warned of broken ones
+        stay = {c.folder for c in complete[: self.keep]}
+        scored = [c for c in complete if c.score is not None]
         if self.keep_best and scored:
             stay.add(max(scored, key=lambda c: (c.score, c.step)).folder)
         for path in self._found():

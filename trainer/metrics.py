@@ -185,18 +185,30 @@ def _readable(numbers: Mapping[str, float]) -> list[str]:
 
 
 def plot(folder: Path) -> Path:
-    """Draw reward (or loss, where a run has no reward) and throughput over steps into plot.png; returns its path."""
+    """Draw the run's metrics into plot.png; returns its path."""
+    figure, path = new_figure(), Path(folder) / "plot.png"
+    draw(figure, read(folder), Path(folder).resolve().name)
+    figure.savefig(path)
+    return path
+
+
+def new_figure() -> Any:
+    """Raises ConfigError where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ConfigError("plot.png: matplotlib is not installed; make install brings it") from None
-    rows = read(folder)
-    main = "reward" if any("reward" in row for row in rows) else "loss"
     figure = Figure(figsize=(9, 6.5), dpi=150, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def draw(figure: Any, rows: list[dict[str, Any]], title: str) -> None:
+    """Reward (or loss, where a run has no reward) and throughput over steps."""
+    main = "reward" if any("reward" in row for row in rows) else "loss"
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2.4, 1))
-    figure.suptitle(Path(folder).resolve().name, fontsize=15, fontweight="bold", x=0.015, ha="left")
+    figure.suptitle(title, fontsize=15, fontweight="bold", x=0.015, ha="left")
     _curve(top, rows, main, "#2563eb")
     _points(top, rows, f"eval_{main}", "#ea580c")
     _curve(bottom, rows, "tokens_per_second", "#0d9488")
@@ -213,9 +225,6 @@ def plot(folder: Path) -> Path:
         axes.grid(axis="y", color="#e5e7eb", linewidth=0.8)
         axes.set_axisbelow(True)
     top.legend(frameon=False, loc="best")
-    path = Path(folder) / "plot.png"
-    figure.savefig(path)
-    return path
 
 
 def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:

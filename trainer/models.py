@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,15 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as transformers_logging
 
 from trainer.checkpoint import fsync
@@ -116,6 +126,20 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     return lm.to(device)  # type: ignore[arg-type]
 
 
+def without_weights(config: ModelConfig) -> Any:
+    """The language model that `load_lm` gives, on the device meta: its configuration and the names of its parameters."""
+    try:
+        found = AutoConfig.from_pretrained(config.path) if config.path else _init_config(config)
+        with torch.device("meta"):
+            lm = AutoModelForCausalLM.from_config(found, dtype=getattr(torch, config.dtype))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
+    if config.path:
+        with contextlib.suppress(OSError):  # models without one have their defaults
+            lm.generation_config = GenerationConfig.from_pretrained(config.path)
+    return lm
+
+
 def _require_plain_head(lm: Any, config: ModelConfig) -> None:
     name = f"model.path={config.path}" if config.path else "model.init"
     settings = lm.config.get_text_config()
@@ -178,12 +202,20 @@ def _init_config(config: ModelConfig) -> PreTrainedConfig:
     return AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer), **ids, **given})
 
 
-def export(lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is complete or not there."""
+def export(
+    lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path, files: Mapping[str, bytes] | None = None
+) -> None:
+    """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is complete or not there.
+
+    `files` lie beside it, by name.
+    """
     draft = folder.with_name(f"tmp_{folder.name}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(draft, ignore_errors=True)
     lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)
     tokenizer.save_pretrained(draft)
+    for name, content in (files or {}).items():
+        (draft / name).write_bytes(content)
     for path in (*draft.iterdir(), draft):
         fsync(path)
     shutil.rmtree(folder, ignore_errors=True)

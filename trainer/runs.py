@@ -34,6 +34,7 @@ HARMLESS = (
     "trainer.timeout",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
+    "trainer.export_every",
     "trainer.keep_best",
     "rollout.timeout",
     "rollout.restarts",

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import preflight
+from trainer import model_card, preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import values_read
 
 
 def read(argv: list[str]) -> PpoConfig:
@@ -82,6 +83,10 @@ class Run:
             self.workers.save(draft)
         print(f"checkpoint: {self.checkpoints.folder / f'step_{step}'}", flush=True)
 
+    def export(self, step: int, folder: Path) -> None:
+        self.workers.policy.call("export", folder, model_card.files(self.folder, values_read(self.config), step))
+        print(f"model: {folder}", flush=True)
+
     def sample(self, step: int) -> Pending | None:
         """Give the rollout engines the newest weights and let them begin the episodes of `step`; None after the last step."""
         self.position = self.loader.state()
@@ -126,6 +131,8 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
             values |= run.evaluate()
             clock.lap("evaluate")
         metrics.log(step, values | clock.report(rollout))
+        if schedule.export_every and step % schedule.export_every == 0:  # before the checkpoint, or a kill in between would leave it out
+            run.export(step, run.folder / "models" / f"step_{step}")
         if not pending or stopping or step % schedule.checkpoint_every == 0:
             run.save(step, values.get("eval_reward"))
         if not pending:
@@ -133,7 +140,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         elif stopping:
             print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
-    run.workers.policy.call("export", run.folder / "model")
+    run.export(step, run.folder / "model")
     return 0
 
 
@@ -162,7 +169,6 @@ def train(config: PpoConfig, folder: Path) -> int:
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
         code = loop(run, done, metrics, stopping)
     if code == 0:
-        print(f"model: {folder / 'model'}")
         print(metrics.cost.report(schedule.steps))
         if config.log.plot:
             print(f"plot: {plot(folder)}", flush=True)

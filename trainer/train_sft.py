@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer import preflight
+from trainer import model_card, preflight
 from trainer.cli import exits_cleanly, parse
+from trainer.configs.sections import values_read
 from trainer.configs.sft import SftConfig
 
 
@@ -86,16 +87,17 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
             tokens = sum(s.length for s in sequences)
             if metrics:
                 metrics.log(step, stats | {"seconds": seconds, "tokens_per_second": tokens / seconds})
+            if schedule.export_every and step % schedule.export_every == 0:
+                _export(worker, folder, folder / "models" / f"step_{step}", step)
             stop = _any_rank(bool(stopping), world, worker.device)
             if stop or step == schedule.steps or step % schedule.checkpoint_every == 0:
                 _save(worker, checkpoints, step, {**identity, "loader": loader.state()}, rank, world)
             if stop and step < schedule.steps:
                 print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
                 return STOPPED
-    worker.export(folder / "model")
+    _export(worker, folder, folder / "model", schedule.steps)
     if metrics:
         metrics.close()
-        print(f"model: {folder / 'model'}")
         print(metrics.cost.report(schedule.steps))
         if config.log.plot:
             print(f"plot: {plot(folder)}", flush=True)
@@ -165,6 +167,14 @@ def _save(worker: Worker, checkpoints: Checkpoints, step: int, state: dict[str, 
         _barrier(world)
         worker.save(checkpoints.draft(step))
         _barrier(world)
+
+
+def _export(worker: Worker, run: Path, folder: Path, step: int) -> None:
+    """Collective; rank 0 writes."""
+    first = worker.rank == 0
+    worker.export(folder, model_card.files(run, values_read(worker.config), step) if first else None)
+    if first:
+        print(f"model: {folder}", flush=True)
 
 
 def _barrier(world: int) -> None:

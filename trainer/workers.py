@@ -10,7 +10,7 @@ import os
 import random
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,8 +175,8 @@ class Worker:
         if self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda"])
 
-    def export(self, folder: Path) -> None:
-        """Write a Hugging Face model folder. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory."""
+    def export(self, folder: Path, files: Mapping[str, bytes] | None = None) -> None:
+        """Write a Hugging Face model with `files`. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory."""
         whole: dict[str, torch.Tensor] = {}
         for bucket in weights.plan(self.parameters(), EXPORT_BYTES):
             names = [parameter.name for parameter in bucket]
@@ -184,7 +184,7 @@ class Worker:
             if self.rank == 0:
                 whole |= {name: tensor.cpu() for name, tensor in zip(names, tensors, strict=True)}
         if self.rank == 0:
-            models.export(self.lm, whole, self.tokenizer, folder)
+            models.export(self.lm, whole, self.tokenizer, folder, files)
 
     def fingerprint(self) -> str:
         return models.fingerprint(self.lm)

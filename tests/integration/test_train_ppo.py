@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import ray
 
-from trainer import actors, train_ppo, worker_groups
+from trainer import actors, export, train_ppo, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.rollout.engines import Pending, RolloutEngines
+from trainer.runs import save_resolved
 from trainer.stopping import STOPPED
 
 
@@ -42,7 +43,14 @@ def settings(path: Path, **changes: Any) -> PpoConfig:
         "reward": {"function": "digits_share"},
         "rollout": {"engine": "hf", "max_new_tokens": 5},
         "optim": {"lr": 1e-3},
-        "trainer": {"steps": 6, "prompts_per_step": 8, "checkpoint_every": 2, "eval_prompts": 16, "micro_batch_tokens": 64},
+        "trainer": {
+            "steps": 6,
+            "prompts_per_step": 8,
+            "checkpoint_every": 2,
+            "eval_prompts": 16,
+            "micro_batch_tokens": 64,
+            "export_every": 4,
+        },
         "placement": {"gpus_per_rank": 0, "wait": 20},
         "log": {"tensorboard": False, "plot": False},
     }
@@ -98,9 +106,17 @@ def test_a_run_reports_every_step_and_exports_a_model(whole):
     assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["step_4", "step_6"]
 
 
+def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole, tiny_model):
+    save_resolved(settings(tiny_model), whole, [])
+    for step, own in ((4, whole / "models" / "step_4"), (6, whole / "model")):
+        export.export(whole, export.chosen(whole, step, best=False), whole / "again")
+        assert {file.name: file.read_bytes() for file in (whole / "again").iterdir()} == {f.name: f.read_bytes() for f in own.iterdir()}
+    assert not (whole / "models" / "step_6").exists() and "| reward |" in (whole / "model" / "README.md").read_text()
+
+
 def test_a_killed_rank_ends_the_run_with_a_reason_and_resuming_gives_the_same_bits(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
-    with pytest.raises(RunError, match=r"(policy|rollout)-0 \(node \S+, pid \d+\) died"):
+    with pytest.raises(RunError, match=r"policy-0 \(node \S+, pid \d+\) died"):
         train_ppo.train(settings(tiny_model), tmp_path)
     killer.join(10)
     assert read(tmp_path)[-1]["step"] < 6
@@ -121,7 +137,7 @@ def test_a_rollout_engine_that_dies_is_started_again_and_computes_the_same_bits(
     sync, begin = worker_groups.WorkerGroups._sync, RolloutEngines.start
     monkeypatch.setattr(worker_groups.WorkerGroups, "_sync", lambda self: [kill("sync", {3}), sync(self)])
     monkeypatch.setattr(RolloutEngines, "start", lambda *given, **more: [begin(*given, **more), kill("start", {4, 6})][0])
-    with pytest.raises(RunError, match=r"(policy|rollout)-0 \(node \S+, pid \d+\) died"):
+    with pytest.raises(RunError, match=r"rollout-0 \(node \S+, pid \d+\) died"):
         train_ppo.train(settings(tiny_model, rollout={"restarts": 2}), tmp_path)
     assert "rollout-0: the process died; started again (2 of 2, rollout.restarts)" in capfd.readouterr().out
     assert read(tmp_path)[-1]["step"] == 4, "start is for the evaluation, then for each step"

@@ -46,7 +46,7 @@ def test_help_is_one_screen_with_every_verb():
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == flotilla("--help").stdout
     lines = done.stdout.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    for verb in (*main.PASSED, *main.OURS, "train"):
+    for verb in (*main.PASSED, *main.OURS, "train", "export"):
         assert any(f" {verb} " in line for line in lines), verb
 
 
@@ -97,6 +97,7 @@ def test_a_clouds_network_needs_pulumis_cli(tmp_path):
 
 def test_train_lists_the_entry_points_and_runs_one():
     assert "ppo|sft" in flotilla("train").stderr
+    assert "error: RUN=no-such-run: no run of that name in runs ($FLOTILLA_RUNS)" in flotilla("export", "no-such-run").stderr
     done = flotilla("train", "sft", "trainer.stepz=1", folder=ROOT / "docs")
     assert done.returncode == 2 and "did you mean trainer.steps" in done.stdout + done.stderr
 
@@ -204,7 +205,7 @@ def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are():
     helps: dict[str, str] = {}
     for line in lines:
         verb, *words = shlex.split(line.partition(" -- ")[0])[1:]
-        assert verb in (*main.PASSED, *main.OURS, "train", "--help"), line
+        assert verb in (*main.PASSED, *main.OURS, "train", "export", "--help"), line
         known = [verb, *words[:1]] if verb in ("debug", "recipe") else [verb]  # verbs with kinds, each with flags of its own
         if (name := " ".join(known)) not in helps:
             helps[name] = flotilla(*known, "--help").stdout

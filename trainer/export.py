@@ -1,0 +1,127 @@
+"""`python -m trainer.export RUN [--step N | --best] [--output FOLDER]`: any checkpoint of a run as a Hugging Face model folder.
+
+On CPUs, also while the run trains or after it failed. What comes out is what the run's own export would have written at that step.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import ValidationError
+
+from trainer import model_card, yaml_io
+from trainer.checkpoint import Checkpoint, CheckpointError, Checkpoints
+from trainer.cli import exits_cleanly
+from trainer.configs.sections import ModelConfig
+from trainer.errors import ConfigError
+from trainer.runs import runs_root
+
+if TYPE_CHECKING:
+    import torch
+
+ENGINE = "engine"  # DeepSpeed's tag in a checkpoint (trainer/engine.py)
+PREFIX = "lm."  # of the language model in what the engine trains
+
+
+def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
+    """Write the policy of `checkpoint` to `output`. Raises ConfigError where the run's model or the checkpoint cannot be read."""
+    settings = _settings(run)
+    try:
+        config = ModelConfig.model_validate(settings.get("model"))
+    except ValidationError as error:
+        raise ConfigError(f"{run / 'run.yaml'}: not the settings of this version: {error.errors()[0]['msg']}") from None
+    from trainer import models
+
+    lm = models.without_weights(config)
+    try:
+        whole = weights(checkpoint.folder)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{checkpoint.folder}: {error.filename or error} was removed meanwhile; export a newer step") from None
+    dtype = next(lm.parameters()).dtype
+    named = {name: whole[PREFIX + name].to(dtype) for name, _ in lm.named_parameters()}
+    files = model_card.files(run, settings, checkpoint.step)
+    models.export(lm, named, models.load_tokenizer(config), output, files)
+
+
+def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """Of the policy, by the engine's names, from all ranks' shards; on CPUs."""
+    import torch
+
+    folder = checkpoint / "policy" if (checkpoint / "policy").is_dir() else checkpoint  # train_sft has no other role
+    file = folder / ENGINE / "mp_rank_00_model_states.pt"
+    if file.exists():  # without ZeRO-3 every rank has them whole
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=False)["module"]
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=ENGINE) or {})
+
+
+def chosen(run: Path, step: int | None, best: bool) -> Checkpoint:
+    """The newest complete checkpoint, that of `step`, or the best evaluated. Raises ConfigError that names those that are there."""
+    found = Checkpoints(run / "checkpoints").complete()
+    if not found:
+        raise ConfigError(f"{run}: no complete checkpoint; the first is written after trainer.checkpoint_every steps")
+    there = ", ".join(str(checkpoint.step) for checkpoint in found)
+    if step is not None:
+        found = [checkpoint for checkpoint in found if checkpoint.step == step]
+        if not found:
+            raise ConfigError(f"--step {step}: {run} has checkpoints of the steps {there} (trainer.keep_checkpoints)")
+    if best:
+        found = [checkpoint for checkpoint in found if checkpoint.score is not None]
+        if not found:
+            raise ConfigError(f"--best: no checkpoint of {run} was evaluated (steps {there}; trainer.eval_prompts, trainer.eval_every)")
+        return max(found, key=lambda checkpoint: (checkpoint.score, checkpoint.step))
+    return found[0]
+
+
+def run_of(name: str) -> Path:
+    """A run by its name below the runs root, or by its folder. Raises ConfigError."""
+    for folder in (runs_root() / name, Path(name)):
+        if (folder / "run.yaml").is_file():
+            return folder
+    runs = sorted(file.parent.name for file in runs_root().glob("*/run.yaml"))
+    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
+    known = f"near it: {', '.join(near)}" if near else "there is none"
+    raise ConfigError(f"RUN={name}: no run of that name in {runs_root()} ($FLOTILLA_RUNS), nor a run's folder; {known}")
+
+
+def _settings(run: Path) -> dict[str, Any]:
+    try:
+        return yaml_io.load((run / "run.yaml").read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError(f"{run / 'run.yaml'}: {error}") from None
+
+
+def main(arguments: list[str], prog: str = "python -m trainer.export") -> int:
+    """Exports one checkpoint. Raises ConfigError."""
+    parser = argparse.ArgumentParser(prog=prog, description="Writes a checkpoint of a run as a Hugging Face model.")
+    parser.add_argument("run", metavar="RUN", help="its name below $FLOTILLA_RUNS, or its folder")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (the newest)")
+    which.add_argument("--best", action="store_true", help="the one with the best evaluation")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="a new folder (RUN/models/step_N)")
+    options = parser.parse_args(arguments)
+    run = run_of(options.run)
+    checkpoint = chosen(run, options.step, options.best)
+    output = options.output or run / "models" / f"step_{checkpoint.step}"
+    if options.output and output.exists():
+        raise ConfigError(f"--output {output}: is there already; name a new folder")
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        export(run, checkpoint, output)
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from None
+    score = "" if checkpoint.score is None else f", evaluated {checkpoint.score:.4g}"
+    print(f"model: {output} (step {checkpoint.step}{score})")
+    return 0
+
+
+if __name__ == "__main__":
+    with exits_cleanly():
+        sys.exit(main(sys.argv[1:]))
