@@ -110,9 +110,9 @@ class Engine:
         import deepspeed
 
         self.world = torch.distributed.get_world_size()
-        self.trains = optim is not None
+        self.optim = optim
         dtype = next(model.parameters()).dtype
-        config = _configuration(dtype, trainer.zero_stage if self.trains or trainer.zero_stage == 3 else 0)
+        config = _configuration(dtype, trainer.zero_stage if optim is not None or trainer.zero_stage == 3 else 0)
         arguments: dict[str, Any] = {"model": model, "config": config}
         if optim is not None:
             config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0
@@ -173,15 +173,28 @@ class Engine:
             path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
         if path is None:
             raise FileNotFoundError(f"{folder}: DeepSpeed found no checkpoint of rank {torch.distributed.get_rank()} in it")
+        if self.optim is not None:
+            self._set(self.optim)
+
+    def _set(self, optim: OptimConfig) -> None:
+        """The optimizer's settings are this run's: those that DeepSpeed has loaded are of the run that wrote the checkpoint."""
+        optimizer: Any = self.engine.optimizer
+        scheduler: Any = self.engine.lr_scheduler
+        scheduler.base_lrs = [optim.lr for _ in scheduler.base_lrs]
+        for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
+            group.update(_adamw(optim) | {"initial_lr": optim.lr, "lr": optim.lr * factor(scheduler.last_epoch)})
 
 
 def _optimizer(model: nn.Module, optim: OptimConfig, trainer: TrainerConfig) -> torch.optim.Optimizer:
-    settings: dict[str, Any] = {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
     if trainer.offload_optimizer:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        return DeepSpeedCPUAdam(model.parameters(), **settings)
-    return torch.optim.AdamW(model.parameters(), fused=True, **settings)
+        return DeepSpeedCPUAdam(model.parameters(), **_adamw(optim))
+    return torch.optim.AdamW(model.parameters(), fused=True, **_adamw(optim))
+
+
+def _adamw(optim: OptimConfig) -> dict[str, Any]:
+    return {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
 
 
 def schedule(optim: OptimConfig, steps: int) -> Callable[[int], float]:

@@ -6,6 +6,7 @@ Each check returns its errors, a line each: what is wrong, a semicolon, what fix
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import placement, rewards
+from trainer.config_help import settings
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config
 from trainer.configs.sft import SftConfig
@@ -25,6 +27,15 @@ LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
 Check = Callable[[Any], list[str]]
+
+
+def allowed(config: Config) -> list[str]:
+    """run.allow names settings, or sections of them."""
+    known = [*settings(type(config))]
+    known += {key.rpartition(".")[0] for key in known}
+    wrong = [key for key in config.run.allow if key not in known]
+    near = {key: difflib.get_close_matches(key, known, n=1) for key in wrong}
+    return [f"run.allow: {key} is no setting; " + (f"did you mean {near[key][0]}?" if near[key] else "--help lists them") for key in wrong]
 
 
 def model(config: Config) -> list[str]:

@@ -22,25 +22,11 @@ from typing import Any, TypeVar
 import yaml
 
 from trainer import metrics, yaml_io
+from trainer.changes import HARMLESS, ROUNDING, Change, differences, flatten, refusal
 from trainer.config_help import show
 from trainer.configs.sections import Config, ModelConfig, values_read
 from trainer.errors import ConfigError
 
-# A run may be resumed with other values of these: they change no number that it computes.
-HARMLESS = (
-    "run.resume",
-    "log.",
-    "placement.wait",
-    "trainer.timeout",
-    "trainer.checkpoint_every",
-    "trainer.keep_checkpoints",
-    "trainer.export_every",
-    "trainer.keep_best",
-    "rollout.timeout",
-    "rollout.restarts",
-    "reward.timeout",
-    "reward.workers",
-)
 C = TypeVar("C", bound=Config)
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
 TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
@@ -61,24 +47,12 @@ def run_folder(config: Config, recipe: Path | None = None) -> Path:
 def derived_name(config: Config, stem: str) -> str:
     """The same settings give the same name, so that the same submit resumes; other settings are another run.
 
-    More steps are the same run, which resumes, unless the learning rate of every step depends on their number.
+    More steps are the same run, which resumes, unless the learning rate of every step depends on their number; so are less memory and
+    other settings that a run may be resumed with.
     """
-    harmless = (*HARMLESS, "run.name", *(["trainer.steps"] if config.optim.schedule == "constant" else []))
+    harmless = (*HARMLESS, *ROUNDING, "run.name", *(["trainer.steps"] if config.optim.schedule == "constant" else []))
     flat = {key: value for key, value in flatten(config).items() if not key.startswith(harmless)}
     return f"{stem}-{hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]}"
-
-
-def flatten(config: Config) -> dict[str, Any]:
-    """Every setting by its dotted name; free mappings (model.init, ...) are split too."""
-
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-        if isinstance(value, dict) and value:
-            for key, below in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else str(key), below)
-        else:
-            yield prefix, value
-
-    return dict(walk("", config.model_dump(mode="json")))
 
 
 def resolved_paths(config: C) -> C:
@@ -158,11 +132,13 @@ def held(folder: Path) -> Iterator[None]:
 def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
     """Write run.yaml (all settings that are read; --config reads it back) and add a line about this start to starts.jsonl.
 
-    Raises ConfigError when the folder holds a run with other settings. Only trainer.steps may grow, and what changes no number
-    (log.*, waits, how often checkpoints are written) may differ. With run.resume=never an old run is moved aside, not deleted.
+    Raises ConfigError when the folder holds a run with other settings. trainer.steps may grow; what changes no number but by rounding
+    (log.*, waits, micro-batches, how often checkpoints are written) may differ, and what run.allow names (trainer/changes.py).
+    With run.resume=never an old run is moved aside, not deleted.
     A start that ended before its first step is no run: its name is free, and what it made is removed.
     """
     file = folder / "run.yaml"
+    changed: dict[str, Change] = {}
     if file.exists() and not _has_steps(folder):
         for path in map(folder.joinpath, BEFORE_STEPS):
             shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
@@ -170,15 +146,21 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
         _move_aside(folder)
     elif file.exists():
         changed = differences(_saved(file, type(config)), config)
-        if changed:
-            lines = [f"{key}={show(new)}: this run was started with {show(old)} ({file})" for key, (old, new) in changed.items()]
+        refused = {key: why for key, change in changed.items() if (why := refusal(key, change, config.run.allow))}
+        if refused:
+            lines = [
+                f"{key}={show(changed[key][1])}: this run was started with {show(changed[key][0])} ({file}); {why}"
+                for key, why in refused.items()
+            ]
             raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
+        for key, (before, after) in changed.items():
+            print(f"resumed with {key}={show(after)}, which was {show(before)}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
     draft = file.with_suffix(".yaml.tmp")
     draft.write_text(yaml_io.dump(values_read(config)))
     draft.replace(file)
     with (folder / "starts.jsonl").open("a") as starts:
-        starts.write(json.dumps(provenance(argv)) + "\n")
+        starts.write(json.dumps(provenance(argv) | ({"changed": changed} if changed else {})) + "\n")
 
 
 def _has_steps(folder: Path) -> bool:
@@ -195,16 +177,6 @@ def _saved(file: Path, model: type[C]) -> C:
         raise ConfigError(
             f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start anew"
         ) from error
-
-
-def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
-    """Settings that make `new` another run than `old`: key -> (old, new)."""
-    before, after = flatten(old), flatten(new)
-    keys = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...) and not key.startswith(HARMLESS)]
-    # With a schedule, the learning rate of every step depends on the number of steps.
-    if old.optim.schedule == new.optim.schedule == "constant" and new.trainer.steps > old.trainer.steps:
-        keys.remove("trainer.steps")
-    return {key: (before.get(key), after.get(key)) for key in keys}
 
 
 def provenance(argv: list[str]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from trainer.configs.sections import values_read
 
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (preflight.model, preflight.data, preflight.reward), (preflight.cluster,)
+    checks, before_start = (preflight.allowed, preflight.model, preflight.data, preflight.reward), (preflight.cluster,)
     return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
 
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from trainer import preflight
+from trainer.changes import differences
 from trainer.cli import parse
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
-from trainer.runs import differences, held, run_folder, save_resolved
+from trainer.runs import held, run_folder, save_resolved
 
 ROOT = Path(__file__).parents[2]
 PROG = "python -m trainer.train_ppo"
@@ -66,7 +68,7 @@ def test_other_settings_under_the_same_name_are_refused(runs):
         save_resolved(ok("run.name=mine", "optim.lr=0.1", "rollout.options={b: 1}", "log.plot=false"), runs / "mine", [])
     lines = str(caught.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == ["optim.lr=0.1", "rollout.options.a=null", "rollout.options.b=1", "run.name=mine"]
-    assert lines[0] == f"optim.lr=0.1: this run was started with 1e-06 ({runs}/mine/run.yaml)"
+    assert lines[0] == (f"optim.lr=0.1: this run was started with 1e-06 ({runs}/mine/run.yaml); run.allow=[optim.lr] takes it from here on")
     assert lines[-1] == "run.name=mine: choose another run.name, or run.resume=never to start anew"
 
 
@@ -101,6 +103,55 @@ def test_a_run_without_metrics_is_one_if_it_was_saved(runs, path):
     (runs / "mine" / path).write_text("{}")
     with pytest.raises(ConfigError, match=r"optim\.lr=0\.1: this run was started with"):
         save_resolved(ok("run.name=mine", "optim.lr=0.1"), runs / "mine", [])
+
+
+def test_what_run_allow_names_may_change_and_is_recorded(runs, capsys):
+    save_resolved(ok("run.name=mine", "rollout.options={a: 1}", "algorithm.kl.coef=0.1"), runs / "mine", [])
+    first_step(runs / "mine")
+    changed = ["run.name=mine", "optim.lr=1e-7", "rollout.options={b: 1}", "algorithm.kl.coef=0.2"]
+    with pytest.raises(ConfigError, match=r"^algorithm\.kl\.coef=0\.2: [^\n]*\nrun\.name"):
+        save_resolved(ok(*changed, "run.allow=[optim, rollout.options]"), runs / "mine", [])
+    save_resolved(ok(*changed, "run.allow=[optim.lr, rollout.options, algorithm.kl]"), runs / "mine", [])
+    assert "resumed with optim.lr=1e-07, which was 1e-06" in capsys.readouterr().out
+    last = json.loads((runs / "mine" / "starts.jsonl").read_text().splitlines()[-1])
+    assert last["changed"]["optim.lr"] == [1e-6, 1e-7] and last["changed"]["rollout.options.a"] == [1, None]
+    save_resolved(ok(*changed), runs / "mine", [])  # as it has become
+
+
+@pytest.mark.parametrize("change", ["trainer.micro_batch_tokens=4096", "model.gradient_checkpointing=true", "trainer.eval_every=3"])
+def test_less_memory_and_more_evaluations_need_nobodys_word_and_are_the_same_run(runs, change):
+    save_resolved(ok("run.name=mine"), runs / "mine", [])
+    first_step(runs / "mine")
+    save_resolved(ok("run.name=mine", change), runs / "mine", [])
+    assert ok(change).run.name == ok().run.name
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("model.dtype=float32", "weights are of the other model"),
+        ("data.shuffle=false", "position is in the other data"),
+        ("run.seed=1", "an order of the data drawn from the other seed"),
+        ("trainer.eval_prompts=3", "rows that are held out"),
+        ("trainer.zero_stage=2", "shards are cut for the other stage"),
+        ("placement.ranks=2", "shards are of the other number of ranks"),
+        ("algorithm.name=ppo", "ppo's critic is in the checkpoint, or is not"),
+    ],
+)
+def test_what_a_checkpoint_is_of_changes_at_nobodys_word(runs, change, why):
+    save_resolved(ok("run.name=mine"), runs / "mine", [])
+    first_step(runs / "mine")
+    key = change.partition("=")[0]
+    with pytest.raises(ConfigError, match=rf"^{re.escape(change)}: [^\n]*{why}"):
+        save_resolved(ok("run.name=mine", change, f"run.allow=[{key}]"), runs / "mine", [])
+
+
+@pytest.mark.parametrize(
+    ("key", "near"), [("optim.lrr", "did you mean optim.lr"), ("xyz", "--help lists them"), ("optim.lr.x", "optim.lr")]
+)
+def test_run_allow_names_settings(key, near):
+    with pytest.raises(ConfigError, match=rf"^run\.allow: {key} is no setting; .*{near}.* \(command line\)$"):
+        parse(["model.path=gpt2", "data.path=a:b", f"run.allow=[{key}]"], prog=PROG, model=PpoConfig, checks=[preflight.allowed])
 
 
 def test_steps_may_grow_unless_the_schedule_depends_on_them():

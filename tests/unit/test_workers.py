@@ -61,6 +61,19 @@ def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, floa
     return [update(worker, batch, 0, 1) for batch in batches]
 
 
+@pytest.mark.parametrize(("dtype", "stage"), [("float32", 0), ("bfloat16", 2)])
+def test_a_lower_learning_rate_is_taken_on_resume(tiny_model, tmp_path, dtype, stage):
+    settings: dict[str, Any] = {"model": {"dtype": dtype}, "trainer": {"zero_stage": stage}}
+    first = started(tiny_model, **settings)
+    losses(first, BATCHES[:2])
+    first.save(tmp_path)
+    again = started(tiny_model, **settings, optim={"lr": 1e-4, "warmup_steps": 4, "weight_decay": 0.5})
+    again.load(tmp_path)
+    assert [step["lr"] for step in losses(again, BATCHES[2:5])] == [1e-4 * 3 / 4, 1e-4, 1e-4]
+    optimizer: Any = again.engine.engine.optimizer
+    assert optimizer.param_groups[0]["weight_decay"] == 0.5
+
+
 @pytest.mark.parametrize(("dtype", "stage"), [("bfloat16", 0), ("bfloat16", 2), ("bfloat16", 3), ("float32", 3)])
 def test_four_steps_and_two_after_a_restart_are_six(tiny_model, tmp_path, dtype, stage):
     settings: dict[str, Any] = {"model": {"dtype": dtype}, "trainer": {"zero_stage": stage}}

@@ -58,4 +58,5 @@ class KlController:
         return {"coef": self.coef}
 
     def load(self, state: dict[str, float]) -> None:
-        self.coef = state["coef"]
+        if self.target is not None:  # a fixed one is the setting's, which run.allow may have changed
+            self.coef = state["coef"]

@@ -59,6 +59,9 @@ class RunConfig(Section):
         default="auto",
         description="auto resumes from the last complete checkpoint if there is one; must fails without one; never moves an old run aside.",
     )
+    allow: list[str] = Field(
+        default_factory=list, description="Settings, or sections, that may differ from those the run was started with: [optim.lr]."
+    )
 
 
 class ModelConfig(Section):
