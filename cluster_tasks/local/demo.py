@@ -44,6 +44,13 @@ JOB_SECONDS = 1800
 WARM_START_SECONDS = 600
 COMMAND_SECONDS = 300  # all others; starting and stopping a cluster have shorter limits of their own
 
+Strike = tuple[int, str]  # after which step, and who
+VICTIMS = {  # a word of the command or the beginning of its title, and what follows
+    "rollout engine": ("ray::RolloutActor", "it is started again"),
+    "policy": ("ray::Worker", "the same submit resumes"),
+    "driver": ("trainer.train_ppo", "the same submit resumes"),
+}
+
 console = Console(emoji=False, soft_wrap=True, highlight=False)
 
 
@@ -127,12 +134,12 @@ def start_cluster_and_warm_start(name: str) -> str:
     return json.loads((BUILD / "cluster.json").read_text())["dashboard"]
 
 
-def train(address: str, name: str, warm: str = "demo-sft", kill_at: int | None = None) -> None:
-    """Submit until it ends well; the same command goes on where a dead job stopped."""
+def train(address: str, name: str, warm: str = "demo-sft", strikes: list[Strike] | None = None) -> None:
+    """Submit until it ends well; the same command resumes where a dead job stopped."""
     job = ["--address", address, "--working-dir", ".", "--", "python", "-m", "trainer.train_ppo"]
     job += ["--config", f"{RECIPES}/demo.yaml", f"run.name={name}", *([f"model.path=run:{warm}"] if warm != "demo-sft" else [])]
     env = os.environ | environment(BUILD, address)
-    kill = Kill(RUNS / name / "metrics.jsonl", kill_at) if kill_at is not None else None
+    kill = Kill(RUNS / name / "metrics.jsonl", strikes) if strikes else None
     if kill:
         kill.start()
     show([".", "build/local/env.sh"])
@@ -153,8 +160,8 @@ def train(address: str, name: str, warm: str = "demo-sft", kill_at: int | None =
             raise DemoError(f"the job was refused; its log, if any: ray job logs --address {address} {submission}")
         if attempt == ATTEMPTS:
             raise DemoError(f"the job failed {ATTEMPTS} times; its log: ray job logs --address {address} {submission}")
-    if kill and kill.end() is None:
-        raise DemoError(f"nothing was killed: {name} ended before it had written step {kill.step}, or none of its processes was found")
+    for step, who in kill.end() if kill else []:
+        raise DemoError(f"the {who} was not killed: {name} ended before it had written step {step}, or no such process was found")
 
 
 def _follow(command: list[str], dashboard: Dashboard, submission: str, env: dict[str, str] | None = None) -> int:
@@ -189,43 +196,46 @@ def _follow(command: list[str], dashboard: Dashboard, submission: str, env: dict
 
 
 class Kill(threading.Thread):
-    """kill -9 of one of the job's processes once `step` is written."""
+    """kill -9 of named processes of the job, one after another, each once its step is written."""
 
-    def __init__(self, metrics: Path, step: int) -> None:
+    def __init__(self, metrics: Path, strikes: list[Strike]) -> None:
         super().__init__(daemon=True)
-        self.metrics, self.step = metrics, step
-        self.victim: int | None = None
+        self.metrics, self.left = metrics, strikes
         self.over = threading.Event()
 
     def run(self) -> None:
-        while self.victim is None and not self.over.wait(0.05):
-            if self.metrics.exists() and len(self.metrics.read_bytes().splitlines()) > self.step:
-                self.strike()
+        while self.left and not self.over.wait(0.05):
+            step, who = self.left[0]
+            if self.metrics.exists() and len(self.metrics.read_bytes().splitlines()) > step and self.strike(step, who):
+                self.left = self.left[1:]
 
-    def strike(self) -> None:
+    def strike(self, step: int, who: str) -> bool:
+        """False where there is no such process yet, as after the strike before."""
+        word, then = VICTIMS[who]
         try:
-            victim = random.choice([process for process in cluster_processes() if _is_trainer(process)])
-            command = " ".join(victim.cmdline())[:60]
+            victim = next((process for process in cluster_processes() if _is(process, word)), None)
+            if victim is None:
+                return False
             victim.kill()
-        except (IndexError, psutil.Error):  # there is none, or it has just ended: run() looks again
-            return
-        self.victim = victim.pid
-        console.print(f"[bold red]kill -9 {victim.pid}[/] ({command}) after step {self.step}")
+        except psutil.Error:  # it has just ended
+            return False
+        console.print(f"[bold red]kill -9 {victim.pid}[/] (the {who}) after step {step}: {then}")
+        return True
 
-    def end(self) -> int | None:
-        """Process id of the victim; None where nothing was killed until now."""
+    def end(self) -> list[Strike]:
+        """Those that nothing was killed for."""
         self.over.set()
         self.join(10)
-        return self.victim
+        return self.left
 
 
-def _is_trainer(process: psutil.Process) -> bool:
+def _is(process: psutil.Process, word: str) -> bool:
     try:
         words = process.cmdline()
     except psutil.Error:  # it has ended
         return False
     # A word of its own: not the shell that Ray starts a job with.
-    return "trainer.train_ppo" in words or " ".join(words).startswith(("ray::Worker", "ray::RolloutActor"))
+    return word in words or " ".join(words).startswith(word)
 
 
 def cluster_processes() -> list[psutil.Process]:
@@ -283,7 +293,7 @@ def report(stages: Stages, memory: Memory, trained: str) -> None:
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster_tasks.local.demo", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards")
-    parser.add_argument("--kill", action="store_true", help="train twice, the second time with a kill -9, and compare")
+    parser.add_argument("--kill", action="store_true", help="train twice, the second time with two kill -9, and compare")
     options = parser.parse_args(argv)
     stages, memory = Stages(), Memory()
     memory.start()
@@ -304,7 +314,12 @@ def main(argv: list[str]) -> int:
                 train(address, trained, warm)
             if options.kill:
                 with stages.stage("the same, killed and resumed"):
-                    train(address, killed, warm, kill_at=random.randint(12, 48))
+                    train(
+                        address,
+                        killed,
+                        warm,
+                        [(random.randint(8, 20), "rollout engine"), (random.randint(25, 48), random.choice(["policy", "driver"]))],
+                    )
                 run(python("-m", "trainer.compare", str(RUNS / trained), str(RUNS / killed)))
             memory.ended.set()
         finally:

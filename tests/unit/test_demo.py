@@ -48,24 +48,25 @@ def test_a_job_that_nobody_killed_is_no_proof(build, monkeypatch):
     monkeypatch.setattr(demo, "_follow", lambda *_: 0)
     (build / "demo-killed").mkdir()
     (build / "demo-killed/metrics.jsonl").write_text("{}\n" * 50)  # the step is reached, but no process is found
-    with pytest.raises(demo.DemoError, match=r"nothing was killed: demo-killed ended before it had written step 12, or none"):
-        demo.train("http://127.0.0.1:9", "demo-killed", kill_at=12)
+    with pytest.raises(demo.DemoError, match=r"the policy was not killed: demo-killed ended before it had written step 12, or no"):
+        demo.train("http://127.0.0.1:9", "demo-killed", strikes=[(12, "policy")])
 
 
-def test_the_victim_is_a_process_of_the_job_and_is_killed_after_its_step(build):
+def test_the_victim_is_the_named_process_of_the_job_and_is_killed_after_its_step(build, capsys):
     metrics = build / "metrics.jsonl"
     guard = subprocess.Popen([sys.executable, "-c", GUARD, SLEEP], env=os.environ | {MARKER: str(build)}, stdout=subprocess.PIPE, text=True)
     Cluster(str(build), guard.pid, "today", NOWHERE.url, Ports(dashboard=9, gcs=1), "digest").write()
     job = child(guard.pid)
     try:
-        kill = demo.Kill(metrics, step=3)
+        kill = demo.Kill(metrics, [(3, "driver"), (4, "rollout engine")])
         kill.start()
         metrics.write_text("{}\n" * 3)
         kill.join(0.5)
         assert job.is_running()  # three lines are step 0 to 2
         metrics.write_text("{}\n" * 4)
         assert guard.communicate(timeout=30)[0] == "-9\n"
-        assert kill.end() == job.pid
+        assert kill.end() == [(4, "rollout engine")]
+        assert f"kill -9 {job.pid} (the driver) after step 3: the same submit resumes" in capsys.readouterr().out
     finally:
         guard.kill()
 
@@ -85,7 +86,7 @@ def test_the_shell_around_a_job_is_no_victim():
         deadline = time.monotonic() + 10
         while "trainer.train_ppo" not in " ".join(process.cmdline()):  # not yet the shell: the child of the fork
             assert time.monotonic() < deadline
-        assert not demo._is_trainer(process)
+        assert not demo._is(process, demo.VICTIMS["driver"][0])
         for running in [*process.children(), process]:
             running.kill()
 
