@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import re
 import secrets
 import shlex
 import threading
@@ -27,7 +28,7 @@ MARKED = {"flotilla": "debug"}  # lists of jobs leave them out
 JOB_SECONDS, LOGS_SECONDS = 60, 180
 NODE_SECONDS = 20
 NAMES_SECONDS = 3  # names are worth less than an answer
-MARK = "flotilla-debug:"
+ANSWER = re.compile(r"^flotilla-debug:(\S+)\n", re.MULTILINE)
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 Nodes = dict[str, dict[str, Any]]
@@ -40,7 +41,8 @@ LOGS = """harvest(
      *Path("/tmp").glob("services-*")],
     secrets_of(below(node_root(os.getpid())), also))"""
 
-# What the job runs; `sources`, `call` and `seconds` are set before it. It does to every node what `here` does to this machine's.
+# What the job runs; `sources`, `call` and `seconds` are set before it. It does to every node what `here` does to this machine's. Its own
+# node it reads itself: each process that Ray starts takes seconds on a busy node.
 JOB = """
 import base64, json, os, zlib, ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
@@ -50,21 +52,21 @@ def look(sources, call):
     for source in sources:
         exec(source, names)
     return eval(call, names)
-task = ray.remote(num_cpus=0, max_retries=0)(look)
-nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
-asked = {ip: task.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote(sources, call) for ip, node in nodes.items()}
-ray.wait(list(asked.values()), num_returns=len(asked), timeout=seconds)
-found = {}
-for ip, ref in asked.items():
+def read(result):
     try:
-        found[ip] = ray.get(ref, timeout=0)
+        return result()
     except Exception as error:
         said = (str(error).strip().splitlines() or [""])[-1]
-        found[ip] = {"processes": [], "error": f"{type(error).__name__}: {said}"}
-own = found.get(ray.util.get_node_ip_address(), {})
-if "processes" in own:
-    own["processes"] = [process for process in own["processes"] if process["pid"] != os.getpid()]
-print("flotilla-debug:" + base64.b64encode(zlib.compress(json.dumps(found).encode())).decode())
+        return {"processes": [], "error": f"{type(error).__name__}: {said}"}
+task = ray.remote(num_cpus=0, max_retries=0)(look)
+here = ray.get_runtime_context().get_node_id()
+nodes = {node["NodeID"]: node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"]}
+asked = {id: task.options(scheduling_strategy=On(id, soft=False)).remote(sources, call) for id in nodes if id != here}
+found = {nodes[here]: read(lambda: look(sources, call))}
+if asked:
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=seconds)
+found |= {nodes[id]: read(lambda: ray.get(ref, timeout=0)) for id, ref in asked.items()}
+print("flotilla-debug:" + base64.b64encode(zlib.compress(json.dumps(found).encode())).decode(), flush=True)
 """
 
 
@@ -117,18 +119,17 @@ def _on_every_node(dashboard: Dashboard, call: str, seconds: float) -> Nodes:
     command = f"import base64, zlib; exec(zlib.decompress(base64.b64decode('{packed}')))"
     name = f"{PREFIX}{secrets.token_hex(4)}"
     dashboard.ask("/api/jobs/", {"entrypoint": f"python3 -uc {shlex.quote(command)}", "submission_id": name, "metadata": MARKED})
-    deadline, state = time.monotonic() + seconds, "PENDING"
+    deadline, state, said = time.monotonic() + seconds, "PENDING", ""
     while state not in ENDED:
         if time.monotonic() > deadline:
             dashboard.stop(name)
             raise DebugError(f"Ray has not run {name} within {seconds:.0f} s (it is {state}): Ray itself hangs; look at its logs")
         time.sleep(0.2)
         state = dashboard.ask(f"/api/jobs/{name}")["status"]
-    said = dashboard.ask(f"/api/jobs/{name}/logs").get("logs") or ""
-    line = next((line for line in said.splitlines() if line.startswith(MARK)), None)
-    if line is None:
-        raise DebugError(f"{name} ended without an answer: {(said.strip().splitlines() or ['no output'])[-1]}")
-    return json.loads(zlib.decompress(base64.b64decode(line.removeprefix(MARK))))
+        said = "" if state == "PENDING" else dashboard.ask(f"/api/jobs/{name}/logs").get("logs") or ""
+        if line := ANSWER.search(said):  # Ray takes another second to call the job ended
+            return json.loads(zlib.decompress(base64.b64decode(line[1])))
+    raise DebugError(f"{name} ended without an answer: {(said.strip().splitlines() or ['no output'])[-1]}")
 
 
 def known(dashboard: Dashboard) -> dict[tuple[str, int], Known]:
