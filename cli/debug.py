@@ -122,7 +122,8 @@ def _scheduler(stack: Stack, root: Path) -> dict[str, list[str]]:
     if not place_of(stack).remote:
         return {}
     dstack = str(Path(sys.executable).with_name("dstack"))
-    return {"dstack-runs.txt": [dstack, "ps", "-v"], "dstack-logs.txt": [dstack, "logs", stack.task.name]}
+    events = [dstack, "event", "list", "--within-run", stack.task.name]
+    return {"dstack-runs.txt": [dstack, "ps", "-v"], "dstack-logs.txt": [dstack, "logs", stack.task.name], "dstack-events.txt": events}
 
 
 def local_cluster(stack: Stack, place: Path) -> Any:

@@ -17,6 +17,7 @@ from cluster_tasks.debug import collect, gather, harvest, probe, stacks
 from cluster_tasks.debug.gather import DebugError
 from cluster_tasks.debug.stacks import Known
 from lab.waiting import wait_for
+from stacks.load import load
 from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[2]
@@ -258,3 +259,13 @@ def test_an_orphan_that_ends_while_it_is_looked_at_is_not_the_end_of_the_cluster
             assert gather.agents(guard.pid) == {}
         finally:
             os.killpg(guard.pid, 9)
+
+
+def test_the_installed_dstack_knows_the_commands_whose_output_is_packed(tmp_path):
+    commands = debug._scheduler(load("onprem", ROOT), ROOT)
+    assert sorted(commands) == ["dstack-events.txt", "dstack-logs.txt", "dstack-runs.txt"]
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}  # no server is known there, which comes after the parser
+    for name in ("dstack-events.txt", "dstack-logs.txt"):
+        done = subprocess.run(commands[name], env=env, capture_output=True, text=True, timeout=60, check=False)
+        said = done.stdout + done.stderr
+        assert "usage" not in said.lower() and "unrecognized" not in said and "invalid choice" not in said, said
