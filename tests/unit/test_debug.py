@@ -191,12 +191,12 @@ def test_an_archive_that_cannot_be_written_is_refused_before_anything_is_collect
         collect.check_output(tmp_path / "none/out.tar.gz")
 
 
-@pytest.mark.parametrize("what", ["stacks", "collect"])
+@pytest.mark.parametrize("what", ["stacks", "collect", "post-mortem"])
 def test_without_a_cluster_it_says_how_to_make_one(what):
     options = argparse.Namespace(all=False, node=None, output="/tmp/never.tar.gz")
     stack = Stack.model_validate({"name": "never", "cloud": "local", "fleets": [{"name": "laptop", "nodes": 1}]})
     with pytest.raises(debug.CommandError, match="first: flotilla up never"):
-        {"stacks": debug.show_stacks, "collect": debug.collect}[what](stack, ROOT, options)
+        {"stacks": debug.show_stacks, "collect": debug.collect, "post-mortem": debug.show_paused}[what](stack, ROOT, options)
 
 
 @pytest.mark.parametrize(
