@@ -15,6 +15,7 @@ from pathlib import Path
 
 from cluster_tasks import cache, fabric
 from cluster_tasks.fabric import Setting
+from cluster_tasks.price import hourly
 from stacks.errors import UserError
 from stacks.load import load
 from stacks.places import place_of
@@ -37,10 +38,9 @@ def of_fleet(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
     for name, value in stack.task.env.items():
         instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
         settings[name] = Setting(value, instead, "flotilla:task.env")
-    if (price := stack.monitoring.price) is not None:
-        nodes = sum(fleet.nodes for fleet in stack.cluster_fleets())
+    if (price := hourly(stack)) is not None:
         why = "USD an hour of all nodes, for what a run has cost"
-        settings["FLOTILLA_PRICE"] = Setting(f"{price * nodes:g}", why, "flotilla:monitoring.price")
+        settings["FLOTILLA_PRICE"] = Setting(f"{price:.12g}", why, "flotilla:monitoring.price")
     for name in stack.monitoring.variables:
         settings[name] = Setting(None, "where alerts are posted", "flotilla:monitoring.alerts.webhook")
     return settings

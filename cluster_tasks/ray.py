@@ -13,6 +13,7 @@ from typing import Any
 from cluster_tasks import environment, software
 from cluster_tasks.environment import CHECKPOINTS
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
+from cluster_tasks.price import hourly
 from stacks.monitoring import seconds
 from stacks.places import place_of
 from stacks.rendered import present
@@ -183,13 +184,7 @@ def monitoring(stack: Stack) -> dict[str, Any]:
     made: dict[str, Any] = {name: getattr(known, name) for name in ("prometheus_port", "grafana_port", "retention", "exporters")}
     made |= {name: getattr(alerts, name) for name in ("webhook", "idle_percent", "full_disk")}
     made |= {name: seconds(getattr(alerts, name)) for name in ("idle_gpu", "silent_trainer", "repeat")}
-    return made | ({"price": hourly(stack)} if known.price is not None else {})
-
-
-def hourly(stack: Stack) -> float | None:
-    """USD of all nodes of the cluster, where the stack file says what one costs."""
-    price = stack.monitoring.price
-    return None if price is None else round(price * sum(fleet.nodes for fleet in stack.cluster_fleets()), 6)
+    return made | ({} if (price := hourly(stack)) is None else {"price": price})
 
 
 def services(stack: Stack) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from cluster_tasks.client.launch import cluster
 from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, progress, submitted
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
-from cluster_tasks.ray import hourly
+from cluster_tasks.price import hourly
 from stacks.dstack_api import Instance, InstanceStatus, JobStatus, Run
 from stacks.errors import UserError
 from stacks.forward import LOOK_SECONDS, forwarded

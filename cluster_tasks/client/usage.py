@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster_tasks.node.dashboard import Dashboard
-from cluster_tasks.ray import hourly
+from cluster_tasks.price import hourly
 from stacks.errors import UserError
 from stacks.forward import LOOK_SECONDS, forwarded
 from stacks.places import place_of

@@ -332,15 +332,14 @@ def test_a_budget_must_pay_for_machines_that_always_run(monthly, fleet, verdict,
 @pytest.mark.parametrize(("monthly", "verdict"), [(500, "ok"), (1, "failed")])
 def test_a_budget_for_machines_that_come_and_go_is_told_in_hours(monthly, verdict):
     found = preflight.fits(monthly, "USD", prices.priced(stack("aws-dev"), OFFERS), "page")
-    assert found.verdict == verdict
-    assert found.says == f"{monthly} USD a month pay all machines for {monthly / 1.5:.0f} hours (1.50 USD each)"
+    assert (found.verdict, found.says) == (verdict, f"{monthly} USD a month pay all machines for {monthly / 1.5:.0f} hours (1.50 USD each)")
 
 
 def test_a_budget_pays_what_always_runs_first():
     cost = prices.priced(stack("aws-dev", dstack={"host": "cloud"}), [*OFFERS, NODE])
     found = preflight.fits(500, "USD", cost, "page")
-    assert found.verdict == "ok"
-    assert found.says == "500 USD a month pay all machines for 324 hours (1.50 USD each), beside 15 for what always runs"
+    says = "500 USD a month pay all machines for 324 hours (1.50 USD each), beside 15 for what always runs"
+    assert (found.verdict, found.says) == ("ok", says)
     found = preflight.fits(10, "USD", cost, "page")
     assert found.verdict == "failed" and " for 0 hours " in found.says
 

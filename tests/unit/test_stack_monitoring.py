@@ -12,6 +12,7 @@ from cluster_tasks import ray, slurm
 from cluster_tasks.client.render import check_shell
 from cluster_tasks.environment import of_cluster
 from cluster_tasks.node.monitoring import Monitoring
+from cluster_tasks.price import hourly
 from stacks import load
 from stacks.errors import UserError
 from stacks.load import StackError
@@ -88,6 +89,12 @@ def test_the_agent_is_told_in_seconds_what_to_watch() -> None:
     env = {name: setting.value for name, setting in of_cluster(made, made.fleets).items()}
     assert env["FLOTILLA_PRICE"] == f"{2.5 * nodes:g}"
     assert env["HOOK"] is None, "taken from the shell"
+
+
+def test_the_trainer_and_the_head_count_the_same_price_to_the_last_cent() -> None:
+    made = stack(ON | {"price": 123456.789})
+    told = Monitoring.of(ray.flags(made, made.fleets[0])[-1])
+    assert told and told.price == float(of_cluster(made, made.fleets)["FLOTILLA_PRICE"].value or 0) == hourly(made)
 
 
 def test_both_ports_are_forwarded_with_the_dashboard() -> None:
