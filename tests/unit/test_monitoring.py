@@ -140,6 +140,9 @@ TESTED = {
                 {"series": 'ray_trainer_running{run="done"}', "values": "0x60"},
                 {"series": 'ray_node_disk_utilization_percentage{ip="10.0.0.1"}', "values": "91x60"},
                 {"series": 'ray_node_disk_utilization_percentage{ip="10.0.0.2"}', "values": "90x60"},
+                {"series": 'up{job="ray", instance="10.0.0.1:1"}', "values": "1x60"},
+                {"series": 'up{job="ray", instance="10.0.0.2:1"}', "values": "1x9 0x10 1x40"},  # gone, and back
+                {"series": 'up{job="prometheus", instance="127.0.0.1:9090"}', "values": "0x60"},
             ],
             "alert_rule_test": [
                 {"eval_time": "29m", "alertname": "IdleGpu", "exp_alerts": []},
@@ -174,6 +177,18 @@ TESTED = {
                         }
                     ],
                 },
+                {"eval_time": "11m", "alertname": "NodeSilent", "exp_alerts": []},
+                {
+                    "eval_time": "12m",
+                    "alertname": "NodeSilent",
+                    "exp_alerts": [
+                        {
+                            "exp_labels": {"severity": "warning", "job": "ray", "instance": "10.0.0.2:1"},
+                            "exp_annotations": {"summary": "the metrics of 10.0.0.2:1 do not answer"},
+                        }
+                    ],
+                },
+                {"eval_time": "22m", "alertname": "NodeSilent", "exp_alerts": []},
             ],
             "promql_expr_test": [
                 {"expr": "flotilla_cost_usd", "eval_time": "60m", "exp_samples": [{"labels": "flotilla_cost_usd", "value": 3.5}]},
@@ -186,6 +201,14 @@ TESTED = {
         }
     ],
 }
+
+
+def test_every_rule_has_its_test() -> None:
+    named = monitoring.Monitoring.of(json.dumps(known(price=1)))
+    assert named
+    [group] = prometheus.rules(named, 0)["groups"]
+    tested = {each["alertname"] for each in TESTED["tests"][0]["alert_rule_test"] if each["exp_alerts"]}
+    assert {rule["alert"] for rule in group["rules"] if "alert" in rule} == tested
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus")
