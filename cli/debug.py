@@ -143,11 +143,12 @@ def processes(stack: Stack, root: Path) -> list[stacks.Process]:
 
         place = folder(stack.name, root).resolve()
         cluster = local_cluster(stack, place)
-        known = gather.known(dashboard(stack, root))
         addresses = node_addresses(read_task(place / "ray-cluster.dstack.yml"))
+        nodes = gather.here(cluster.pid)
+        known = gather.known(dashboard(stack, root))  # after it: an actor that starts meanwhile has its name
         ranks = {address: str(rank) for rank, address in enumerate(addresses)}
         by_rank = {(ranks.get(address, ""), pid): process for (address, pid), process in known.items()}
-        return stacks.processes(gather.here(cluster.pid), by_rank)
+        return stacks.processes(nodes, by_rank)
     asked = dashboard(stack, root)
     try:
         nodes = gather.by_job(asked)

@@ -87,14 +87,19 @@ def page(cluster: Cluster, capsys: pytest.CaptureFixture[str], node: str | None 
     return capsys.readouterr().out
 
 
-def test_a_rank_that_sleeps_is_who_the_driver_waits_for(cluster, hang, capsys):
-    hang("sleep")
+def page_with(cluster: Cluster, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The first that has all of them: a process may be on its way to where it hangs, and Ray may take its time to name it."""
 
     def seen() -> str:
         said = page(cluster, capsys)
-        return said if "2 processes, time.sleep" in said else ""
+        return said if all(word in said for word in words) else ""
 
-    said = wait_for("both asleep", seen, 60)
+    return wait_for(" and ".join(words), seen, 60)
+
+
+def test_a_rank_that_sleeps_is_who_the_driver_waits_for(cluster, hang, capsys):
+    hang("sleep")
+    said = page_with(cluster, capsys, "2 processes, time.sleep", "waits in ray.get", "sleeper-0 (node ")
     waits = said.partition("who waits for whom")[2]
     assert "hanging.py" in waits and "waits in ray.get" in waits, said
     assert "sleeper-0 (node " in waits and "in nap, time.sleep at sleep.<locals>.Sleeper.nap" in waits, said
@@ -103,12 +108,8 @@ def test_a_rank_that_sleeps_is_who_the_driver_waits_for(cluster, hang, capsys):
 
 def test_a_rank_that_does_not_come_to_a_collective_is_named(cluster, hang, capsys):
     hang("collective")
-
-    def seen() -> str:
-        said = page(cluster, capsys)
-        return said if "2 processes, all_reduce" in said else ""
-
-    waits = wait_for("the others to wait", seen, 60).partition("who waits for whom")[2]
+    said = page_with(cluster, capsys, "2 processes, all_reduce", "policy-1", "for policy-2 (node ")
+    waits = said.partition("who waits for whom")[2]
     first, second = waits.strip().splitlines()[:2]
     assert "policy-0" in first and "policy-1" in first and "wait in all_reduce" in first and "policy-2" not in first, waits
     assert "for policy-2 (node " in second and "time.sleep" in second and "policy-0" not in second, waits
@@ -116,12 +117,8 @@ def test_a_rank_that_does_not_come_to_a_collective_is_named(cluster, hang, capsy
 
 def test_a_reward_that_does_not_end_is_named_with_its_line(cluster, hang, capsys):
     hang("reward")
-
-    def seen() -> str:
-        said = page(cluster, capsys)
-        return said if "stuck_reward" in said else ""
-
-    waits = wait_for("the reward", seen, 60).partition("who waits for whom")[2]
+    said = page_with(cluster, capsys, "stuck_reward", "for its own reward scorer (node 0")
+    waits = said.partition("who waits for whom")[2]
     assert "hanging.py (node 0" in waits and "for its own reward scorer (node 0" in waits, waits
     assert "at stuck_reward (" in waits and "tests/hanging.py:" in waits and "time.sleep(3600)" in waits, waits
 
@@ -129,7 +126,7 @@ def test_a_reward_that_does_not_end_is_named_with_its_line(cluster, hang, capsys
 def test_a_job_of_ours_sees_the_same_where_the_nodes_are_elsewhere_and_all_cpus_are_taken(cluster, hang):
     hang("reward")
     asked = dashboard(cluster)
-    nodes = gather.by_job(asked)
+    nodes = wait_for("the reward to hang", lambda: found if "stuck_reward" in json.dumps(found := gather.by_job(asked)) else {}, 120)
     assert sorted(nodes) == ["127.0.0.2", "127.0.0.3"]
     found = stacks.processes(nodes, gather.known(asked))
     [scorer] = [process for process in found if process.role == "scorer"]
