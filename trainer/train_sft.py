@@ -33,7 +33,7 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
 import torch
 import torch.distributed as dist
 
-from trainer.actors import free_port
+from trainer.actors import connect, free_port
 from trainer.checkpoint import Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.packing import Sequence, select, split
@@ -50,6 +50,7 @@ from trainer.stopping import STOPPED, stop_signals
 from trainer.workers import Role, Tokens, Worker, packing
 
 T = TypeVar("T")
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for what it was given as a job
 
 
 def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
@@ -77,6 +78,8 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
         last.require(**identity)
         worker.load(last.folder)
         loader.load(last.state["loader"])
+    if rank == 0 and JOB in os.environ:
+        connect()  # the cluster has nothing to do here; it takes the gauges
     metrics = Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) if rank == 0 else None
     with stop_signals() as stopping:
         for step in range(done + 1, schedule.steps + 1):

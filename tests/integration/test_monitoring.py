@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import sys
@@ -21,7 +22,7 @@ from cluster_tasks.node import grafana
 from cluster_tasks.node.monitoring import DATASOURCE
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.settings import read_settings
-from lab.local import Cluster, render
+from lab.local import PROJECT, Cluster, render
 from lab.waiting import wait_for
 
 pytestmark = [
@@ -31,15 +32,39 @@ pytestmark = [
 
 FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}
 SECRET = "canary-7c1d"
-STEPS = """
-import ray, sys, tempfile, time
+PPO = """
+import ray, tempfile, time
 from trainer.metrics import Metrics
 ray.init()
-with Metrics(tempfile.mkdtemp(), total=3) as metrics:
+folder = tempfile.mkdtemp() + "/ppo"
+with Metrics(folder, total=3) as metrics:
     for step in (1, 2, 3):
-        metrics.log(step, {"reward": 0.5, "tokens_per_second": 100.0, "seconds": 1.0})
+        metrics.log(step, {"reward": 0.5, "loss": 0.1, "kl": 0.01, "tokens_per_second": 100.0, "seconds": 1.0})
+        metrics.log(step, {"eval_reward": 0.5})
     time.sleep(1000)
 """
+SFT = ["run.name=sft", "trainer.steps=100000", "trainer.checkpoint_every=100000", "data.args={rows: 400, length: 4, seed: 1}"]
+VLLM = """
+import asyncio, os, sys, time
+import ray, torch
+ray.init()
+torch.set_num_threads(1)
+from trainer.configs.ppo import PpoConfig
+from trainer.episodes import Prompt
+from trainer.rollout import Sampling, sample
+from trainer.rollout.vllm import VllmEngine
+config = PpoConfig.model_validate({
+    "run": {"name": "answers"}, "model": {"path": sys.argv[1], "dtype": "float32"}, "data": {"path": "a:b", "max_prompt_tokens": 16},
+    "rollout": {"engine": "vllm", "max_new_tokens": 12}, "placement": {"gpus_per_rank": 0, "threads": 1},
+})
+engine = VllmEngine(config, sys.argv[1], 0)
+while True:
+    found = asyncio.run(sample(engine, [Prompt(0, [3, 4, 5], {})], [0], Sampling(12, samples=4), 0))
+    print(sum(len(each.response_ids) for each in found), flush=True)
+    time.sleep(3)
+"""
+# There is no GPU here, nor an exporter of one.
+OF_GPUS = ("ray_node_gpus_utilization", "ray_node_gram_used", "flotilla_gpu_idle_share", "DCGM_", "gpu_")
 
 
 class Receiver(ThreadingHTTPServer):
@@ -142,12 +167,37 @@ def test_grafana_would_find_rays_own_dashboards_and_their_datasource(cluster: Cl
         assert source["query"] == "prometheus" and source["current"].get("value", DATASOURCE) == DATASOURCE
 
 
-def test_the_trainers_steps_are_in_prometheus(cluster: Cluster, ports: tuple[int, int]) -> None:
-    project = ("--no-wait", "--working-dir", ".", "--runtime-env-json", '{"excludes": ["/.git/", "/.venv/", "/build/", "/tests/"]}')
-    done = cluster.job("python", "-c", STEPS, flags=project)
-    assert done.returncode == 0, done.stdout + done.stderr
-    [step] = wait_for("the trainer's step", lambda: query(ports[0], "ray_trainer_step"), 120)
+@pytest.fixture(scope="module")
+def jobs(cluster: Cluster, wide_model: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A trainer's metrics, supervised fine-tuning and a rollout engine; all run until the cluster ends."""
+    recipe = ["env", f"FLOTILLA_RUNS={tmp_path_factory.mktemp('runs')}", "python", "-m", "trainer.train_sft"]
+    for line in (
+        ["python", "-c", PPO],
+        [*recipe, "--config", "trainer/recipes/demo-sft.yaml", *SFT],
+        ["python", "-c", VLLM, str(wide_model)],
+    ):
+        done = cluster.job(*line, flags=("--no-wait", *PROJECT))
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.usefixtures("cluster", "jobs")
+def test_steps_of_every_trainer_are_in_prometheus(ports: tuple[int, int]) -> None:
+    [step] = wait_for("the step", lambda: query(ports[0], 'ray_trainer_step{run="ppo"}'), 120)
     assert float(step["value"][1]) == 3
+    names = ("step", "loss", "tokens_per_second", "step_seconds", "cost_usd", "cost_usd_per_1000_steps")
+    text = f'{{__name__=~"ray_trainer_({"|".join(names)})", run="sft"}}'
+    found = wait_for("all of supervised fine-tuning", lambda: len(each := query(ports[0], text)) == len(names) and each, 120)
+    assert all(float(each["value"][1]) > 0 for each in found), found
+
+
+@pytest.mark.usefixtures("cluster", "jobs")
+@pytest.mark.parametrize("board", grafana.PANELS)
+def test_every_panel_has_something_to_show(board: str, ports: tuple[int, int]) -> None:
+    asked = [expr for _, _, queries in grafana.PANELS[board] for expr, _ in queries if not any(name in expr for name in OF_GPUS)]
+    assert asked or board == "GPUs"
+    for expr in asked:
+        found = wait_for(expr, lambda expr=expr: query(ports[0], expr), 150)
+        assert all(math.isfinite(float(each["value"][1])) for each in found), found
 
 
 def test_a_second_monitoring_on_the_port_is_one_clear_error(

@@ -32,14 +32,17 @@ import vllm
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
+from vllm.v1.core.sched.interface import SchedulerInterface
 
 from trainer import placement, weights
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
 from trainer.errors import ConfigError
+from trainer.gauges import engine_gauges
 from trainer.models import load_tokenizer
 from trainer.rollout import Sampling
 from trainer.rollout.stepped import SteppedEngine
+from trainer.runs import run_folder
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
@@ -87,6 +90,9 @@ class VllmEngine(SteppedEngine):
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
         self.requests: dict[int, _Request] = {}
         self.admission = Admission(self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens)
+        # In this process, by VLLM_ENABLE_V1_MULTIPROCESSING.
+        self.scheduler: SchedulerInterface = self.llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        self.gauges = engine_gauges(run_folder(config).name)
         self.seed(seed)
 
     def receivers(self) -> int:
@@ -147,9 +153,14 @@ class VllmEngine(SteppedEngine):
             number, first = map(int, output.request_id.split(":"))
             request = self.requests[number]
             request.turns |= {first + answer.index: _turn(answer, self.version) for answer in output.outputs}
+            if self.gauges:
+                self.gauges.count(len(output.prompt_token_ids), sum(len(answer.token_ids) for answer in output.outputs))
             if len(request.turns) == request.sampling.samples:
                 del self.requests[number]
                 complete[number] = [request.turns[i] for i in range(request.sampling.samples)]
+        if self.gauges:
+            running, waiting = self.scheduler.get_request_counts()
+            self.gauges.show(running, waiting + len(self.admission.waiting), self.scheduler.get_kv_cache_usage())
         return complete
 
 
