@@ -186,7 +186,12 @@ def test_steps_of_every_trainer_are_in_prometheus(ports: tuple[int, int]) -> Non
     assert float(step["value"][1]) == 3
     names = ("step", "loss", "tokens_per_second", "step_seconds", "cost_usd", "cost_usd_per_1000_steps")
     text = f'{{__name__=~"ray_trainer_({"|".join(names)})", run="sft"}}'
-    found = wait_for("all of supervised fine-tuning", lambda: len(each := query(ports[0], text)) == len(names) and each, 120)
+
+    def all_of_them() -> list[Any]:
+        each = query(ports[0], text)
+        return each if len(each) == len(names) else []
+
+    found = wait_for("all of supervised fine-tuning", all_of_them, 120)
     assert all(float(each["value"][1]) > 0 for each in found), found
 
 

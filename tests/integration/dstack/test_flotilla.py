@@ -6,12 +6,14 @@ import json
 
 import pytest
 
+from lab.copied import ROOT
 from lab.dstack.lab import Lab
 
 pytestmark = pytest.mark.hosts
 
 
-def test_up_ends_with_a_dashboard_that_takes_jobs_and_down_leaves_neither_run_nor_tunnel(lab: Lab):
+def test_up_ends_with_a_dashboard_that_takes_jobs_and_metrics_and_down_leaves_neither_run_nor_tunnel(lab: Lab):
+    lab.stack(monitoring={"enabled": True})
     try:
         done = lab.user("cd trainer/recipes && python -m cli up lab", timeout=600)
         assert done.returncode == 0, done.stdout
@@ -22,11 +24,15 @@ def test_up_ends_with_a_dashboard_that_takes_jobs_and_down_leaves_neither_run_no
         status = json.loads(lab.must("python -m cli status lab --json"))
         assert (status["healthy"], status["ray_nodes"]) == (True, 2)
         assert lab.user("python -m cli logs lab hello 2>/dev/null").stdout == "hello from the job\n"
+        seen = lab.must(f"python {ROOT}/lab/targets.py 2").split()
+        shown = lab.must("python -m cli top lab --once")
+        assert all(node in shown for node in seen), shown
         again = lab.user("python -m cli up lab", timeout=300)
         assert again.returncode == 0 and "is forwarded already" in again.stdout, again.stdout
     finally:
         done = lab.user("python -m cli down lab --keep-machines", timeout=300)
         lab.wait_idle()
+        lab.stack()
     assert done.returncode == 0, done.stdout
     assert lab.user("pgrep -f 'dstack attach'").returncode == 1
     assert not (lab.project / "build/lab/tunnel.json").exists()

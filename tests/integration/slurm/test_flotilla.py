@@ -21,6 +21,7 @@ pytestmark = pytest.mark.hosts
 
 Flotilla = Callable[[str], tuple[int, str, str]]
 GPUS = 2  # of each node, which Slurm hands out and Ray is told to have
+ROOT = Path(__file__).parents[3]
 RECIPE = "verl/ppo-gsm8k"
 
 
@@ -38,6 +39,7 @@ def clone(slurm: Cluster) -> Path:
             "fleets": [{"name": "gpus", "nodes": nodes, "cpus": 1, "gpu": {"name": "H100", "count": GPUS}}],
             "slurm": {"partition": "gpu", "time": "15:00", "login": "root@ctl", "setup": setup},
             "checkpoints": {"kind": "shared", "path": str(folder / "runs")},
+            "monitoring": {"enabled": True},
         }
         text = yaml.safe_dump({"config": {f"flotilla:{key}": value for key, value in settings.items()}})
         (folder / f"stacks/Pulumi.{name}.yaml").write_text(text)
@@ -75,13 +77,18 @@ def flotilla(slurm: Cluster, clone: Path, environment: dict[str, str]) -> Iterat
         run("down slurm")
 
 
-def test_up_waits_for_ray_opens_the_tunnel_and_takes_a_job(clone: Path, flotilla: Flotilla) -> None:
+def test_up_waits_for_ray_opens_the_tunnel_takes_a_job_and_watches_the_nodes(
+    slurm: Cluster, clone: Path, flotilla: Flotilla, environment: dict[str, str]
+) -> None:
     job = json.loads((clone / "build/slurm/allocation.json").read_text())["job"]
     code, output, _ = flotilla("status slurm")
     assert code == 0 and f"job {job}  RUNNING" in output and "Ray: 2 of 2 nodes" in output
     assert "is used as it is" in flotilla("up slurm")[2]
     code, output, error = flotilla("submit slurm -- python -c 'print(6 * 7); raise SystemExit(3)'")
     assert (code, output) == (3, "42\n"), error
+    seen = slurm.run(f"python {ROOT}/lab/targets.py 2", env=environment, seconds=120).stdout.split()
+    code, output, error = flotilla("top slurm --once")
+    assert code == 0 and all(node in output for node in seen), output + error
 
 
 def test_two_clusters_run_a_recipe_of_which_one_prepares_and_both_resume(
