@@ -1,7 +1,7 @@
 """What a run reports to Ray's metrics, for Prometheus: ray_trainer_step and others, by run. Nothing where Ray is not up.
 
-Its vLLM engines report by vLLM's own names, ray_vllm_num_requests_running and others. vLLM's loggers are not used: they count each token
-of each request, which costs 10 to 16 % of the time of a small model's answers, and the one for Ray wants all of Ray Serve.
+Its vLLM engines report by vLLM's own names, ray_vllm_num_requests_running and others. vLLM's loggers are not used: they count each token of
+each request in the engine's own process, and the one for Ray wants all of Ray Serve.
 """
 
 from __future__ import annotations
