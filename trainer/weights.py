@@ -5,6 +5,8 @@ Both sides know the plan beforehand, so a sync is one call per process however m
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -13,6 +15,8 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+
+from trainer.actors import RunError
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -69,10 +73,19 @@ def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
 
 
 def join(rendezvous: Rendezvous, rank: int) -> Group:
-    """A process group of its own, beside the one that the process trains or serves in. Raises after `rendezvous.timeout` seconds.
+    """A process group of its own, beside the one that the process trains or serves in; with NCCL on the process's current GPU.
 
-    With NCCL on the process's current GPU.
+    Raises RunError, which says who waited where and for whom, after `rendezvous.timeout` seconds.
     """
+    try:
+        return _join(rendezvous, rank)
+    except RuntimeError as error:  # torch's own for a store, a peer and a deadline
+        place = f"all {rendezvous.world} members at {rendezvous.address}:{rendezvous.port}"
+        late = f"waited for {place}, at most {rendezvous.timeout} s (rollout.timeout)"
+        raise RunError(f"weight sync: {_member(rank)} {late}: {_first_line(error)}") from error
+
+
+def _join(rendezvous: Rendezvous, rank: int) -> Group:
     timeout = timedelta(seconds=rendezvous.timeout)
     c10d: Any = dist
     store = c10d.PrefixStore("weights", c10d.TCPStore(rendezvous.address, rendezvous.port, rendezvous.world, rank == 0, timeout))
@@ -87,7 +100,7 @@ def join(rendezvous: Rendezvous, rank: int) -> Group:
 def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
     """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks.
 
-    Ranks other than 0 of the policy take part in gathering only: they pass no group. Raises RuntimeError where a member is gone, after
+    Ranks other than 0 of the policy take part in gathering only: they pass no group. Raises RunError where a member is gone, after
     the last bucket: the other ranks keep gathering, and must not be left alone with it.
     """
     failed: RuntimeError | None = None
@@ -99,7 +112,8 @@ def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[tor
             except RuntimeError as error:
                 failed = error
     if failed:
-        raise failed
+        text = "a rollout engine is gone, or did not take the weights in time (rollout.timeout)"
+        raise RunError(f"weight sync: {_member(0)}: {text}: {_first_line(failed)}") from failed
 
 
 def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
@@ -108,6 +122,16 @@ def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
         flat = torch.empty(sum(p.numel for p in bucket), dtype=getattr(torch, bucket[0].dtype), device=group.buffers)
         _broadcast(group, flat)
         yield unflatten(flat.to(device), bucket)
+
+
+def _member(rank: int) -> str:
+    """The policy's rank 0 is the first; the others are the rollout engines' processes, in order."""
+    name = "policy-0" if rank == 0 else f"process {rank} of the rollout engines"
+    return f"{name} on {socket.gethostname()} (pid {os.getpid()})"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:

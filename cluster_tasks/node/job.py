@@ -65,6 +65,7 @@ def stop_jobs(settings: Settings, seconds: int) -> None:
     """Sends SIGTERM to all jobs that run and waits until they have saved their checkpoints and ended."""
     deadline = time.monotonic() + seconds + min(seconds, 10)
     asked: set[str] = set()
+    jobs: list[str] = []
     while time.monotonic() < deadline:
         try:
             listed = settings.dashboard.ask("/api/jobs/")
@@ -78,4 +79,5 @@ def stop_jobs(settings: Settings, seconds: int) -> None:
         if not jobs:
             return None
         time.sleep(0.5)
-    return log.error("jobs did not stop within %d s: %s", seconds, ", ".join(sorted(asked)))
+    names, where = ", ".join(sorted(jobs)), f"{settings.ray_logs}/job-driver-*.log"
+    return log.error("jobs did not save and stop within %d s (--stop-timeout): %s; %s", seconds, names, where)

@@ -129,6 +129,20 @@ def json_flag(flag: str, text: str) -> dict[str, Any]:
     return found
 
 
+def hostnames(nodes: str) -> str:
+    """The names that a node list of Slurm stands for. Raises ValueError where scontrol does not say them."""
+    command = ["scontrol", "show", "hostnames", nodes]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=SCONTROL_SECONDS, check=True).stdout
+    except FileNotFoundError:
+        why = "is not on PATH"
+    except subprocess.TimeoutExpired:
+        why = f"did not answer within {SCONTROL_SECONDS} s"
+    except subprocess.CalledProcessError as error:
+        why = (error.stderr.strip().splitlines() or [f"exit code {error.returncode}"])[0]
+    raise ValueError(f"the job's nodes {nodes} are not known: {' '.join(command[:3])}: {why}")
+
+
 def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
     """Rank of this node, addresses of all, GPUs per node where the scheduler says it."""
     if settings.rank is not None and settings.addresses:
@@ -139,8 +153,7 @@ def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str]
         alone = addresses in ([], ["127.0.0.1"])
         return int(env["DSTACK_NODE_RANK"]), [ALONE] if alone else addresses, int(gpus) if gpus else None
     if "SLURM_JOB_NODELIST" in env:
-        command = ["scontrol", "show", "hostnames", env["SLURM_JOB_NODELIST"]]
-        known = env.get("FLOTILLA_NODES") or subprocess.check_output(command, text=True, timeout=SCONTROL_SECONDS)
+        known = env.get("FLOTILLA_NODES") or hostnames(env["SLURM_JOB_NODELIST"])
         names = known.replace(",", " ").split()
         addresses = [ALONE] if len(names) == 1 else [resolve(name, settings.network) for name in names]
         gpus = env.get("SLURM_GPUS_ON_NODE")  # a number; SLURM_GPUS_PER_NODE may be h100:8

@@ -63,11 +63,12 @@ def test_jobs_that_run_or_are_about_to_are_asked_once_and_waited_for(jobs: Jobs,
     assert not caplog.records
 
 
-@pytest.mark.parametrize("jobs", [{"stuck": "RUNNING"}], indirect=True)
+@pytest.mark.parametrize("jobs", [{"stuck": "RUNNING", "starting": "PENDING"}], indirect=True)
 def test_a_job_that_does_not_stop_is_named_at_the_deadline(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
     jobs.left["stuck"] = 10**6
     stop_jobs(jobs.settings(), 1)
-    assert caplog.messages == ["jobs did not stop within 1 s: stuck"]
+    where = "Ray's logs on 127.0.0.2: /tmp/ray/session_latest/logs/job-driver-*.log"
+    assert caplog.messages == [f"jobs did not save and stop within 1 s (--stop-timeout): stuck; {where}"]
 
 
 def test_a_dashboard_that_is_gone_ends_the_wait_at_once(caplog: pytest.LogCaptureFixture) -> None:

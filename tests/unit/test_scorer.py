@@ -142,6 +142,20 @@ def test_a_reward_that_hangs_is_ended_at_the_deadline_with_its_row(function: str
         assert [process.poll() for process in processes] == [-signal.SIGKILL]
 
 
+def test_a_process_that_does_not_start_says_what_it_imports(tmp_path, monkeypatch):
+    (tmp_path / "slow_to_import.py").write_text(
+        f"import os, time\nif os.getpid() != {os.getpid()}:\n    time.sleep(600)\ndef worth(text, row):\n    return 1.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("trainer.rewards.scorer.START_SECONDS", 3)
+    with scorer("slow_to_import:worth") as rewards:
+        pid = rewards.workers[0].process.pid
+        with pytest.raises(TimeoutError) as late:
+            rewards.score(episodes("a"))
+    assert str(late.value).startswith("reward.function: worth: starting its process did not end within 3 s (process ")
+    assert f"process {pid} on " in str(late.value) and str(late.value).endswith("; slow_to_import.py:3)")
+
+
 def test_an_error_names_no_answer_of_an_earlier_batch():
     with scorer("stays", timeout=1) as rewards:
         assert rewards.score(episodes("c", "d", "e")) == [0.0, 0.0, 0.0]

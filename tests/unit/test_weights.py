@@ -1,10 +1,11 @@
+import os
 import threading
 
 import pytest
 import torch
 
 from trainer import weights
-from trainer.actors import free_port
+from trainer.actors import RunError, free_port
 from trainer.weights import Parameter, Rendezvous
 
 
@@ -52,8 +53,15 @@ def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
 
 
 def test_joining_ends_with_an_error_when_a_member_is_missing():
-    with pytest.raises(RuntimeError, match="Timed out"):
-        weights.join(Rendezvous("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo"), 0)
+    port = free_port()
+    with pytest.raises(RunError, match=rf"^weight sync: policy-0 on \S+ \(pid {os.getpid()}\) waited for all 2 members") as late:
+        weights.join(Rendezvous("127.0.0.1", port, world=2, timeout=1, backend="gloo"), 0)
+    assert f" at 127.0.0.1:{port}, at most 1 s (rollout.timeout): " in str(late.value)
+
+
+def test_a_rollout_engine_without_a_policy_says_which_it_is():
+    with pytest.raises(RunError, match=r"^weight sync: process 1 of the rollout engines on \S+ \(pid \d+\) waited for all 2 members"):
+        weights.join(Rendezvous("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo"), 1)
 
 
 def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():
@@ -71,7 +79,9 @@ def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():
         return [torch.zeros(1) for _ in names]
 
     plan = weights.plan([Parameter(name, (1,), "float32") for name in "abc"], bucket_bytes=4)
-    with pytest.raises(RuntimeError, match="Connection closed by peer"):
+    with pytest.raises(
+        RunError, match=r"^weight sync: policy-0 on \S+ \(pid \d+\): a rollout engine is gone, .*: Connection closed by peer"
+    ):
         weights.send(weights.Group(processes, torch.device("cpu")), plan, gather)
     assert gathered == ["a", "b", "c"], "the other ranks wait in each gather"
     assert processes.broadcasts == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -86,7 +87,9 @@ class Scorer:
         for worker in self.workers:
             if not worker.ready:
                 if not worker.channel.poll(max(0.0, deadline - time.monotonic())):
-                    raise TimeoutError(f"{self._where([], None)} did not end within {START_SECONDS} s")
+                    line = worker.line()  # of what it imports
+                    at = f"process {worker.process.pid} on {socket.gethostname()}{line}"
+                    raise TimeoutError(f"{self._where([], None)} did not end within {START_SECONDS} s ({at})")
                 worker.ready = bool(self._receive(worker, []))
 
     def _receive(self, worker: _Process, part: list[Episode]) -> Any:
