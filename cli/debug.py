@@ -80,7 +80,7 @@ def collect(stack: Stack, root: Path, options: Any) -> int:
             nodes = archive.of_local(stack, place, gather.agents(local_cluster(stack, place).pid), secrets)
     except (OSError, UserError) as error:
         missing.append(f"logs of the nodes: {error}")
-    texts = {f"node-{node}/{name}": text for node, said in nodes.items() for name, text in said.items() if isinstance(text, str)}
+    texts = archive.texts_of(nodes)
     texts |= {f"stack/{name}": text for name, text in archive.rendered(place, secrets).items()}
     texts |= {
         f"here/{name}": text for name, command in _scheduler(stack, root).items() if (text := harvest.output(command, secrets, shell))
@@ -90,8 +90,7 @@ def collect(stack: Stack, root: Path, options: Any) -> int:
         texts["stacks.txt"] = "\n".join(stacks.shown(processes(stack, root), everything=True)) + "\n"
     except (OSError, UserError) as error:
         missing.append(f"stacks of processes: {error}")
-    if found := archive.dumps(place / "volumes/checkpoints"):
-        texts["flight-recorder.txt"] = found
+    texts |= harvest.traces(place / "volumes/checkpoints/flight-recorder", secrets)
     texts |= {"missing.txt": "\n".join(missing) + "\n"} if missing else {}
     size = archive.write(file, texts, secrets)
     for line in missing:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import tarfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from cluster_tasks.debug import harvest, probe
 from cluster_tasks.debug.gather import DebugError
@@ -17,7 +17,6 @@ from cluster_tasks.local.plan import node_addresses, ray_folder, read_task
 from stacks.schema import Stack
 
 RENDERED = (".yml", ".yaml", ".sh", ".sbatch", ".log")
-DUMPS = re.compile(r"nccl_trace_rank_\d+$|comm_lib_trace_rank_\d+$")  # PyTorch's flight recorder, which is no text: `torchfrtrace` reads it
 
 
 def check_output(file: Path) -> None:
@@ -81,6 +80,11 @@ def write(file: Path, texts: Mapping[str, str], secrets: set[str]) -> int:
     return file.stat().st_size
 
 
-def dumps(runs: Path) -> str:
-    """Where the flight recorder's files are; they are named, not packed, as they are no text."""
-    return "".join(f"{file}\n" for file in sorted(runs.rglob("*")) if DUMPS.search(file.name)) if runs.is_dir() else ""
+def texts_of(nodes: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """Of all nodes, by name; dumps on storage that several share are there once."""
+    texts: dict[str, str] = {}
+    for node, said in nodes.items():
+        for name, text in said.items():
+            if isinstance(text, str) and not (name.startswith("flight-recorder/") and text in texts.values()):
+                texts[f"node-{node}/{name}"] = text
+    return texts

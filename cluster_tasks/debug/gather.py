@@ -35,11 +35,11 @@ Nodes = dict[str, dict[str, Any]]
 
 STACKS = "look(node_root(os.getpid()))"
 # What Ray and its services have written; secrets that any process of the node was given are out of it.
-LOGS = """harvest(
+LOGS = """(lambda secret: harvest(
     [Path(__import__("ray")._private.worker._global_node.get_logs_dir_path()),
      *Path(__import__("ray")._private.worker._global_node.get_session_dir_path()).parent.glob("services-*"),
      *Path("/tmp").glob("services-*")],
-    secrets_of(below(node_root(os.getpid())), also))"""
+    secret) | traces(recorded(), secret))(secrets_of(below(node_root(os.getpid())), also))"""
 
 # What the job runs; `sources`, `call` and `seconds` are set before it. It does to every node what `here` does to this machine's. Its own
 # node it reads itself: each process that Ray starts takes seconds on a busy node.

@@ -6,13 +6,17 @@ cluster, wherever they stand; and what looks like one by its shape or by the nam
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import pickle
 import platform
 import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any
 
 FILE_BYTES, NODE_BYTES = 2**20, 2**24  # of each file its end; of a node its newest files
 SECRET = r"[\w.-]*(?:TOKEN|SECRET|PASSW|PASSPHRASE|API[_-]?KEY|ACCESS[_-]?KEY|PRIVATE[_-]?KEY|CREDENTIAL|WEBHOOK|AUTHORIZATION)[\w.-]*"
@@ -26,6 +30,8 @@ SHAPES = (
     re.compile(r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]+"),  # a JSON web token
 )
 GONE = "[secret]"
+DUMP = re.compile(r"(?:nccl|comm_lib)_trace_rank_\d+$")
+ENTRIES = 100  # collectives of each rank: a rank that hangs is told by its last ones
 COMMANDS = {"nvidia-smi": ["nvidia-smi"], "rocm-smi": ["rocm-smi"], "memory": ["free", "-m"], "disks": ["df", "-h"]}
 COMMAND_SECONDS = 10
 
@@ -111,6 +117,38 @@ def harvest(folders: Iterable[Path], values: Iterable[str]) -> dict[str, str]:
     found["versions.txt"] = versions()
     found |= {f"{name}.txt": said for name, command in COMMANDS.items() if (said := output(command, values))}
     return found | ({"cut.txt": "\n".join(cut) + "\n"} if cut else {})
+
+
+class _Plain(pickle.Unpickler):
+    """Lists, maps, text and numbers alone: a file on shared storage runs nothing here."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}")
+
+
+def traces(folder: Path, values: Iterable[str] = ()) -> dict[str, str]:
+    """What PyTorch's flight recorder has dumped below the folder, as text: a line for each rank's state, then one for each collective.
+
+    Of a rank the last ENTRIES; the files stay, for `torchfrtrace`, which compares ranks.
+    """
+    values = set(values)
+    files = sorted(file for file in folder.rglob("*") if DUMP.search(file.name)) if folder.is_dir() else []
+    return {f"flight-recorder/{file.relative_to(folder)}.jsonl": redact(_trace(file), values) for file in files}
+
+
+def _trace(file: Path) -> str:
+    try:
+        dump = _Plain(io.BytesIO(file.read_bytes())).load()
+        entries = dump["entries"]
+    except (OSError, pickle.UnpicklingError, EOFError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        return f"{file}: cannot be read: {error or type(error).__name__}\n"
+    state = {"file": str(file), **{key: value for key, value in dump.items() if key != "entries"}, "collectives": len(entries)}
+    return "".join(json.dumps(line, default=str) + "\n" for line in [state, *entries[-ENTRIES:]])
+
+
+def recorded() -> Path:
+    """Where the ranks of this process's cluster dump; a folder that is not there where they do not."""
+    return Path(os.environ.get("TORCH_FR_DUMP_TEMP_FILE") or "/nonexistent/rank").parent
 
 
 def _kept(file: Path) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import pickle
 import subprocess
 import sys
 import tarfile
@@ -269,3 +271,51 @@ def test_the_installed_dstack_knows_the_commands_whose_output_is_packed(tmp_path
         done = subprocess.run(commands[name], env=env, capture_output=True, text=True, timeout=60, check=False)
         said = done.stdout + done.stderr
         assert "usage" not in said.lower() and "unrecognized" not in said and "invalid choice" not in said, said
+
+
+RECORDED = """
+import sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}.meet", rank=0, world_size=1)
+def sup3r_canary():
+    for _ in range(150):
+        dist.all_reduce(torch.ones(2))
+sup3r_canary()
+open(sys.argv[1], "wb").write(torch._C._distributed_c10d._dump_fr_trace())
+"""
+
+
+def test_what_the_flight_recorder_dumped_is_text_of_the_last_collectives_without_secrets(tmp_path):
+    file = tmp_path / "policy/nccl_trace_rank_0"
+    file.parent.mkdir()
+    subprocess.run([sys.executable, "-c", RECORDED, str(file)], env=os.environ | {"TORCH_FR_BUFFER_SIZE": "200"}, check=True, timeout=120)
+    [(name, text)] = harvest.traces(tmp_path, {"sup3r_canary"}).items()
+    state, *entries = map(json.loads, text.splitlines())
+    assert name == "flight-recorder/policy/nccl_trace_rank_0.jsonl" and state["file"] == str(file) and state["collectives"] == 150
+    assert [entry["collective_seq_id"] for entry in entries] == list(range(51, 151)) and entries[-1]["profiling_name"] == "gloo:all_reduce"
+    assert "sup3r_canary" not in text and any(frame["name"] == harvest.GONE for frame in entries[-1]["frames"])
+
+
+def test_a_dump_runs_nothing_and_a_broken_one_is_said(tmp_path):
+    made = tmp_path / "made"
+
+    class Evil:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(made),)
+
+    for rank, content in enumerate([pickle.dumps({"entries": [Evil()]}), b"\x80\x04cut", pickle.dumps([1]), b""]):
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(content)
+    texts = harvest.traces(tmp_path)
+    assert len(texts) == 4 and all(": cannot be read: " in text for text in texts.values()) and not made.exists()
+    assert "it holds a posix.mkdir" in texts["flight-recorder/nccl_trace_rank_0.jsonl"]
+    assert harvest.traces(tmp_path / "missing") == {}
+
+
+def test_dumps_that_all_nodes_see_are_in_the_archive_once():
+    one = {"flight-recorder/policy/nccl_trace_rank_0.jsonl": "{}", "logs/raylet.out": "same"}
+    texts = collect.texts_of({"10.0.0.1": one, "10.0.0.2": one | {"flight-recorder/policy/nccl_trace_rank_1.jsonl": "own", "error": None}})
+    assert sorted(texts) == [
+        "node-10.0.0.1/flight-recorder/policy/nccl_trace_rank_0.jsonl",
+        "node-10.0.0.1/logs/raylet.out",
+        "node-10.0.0.2/flight-recorder/policy/nccl_trace_rank_1.jsonl",
+        "node-10.0.0.2/logs/raylet.out",
+    ]
