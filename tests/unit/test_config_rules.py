@@ -24,6 +24,7 @@ CONFLICTS = {
     "rollout.options, rollout.engine": ["rollout.options.a=1", "rollout.engine=hf"],
     "rollout.gpu_memory, rollout.engine": ["rollout.gpu_memory=0.9", "rollout.engine=hf"],
     "rollout.max_logprob_diff, trainer.staleness": ["rollout.max_logprob_diff=1", "trainer.staleness=1"],
+    "rollout.top_p, algorithm.importance_cap, rollout.max_logprob_diff": ["rollout.top_p=0.9"],
     "trainer.keep_best, trainer.eval_prompts": ["trainer.keep_best=true", "trainer.eval_prompts=0"],
     "data.args, data.path": ["data.path={rows}", "data.args.a=1"],
     "model.path, model.init": ["model.init={a: 1}", "model.tokenizer=gpt2"],

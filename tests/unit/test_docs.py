@@ -184,7 +184,7 @@ def test_every_override_in_the_text_is_accepted(page):
 @named(PAGES)
 def test_every_setting_that_is_named_exists(page):
     known = {*config_help.settings(PpoConfig), *(f"{key}.{name}" for key, name in [("algorithm", "kl")])}
-    free = tuple(f"{key}." for key in ("model.init", "data.args", "reward.args", "rollout.options"))
+    free = tuple(f"{key}." for key in ("model.init", "data.args", "data.template", "reward.args", "rollout.options"))
     names = [span.partition("=")[0] for span in spans(own(page))]
     if FOREIGN in page.read_text():  # the last column of its table is ours
         rows = re.findall(r"^\|.*\| (.+) \|$", page.read_text().partition(FOREIGN)[2], re.MULTILINE)

@@ -65,14 +65,54 @@ def test_long_prompts_are_dropped_and_counted_and_keep_their_number(tmp_path: Pa
     assert ([p.index for p in loaded.prompts], loaded.dropped) == ([1], 1)
 
 
-def test_chat_messages_go_through_the_template(tmp_path: Path, tokenizer):
-    chat = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, pad_token="<pad>", eos_token="<eos>")
-    chat.chat_template = (
-        "{% for m in messages %}{{ m.role }}:{{ m.content }} {% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
+@pytest.fixture(scope="module")
+def chat(tokenizer) -> PreTrainedTokenizerFast:
+    """With a template that shows who speaks, and what it was given."""
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer._tokenizer, pad_token="<pad>", eos_token="<eos>")
+    made.chat_template = (
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+        "{{ m.role }}:{{ m.content }} {% endfor %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}{{ start }}"
     )
-    path = write(tmp_path / "a.jsonl", {"prompt": [{"role": "user", "content": "1+1"}], "answer": "2"})
-    (prompt,) = load_prompts(DataConfig(path=path), chat).prompts
-    assert chat.decode(prompt.token_ids) == "user:1+1 assistant:"
+    return made
+
+
+@pytest.mark.parametrize(
+    ("settings", "prompt", "rendered"),
+    [
+        ({}, "1+1", "user:1+1 assistant:"),
+        ({"chat": "never"}, "1+1", "1+1"),
+        ({"system": "sort"}, "1+1", "system:sort user:1+1 assistant:"),
+        ({"system": "sort"}, [{"role": "user", "content": "1"}], "system:sort user:1 assistant:"),
+        ({"system": "sort"}, [{"role": "system", "content": "add"}, {"role": "user", "content": "1"}], "system:add user:1 assistant:"),
+        ({"chat": "never"}, [{"role": "user", "content": "1"}], "user:1 assistant:"),
+        ({"template": {"start": "think"}}, "1+1", "user:1+1 assistant:think"),
+    ],
+)
+def test_text_and_messages_become_conversations_where_the_tokenizer_has_a_template(tmp_path, chat, settings, prompt, rendered):
+    path = write(tmp_path / "a.jsonl", {"prompt": prompt, "answer": "2"})
+    (loaded,) = load_prompts(DataConfig(path=path, **settings), chat).prompts
+    assert chat.decode(loaded.token_ids) == rendered
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"system": "sort"}, r"^data\.system: .*a\.jsonl:1: the prompt is text and model\.tokenizer has no chat template$"),
+        ({"template": {"start": "x"}}, r"^data\.template: .*a\.jsonl:1: the prompt is text and model\.tokenizer has no chat template$"),
+        ({"system": "sort", "chat": "never"}, r"^data\.system: .*: the prompt is text and data\.chat is never$"),
+    ],
+)
+def test_settings_of_a_conversation_are_not_ignored_where_there_is_none(tmp_path, tokenizer, settings, message):
+    path = write(tmp_path / "a.jsonl", {"prompt": "1", "answer": "2"})
+    with pytest.raises(ConfigError, match=message):
+        load_prompts(DataConfig(path=path, **settings), tokenizer)
+
+
+def test_a_template_that_refuses_the_messages_names_the_row(tmp_path, chat):
+    path = write(tmp_path / "a.jsonl", {"prompt": [{"role": "tool", "content": "1"}], "answer": "2"})
+    with pytest.raises(ConfigError, match=r"^data\.prompt: .*a\.jsonl:1: the chat template refuses the messages: no tools"):
+        load_prompts(DataConfig(path=path), chat)
 
 
 def test_an_answer_ends_with_eos(tmp_path: Path, tokenizer):

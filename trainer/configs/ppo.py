@@ -101,6 +101,11 @@ class PpoConfig(Config):
                 "answers are compared within their group, so a group needs at least 2",
             ),
             Rule(
+                rollout.top_p < 1 and (algorithm.importance_cap is not None or rollout.max_logprob_diff is not None),
+                ("rollout.top_p", "algorithm.importance_cap", "rollout.max_logprob_diff"),
+                "the rollout engines' log-probabilities are of the nucleus, the policy's of all tokens; set both to null, or top_p to 1",
+            ),
+            Rule(
                 critic.schedule != "constant" and critic.warmup_steps >= self.updates() and algorithm.name == "ppo",
                 ("critic.warmup_steps", "critic.schedule", "trainer.steps"),
                 "the warm-up must end before the run does",

@@ -84,6 +84,14 @@ class DataConfig(Section):
     path: str = Field(description="A .jsonl or .parquet file, or package.module:function that yields rows.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     prompt: str = Field(default="prompt", description="Column of the prompt: text, or a list of chat messages.")
+    chat: Literal["auto", "never"] = Field(
+        default="auto",
+        description="auto puts text into the tokenizer's chat template, where there is one, as the user's message; never leaves it alone.",
+    )
+    system: str | None = Field(default=None, description="First message of each conversation that has none of its own.")
+    template: dict[str, Any] = Field(
+        default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false} or tools."
+    )
     answer: str = Field(default="answer", description="Column of the answer: what SFT learns, what rewards compare with.")
     max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt.")
     overlong: Literal["drop", "error"] = Field(default="drop", description="What happens to longer prompts; dropped ones are counted.")

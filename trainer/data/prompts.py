@@ -28,7 +28,7 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
     prompts: list[Prompt] = []
     total = 0
     for where, columns in read_rows(config):
-        token_ids = _tokenize(column(columns, config.prompt, "data.prompt", where), tokenizer, where)
+        token_ids = _tokenize(column(columns, config.prompt, "data.prompt", where), config, tokenizer, where)
         asked = answers or config.answer in columns
         row = {**columns, "answer": column(columns, config.answer, "data.answer", where)} if asked else columns
         index, total = total, total + 1
@@ -55,18 +55,28 @@ def answer_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [*ids, tokenizer.eos_token_id]  # type: ignore[list-item]
 
 
-def _tokenize(prompt: Any, tokenizer: PreTrainedTokenizerBase, where: str) -> list[int]:
+def _tokenize(prompt: Any, config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> list[int]:
     if isinstance(prompt, str):
-        ids = tokenizer(prompt)["input_ids"]
+        chat = config.chat == "auto" and bool(tokenizer.chat_template)
+        if not chat and (config.system is not None or config.template):
+            why = "data.chat is never" if config.chat == "never" else "model.tokenizer has no chat template"
+            raise ConfigError(f"data.{'template' if config.system is None else 'system'}: {where}: the prompt is text and {why}")
+        ids = _conversation([{"role": "user", "content": prompt}], config, tokenizer, where) if chat else tokenizer(prompt)["input_ids"]
     elif isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt):
         if not tokenizer.chat_template:
             raise ConfigError(f"data.prompt: {where}: chat messages, but model.tokenizer has no chat template; give text")
-        try:
-            ids = tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False)
-        except Exception as error:  # a template is a program of its own and raises what it likes
-            raise ConfigError(f"data.prompt: {where}: the chat template refuses the messages: {error}") from error
+        ids = _conversation(prompt, config, tokenizer, where)
     else:
         raise ConfigError(f"data.prompt: {where}: neither text nor a list of chat messages with role and content")
     if not ids:
         raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
     return list(ids)  # type: ignore[arg-type]
+
+
+def _conversation(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> Any:
+    if config.system is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": config.system}, *messages]
+    try:
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **config.template)
+    except Exception as error:  # a template is a program of its own and raises what it likes
+        raise ConfigError(f"data.prompt: {where}: the chat template refuses the messages: {error}") from error
