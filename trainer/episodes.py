@@ -74,6 +74,7 @@ class Denominators:
     tokens: float  # tokens with mask 1, all ranks
     sequences: float  # sequences with at least one such token, all ranks
     lengths_E: torch.Tensor  # tokens with mask 1 of each sequence that `episode_N` may name (those of this rank, or all)
+    limit: float = 1.0  # tokens that a sequence may have
 
 
 @dataclass(slots=True)

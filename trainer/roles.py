@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -110,10 +110,10 @@ class RoleGroup:
 
     def _optimizer_step(self, rollout: Rollout, tokens_N: Tokens, chosen: list[int], numbers: dict[str, float]) -> dict[str, float]:
         flat = rollout.flat
-        counts = denominators(flat.mask_N, flat.episode_N, len(rollout.sequences))
+        counts = denominators(flat.mask_N, flat.episode_N, len(rollout.sequences), self.config.rollout.max_new_tokens)
         if len(chosen) < len(rollout.sequences):
             lengths_E = counts.lengths_E[chosen]
-            counts = type(counts)(float(lengths_E.sum()), float((lengths_E > 0).sum()), counts.lengths_E)
+            counts = replace(counts, tokens=float(lengths_E.sum()), sequences=float((lengths_E > 0).sum()))
         shares, count = self._split(rollout, chosen)
         refs = []
         for rank, mine in zip(self.ranks, shares, strict=True):

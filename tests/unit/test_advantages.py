@@ -87,6 +87,14 @@ def test_reinforce_plus_plus_whitens_returns_over_the_global_batch():
     torch.testing.assert_close(advantages_N, whiten(T([2.0, 2.0, -2.0]), torch.ones(3)))
 
 
+def test_reinforce_plus_plus_without_a_baseline_compares_with_the_global_batch_alone():
+    rewards, groups, ones, lengths = T([4.0, 0.0, 1.0, 1.0]), T([0, 0, 1, 1]), torch.ones(4), T([1, 1, 1, 1])
+    found = reinforce_plus_plus(rewards, groups, None, ones, lengths, kl_coef=0.0, gamma=1.0, baseline=False)
+    torch.testing.assert_close(found, (rewards - 1.5) / rewards.std(unbiased=False))
+    of_groups = reinforce_plus_plus(rewards, groups, None, ones, lengths, kl_coef=0.0, gamma=1.0)
+    assert of_groups[2:].abs().max() < 1e-6 < found[2:].abs().min()
+
+
 def test_every_algorithm_of_the_configuration_has_an_estimator():
     assert set(ADVANTAGES) == set(AlgorithmConfig.model_fields["name"].annotation.__args__)  # type: ignore[union-attr]
 

@@ -87,13 +87,15 @@ def test_aggregate_by_hand():
     counts = denominators(mask_N, episode_N, 3)  # the third has no token and counts for nothing
     assert aggregate(loss_N, mask_N, episode_N, "token", counts).item() == pytest.approx((1 + 2 + 6) / 3)
     assert aggregate(loss_N, mask_N, episode_N, "sequence", counts).item() == pytest.approx((1.5 + 6) / 2)
+    limited = denominators(mask_N, episode_N, 3, limit=5)
+    assert aggregate(loss_N, mask_N, episode_N, "constant", limited).item() == pytest.approx((1 + 2 + 6) / (2 * 5))
 
 
-@pytest.mark.parametrize("mode", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
 def test_shares_of_any_split_add_up_to_the_whole(mode):
     torch.manual_seed(0)
     loss_N, mask_N, episode_N = torch.randn(50), (torch.rand(50) < 0.7).float(), torch.randint(0, 6, (50,)).sort().values
-    counts = denominators(mask_N, episode_N, 6)
+    counts = denominators(mask_N, episode_N, 6, limit=7)
     whole = aggregate(loss_N, mask_N, episode_N, mode, counts)
     for sizes in ([50], [1] * 50, [20, 0, 30], [7, 11, 13, 19]):
         shares = [
@@ -102,10 +104,10 @@ def test_shares_of_any_split_add_up_to_the_whole(mode):
         torch.testing.assert_close(torch.stack(shares).sum(), whole)
 
 
-@pytest.mark.parametrize("mode", ["token", "sequence"])
+@pytest.mark.parametrize("mode", ["token", "sequence", "constant"])
 def test_ranks_that_number_their_own_sequences_add_up_too(mode):
     loss_N, mask_N, episode_N = T([1.0, 2.0, 3.0, 4.0]), torch.ones(4), T([0, 1, 1, 2])
-    counts = denominators(mask_N, episode_N, 3)
+    counts = denominators(mask_N, episode_N, 3, limit=7)
     first = aggregate(loss_N[[0, 3]], torch.ones(2), T([0, 1]), mode, part(counts, [0, 2]))
     second = aggregate(loss_N[[1, 2]], torch.ones(2), T([0, 0]), mode, part(counts, [1]))
     torch.testing.assert_close(first + second, aggregate(loss_N, mask_N, episode_N, mode, counts))

@@ -109,13 +109,14 @@ def reinforce_plus_plus(
     *,
     kl_coef: float,
     gamma: float,
+    baseline: bool = True,
 ) -> torch.Tensor:
     """REINFORCE++ (https://arxiv.org/abs/2501.03262): returns to go of score and KL, whitened over all tokens of the global batch [N].
 
-    With groups of several answers the score is first compared with the group's mean: its "baseline" variant.
+    With `baseline`, and groups of several answers, the score is first compared with the group's mean: its "baseline" variant.
     """
     mean_E, size_E = group_mean(rewards_E, group_E)
-    scores_E = torch.where(size_E > 1, rewards_E - mean_E, rewards_E)
+    scores_E = torch.where(size_E > 1, rewards_E - mean_E, rewards_E) if baseline else rewards_E
     rewards_N = token_rewards(scores_E, kl_N, mask_N, lengths_E, kl_coef)
     return whiten(returns_to_go(rewards_N, mask_N, lengths_E, gamma), mask_N)
 
@@ -159,8 +160,8 @@ def _rloo(s: Signals) -> Estimate:
 
 
 def _reinforce_plus_plus(s: Signals) -> Estimate:
-    gamma = s.algorithm.gamma
-    return reinforce_plus_plus(s.rewards_E, s.group_E, s.kl_N, s.mask_N, s.lengths_E, kl_coef=s.kl_coef, gamma=gamma), None
+    its = {"kl_coef": s.kl_coef, "gamma": s.algorithm.gamma, "baseline": s.algorithm.baseline}
+    return reinforce_plus_plus(s.rewards_E, s.group_E, s.kl_N, s.mask_N, s.lengths_E, **its), None
 
 
 def _ppo(s: Signals) -> Estimate:

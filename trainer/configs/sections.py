@@ -121,6 +121,10 @@ class LossConfig(Section):
 
 
 class AlgorithmConfig(LossConfig):
+    aggregation: Literal["token", "sequence", "constant"] = Field(  # pyright: ignore[reportIncompatibleVariableOverride]  # sections are frozen
+        default="token",
+        description="What the loss is averaged over, across the global batch; constant: sequences of rollout.max_new_tokens (Dr. GRPO).",
+    )
     name: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "ppo"] = Field(
         default="grpo", description="How advantages are made; ppo trains a value model."
     )
@@ -132,6 +136,9 @@ class AlgorithmConfig(LossConfig):
     minibatches: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
     gamma: Annotated[float, Only("algorithm.name", ("reinforce_plus_plus", "ppo"), "the others know no rewards per token")] = Field(
         default=1.0, gt=0, le=1, description="Discount per token."
+    )
+    baseline: Annotated[bool, Only("algorithm.name", ("reinforce_plus_plus",), "the others' baseline is part of what they are")] = Field(
+        default=True, description="Subtract the group's mean reward where a group has several answers."
     )
     lam: Annotated[float, WITH_CRITIC] = Field(default=0.95, ge=0, le=1, description="GAE's lambda.")
     value_clip: Annotated[float | None, WITH_CRITIC] = Field(
