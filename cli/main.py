@@ -32,7 +32,7 @@ stop      down STACK                    leave nothing running
 at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
           launch STACK --recipe NAME    verl, OpenRLHF, ...: recipe list | show
 beside    server up|login|status|down   a dstack server on this machine
-          train ppo|sft | export RUN    the trainer here; a checkpoint's model
+          train | export | report RUN   the trainer here; a model, a page
 
 Without it, as it prints while it works:
   local        python -m infra.preview local; python -m cluster_tasks.local up
@@ -47,6 +47,7 @@ PASSED = {
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",
 }
+TRAINER = {"export": "trainer.export", "report": "trainer.report"}
 OURS = {
     "init": "cli.init",
     "render": "cli.render",
@@ -69,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(HELP, end="")
         return 0
     verb, rest = words[0], words[1:]
-    if verb not in (*PASSED, *OURS, "train", "export"):
+    if verb not in (*PASSED, *OURS, *TRAINER, "train"):
         console.print(f"error: {verb!r} is no verb; flotilla --help lists them", markup=False)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -95,8 +96,8 @@ def perform(verb: str, arguments: list[str]) -> int:
     root = CODE if {"-h", "--help"} & set(flags) else find_root(Path.cwd())  # help is given everywhere
     if verb == "train":
         return train(root, arguments)
-    if verb == "export":
-        return run_trainer(root, "trainer.export", arguments)
+    if verb in TRAINER:
+        return run_trainer(root, TRAINER[verb], arguments)
     if verb in OURS:
         return import_module(OURS[verb]).main(verb, arguments, root)
     os.chdir(root)  # where `python -m ...` is typed

@@ -6,7 +6,6 @@ On CPUs, also while the run trains or after it failed. What comes out is what th
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from trainer.checkpoint import Checkpoint, CheckpointError, Checkpoints
 from trainer.cli import exits_cleanly
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
-from trainer.runs import runs_root
+from trainer.runs import run_of
 
 if TYPE_CHECKING:
     import torch
@@ -78,17 +77,6 @@ def chosen(run: Path, step: int | None, best: bool) -> Checkpoint:
             raise ConfigError(f"--best: no checkpoint of {run} was evaluated (steps {there}; trainer.eval_prompts, trainer.eval_every)")
         return max(found, key=lambda checkpoint: (checkpoint.score, checkpoint.step))
     return found[0]
-
-
-def run_of(name: str) -> Path:
-    """A run by its name below the runs root, or by its folder. Raises ConfigError."""
-    for folder in (runs_root() / name, Path(name)):
-        if (folder / "run.yaml").is_file():
-            return folder
-    runs = sorted(file.parent.name for file in runs_root().glob("*/run.yaml"))
-    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
-    known = f"near it: {', '.join(near)}" if near else "there is none"
-    raise ConfigError(f"RUN={name}: no run of that name in {runs_root()} ($FLOTILLA_RUNS), nor a run's folder; {known}")
 
 
 def _settings(run: Path) -> dict[str, Any]:

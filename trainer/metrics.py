@@ -41,7 +41,7 @@ class Metrics:
     def __init__(self, folder: Path, *, total: int, done: int = 0, tensorboard: bool = False, console: Console | None = None) -> None:
         self.folder, self.total, self.last = Path(folder), total, done
         self.folder.mkdir(parents=True, exist_ok=True)
-        _keep_until(self.folder / FILE, done)
+        keep_until(self.folder / FILE, done)
         self._file = (self.folder / FILE).open("a", encoding="utf-8")
         self._board = _board(self.folder / "tensorboard", done) if tensorboard else None
         self._gauges = gauges(self.folder.name)
@@ -94,7 +94,11 @@ def read(folder: Path) -> list[dict[str, Any]]:
 
     Raises ConfigError when the run has no metrics or a line in the middle is damaged.
     """
-    file = Path(folder) / FILE
+    return rows_of(Path(folder) / FILE)
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    """Of a file with one JSON object per line. Raises ConfigError as read() does."""
     try:
         lines = file.read_bytes().split(b"\n")
     except OSError as error:
@@ -108,11 +112,11 @@ def read(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _keep_until(file: Path, done: int) -> None:
+def keep_until(file: Path, done: int) -> None:
     """Drop the rows after step `done`: the resumed run writes them again. Atomic, as a kill may come at any time."""
     if not file.exists():
         return
-    rows = [row for row in read(file.parent) if row["step"] <= done and (done or row["step"] > 0)]
+    rows = [row for row in rows_of(file) if row["step"] <= done and (done or row["step"] > 0)]
     draft = file.with_suffix(".jsonl.tmp")
     with draft.open("w", encoding="utf-8") as out:
         out.writelines(json.dumps(row) + "\n" for row in rows)

@@ -103,6 +103,17 @@ def _near_runs(name: str) -> str:
     return f"; runs that have: {', '.join(near)}" if near else f"; let it train to its end first; no run in {runs_root()} has one"
 
 
+def run_of(name: str) -> Path:
+    """A run by its name below the runs root, or by its folder. Raises ConfigError."""
+    for folder in (runs_root() / name, Path(name)):
+        if (folder / "run.yaml").is_file():
+            return folder
+    runs = sorted(file.parent.name for file in runs_root().glob("*/run.yaml"))
+    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
+    known = f"near it: {', '.join(near)}" if near else "there is none"
+    raise ConfigError(f"RUN={name}: no run of that name in {runs_root()} ($FLOTILLA_RUNS), nor a run's folder; {known}")
+
+
 # --- the folder ------------------------------------------------------------------------------------------------------------
 
 

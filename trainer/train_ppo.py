@@ -47,6 +47,7 @@ from trainer.rewards.scorer import Scorer
 from trainer.roles import Rollout
 from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
+from trainer.samples import Samples
 from trainer.stopping import STOPPED, Stopping, stop_signals
 from trainer.worker_groups import WorkerGroups, start
 
@@ -63,6 +64,7 @@ class Run:
     rewards: Scorer
     controller: KlController
     checkpoints: Checkpoints
+    samples: Samples
     position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
 
     @property
@@ -131,6 +133,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
             values |= run.evaluate()
             clock.lap("evaluate")
         metrics.log(step, values | clock.report(rollout))
+        run.samples.log(step, episodes)
         if schedule.export_every and step % schedule.export_every == 0:  # before the checkpoint, or a kill in between would leave it out
             run.export(step, run.folder / "models" / f"step_{step}")
         if not pending or stopping or step % schedule.checkpoint_every == 0:
@@ -163,7 +166,8 @@ def train(config: PpoConfig, folder: Path) -> int:
         Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) as metrics,
         stop_signals() as stopping,
     ):
-        run = Run(config, folder, workers, loader, held_out, rewards, controller, checkpoints)
+        samples = Samples(folder, config.log, config.data.prompt, done)
+        run = Run(config, folder, workers, loader, held_out, rewards, controller, checkpoints, samples)
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)

@@ -46,7 +46,7 @@ def test_help_is_one_screen_with_every_verb():
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == flotilla("--help").stdout
     lines = done.stdout.splitlines()
     assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    for verb in (*main.PASSED, *main.OURS, "train", "export"):
+    for verb in (*main.PASSED, *main.OURS, *main.TRAINER, "train"):
         assert any(f" {verb} " in line for line in lines), verb
 
 
@@ -205,7 +205,7 @@ def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are():
     helps: dict[str, str] = {}
     for line in lines:
         verb, *words = shlex.split(line.partition(" -- ")[0])[1:]
-        assert verb in (*main.PASSED, *main.OURS, "train", "export", "--help"), line
+        assert verb in (*main.PASSED, *main.OURS, *main.TRAINER, "train", "--help"), line
         known = [verb, *words[:1]] if verb in ("debug", "recipe") else [verb]  # verbs with kinds, each with flags of its own
         if (name := " ".join(known)) not in helps:
             helps[name] = flotilla(*known, "--help").stdout

@@ -12,6 +12,7 @@ from trainer.configs.sections import (
     AlgorithmConfig,
     Config,
     DataConfig,
+    LogConfig,
     ModelConfig,
     Only,
     OptimConfig,
@@ -55,6 +56,13 @@ class RayPlacementConfig(PlacementConfig):
     wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
 
 
+class PpoLogConfig(LogConfig):
+    samples_every: int = Field(default=10, ge=0, description="Steps between those whose answers samples.jsonl keeps; 0 keeps none.")
+    samples: Annotated[int, Only("log.samples_every", why="without a step to keep answers of there are none")] = Field(
+        default=4, ge=1, description="Answers that samples.jsonl keeps of such a step."
+    )
+
+
 class PpoConfig(Config):
     ENTRY: ClassVar = "train_ppo"
 
@@ -67,6 +75,9 @@ class PpoConfig(Config):
     )
     placement: RayPlacementConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=RayPlacementConfig(), description="Who gets which CPUs and GPUs."
+    )
+    log: PpoLogConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=PpoLogConfig(), description="What is written for people."
     )
     algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="Advantages and loss.")
     reward: RewardConfig = Field(default=RewardConfig(), description="What an answer is worth.")

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from trainer.configs.ppo import PpoTrainerConfig, RayPlacementConfig
+from trainer.configs.ppo import PpoLogConfig, PpoTrainerConfig, RayPlacementConfig
 from trainer.configs.sections import Config, LossConfig, PlacementConfig, Rule
 
 
@@ -18,6 +18,7 @@ class SftConfig(Config):
         "critic": "it trains no value model",
         "algorithm": "there are no advantages; of this section it reads algorithm.aggregation alone",
         **{f"trainer.{name}": "it neither samples nor evaluates" for name in PpoTrainerConfig.model_fields},
+        **{f"log.{name}": "it samples no answers" for name in PpoLogConfig.model_fields},
         **{f"placement.{name}": "torchrun starts its processes, not Ray" for name in RayPlacementConfig.model_fields},
     }
 
