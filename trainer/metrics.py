@@ -1,4 +1,4 @@
-"""What a run reports: metrics.jsonl (one JSON object per step), TensorBoard, a line or a bar for people, and a plot.
+"""What a run reports: metrics.jsonl (one JSON object per step), what else takes it, a line or a bar for people, and a plot.
 
     with Metrics(folder, total=config.trainer.steps, done=checkpoint.step) as metrics:
         metrics.log(step, {"reward": 0.5, "loss": -0.01, "kl": 0.0, "seconds": 0.8, "tokens_per_second": 8450.0})
@@ -15,16 +15,18 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from trainer.cost import KEY, Cost
 from trainer.errors import ConfigError
-from trainer.gauges import gauges
+
+if TYPE_CHECKING:
+    from trainer.sinks import Sink
 
 FILE = "metrics.jsonl"
 STEP_0 = '{"step": 0,'  # how the row of an evaluation before the first step begins
@@ -38,13 +40,12 @@ class NonFiniteError(ArithmeticError):
 class Metrics:
     """Writer of one run's metrics. `done`: steps in the checkpoint that is resumed; later ones are cut off the file first."""
 
-    def __init__(self, folder: Path, *, total: int, done: int = 0, tensorboard: bool = False, console: Console | None = None) -> None:
+    def __init__(self, folder: Path, *, total: int, done: int = 0, sinks: Sequence[Sink] = (), console: Console | None = None) -> None:
         self.folder, self.total, self.last = Path(folder), total, done
         self.folder.mkdir(parents=True, exist_ok=True)
         keep_until(self.folder / FILE, done)
         self._file = (self.folder / FILE).open("a", encoding="utf-8")
-        self._board = _board(self.folder / "tensorboard", done) if tensorboard else None
-        self._gauges = gauges(self.folder.name)
+        self._sinks = sinks
         spent = [row[KEY] for row in (read(self.folder) if done else []) if row.get(KEY) is not None]
         self.cost = Cost(max(spent, default=0.0))
         self._display = _Display(total, done, console or Console(emoji=False, soft_wrap=True, highlight=False))
@@ -59,9 +60,8 @@ class Metrics:
         """Safe to call twice."""
         self._display.close()
         self._file.close()
-        self._gauges.close()
-        if self._board is not None:
-            self._board.close()
+        for sink in self._sinks:
+            sink.close()
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one step durably, then show it. Numbers of any kind (tensor and numpy scalars too) go in.
@@ -80,11 +80,8 @@ class Metrics:
         self._file.flush()
         os.fsync(self._file.fileno())  # as durable as the checkpoint that is written after it
         self.last = step
-        if self._board is not None:
-            for key, value in numbers.items():
-                self._board.add_scalar(key, value, step)
-            self._board.flush()
-        self._gauges.show(step, numbers)
+        for sink in self._sinks:
+            sink.show(step, numbers)
         self._display.show(step, numbers)
         _require_finite(step, numbers, self.folder / FILE)
 
@@ -129,15 +126,6 @@ def _require_finite(step: int, numbers: Mapping[str, float], file: Path) -> None
     for key, value in numbers.items():
         if not math.isfinite(value) and (key.endswith("loss") or key.endswith("grad_norm")):
             raise NonFiniteError(f"{key} is {value} at step {step}; the run stops before it spoils a checkpoint (see {file})")
-
-
-def _board(folder: Path, done: int) -> Any:
-    """Imported late: it takes seconds, and only who asked for it needs it installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ConfigError(f"log.tensorboard=true: {error}; install tensorboard or set log.tensorboard=false") from None
-    return SummaryWriter(str(folder), purge_step=done + 1)
 
 
 # --- for people ------------------------------------------------------------------------------------------------------------

@@ -55,6 +55,13 @@ def reward(config: PpoConfig) -> list[str]:
     return _lines(rewards.resolve, config.reward.function, config.reward.args, columns)
 
 
+def sinks(config: Config) -> list[str]:
+    """W&B is not among what make install brings."""
+    if config.log.wandb is None or find_spec("wandb"):
+        return []
+    return [f"log.wandb={config.log.wandb}: wandb is not installed in this environment; pip install wandb, or leave log.wandb out"]
+
+
 def cluster(config: PpoConfig) -> list[str]:
     """What the run asks for, compared with what the cluster has, or this machine where Ray is going to be started on it."""
 

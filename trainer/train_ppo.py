@@ -22,7 +22,8 @@ from trainer.configs.sections import values_read
 
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (preflight.allowed, preflight.model, preflight.data, preflight.reward), (preflight.cluster,)
+    checks = (preflight.allowed, preflight.model, preflight.data, preflight.reward, preflight.sinks)
+    before_start = (preflight.cluster,)
     return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
 
 
@@ -48,6 +49,7 @@ from trainer.roles import Rollout
 from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
 from trainer.samples import Samples
+from trainer.sinks import sinks
 from trainer.stopping import STOPPED, Stopping, stop_signals
 from trainer.worker_groups import WorkerGroups, start
 
@@ -163,7 +165,7 @@ def train(config: PpoConfig, folder: Path) -> int:
     with (
         Scorer(config.reward) as rewards,
         start(config, folder) as workers,
-        Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) as metrics,
+        Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         stop_signals() as stopping,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)

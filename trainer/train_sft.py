@@ -22,7 +22,7 @@ from trainer.configs.sft import SftConfig
 
 def read(argv: list[str]) -> SftConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (preflight.allowed, preflight.model, preflight.data), (preflight.gpu,)
+    checks, before_start = (preflight.allowed, preflight.model, preflight.data, preflight.sinks), (preflight.gpu,)
     return parse(argv, prog="python -m trainer.train_sft", model=SftConfig, checks=checks, before_start=before_start)
 
 
@@ -46,6 +46,7 @@ from trainer.objectives.aggregation import denominators, part
 from trainer.objectives.supervised import supervised
 from trainer.roles import combine
 from trainer.runs import held, run_folder, save_resolved
+from trainer.sinks import sinks
 from trainer.stopping import STOPPED, stop_signals
 from trainer.workers import Role, Tokens, Worker, packing
 
@@ -80,7 +81,7 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
         loader.load(last.state["loader"])
     if rank == 0 and JOB in os.environ:
         connect()  # the cluster has nothing to do here; it takes the gauges
-    metrics = Metrics(folder, total=schedule.steps, done=done, tensorboard=config.log.tensorboard) if rank == 0 else None
+    metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
     with stop_signals() as stopping:
         for step in range(done + 1, schedule.steps + 1):
             begin = time.perf_counter()

@@ -34,10 +34,11 @@ FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}
 SECRET = "canary-7c1d"
 PPO = """
 import ray, tempfile, time
+from trainer.gauges import gauges
 from trainer.metrics import Metrics
 ray.init()
 folder = tempfile.mkdtemp() + "/ppo"
-with Metrics(folder, total=3) as metrics:
+with Metrics(folder, total=3, sinks=[gauges("ppo")]) as metrics:
     for step in (1, 2, 3):
         metrics.log(step, {"reward": 0.5, "loss": 0.1, "kl": 0.01, "tokens_per_second": 100.0, "seconds": 1.0})
         metrics.log(step, {"eval_reward": 0.5})

@@ -6,7 +6,6 @@ import io
 import json
 import math
 import struct
-import sys
 from pathlib import Path
 
 import numpy
@@ -109,24 +108,6 @@ def test_a_damaged_line_is_named(tmp_path):
         read(tmp_path)
     with pytest.raises(ConfigError, match="No such file"):
         read(tmp_path / "elsewhere")
-
-
-def test_tensorboard_has_the_same_numbers(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    for done, steps in ((0, range(1, 6)), (3, range(4, 6))):  # killed after 5, resumed at 3
-        with Metrics(tmp_path, total=5, done=done, tensorboard=True, console=QUIET) as metrics:
-            for step in steps:
-                metrics.log(step, {"reward": step + done / 10})
-    events = EventAccumulator(str(tmp_path / "tensorboard"))
-    events.Reload()
-    assert [(event.step, round(event.value, 4)) for event in events.Scalars("reward")] == [(1, 1), (2, 2), (3, 3), (4, 4.3), (5, 5.3)]
-
-
-def test_without_tensorboard_the_setting_to_change_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"log\.tensorboard=false"):
-        Metrics(tmp_path, total=1, tensorboard=True, console=QUIET)
 
 
 # --- for people ------------------------------------------------------------------------------------------------------------

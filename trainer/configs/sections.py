@@ -207,6 +207,7 @@ class PlacementConfig(Section):
 
 class LogConfig(Section):
     tensorboard: bool = Field(default=True, description="Write TensorBoard events beside metrics.jsonl.")
+    wandb: str | None = Field(default=None, min_length=1, description="W&B project; offline without WANDB_API_KEY. pip install wandb.")
     plot: bool = Field(default=True, description="Draw reward and throughput when the run ends.")
 
 
