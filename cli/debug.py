@@ -82,9 +82,11 @@ def collect(stack: Stack, root: Path, options: Any) -> int:
         missing.append(f"logs of the nodes: {error}")
     texts = archive.texts_of(nodes)
     texts |= {f"stack/{name}": text for name, text in archive.rendered(place, secrets).items()}
-    texts |= {
-        f"here/{name}": text for name, command in _scheduler(stack, root).items() if (text := harvest.output(command, secrets, shell))
-    }
+    for name, command in _scheduler(stack, root).items():
+        if text := harvest.output(command, secrets, shell):
+            texts[f"here/{name}"] = text
+        else:
+            missing.append(f"here/{name}: {command[0]} is not installed here, or had nothing to say")
     texts["here/versions.txt"] = harvest.versions()
     try:
         texts["stacks.txt"] = "\n".join(stacks.shown(processes(stack, root), everything=True)) + "\n"

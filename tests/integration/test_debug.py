@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import pickle
 import sys
 import tarfile
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ STACK = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [FLEE
 # By where they are planted; all end in the same word.
 CANARIES = {name: f"{name}-5up3r-canary" for name in ("stack", "env.sh", "shell", "job", "argument", "header", "named")}
 CANARIES["url"] = "https://user:url-5up3r-canary@judge.example.com"
+DUMPED = "build/local/volumes/checkpoints/flight-recorder"
+TRACE = f"{DUMPED}/policy/nccl_trace_rank_0"
 LEAK = f"""
 import os, sys
 print("bare", os.environ["AWS_SECRET_ACCESS_KEY"], os.environ["HF_TOKEN"], os.environ["WANDB_API_KEY"], os.environ["JUDGE_URL"])
@@ -40,7 +43,9 @@ print("LEAKED", flush=True)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = render(tmp_path_factory.mktemp("debug"), FLEET, env={"WANDB_API_KEY": CANARIES["stack"], "JUDGE_URL": CANARIES["url"]})
+    folder = tmp_path_factory.mktemp("debug")
+    env = {"WANDB_API_KEY": CANARIES["stack"], "JUDGE_URL": CANARIES["url"]}
+    made = render(folder, FLEET, env=env | {"TORCH_FR_DUMP_TEMP_FILE": str(folder / DUMPED / "nccl_trace_rank_")})
     token = f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={made.root / TOKEN}\n"
     (made.root / "env.sh").write_text(f"{token}export DB_PASSWORD='{CANARIES['env.sh']}'\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -144,6 +149,15 @@ def leak(cluster: Cluster, tmp_path: Path) -> None:
     assert "LEAKED" in done.stdout and all(value in done.stdout for value in CANARIES.values() if value != CANARIES["env.sh"]), done.stdout
 
 
+def dump(cluster: Cluster, *canaries: str) -> None:
+    """What the flight recorder of a rank whose code names secrets leaves."""
+    frames = [{"name": f"step(key={CANARIES[name]!r})", "filename": "a.py", "line": 3} for name in canaries]
+    entry = {"profiling_name": "nccl:all_reduce", "state": "started", "frames": frames, "api_key": CANARIES["named"]}
+    file = cluster.root.parents[1] / TRACE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(pickle.dumps({"version": "2.10", "entries": [entry]}))
+
+
 def texts(file: Path) -> dict[str, str]:
     with tarfile.open(file) as archive:
         return {m.name.partition("/")[2]: (archive.extractfile(m) or io.BytesIO()).read().decode() for m in archive.getmembers()}
@@ -151,6 +165,7 @@ def texts(file: Path) -> dict[str, str]:
 
 def test_the_archive_has_what_every_node_wrote_and_none_of_the_secrets(cluster, tmp_path):
     leak(cluster, tmp_path)
+    dump(cluster, "stack", "shell", "env.sh")
     file = tmp_path / "out.tar.gz"
     assert debug.collect(STACK, cluster.root.parents[1], argparse.Namespace(output=str(file))) == 0
     found = texts(file)
@@ -158,6 +173,9 @@ def test_the_archive_has_what_every_node_wrote_and_none_of_the_secrets(cluster, 
     assert "bare [secret] [secret] [secret]" in driver
     for wanted in ("node-0/logs/gcs_server.out", "node-1/logs/raylet.out", "stack/logs/node-1.log", "stack/ray-cluster.dstack.yml"):
         assert wanted in found, sorted(found)
+    [state, collective] = map(json.loads, found["flight-recorder/policy/nccl_trace_rank_0.jsonl"].splitlines())
+    assert state["collectives"] == 1 and collective["profiling_name"] == "nccl:all_reduce"
+    assert all(frame["name"] == "step(key='[secret]')" for frame in collective["frames"]), collective
     assert "node agent (node 1" in found["stacks.txt"] and "ray==" in found["here/versions.txt"]
     token = (cluster.root / TOKEN).read_text().strip()
     leaks = {name for name, text in found.items() if "5up3r-canary" in text or token in text}
@@ -167,7 +185,9 @@ def test_the_archive_has_what_every_node_wrote_and_none_of_the_secrets(cluster, 
 
 def test_logs_that_a_job_of_ours_reads_have_none_either(cluster, tmp_path):
     leak(cluster, tmp_path)
+    dump(cluster, "stack", "shell")  # what env.sh alone has no node knows: collect takes it out
     nodes = gather.logs_by_job(dashboard(cluster), [])
+    assert all("nccl:all_reduce" in said["flight-recorder/policy/nccl_trace_rank_0.jsonl"] for said in nodes.values()), nodes
     assert sorted(nodes) == ["127.0.0.2", "127.0.0.3"] and all("logs/raylet.out" in said for said in nodes.values()), nodes
     leaks = {name for said in nodes.values() for name, text in said.items() if "5up3r-canary" in text}
     assert not leaks, leaks

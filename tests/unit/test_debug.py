@@ -18,6 +18,7 @@ from cli import debug, jobs, node_logs
 from cluster_tasks.debug import collect, gather, harvest, probe, stacks
 from cluster_tasks.debug.gather import DebugError
 from cluster_tasks.debug.stacks import Known
+from cluster_tasks.node.ports import free_port
 from lab.waiting import wait_for
 from stacks.load import load
 from stacks.schema import Stack
@@ -271,6 +272,32 @@ def test_the_installed_dstack_knows_the_commands_whose_output_is_packed(tmp_path
         done = subprocess.run(commands[name], env=env, capture_output=True, text=True, timeout=60, check=False)
         said = done.stdout + done.stderr
         assert "usage" not in said.lower() and "unrecognized" not in said and "invalid choice" not in said, said
+
+
+def test_what_cannot_be_reached_is_said_in_the_archive_and_the_rest_is_in_it(tmp_path, monkeypatch, capsys):
+    place = tmp_path / "build/onprem"
+    place.mkdir(parents=True)
+    (place / "env.sh").write_text(f"export RAY_ADDRESS=http://localhost:{free_port()} DB_PASSWORD=sup3r_canary\n")
+    (place / "ray-cluster.dstack.yml").write_text("commands: [connect sup3r_canary]\n")
+    monkeypatch.setenv("HOME", str(tmp_path))  # the real dstack finds no server there
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = tmp_path / "out.tar.gz"
+    assert debug.collect(load("onprem", ROOT), tmp_path, argparse.Namespace(output=str(file))) == 0
+    with tarfile.open(file) as archive:
+        found = {m.name.partition("/")[2]: archive.extractfile(m).read().decode() for m in archive.getmembers()}  # pyright: ignore
+    lines = found["missing.txt"].splitlines()
+    assert [line.partition(": ")[0] for line in lines] == ["logs of the nodes", "stacks of processes"], lines
+    assert all(f"missing: {line}" in capsys_line for line, capsys_line in zip(lines, capsys.readouterr().err.splitlines(), strict=True))
+    assert all("No default project" in found[f"here/dstack-{what}.txt"] for what in ("runs", "events", "logs")), found
+    assert "[secret]" in found["stack/ray-cluster.dstack.yml"] and "sup3r_canary" not in str(found)
+
+
+def test_a_scheduler_that_is_not_installed_here_is_said(tmp_path, monkeypatch, capsys):
+    (tmp_path / "build/onprem").mkdir(parents=True)
+    (tmp_path / "build/onprem/env.sh").write_text(f"export RAY_ADDRESS=http://localhost:{free_port()}\n")
+    monkeypatch.setattr(debug, "_scheduler", lambda stack, root: {"x.txt": [str(tmp_path / "none/sacct")]})
+    assert debug.collect(load("onprem", ROOT), tmp_path, argparse.Namespace(output=str(tmp_path / "out.tar.gz"))) == 0
+    assert f"missing: here/x.txt: {tmp_path}/none/sacct is not installed here" in capsys.readouterr().err
 
 
 RECORDED = """
