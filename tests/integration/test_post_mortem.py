@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import pty
+import re
+import select
 import socket
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,9 +40,9 @@ ray.get(reward.remote("none"))
 """
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = render(tmp_path, FLEET)
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = render(tmp_path_factory.mktemp("held"), FLEET)
     (made.root / "env.sh").write_text(f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={made.root / TOKEN}\n")
     done = made.local("up")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -68,12 +74,51 @@ class Debugger:
                 return said
 
 
+def start(asked: KnownDashboard, folder: Path, variables: dict[str, str]) -> str:
+    (script := folder / "job.py").write_text(JOB)
+    return asked.ask("/api/jobs/", {"entrypoint": f"{sys.executable} {script}", "runtime_env": {"env_vars": variables}})["submission_id"]
+
+
+class Terminal:
+    """A command on a terminal of its own."""
+
+    def __init__(self, *command: str, env: dict[str, str]):
+        self.end, its = pty.openpty()
+        self.process = subprocess.Popen(command, stdin=its, stdout=its, stderr=its, env=env, start_new_session=True)
+        os.close(its)
+        self.said = ""
+
+    def until(self, words: str, answer: str) -> None:
+        """Types the answer when it has printed the words."""
+        deadline = time.monotonic() + 60
+        while words not in self.said:
+            assert time.monotonic() < deadline, f"no {words!r} in {self.said}"
+            if select.select([self.end], [], [], 1)[0]:
+                self.said += os.read(self.end, 4096).decode(errors="replace")
+        self.said = self.said.partition(words)[2]
+        os.write(self.end, f"{answer}\n".encode())
+
+
+def test_rays_older_debugger_is_for_a_terminal_of_the_same_node(cluster, tmp_path):
+    asked = KnownDashboard.of(cluster.url, environment(cluster.root, cluster.url))
+    job = start(asked, tmp_path, {"RAY_DEBUG": "legacy", "RAY_DEBUG_POST_MORTEM": "1"})
+    logs = wait_for("the task to pause", lambda: said if "RemotePdb" in (said := asked.ask(f"/api/jobs/{job}/logs")["logs"]) else "", 120)
+    [address] = re.findall(r"Using address (\S+) ", logs)
+    env = os.environ | environment(cluster.root, cluster.url) | {"RAY_ADDRESS": address}
+    terminal = Terminal(str(Path(sys.executable).with_name("ray")), "debug", "--address", address, env=env)
+    try:
+        terminal.until("Enter breakpoint index", "0")
+        terminal.until("(Pdb) ", "p answer")
+        terminal.until("'none'", "c")
+        assert wait_for("the job to end", lambda: asked.exit_code(job), 120) == 1
+    finally:
+        terminal.process.kill()
+        terminal.process.wait()
+
+
 def test_a_task_that_raised_waits_for_a_debugger_and_its_job_ends_when_that_leaves(cluster, tmp_path, capsys):
     asked = KnownDashboard.of(cluster.url, environment(cluster.root, cluster.url))
-    (script := tmp_path / "job.py").write_text(JOB)
-    job = asked.ask("/api/jobs/", {"entrypoint": f"{sys.executable} {script}", "runtime_env": {"env_vars": post_mortem.ENABLED}})[
-        "submission_id"
-    ]
+    job = start(asked, tmp_path, post_mortem.ENABLED)
     [held] = wait_for("the task to pause", lambda: [held for held in post_mortem.paused(asked) if held.task == "reward"], 120)
     assert held.node in ("127.0.0.2", "127.0.0.3")
     assert debug.show_paused(STACK, cluster.root.parents[1], argparse.Namespace()) == 0
