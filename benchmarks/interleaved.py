@@ -30,6 +30,7 @@ class Step:
     tokens: int  # of the responses
     reward: float  # mean of the step's episodes
     warm: bool = False  # the first of a turn: caches and pipelines fill, so it does not count
+    cpu: tuple[float, float] | None = None  # seconds used by its end, where asked for: by ranks and rollout engines, by all other processes
 
 
 class Turns:
