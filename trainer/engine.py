@@ -85,12 +85,17 @@ class _Zero3:
 
 
 def _configuration(dtype: torch.dtype, stage: int) -> dict[str, Any]:
-    """https://www.deepspeed.ai/docs/config-json/"""
+    """https://www.deepspeed.ai/docs/config-json/
+
+    Gradients are summed in float32, whatever the model's type: a bfloat16 sum over hundreds of micro-batches is off by percents.
+    """
     return {
         "train_micro_batch_size_per_gpu": 1,  # only reported by DeepSpeed; micro-batches are cut by tokens
         "gradient_accumulation_steps": 1,
         "steps_per_print": 10**9,
         "bf16": {"enabled": dtype == torch.bfloat16},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
         "zero_optimization": {"stage": stage},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
@@ -112,7 +117,7 @@ class Engine:
         self.world = torch.distributed.get_world_size()
         self.optim = optim
         dtype = next(model.parameters()).dtype
-        config = _configuration(dtype, trainer.zero_stage if optim is not None or trainer.zero_stage == 3 else 0)
+        config = _configuration(dtype, _stage(dtype, optim, trainer))
         arguments: dict[str, Any] = {"model": model, "config": config}
         if optim is not None:
             config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0
@@ -183,6 +188,13 @@ class Engine:
         scheduler.base_lrs = [optim.lr for _ in scheduler.base_lrs]
         for group, factor in zip(optimizer.param_groups, scheduler.lr_lambdas, strict=True):
             group.update(_adamw(optim) | {"initial_lr": optim.lr, "lr": optim.lr * factor(scheduler.last_epoch)})
+
+
+def _stage(dtype: torch.dtype, optim: OptimConfig | None, trainer: TrainerConfig) -> int:
+    """What DeepSpeed is asked to shard. Without ZeRO it sums no bfloat16 gradients in float32; what does not learn has only weights."""
+    if optim is None:
+        return 3 if trainer.zero_stage == 3 else 0
+    return trainer.zero_stage if dtype == torch.float32 else max(trainer.zero_stage, 1)
 
 
 def _optimizer(model: nn.Module, optim: OptimConfig, trainer: TrainerConfig) -> torch.optim.Optimizer:
