@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # the same names for the type checker
     from dstack._internal.core.models.instances import Instance, InstanceOfferWithAvailability, InstanceStatus
     from dstack._internal.core.models.profiles import Profile
     from dstack._internal.core.models.resources import ResourcesSpec
-    from dstack._internal.core.models.runs import JobStatus, JobTerminationReason, Run
+    from dstack._internal.core.models.runs import JobStatus, JobTerminationReason, Run, RunStatus
     from dstack._internal.core.models.volumes import Volume
     from dstack._internal.core.services.configs import ConfigManager
     from dstack._internal.core.services.diff import diff_models
@@ -70,7 +70,7 @@ MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "core.models.instances": ("Instance", "InstanceOfferWithAvailability", "InstanceStatus"),
     "core.models.profiles": ("Profile",),
     "core.models.resources": ("ResourcesSpec",),
-    "core.models.runs": ("JobStatus", "JobTerminationReason", "Run"),
+    "core.models.runs": ("JobStatus", "JobTerminationReason", "Run", "RunStatus"),
     "core.models.volumes": ("Volume",),
     "core.services.configs": ("ConfigManager",),
     "core.services.diff": ("diff_models",),

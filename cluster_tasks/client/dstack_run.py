@@ -24,7 +24,7 @@ from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.node.settings import DASHBOARD_PORT
 from cluster_tasks.node.waiting import wait_until
-from stacks.dstack_api import ClientError, Fleet, JobStatus, JobTerminationReason, Run, ServerClientError
+from stacks.dstack_api import ClientError, Fleet, JobStatus, JobTerminationReason, Run, RunStatus, ServerClientError
 from stacks.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +106,7 @@ class DstackRun:
     def apply(self, machines: bool, seconds: float) -> None:
         """Submits the run where it is not there; before it, with `machines`, its volume and fleets, which dstack leaves as they are
         where nothing has changed. Hosts have so many seconds to be set up. Raises ClusterError."""
+        self.wait_until_stopped(seconds)
         if self.lives():
             console.print(f"{self.name} is up or on its way; it is used as it is")
             return
@@ -117,6 +118,15 @@ class DstackRun:
             run_command(["dstack", "apply", "-y", *(["-d"] if over_ssh else []), "-f", f"{here}/{file}"], self.env)
         self.wait_for_hosts(seconds)
         run_command(["dstack", "apply", "-y", "-d", "-f", f"{here}/ray-cluster.dstack.yml"], self.env)
+
+    def wait_until_stopped(self, seconds: float) -> None:
+        """Where the run is being stopped, until it has ended: dstack gives its name and its nodes to no other before. Raises ClusterError."""
+
+        def missing() -> str | None:
+            found = self.get()
+            return f"{self.name} is still being stopped" if found and found.status == RunStatus.TERMINATING else None
+
+        wait(missing, seconds)
 
     def wait_for_hosts(self, seconds: float) -> None:
         """Until the server has set up every host: a run before that finds no capacity. Raises ClusterError where it could not."""

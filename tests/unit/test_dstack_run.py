@@ -159,6 +159,17 @@ def test_a_run_that_lives_is_used_as_it_is(ray: DstackRun, server: Answers, comm
     assert not commands.exists()
 
 
+def test_a_run_that_is_being_stopped_has_ended_before_the_next_is_submitted(ray: DstackRun, server: Answers, commands: Path, capfd):
+    stopping, stopped = (run(job(0, status), status=status) for status in ("terminating", "terminated"))
+    server.run = [stopping, stopping, stopped]
+    ray.apply(machines=False, seconds=60)
+    assert "ray is still being stopped\n" in capfd.readouterr().err
+    assert applied(commands) == ["apply -y -d -f ray-cluster.dstack.yml"]
+    server.run = stopping
+    with pytest.raises(ClusterError, match=r"ray is still being stopped: not within 0 s \(--timeout\)"):
+        ray.apply(machines=False, seconds=0)
+
+
 def test_a_command_that_fails_ends_it(ray: DstackRun, commands: Path):
     definitions(ray, broken_fleet="nodes: 1")
     with pytest.raises(ClusterError, match=r"broken.fleet.dstack.yml` ended with exit code 3; its output above says why"):
