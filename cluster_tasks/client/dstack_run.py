@@ -120,7 +120,7 @@ class DstackRun:
         run_command(["dstack", "apply", "-y", "-d", "-f", f"{here}/ray-cluster.dstack.yml"], self.env)
 
     def wait_until_stopped(self, seconds: float) -> None:
-        """Where the run is being stopped, until it has ended: dstack gives its name and its nodes to no other before. Raises ClusterError."""
+        """Where the run is being stopped, until it has ended: dstack gives name and nodes to no other before. Raises ClusterError."""
 
         def missing() -> str | None:
             found = self.get()
