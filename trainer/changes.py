@@ -22,6 +22,9 @@ HARMLESS = (
     "rollout.timeout",
     "rollout.restarts",
     "rollout.max_logprob_diff",
+    "divergence.patience",
+    "divergence.rollbacks",
+    "divergence.lr_factor",
     "reward.timeout",
     "reward.workers",
 )

@@ -100,6 +100,12 @@ class Checkpoints:
             raise CheckpointError(f"run.resume=must: no complete checkpoint in {self.folder}")
         return found
 
+    def remove_from(self, step: int) -> None:
+        """Remove those of step `step` and later."""
+        for path in self._found():
+            if int(NAME.fullmatch(path.name)[1]) >= step:  # type: ignore[index]  # found by that pattern
+                shutil.rmtree(path)
+
     def draft(self, step: int) -> Path:
         """Where `writing` collects a step's files: ranks of another process write there while it is open."""
         return self.folder / f"tmp_step_{step}"

@@ -24,7 +24,6 @@ from trainer.checkpoint import NO_SPACE, reasons
 from trainer.config_help import allowed, find, print_settings, settings, show
 from trainer.configs.sections import Config, Rule, broken_rules, unread, value_of, values_read
 from trainer.errors import ConfigError
-from trainer.metrics import NonFiniteError
 from trainer.preflight import Check
 from trainer.runs import derived_name, resolved_paths
 
@@ -35,15 +34,9 @@ Sources = dict[str, str]  # dotted key -> where it was read
 
 @contextmanager
 def exits_cleanly() -> Iterator[None]:
-    """Around an entry point: a person's mistake becomes one line per mistake on stderr and exit code 2, without a traceback.
-
-    A loss that is not finite is the training's own end: one line and exit code 1.
-    """
+    """Around an entry point: a person's mistake becomes one line per mistake on stderr and exit code 2, without a traceback."""
     try:
         yield
-    except NonFiniteError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(1) from None
     except ConfigError as error:
         # Ray raises what an actor raised as a subclass whose text is the remote traceback; `cause` is the error itself.
         for line in str(getattr(error, "cause", error)).splitlines():

@@ -6,6 +6,7 @@ https://deepspeed.readthedocs.io/en/latest/initialize.html
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import os
@@ -18,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trainer.configs.sections import OptimConfig, TrainerConfig
+from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 
 
 def init_distributed(rank: int, world: int, address: str, port: int, timeout: int, device: torch.device) -> None:
@@ -111,11 +112,20 @@ class Engine:
     the result does not depend on how the batch was cut.
     """
 
-    def __init__(self, model: nn.Module, optim: OptimConfig | None, trainer: TrainerConfig, steps: int, device: torch.device):
+    def __init__(
+        self,
+        model: nn.Module,
+        optim: OptimConfig | None,
+        trainer: TrainerConfig,
+        steps: int,
+        device: torch.device,
+        divergence: DivergenceConfig = DivergenceConfig(),  # noqa: B008  # frozen
+    ):
         import deepspeed
 
         self.world = torch.distributed.get_world_size()
         self.optim = optim
+        self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
         config = _configuration(dtype, _stage(dtype, optim, trainer))
         arguments: dict[str, Any] = {"model": model, "config": config}
@@ -143,13 +153,24 @@ class Engine:
         self.engine.backward(loss * self.world)  # DeepSpeed divides the sum over ranks by their number
 
     def step(self) -> dict[str, float]:
-        """Clip, update, advance the schedule. Returns the gradient norm before clipping and the learning rate just used."""
+        """Clip, update, advance the schedule; or skip all of it where the gradient is not finite or above the limit.
+
+        Returns the gradient's norm before clipping, the learning rate just used, and 1 as `skipped` where it was not.
+        """
         lr = self.engine.get_lr()[0]
-        norm: Any = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip) if self.clip is not None else None
-        self.engine.step()
-        if norm is None:
-            norm = self.engine.get_global_grad_norm()
-        return {"grad_norm": float(norm), "lr": lr}
+        if self.clip is not None:
+            norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
+            skipped = not (math.isfinite(norm) and norm <= self.limit)
+            if skipped:
+                self.model.zero_grad()
+            else:
+                self.engine.step()
+        else:
+            with _skipping_above(self.limit) as norms:
+                self.engine.step()
+            skipped = not self.engine.was_step_applied()
+            norm = norms[0] if norms and norms[0] >= 0 else math.inf  # DeepSpeed has no norm, or -1, of what is not finite
+        return {"grad_norm": norm, "lr": lr, "skipped": float(skipped)}
 
     def weights(self, names: list[str]) -> list[torch.Tensor]:
         """Whole parameters by name. Collective under ZeRO-3: every rank calls it with the same names in the same order."""
@@ -190,6 +211,33 @@ class Engine:
             group.update(_adamw(optim) | {"initial_lr": optim.lr, "lr": optim.lr * factor(scheduler.last_epoch)})
 
 
+@contextlib.contextmanager
+def _skipping_above(limit: float) -> Iterator[list[float]]:
+    """Inside, DeepSpeed skips a step for a norm above `limit`, as it does for one that is not finite. Yields the norm, once known.
+
+    By the function that each of its optimizers asks about the norm that it has computed: there is no setting for it.
+    """
+    from deepspeed.runtime import bf16_optimizer
+    from deepspeed.runtime.zero import stage3, stage_1_and_2
+
+    users: list[Any] = [bf16_optimizer, stage3, stage_1_and_2]
+    original, norms = bf16_optimizer.is_invalid_grad_norm, []
+
+    def is_invalid(norm: Any) -> bool:
+        if not norms:  # asked about other numbers later
+            norms.append(float(norm))
+            return original(norm) or norms[0] > limit
+        return original(norm)
+
+    for module in users:
+        module.is_invalid_grad_norm = is_invalid
+    try:
+        yield norms
+    finally:
+        for module in users:
+            module.is_invalid_grad_norm = original
+
+
 def _stage(dtype: torch.dtype, optim: OptimConfig | None, trainer: TrainerConfig) -> int:
     """What DeepSpeed is asked to shard. Without ZeRO it sums no bfloat16 gradients in float32; what does not learn has only weights."""
     if optim is None:
@@ -227,11 +275,12 @@ def schedule(optim: OptimConfig, steps: int) -> Callable[[int], float]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """DeepSpeed logs dozens of lines per start at INFO; its warnings stay."""
+    """DeepSpeed logs dozens of lines per start at INFO, and prints how much memory it has; its warnings stay."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        yield
+        with contextlib.redirect_stdout(io.StringIO()):
+            yield
     finally:
         logger.setLevel(level)

@@ -33,10 +33,6 @@ STEP_0 = '{"step": 0,'  # how the row of an evaluation before the first step beg
 LINE = ("reward", "eval_reward", "loss", "kl", "tokens_per_second", "seconds")  # what people see while it runs
 
 
-class NonFiniteError(ArithmeticError):
-    """A loss or gradient norm is infinite or not a number; training on would destroy the weights."""
-
-
 class Metrics:
     """Writer of one run's metrics. `done`: steps in the checkpoint that is resumed; later ones are cut off the file first."""
 
@@ -66,8 +62,7 @@ class Metrics:
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Write one step durably, then show it. Numbers of any kind (tensor and numpy scalars too) go in.
 
-        Raises ValueError for a step that was logged already (an evaluation alone may follow its step); NonFiniteError, after
-        writing, when a loss or grad_norm is not finite.
+        Raises ValueError for a step that was logged already (an evaluation alone may follow its step).
         """
         only_evaluation = all(key.startswith("eval_") for key in values)
         if step < self.last or (step == self.last and not only_evaluation):
@@ -83,7 +78,6 @@ class Metrics:
         for sink in self._sinks:
             sink.show(step, numbers)
         self._display.show(step, numbers)
-        _require_finite(step, numbers, self.folder / FILE)
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -120,12 +114,6 @@ def keep_until(file: Path, done: int) -> None:
         out.flush()
         os.fsync(out.fileno())
     draft.replace(file)
-
-
-def _require_finite(step: int, numbers: Mapping[str, float], file: Path) -> None:
-    for key, value in numbers.items():
-        if not math.isfinite(value) and (key.endswith("loss") or key.endswith("grad_norm")):
-            raise NonFiniteError(f"{key} is {value} at step {step}; the run stops before it spoils a checkpoint (see {file})")
 
 
 # --- for people ------------------------------------------------------------------------------------------------------------

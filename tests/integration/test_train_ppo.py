@@ -114,6 +114,18 @@ def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole
     assert not (whole / "models" / "step_6").exists() and "| reward |" in (whole / "model" / "README.md").read_text()
 
 
+def test_a_run_that_ruins_its_weights_goes_back_and_ends_with_a_model(tiny_model, whole, tmp_path, capfd):
+    """Weights that overflow at step 3 are finite, and saved; step 4 cannot sample from them."""
+    assert train_ppo.train(settings(tiny_model, trainer={"steps": 2, "checkpoint_every": 1}), tmp_path) == 0
+    ruinous = {"optim": {"lr": 1e30}, "divergence": {"lr_factor": 1e-33}, "trainer": {"checkpoint_every": 1}}
+    until_gone()
+    assert train_ppo.train(settings(tiny_model, **ruinous), tmp_path) == 0
+    said = "step 4: the model's probabilities are not numbers; back to step 2 with optim.lr=0.001 (divergence.lr_factor)\n"
+    assert said in capfd.readouterr().out
+    for row, undisturbed in zip(read(tmp_path)[1:], read(whole)[1:], strict=True):
+        assert row["reward"] == undisturbed["reward"] and row["loss"] == pytest.approx(undisturbed["loss"], abs=1e-6)
+
+
 def test_a_killed_rank_ends_the_run_with_a_reason_and_resuming_gives_the_same_bits(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
     with pytest.raises(RunError, match=r"policy-0 \(node \S+, pid \d+\) died"):

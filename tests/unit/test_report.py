@@ -100,6 +100,15 @@ def test_several_runs_are_told_apart_and_their_settings_compared(runs):
     assert "The runs have the same settings." in page_of("a", "c").words
 
 
+def test_a_run_that_went_back_says_when_and_why(runs):
+    folder = run(runs, "wild")
+    assert "Where training diverged" not in Page(report.render([report.Story.of(folder)])).words
+    row = {"time": "2026-01-02", "step": 3, "why": "no numbers", "to": 2, "lr": 0.5, "factor": 0.25}
+    (folder / "rollbacks.jsonl").write_text(json.dumps(row) + "\n")
+    words = Page(report.render([report.Story.of(folder)])).words
+    assert {"Where training diverged", "no numbers", "0.125"} <= set(words)
+
+
 def test_a_run_that_has_only_begun_has_a_page(runs):
     run(runs, "a", steps=0)
     (runs / "a/metrics.jsonl").unlink()

@@ -200,6 +200,15 @@ class TrainerConfig(Section):
     timeout: int = Field(default=1800, ge=1, description="Seconds within which an optimizer step or a start must end.")
 
 
+class DivergenceConfig(Section):
+    grad_norm: float | None = Field(
+        default=None, gt=0, description="Optimizer steps with a larger gradient norm are skipped; what is not finite always is."
+    )
+    patience: int = Field(default=5, ge=1, description="Skipped steps in a row after which the run goes back to a good checkpoint.")
+    rollbacks: int = Field(default=2, ge=0, description="How often a run may go back; then it ends.")
+    lr_factor: float = Field(default=0.5, gt=0, le=1, description="What learning rates are multiplied by each time.")
+
+
 class PlacementConfig(Section):
     gpus_per_rank: float = Field(default=1, ge=0, le=1, description="0 trains on CPUs.")
     threads: int | None = Field(default=None, ge=1, description="torch threads per process; as many as its CPUs when left out.")
@@ -230,6 +239,7 @@ class Config(Section):
     data: DataConfig = Field(description="Prompts and answers.")
     optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer.")
     trainer: TrainerConfig = Field(default=TrainerConfig(), description="Batches, memory, checkpoints.")
+    divergence: DivergenceConfig = Field(default=DivergenceConfig(), description="What is done when training diverges.")
     placement: PlacementConfig = Field(default=PlacementConfig(), description="CPUs and GPUs.")
     log: LogConfig = Field(default=LogConfig(), description="What is written for people.")
 

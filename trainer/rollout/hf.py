@@ -164,10 +164,11 @@ def _choose(logits: torch.Tensor, sampling: Sampling, draws: torch.Generator | l
         logprobs = torch.log_softmax(logits.float() / sampling.temperature, -1)
         if sampling.top_p < 1:
             logprobs = torch.log_softmax(_nucleus(logprobs, sampling.top_p), -1)
+        probabilities = logprobs.exp().nan_to_num(nan=1.0)  # of a ruined model; the run knows it by the log-probabilities
         if isinstance(draws, torch.Generator):
-            chosen = torch.multinomial(logprobs.exp(), 1, generator=draws)[:, 0]
+            chosen = torch.multinomial(probabilities, 1, generator=draws)[:, 0]
         else:
-            rows = zip(logprobs.exp(), draws, strict=True)
+            rows = zip(probabilities, draws, strict=True)
             chosen = torch.cat([torch.multinomial(row, 1, generator=generator) for row, generator in rows])
     return chosen, logprobs.gather(1, chosen[:, None])[:, 0]
 
