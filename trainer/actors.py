@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from trainer import heartbeat
 from trainer.errors import ConfigError
 
 SHOWN = 8  # of the processes that an error names
+END_SECONDS = 15  # within which Ray ends a process; one that is stopped gets SIGKILL after five
 
 
 class RunError(RuntimeError):
@@ -23,18 +26,22 @@ class RunError(RuntimeError):
 
 
 def wait(refs: Any, seconds: float, what: str) -> Any:
-    """`ray.get` with a deadline.
+    """`ray.get` with a deadline, and an ear for signs of life (trainer/heartbeat.py): who is silent for trainer.silence is ended.
 
-    Raises RunError naming `what`, and which process on which node, when one died or the deadline passed; errors of a person's own code
-    and settings come through as they were raised.
+    Raises RunError naming `what`, and which process on which node, when one died or was silent, or the deadline passed; errors of a
+    person's own code and settings come through as they were raised.
     """
+    deadline, watch = time.monotonic() + seconds, heartbeat.Watch()
     try:
-        return ray.get(refs, timeout=seconds)
-    except GetTimeoutError as error:
-        refs = refs if isinstance(refs, list) else [refs]
-        _, pending = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
-        late = [process(ref.task_id().actor_id().hex()) for ref in pending]
-        raise RunError(f"{what} did not end within {seconds:g} s{waited_for(late, os.environ)}") from error
+        while True:
+            try:
+                return ray.get(refs, timeout=max(0.0, min(heartbeat.EVERY, deadline - time.monotonic())))
+            except GetTimeoutError as error:
+                late = _late(refs)
+                if time.monotonic() >= deadline:
+                    raise RunError(f"{what} did not end within {seconds:g} s{waited_for(_places(late), os.environ)}") from error
+                if silent := watch.look(late):
+                    raise RunError(f"{what}: {'; '.join(_end(late[actor], actor, silent[actor]) for actor in silent)}") from error
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError | RunError):
             raise error.cause from error
@@ -45,12 +52,43 @@ def wait(refs: Any, seconds: float, what: str) -> Any:
         raise RunError(f"{what}: {who} died: {str(error).strip().splitlines()[0]}{_log(who)}") from error
 
 
+def _late(refs: Any) -> dict[str, Any]:
+    """Calls that have not ended, by the actor that they were made to."""
+    refs = refs if isinstance(refs, list) else [refs]
+    _, pending = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False)
+    return {ref.task_id().actor_id().hex(): ref for ref in pending}
+
+
+def _places(late: Mapping[str, Any]) -> list[str]:
+    """Those that have not answered, with where their main threads are."""
+    beats = {actor: heartbeat.last(actor) for actor in late}
+    return [process(actor) + (f" at {beat.at}" if beat and beat.at else "") for actor, beat in beats.items()]
+
+
+def _end(ref: Any, actor: str, seconds: float) -> str:
+    """End a process that is silent, so that it keeps neither its devices nor those who wait for it. Returns what to say of it."""
+    who, beat = process(actor), heartbeat.last(actor)
+    known = _known(actor)
+    here = known and known["Address"]["IPAddress"] == ray.util.get_node_ip_address()
+    state = f", its state is {heartbeat.state(known['Pid'])}" if known and here else ""
+    if known and known["Name"]:
+        ray.kill(ray.get_actor(known["Name"]))
+        ray.wait([ref], timeout=END_SECONDS, fetch_local=False)
+    at = f", it was last at {beat.at}" if beat and beat.at else ""
+    return f"{who} gave no sign of life for {seconds:.0f} s (trainer.silence){state}{at}{_log(who)}"
+
+
+def _known(actor: str) -> Any:
+    """What Ray knows of an actor; None where it does not answer."""
+    try:
+        return ray._private.state.actors(actor)  # type: ignore[attr-defined]
+    except (RayError, RuntimeError):  # the deadline is still worth saying
+        return None
+
+
 def process(actor: str) -> str:
     """An actor by role and rank, where it is, and the pid that its log is named by."""
-    try:
-        known = ray._private.state.actors(actor)  # type: ignore[attr-defined]
-    except (RayError, RuntimeError):  # Ray itself does not answer; the deadline is still worth saying
-        known = None
+    known = _known(actor)
     if not known:
         return f"actor {actor}"
     name = known["Name"] or known["ActorClassName"]

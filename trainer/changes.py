@@ -14,6 +14,7 @@ HARMLESS = (
     "log.",
     "placement.wait",
     "trainer.timeout",
+    "trainer.silence",
     "trainer.checkpoint_every",
     "trainer.keep_checkpoints",
     "trainer.keep_best",

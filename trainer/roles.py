@@ -80,6 +80,8 @@ class RoleGroup:
 
     def start(self) -> list[Any]:
         """Begin starting; the references end when every rank has its model."""
+        for rank in self.ranks:
+            rank.beat.remote(self.config.trainer.silence)
         seconds = self.config.trainer.timeout
         address, port = actors.wait(self.ranks[0].address.remote(), seconds, f"starting the {self.role.name} (trainer.timeout)")
         return [rank.start.remote(address, port) for rank in self.ranks]

@@ -14,7 +14,7 @@ import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
-from trainer import actors, models, placement, weights
+from trainer import actors, heartbeat, models, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode
@@ -70,6 +70,8 @@ class WorkerGroups:
         self.restarts += len(lost)
         if self.restarts > limit:
             raise error
+        if isinstance(error, RunError):
+            print(f"warning: {error}", flush=True)
         names = ", ".join(f"rollout-{i}" for i in lost)
         print(f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)", flush=True)
         self.engines.start_again(lost)
@@ -116,6 +118,7 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
             ray.shutdown()
         elif group is not None:
             remove_placement_group(group)  # and with it the processes in it
+            heartbeat.forget()
 
 
 def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:

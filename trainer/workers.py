@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer import actors, models, placement, weights
+from trainer import actors, heartbeat, models, placement, weights
 from trainer.configs.sections import Config, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, record_apart, sharded
@@ -55,6 +55,9 @@ class Worker:
             torch.set_num_threads(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
         self.group: Any = None
+
+    def beat(self, silence: float) -> None:
+        heartbeat.begin(silence)
 
     def address(self) -> tuple[str, int]:
         return actors.here()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 ray = pytest.importorskip("ray")
 
-from trainer import actors  # noqa: E402
+from trainer import actors, heartbeat  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +27,20 @@ def ranks() -> Iterator[list]:
         def die(self) -> None:
             os._exit(1)
 
+        def begin(self, silence: float) -> None:
+            heartbeat.begin(silence)
+
+        def compute(self, seconds: float) -> str:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                pass
+            return "done"
+
         def pid(self) -> int:
             return os.getpid()
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield [ray.remote(Rank).options(name=f"policy-{rank}", num_cpus=0).remote() for rank in range(3)]
+    yield [ray.remote(Rank).options(name=f"policy-{rank}", num_cpus=0).remote() for rank in range(5)]
     ray.shutdown()
 
 
@@ -51,3 +62,32 @@ def test_the_rank_that_died_is_named(ranks: list) -> None:
     pid = ray.get(ranks[2].pid.remote())
     with pytest.raises(actors.RunError, match=rf"^policy\.update: policy-2 \(node \S+, pid {pid}\) died: "):
         actors.wait([ranks[2].die.remote()], 60, "policy.update")
+
+
+def test_a_process_that_is_stopped_is_named_with_its_state_and_place_and_ended(ranks: list) -> None:
+    pid = ray.get(ranks[3].pid.remote())
+    ranks[3].begin.remote(1.0)
+    ref = ranks[3].hang.remote()
+    assert until(lambda: (heartbeat.last(ref.task_id().actor_id().hex()) or heartbeat.Beat(0, 0, "")).at.endswith(" hang"))
+    os.kill(pid, signal.SIGSTOP)
+    silent = (
+        rf"policy-3 \(node \S+, pid {pid}\) gave no sign of life for \d+ s \(trainer.silence\), its state is T \(stopped\), it was last at "
+    )
+    with pytest.raises(actors.RunError, match=rf"^policy.update: {silent}test_deadlines.py:\d+ hang"):
+        actors.wait([ranks[0].answer.remote(), ref], 120, "policy.update")
+    assert until(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
+
+
+def test_a_process_that_computes_or_waits_for_long_is_not_taken_for_a_silent_one(ranks: list) -> None:
+    ranks[4].begin.remote(heartbeat.EVERY + 2)
+    assert actors.wait(ranks[4].compute.remote(10), 60, "policy.update") == "done"
+    with pytest.raises(actors.RunError, match=re.escape("did not end within 8 s, waiting for policy-4 (")) as late:
+        actors.wait(ranks[4].hang.remote(), 8, "policy.update")
+    assert re.search(r"pid \d+\) at test_deadlines.py:\d+ hang", str(late.value))
+
+
+def until(happened: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 30
+    while not happened() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return happened()

@@ -176,6 +176,42 @@ def test_what_a_rollout_engine_owed_when_a_sync_found_it_dead_is_sampled_again(t
     assert [row["reward"] for row in read(tmp_path)[1:]] == [row["reward"] for row in read(whole)[1:4]]
 
 
+def stop_process(name: str) -> None:
+    """SIGSTOP: it keeps its connections, and does nothing any more."""
+    actor = ray.get_actor(name)
+    os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_is_stopped_ends_the_run_long_before_its_deadline(tiny_model, whole, tmp_path):
+    stopper = when((tmp_path / "checkpoints" / "step_2").exists, lambda: stop_process("policy-0"))
+    silent = (
+        r"policy-0 \(node \S+, pid \d+\) gave no sign of life for 1\d s \(trainer\.silence\), its state is T \(stopped\), it was last at "
+    )
+    with pytest.raises(RunError, match=silent):
+        train_ppo.train(settings(tiny_model, trainer={"silence": 10}), tmp_path)
+    stopper.join(10)
+    until_gone()
+    assert train_ppo.train(settings(tiny_model), tmp_path) == 0
+    assert all(not result.different for result in compare(read(whole), read(tmp_path)))
+
+
+def test_a_rollout_engine_that_is_stopped_is_started_again_and_computes_the_same_bits(tiny_model, whole, tmp_path, monkeypatch, capfd):
+    begin, calls = RolloutEngines.start, Counter()
+
+    def start(*given: Any, **more: Any) -> Pending:
+        calls["start"] += 1
+        if calls["start"] == 4:
+            stop_process("rollout-0")
+        return begin(*given, **more)
+
+    monkeypatch.setattr(RolloutEngines, "start", start)
+    assert train_ppo.train(settings(tiny_model, trainer={"silence": 10}), tmp_path) == 0
+    output = capfd.readouterr().out
+    assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in output
+    assert "gave no sign of life" in output
+    assert all(not result.different for result in compare(read(whole), read(tmp_path)))
+
+
 def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(tiny_model, whole, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     stopper = when(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 4, lambda: os.kill(os.getpid(), signal.SIGTERM))

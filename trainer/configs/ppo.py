@@ -35,6 +35,7 @@ class PpoTrainerConfig(TrainerConfig):
     eval_every: Annotated[int, WITH_EVALUATION] = Field(
         default=0, ge=0, description="Steps between greedy evaluations; 0 evaluates at the ends only."
     )
+    silence: int = Field(default=180, ge=10, description="Seconds without a sign of life after which a process is ended as if it had died.")
     eval_prompts: int = Field(default=128, ge=0, description="Prompts of an evaluation; 0 switches evaluation off.")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import torch
 
-from trainer import actors, placement, weights
+from trainer import actors, heartbeat, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt
@@ -34,6 +34,7 @@ class RolloutActor:
 
         Raises RunError with the engine's own word.
         """
+        heartbeat.begin(self.config.trainer.silence)
         engine = self.config.rollout.engine
         module, name = ENGINES[engine].split(":")
         try:
@@ -72,7 +73,7 @@ class Pending:
         return [i for i, ref in self.refs.items() if actors.died(ref)]
 
     def result(self) -> list[Episode]:
-        """Wait for them. Raises RunError at the deadline or when a rollout engine died."""
+        """Wait for them. Raises RunError at the deadline or when a rollout engine died or fell silent."""
         refs = [self.refs[i] for i in self.parts]
         parts = actors.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
         return [episode for part in parts for episode in part]
