@@ -61,7 +61,7 @@ def stuck_reward(text: str, row: dict[str, str]) -> float:
 
 
 def reward() -> None:
-    from trainer.configs.sections import RewardConfig
+    from trainer.configs.reward import RewardConfig
     from trainer.episodes import Episode, Prompt, Turn
     from trainer.rewards.scorer import Scorer
 

@@ -133,3 +133,59 @@ def stays(episodes):
     while any(e.text == "b" for e in episodes):
         time.sleep(300)
     return [0.0] * len(episodes)
+
+
+def crashes_on_b(text, row):
+    if text == "b":
+        os.kill(os.getpid(), 9)
+    return 1.0
+
+
+def flaky(text, row):
+    calls.append(text)
+    if calls.count(text) <= row["failures"]:
+        raise ConnectionError("busy")
+    return 1.0
+
+
+async def flaky_later(text, row):
+    return flaky(text, row)
+
+
+@batched
+def flaky_group(episodes):
+    return [flaky(e.text, e.prompt.row) for e in episodes]
+
+
+def waits_once(text, row):
+    been = Path(row["file"] + text)
+    if text == "b" and not been.exists():
+        been.touch()
+        time.sleep(300)
+    return 1.0
+
+
+@batched
+def partly(episodes):
+    return [ValueError("no verdict") if e.text == "b" else 1.0 for e in episodes]
+
+
+def parts(text, row):
+    return row["terms"]
+
+
+def asks(text, row, scale=1.0, *, token_ids, finish_reason, group, step, prompt_ids):
+    return scale * (1000 * step + 100 * group + 10 * len(prompt_ids) + len(token_ids) + (finish_reason == "length") / 2)
+
+
+async def asks_later(text, row, *, step):
+    return step
+
+
+@batched
+def asks_step(episodes, *, step):
+    return [step] * len(episodes)
+
+
+def needs_group(text, row, *, group):
+    return float(group)

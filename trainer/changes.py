@@ -27,6 +27,8 @@ HARMLESS = (
     "divergence.rollbacks",
     "divergence.lr_factor",
     "reward.timeout",
+    "reward.answer_timeout",
+    "reward.retries",
     "reward.workers",
 )
 # How the same sums are cut, and where they are kept: they change numbers by rounding alone.

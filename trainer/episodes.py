@@ -45,6 +45,8 @@ class Episode:
     turns: list[Turn]
     text: str = ""  # what is scored: the decoded answer without special tokens
     reward: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)  # what the reward was made of, before weights; empty for a single number
+    failed: bool = False  # its reward could not be computed
 
     @property
     def response_ids(self) -> list[int]:
@@ -62,9 +64,14 @@ class Episode:
         return [int(turn.sampled) for turn in self.turns for _ in turn.token_ids]
 
     @property
+    def finish_reason(self) -> Literal["stop", "length"] | None:
+        """How the policy's last turn ended."""
+        return next((turn.finish for turn in reversed(self.turns) if turn.sampled), None)
+
+    @property
     def finished(self) -> bool:
         """Whether the policy ended its last turn itself, and the token limit did not."""
-        return next((turn.finish for turn in reversed(self.turns) if turn.sampled), None) == "stop"
+        return self.finish_reason == "stop"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def model(config: Config) -> list[str]:
 
 
 def data(config: Config) -> list[str]:
-    answers = not isinstance(config, PpoConfig) or rewards.needs_answer(config.reward.function)
+    answers = not isinstance(config, PpoConfig) or rewards.needs_answer(*(spec for spec, _ in config.reward.functions().values()))
     return _lines(rows.check, resolved_paths(config).data, answers=answers)
 
 
@@ -52,7 +52,7 @@ def reward(config: PpoConfig) -> list[str]:
         columns = [*rows.first_row(resolved_paths(config).data)[1]]
     except ConfigError:  # `data` reports it
         columns = []
-    return _lines(rewards.resolve, config.reward.function, config.reward.args, columns)
+    return _lines(rewards.resolve_all, config.reward.functions(), config.reward.term_weights(), columns)
 
 
 def sinks(config: Config) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,10 +33,17 @@ class Rollout:
     episodes: list[Episode]
     sequences: list[Sequence]
     flat: Flat
+    kept: list[int]  # positions of the episodes that are learnt from; the mask is 0 throughout the others
 
     @classmethod
-    def of(cls, episodes: list[Episode]) -> Rollout:
-        return cls(episodes, [Sequence(e.prompt.token_ids, e.response_ids) for e in episodes], flatten(episodes))
+    def of(cls, episodes: list[Episode], left_out: Collection[int] = ()) -> Rollout:
+        flat, kept = flatten(episodes), [i for i in range(len(episodes)) if i not in left_out]
+        if left_out:
+            mask_N = torch.zeros_like(flat.mask_N)
+            where = select(flat.lengths_E, kept)
+            mask_N[where] = flat.mask_N[where]
+            flat = replace(flat, mask_N=mask_N)
+        return cls(episodes, [Sequence(e.prompt.token_ids, e.response_ids) for e in episodes], flat, kept)
 
     @property
     def tokens(self) -> int:

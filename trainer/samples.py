@@ -37,6 +37,8 @@ class Samples:
             "answer": episode.text,
             "reward": episode.reward,
             "finished": episode.finished,
+            **({"terms": episode.terms} if episode.terms else {}),
+            **({"failed": True} if episode.failed else {}),
         }
 
 

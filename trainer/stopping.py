@@ -9,6 +9,10 @@ from contextlib import contextmanager
 STOPPED = 143
 
 
+class Stopped(Exception):
+    """Raised out of a wait that went on after the run was asked to stop."""
+
+
 class Stopping:
     """False until a signal asks to stop; then it knows which."""
 

@@ -32,10 +32,7 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
     with exits_cleanly():
         CONFIG = read(sys.argv[1:])
 
-import torch
-
 from trainer.actors import RunError
-from trainer.algorithms.advantages import estimate
 from trainer.algorithms.kl import KlController, kl
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.data.loader import Loader
@@ -51,8 +48,9 @@ from trainer.roles import Rollout
 from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
 from trainer.samples import Samples
+from trainer.scored import advantages, describe, left_out
 from trainer.sinks import sinks
-from trainer.stopping import STOPPED, Stopping, stop_signals
+from trainer.stopping import STOPPED, Stopped, Stopping, stop_signals
 from trainer.worker_groups import WorkerGroups, start
 
 
@@ -102,14 +100,19 @@ class Run:
         self.workers.sync()
         return self.workers.engines.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
 
-    def evaluate(self) -> dict[str, float]:
-        """Mean reward of greedy answers to the held-out prompts."""
+    def evaluate(self, step: int, stopping: Stopping) -> dict[str, float]:
+        """Mean reward of greedy answers to the held-out prompts; none where the run is asked to stop first."""
         if not self.held_out:
             return {}
         self.workers.sync()
         episodes = self.workers.episodes(self.workers.engines.start(self.held_out, 1, self.config.run.seed, greedy=True))
         require_sampled(episodes, self.workers.learned)
-        return {"eval_reward": sum(self.rewards.score(episodes)) / len(episodes)}
+        try:
+            self.rewards.score(episodes, step, stopping)
+        except Stopped:
+            return {}
+        counted = [e.reward for e in episodes if not (e.failed and self.config.reward.on_error == "drop")]
+        return {"eval_reward": sum(counted) / len(counted)}
 
     def require_sound(self, rollout: Rollout, step: int) -> None:
         """Raises Diverged where the policy's weights after `step` give no numbers any more."""
@@ -121,28 +124,31 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     """All steps after `done`. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
     schedule = run.config.trainer
     if done == 0 and run.held_out:
-        metrics.log(0, run.evaluate())
+        metrics.log(0, run.evaluate(0, stopping))
     pending = run.sample(done + 1)
     step = done
     while pending:
         step += 1
-        clock = Clock()
+        clock, position = Clock(), run.position
         episodes = run.workers.episodes(pending)
         require_sampled(episodes, step)
         clock.lap("generate")
         if schedule.staleness:  # off-policy by one step: the next episodes are sampled while this step trains, with weights one step older
             pending = run.sample(step + 1)
             clock.lap("sync")
-        run.rewards.score(episodes)
+        try:
+            run.rewards.score(episodes, step, stopping)
+        except Stopped as late:
+            return stopped(run, late, step - 1, position)
         clock.lap("reward")
-        rollout = Rollout.of(episodes)
-        values = describe(rollout) | learn(run.config, run.workers, rollout, run.controller, step, clock)
+        rollout = Rollout.of(episodes, left_out(run.config, episodes))
+        values = describe(rollout, run.config.reward) | learn(run.config, run.workers, rollout, run.controller, step, clock)
         run.workers.learned = step
         if not schedule.staleness:
             pending = run.sample(step + 1)
             clock.lap("sync")
         if not pending or (schedule.eval_every and step % schedule.eval_every == 0):
-            values |= run.evaluate()
+            values |= run.evaluate(step, stopping)
             clock.lap("evaluate")
         metrics.log(step, values | clock.report(rollout))
         run.samples.log(step, episodes)
@@ -162,6 +168,16 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     return 0
 
 
+def stopped(run: Run, why: Stopped, learned: int, position: dict[str, Any]) -> int:
+    """Save what was learned before a step whose rewards the run did not wait for. `position` of the loader was before it was sampled."""
+    saved = run.checkpoints.complete()
+    if learned > (saved[0].step if saved else 0):
+        run.position = position
+        run.save(learned, None)
+    print(f"{why}; step {learned + 1} was not learned; the same command resumes", flush=True)
+    return STOPPED
+
+
 def train(config: PpoConfig, folder: Path) -> int:
     """Train to the end, back to a good checkpoint where it diverges. Returns the exit code."""
     while True:
@@ -175,7 +191,8 @@ def train(config: PpoConfig, folder: Path) -> int:
 def _train(config: PpoConfig, folder: Path) -> int:
     """Read the data, start all processes, run the loop, export the model."""
     schedule = config.trainer
-    data = load_prompts(config.data, load_tokenizer(config.model), answers=needs_answer(config.reward.function))
+    answers = needs_answer(*(spec for spec, _ in config.reward.functions().values()))
+    data = load_prompts(config.data, load_tokenizer(config.model), answers=answers)
     prompts, held_out = hold_out(data.prompts, schedule.eval_prompts)
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
@@ -224,15 +241,8 @@ def learn(
         tokens_N["reference"] = workers.reference.score(rollout)
     values_N = workers.critic.score(rollout) if workers.critic else None
     clock.lap("score")
-    tokens_N["advantages"], returns_N = estimate(
-        algorithm,
-        torch.tensor([e.reward for e in rollout.episodes]),
-        torch.tensor([e.group for e in rollout.episodes]),
-        flat.lengths_E,
-        flat.mask_N,
-        values_N,
-        kl(tokens_N["old"], tokens_N["reference"], "k1") if kl_in_reward else None,
-        controller.coef,
+    tokens_N["advantages"], returns_N = advantages(
+        config.algorithm, rollout, values_N, kl(tokens_N["old"], tokens_N["reference"], "k1") if kl_in_reward else None, controller.coef
     )
     stats = workers.policy.update(rollout, tokens_N, step, kl_coef=controller.coef)
     if workers.critic and values_N is not None and returns_N is not None:
@@ -250,17 +260,6 @@ def learn(
         controller.update(stats["kl"], len(rollout.episodes))
         stats["kl_coef"] = controller.coef
     return {"kl": stats["kl_old"]} | stats  # without a reference: how far the update moved from what sampled
-
-
-def describe(rollout: Rollout) -> dict[str, float]:
-    """What the episodes were like."""
-    rewards_E = torch.tensor([e.reward for e in rollout.episodes])
-    return {
-        "reward": float(rewards_E.mean()),
-        "reward_std": float(rewards_E.std(unbiased=False)),
-        "response_tokens": float(rollout.flat.mask_N.sum()) / len(rollout.episodes),
-        "truncated": sum(not e.finished for e in rollout.episodes) / len(rollout.episodes),
-    }
 
 
 def show(episodes: list[Episode], prompt_column: str) -> None:

@@ -319,15 +319,17 @@ def loop(text, row, reached):
 """
 
 
-def test_a_reward_that_hangs_ends_the_run_at_its_deadline_though_it_was_asked_to_stop(tiny_model, tmp_path, monkeypatch):
+def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_reward_that_hangs(tiny_model, tmp_path, monkeypatch, capfd):
     (tmp_path / "hanging.py").write_text(HANGING)
     monkeypatch.syspath_prepend(str(tmp_path))
     reached = tmp_path / "reached"
     stopper = when(reached.exists, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    reward = {"function": "hanging:loop", "args": {"reached": str(reached)}, "timeout": 3}
-    with pytest.raises(TimeoutError, match=r"loop on row \d+ with the text .* within 3 s \(reward\.timeout; hanging\.py:[67]\)"):
-        train_ppo.train(settings(tiny_model, reward=reward), tmp_path / "run")
+    reward = {"function": "hanging:loop", "args": {"reached": str(reached)}, "timeout": 300}
+    begun = time.monotonic()
+    assert train_ppo.train(settings(tiny_model, reward=reward, trainer={"eval_prompts": 0}), tmp_path / "run") == STOPPED
+    assert time.monotonic() - begun < 200
     stopper.join(10)
+    assert "rewards did not end within 2 s of SIGTERM; step 1 was not learned; the same command resumes" in capfd.readouterr().out
 
 
 def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_path):

@@ -15,7 +15,7 @@ import judges
 import psutil
 import pytest
 
-from trainer.configs.sections import RewardConfig
+from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.rewards.scorer import Scorer, deal
@@ -200,7 +200,7 @@ def test_a_process_that_died_between_batches_is_an_error_of_the_next():
 
 HANGING_RUN = """
 import sys
-from trainer.configs.sections import RewardConfig
+from trainer.configs.reward import RewardConfig
 from trainer.rewards.scorer import Scorer
 from trainer.episodes import Episode, Prompt, Turn
 with Scorer(RewardConfig(function="judges:loops_in_c", timeout=300)) as rewards:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.roles import Rollout
-from trainer.train_ppo import Clock, describe
+from trainer.scored import describe
+from trainer.train_ppo import Clock
 
 ALONE = Episode(Prompt(0, [1, 2, 3], {}), 0, [Turn([5, 6], [-0.5, -0.5], "stop")], reward=1.0)
 CONVERSATION = Episode(
@@ -15,7 +17,12 @@ CONVERSATION = Episode(
 
 
 def test_what_an_environment_wrote_is_no_answer():
-    assert describe(Rollout.of([ALONE, CONVERSATION])) == {"reward": 0.75, "reward_std": 0.25, "response_tokens": 3.0, "truncated": 0.5}
+    assert describe(Rollout.of([ALONE, CONVERSATION]), RewardConfig()) == {
+        "reward": 0.75,
+        "reward_std": 0.25,
+        "response_tokens": 3.0,
+        "truncated": 0.5,
+    }
 
 
 def test_throughput_is_reported_for_all_tokens_and_for_sampled_ones():

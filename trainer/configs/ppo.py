@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer.configs.reward import RewardConfig
 from trainer.configs.sections import (
     WITH_CRITIC,
     WITH_KL,
@@ -17,7 +18,6 @@ from trainer.configs.sections import (
     Only,
     OptimConfig,
     PlacementConfig,
-    RewardConfig,
     RolloutConfig,
     Rule,
     TrainerConfig,

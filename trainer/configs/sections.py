@@ -151,13 +151,6 @@ class AlgorithmConfig(LossConfig):
     kl: KlConfig = Field(default=KlConfig(), description="Distance kept from the reference model.")
 
 
-class RewardConfig(Section):
-    function: str = Field(default="exact", description="A name from trainer.rewards, or package.module:function(text, row) -> float.")
-    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    timeout: float = Field(default=300, gt=0, description="Seconds within which the rewards of a batch must be computed.")
-    workers: int = Field(default=1, ge=1, description="Processes that compute rewards; a batch is dealt to them in equal shares.")
-
-
 class RolloutConfig(Section):
     engine: Literal["vllm", "hf"] = Field(default="vllm", description="What samples: vLLM, or generate() of transformers.")
     engines: int = Field(default=1, ge=1, description="Number of rollout engines.")

@@ -9,35 +9,41 @@ A reward is one of four kinds, told apart by how it is written and by nothing el
     @batched
     async def tournament(episodes: list[Episode]) -> list[float]
 
+Instead of a number each may return a dict of terms, which reward.weights add up. The first two may ask for more about the answer by
+keyword-only parameters (`terms.ASKED`); the others read it from the episode.
+
 `scorer.py` runs them in processes of their own. This module loads neither torch nor Ray.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
+from trainer.rewards.terms import ASKED, Reward, combine
 from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric
 
-__all__ = ["REWARDS", "Reward", "batched", "contains", "digits_share", "exact", "format_regex", "needs_answer", "numeric", "resolve"]
+__all__ = [
+    "REWARDS",
+    "Reward",
+    "batched",
+    "contains",
+    "digits_share",
+    "exact",
+    "format_regex",
+    "needs_answer",
+    "numeric",
+    "resolve",
+    "resolve_all",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-
-@dataclass(frozen=True)
-class Reward:
-    """A reward function with its arguments bound."""
-
-    name: str
-    function: Callable[..., Any]
-    batched: bool  # takes a list of episodes and returns as many floats; else a text and a row, and returns one
-    awaited: bool  # an async function
 
 
 def batched(function: F) -> F:
@@ -49,37 +55,69 @@ def batched(function: F) -> F:
     return function
 
 
-def needs_answer(spec: str) -> bool:
-    """Whether the data set must have an answer column for this reward; a person's own function looks after itself."""
-    return spec in REWARDS and spec != "format_regex"
+def needs_answer(*specs: str) -> bool:
+    """Whether the data set must have an answer column for one of these rewards; a person's own function looks after itself."""
+    return any(spec in REWARDS and spec != "format_regex" for spec in specs)
 
 
-def resolve(spec: str, args: dict[str, Any], columns: Iterable[str] = ()) -> Reward:
-    """The reward that reward.function and reward.args describe. Raises ConfigError where there is none that takes them.
+def resolve_all(functions: Mapping[str, tuple[str, dict[str, Any]]], weights: Mapping[str, float], columns: Iterable[str] = ()) -> Reward:
+    """The reward of these functions, with their arguments, by the section that names each, and of the weights of its terms.
+
+    Raises ConfigError with a line for each that there is none of.
+    """
+    found, errors = {}, []
+    for section, (spec, args) in functions.items():
+        try:
+            found[section.rpartition(".")[2]] = resolve(spec, args, columns, section)
+        except ConfigError as error:
+            errors.append(str(error))
+    if errors:
+        raise ConfigError("\n".join(errors))
+    only = found.get("reward") if "reward" in functions else None
+    return dataclasses.replace(only, weights=weights) if only else combine(found, weights)
+
+
+def resolve(spec: str, args: dict[str, Any], columns: Iterable[str] = (), section: str = "reward") -> Reward:
+    """The reward that `function` and `args` of a section describe. Raises ConfigError where there is none that takes them.
 
     `columns`: of the data. A parameter named after one of them would get the complete row, or nothing: that is refused too.
     """
+    setting = f"{section}.function"
     if ":" in spec:
-        function = find(spec, "reward.function")
+        function = find(spec, setting)
     elif spec in REWARDS:
         function = REWARDS[spec]
     else:
         near = difflib.get_close_matches(spec, REWARDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ConfigError(f"reward.function: no {spec!r}; known are {', '.join(REWARDS)}, or package.module:function{hint}")
+        raise ConfigError(f"{setting}: no {spec!r}; known are {', '.join(REWARDS)}, or package.module:function{hint}")
     takes_episodes = getattr(function, "batched", False)
-    _check_columns(function, args, {*columns} - {"row"}, takes_episodes)
+    asks = _asks(function, takes_episodes)
+    for name in asks:
+        if name in args:
+            raise ConfigError(f"{section}.args.{name}={args[name]!r}: the trainer gives {name} itself; rename the function's parameter")
+    _check_columns(function, {*args, *asks}, {*columns} - {"row"}, takes_episodes, setting)
     try:
-        check_args(function, 1 if takes_episodes else 2, args, "reward.args")
+        check_args(function, 1 if takes_episodes else 2, args | dict.fromkeys(asks), f"{section}.args")
     except ConfigError as error:
         hint = "" if takes_episodes else "; a function of a list of episodes is marked with @trainer.rewards.batched"
         raise ConfigError(f"{error}{hint if _takes_one(function, args) else ''}") from error
     awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     name = getattr(function, "__name__", spec.rpartition(":")[2])
-    return Reward(name, functools.partial(function, **args) if args else function, takes_episodes, awaited)
+    return Reward(name, functools.partial(function, **args) if args else function, takes_episodes, awaited, asks)
 
 
-def _check_columns(function: Callable[..., Any], args: dict[str, Any], columns: set[str], takes_episodes: bool) -> None:
+def _asks(function: Callable[..., Any], takes_episodes: bool) -> tuple[str, ...]:
+    """What it wants to know besides, by its keyword-only parameters."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # some builtins have no signature
+        return ()
+    offered = ("step",) if takes_episodes else ASKED
+    return tuple(name for name in offered if name in parameters and parameters[name].kind is inspect.Parameter.KEYWORD_ONLY)
+
+
+def _check_columns(function: Callable[..., Any], args: set[str], columns: set[str], takes_episodes: bool, setting: str) -> None:
     try:
         after_first = list(inspect.signature(function).parameters.values())[1:]
     except ValueError:  # some builtins have no signature
@@ -88,7 +126,7 @@ def _check_columns(function: Callable[..., Any], args: dict[str, Any], columns: 
     for name in needed:
         if name in columns:
             takes, row = ("a list of episodes", "episode.prompt.row") if takes_episodes else ("a text and its row", "row")
-            raise ConfigError(f"reward.function: parameter {name!r} is a column of the data; rewards take {takes}: {row}[{name!r}]")
+            raise ConfigError(f"{setting}: parameter {name!r} is a column of the data; rewards take {takes}: {row}[{name!r}]")
 
 
 def _takes_one(function: Callable[..., Any], args: dict[str, Any]) -> bool:

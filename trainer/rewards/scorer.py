@@ -1,47 +1,46 @@
-"""The run's side of its rewards: processes that compute them, a deadline for each batch, and errors that name the row."""
+"""The run's side of its rewards: processes that compute them, deadlines, what happens where they fail, and errors that name the row."""
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import time
-from contextlib import suppress
+from collections import Counter
 from itertools import groupby
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
-from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from trainer.configs.sections import RewardConfig
+from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
-from trainer.rewards import resolve
-from trainer.rewards.worker import BEGUN, DUMP, Mistake
+from trainer.rewards import resolve_all
+from trainer.rewards.processes import Process
+from trainer.rewards.terms import Mistake, Scored, asked
+from trainer.rewards.worker import Job
+from trainer.stopping import Stopped, Stopping
 
 START_SECONDS = 300  # for a process to import the reward
-STACK_SECONDS = 1.0  # for a process to write where it hangs; one that the kernel holds never does
-LINE = re.compile(r'File "(.+)", line (\d+) in ')
+STOP_SECONDS = 2.0  # that a batch still has once the run is asked to stop
+POLL_SECONDS = 0.1  # between looks at deadlines
+BLOCKED_SECONDS = 1.0  # for an async reward to end at reward.answer_timeout by itself; one that blocks its event loop does not
 
 
 class Scorer:
     """Computes rewards in reward.workers processes. A context manager: leaving it ends them, busy or not.
 
-    Raises ConfigError where reward.function and reward.args name no reward.
+    Raises ConfigError where the settings name no reward.
     """
 
     def __init__(self, config: RewardConfig):
         self.config = config
-        self.reward = resolve(config.function, config.args)
-        self.workers: list[_Process] = []
+        self.reward = resolve_all(config.functions(), config.term_weights())
+        self.job = Job(config.functions(), config.term_weights(), config.retries, config.answer_timeout)
+        self.workers: list[Process] = []
+        self.killed: Counter[int] = Counter()  # how often a process was ended, or ended itself, at an answer of this batch, by its id()
+        self.failures: list[str] = []  # of this batch
         self._start()
 
     def _start(self) -> None:
-        self.workers = [_Process(self.config) for _ in range(self.config.workers)]
+        self.workers = [Process(self.job) for _ in range(self.config.workers)]
 
     def __enter__(self) -> Self:
         return self
@@ -54,66 +53,157 @@ class Scorer:
             worker.end()
         self.workers = []
 
-    def score(self, episodes: list[Episode]) -> list[float]:
-        """Set each episode's reward and return them all.
+    def score(self, episodes: list[Episode], step: int = 0, stopping: Stopping | None = None) -> list[float]:
+        """Set each episode's reward, terms and whether it failed, and return the rewards; that of a failed one is 0.
 
-        Raises ConfigError naming the row of the data set, and the line of code, where the function raises, ends its process, or returns
-        no finite number; TimeoutError, naming them too, where the batch is not done within reward.timeout seconds.
+        A reward fails where the function raises, ends its process, returns no finite number or does not end in time, and does so again
+        reward.retries times. With reward.on_error=fail that raises ConfigError, or TimeoutError, naming the row of the data set and the
+        line of code; with `drop` ConfigError is raised where all fail. Stopped is raised soon after `stopping` is set.
         """
+        self.failures = []
+        self.killed.clear()
         if not self.workers:  # they were ended with the error of an earlier batch
             self._start()
         try:
-            self._await_start()
-            deadline = time.monotonic() + self.config.timeout
-            parts = deal(episodes, len(self.workers), whole_groups=self.reward.batched)
-            busy = {worker.channel: (worker, part) for worker, part in zip(self.workers, parts, strict=False)}
-            for worker, part in busy.values():
-                worker.send([e if self.reward.batched else (e.text, e.prompt.row) for e in part])
-            while busy:
-                done = wait(list(busy), max(0.0, deadline - time.monotonic()))
-                if not done:
-                    raise self._late(*next(iter(busy.values())))
-                for channel in done:
-                    worker, part = busy.pop(channel)  # type: ignore[arg-type]
-                    for episode, value in zip(part, self._receive(worker, part), strict=True):
-                        episode.reward = value
+            self._await_start(stopping)
+            self._score(episodes, step, stopping)
         except BaseException:
             self.close()  # some may be at work still, and would answer the next batch with this one's rewards
             raise
+        if self.failures:
+            count = f"{len(self.failures)} of {len(episodes)} rewards failed"
+            if self.config.on_error == "drop" and len(self.failures) == len(episodes):
+                raise ConfigError(f"reward.on_error=drop: {count}; the first: {self.failures[0]}")
+            print(f"step {step}: {count} (reward.on_error={self.config.on_error}); the first: {self.failures[0]}", flush=True)
         return [episode.reward for episode in episodes]
 
-    def _await_start(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+    def _await_start(self, stopping: Stopping | None) -> None:
+        deadline, asked_to_stop = time.monotonic() + START_SECONDS, _Patience(stopping)
         for worker in self.workers:
-            if not worker.ready:
-                if not worker.channel.poll(max(0.0, deadline - time.monotonic())):
+            while not worker.ready:
+                asked_to_stop.check()
+                if worker.channel.poll(POLL_SECONDS):
+                    self._receive(worker)
+                elif time.monotonic() > deadline:
                     line = worker.line()  # of what it imports
                     at = f"process {worker.process.pid} on {socket.gethostname()}{line}"
-                    raise TimeoutError(f"{self._where([], None)} did not end within {START_SECONDS} s ({at})")
-                worker.ready = bool(self._receive(worker, []))
+                    raise TimeoutError(f"{self._where([])} did not end within {START_SECONDS} s ({at})")
 
-    def _receive(self, worker: _Process, part: list[Episode]) -> Any:
-        """The message that a worker has sent about its share of the answers."""
+    def _score(self, episodes: list[Episode], step: int, stopping: Stopping | None) -> None:
+        deadline, asked_to_stop = time.monotonic() + self.config.timeout, _Patience(stopping)
+        for worker, part in zip(self.workers, deal(episodes, len(self.workers), whole_groups=self.reward.batched), strict=False):
+            self._give(worker, part, step)
+        while busy := {worker.channel: worker for worker in self.workers if worker.owed}:
+            asked_to_stop.check()
+            if time.monotonic() > deadline:
+                for worker in busy.values():
+                    self._end_late(worker)
+                return
+            for channel in wait(list(busy), max(0.0, min(POLL_SECONDS, deadline - time.monotonic()))):
+                self._receive(busy[channel], step)  # type: ignore[index]
+            if self.config.answer_timeout is not None:
+                patience = self.config.answer_timeout + BLOCKED_SECONDS * self.reward.awaited
+                for worker in [worker for worker in self.workers if worker.owed]:
+                    self._take(worker)
+                    if late := worker.late(patience):
+                        text = f"did not end within {self.config.answer_timeout:g} s (reward.answer_timeout{self._line(worker)})"
+                        self._replace(worker, late, Mistake(None, text, late=True), step)
+
+    def _give(self, worker: Process, episodes: list[Episode], step: int) -> None:
+        if self.reward.batched:
+            answers: list[Any] = episodes
+        else:
+            answers = [(e.text, e.prompt.row, asked(self.reward.asks, e, step)) for e in episodes]
+        worker.give(episodes, answers, step)
+
+    def _receive(self, worker: Process, step: int = 0) -> None:
+        """Take in what a worker has sent."""
         try:
             message = worker.channel.recv()
         except (EOFError, ConnectionError):
-            raise ConfigError(f"{self._where(part, worker.begun() or None)}: its process ended with {worker.ending()}") from None
-        if isinstance(message, Mistake):
-            raise ConfigError(f"{self._where(part, None if message.position is None else [message.position])} {message.text}")
-        return message
+            self._take(worker)
+            at = worker.begun()
+            ended = Mistake(None, f"its process ended with {worker.ending()}", final=not worker.ready)
+            self._replace(worker, at or [*worker.owed], ended, step)
+            return
+        if message == "ready":
+            worker.is_ready()
+        elif isinstance(message, Mistake):
+            self._fail([*worker.owed.values()], message)
+            worker.owed = {}
+        else:
+            self._take(worker)
 
-    def _late(self, worker: _Process, part: list[Episode]) -> TimeoutError:
-        begun = worker.begun()
-        line = "" if self.reward.awaited else worker.line()  # an event loop that waits is in no line of the reward
-        return TimeoutError(f"{self._where(part, begun)} did not end within {self.config.timeout:g} s (reward.timeout{line})")
+    def _take(self, worker: Process) -> None:
+        """The answers that it has scored."""
+        for episode, outcome in worker.ended():
+            if isinstance(outcome, Mistake):
+                self._fail([episode], outcome)
+            else:
+                _set(episode, outcome)
 
-    def _where(self, part: list[Episode], positions: list[int] | None) -> str:
-        """The reward and the answers that it was given, of those at `positions`, or all."""
-        named = [part[i] for i in (range(len(part)) if positions is None else positions)]
-        if not named:
-            return f"reward.function: {self.reward.name}: starting its process"
-        more = f" and {len(named) - 1} more" if named[1:] else ""
-        return f"reward.function: {self.reward.name} on row {named[0].prompt.index} with the text {named[0].text[:80]!r}{more}"
+    def _fail(self, episodes: list[Episode], mistake: Mistake) -> None:
+        """For good. Raises where that ends the run."""
+        colon = ":" if mistake.text.startswith("its ") else ""
+        text = f"{self._where(episodes)}{colon} {mistake.text}"
+        if mistake.final or self.config.on_error == "fail":
+            raise TimeoutError(text) if mistake.late else ConfigError(text)
+        for episode in episodes:
+            _set(episode, (0.0, {}), failed=True)
+        self.failures += [text] * len(episodes)
+
+    def _replace(self, worker: Process, positions: list[int], mistake: Mistake, step: int) -> None:
+        """End a process for what it does at these answers; another one tries them again, if they may be, and does the rest of its share."""
+        stuck = [worker.owed.pop(i) for i in positions]
+        self.killed.update(id(episode) for episode in stuck)
+        given_up = [episode for episode in stuck if self.killed[id(episode)] > self.config.retries]
+        if given_up or mistake.final:
+            self._fail(given_up or stuck, mistake)
+        rest = [*worker.owed.values(), *(episode for episode in stuck if self.killed[id(episode)] <= self.config.retries)]
+        order = {id(episode): at for at, episode in enumerate(worker.given)}
+        self.workers[self.workers.index(worker)] = fresh = Process(self.job)
+        worker.end()
+        self._give(fresh, sorted(rest, key=lambda episode: order[id(episode)]), step)
+
+    def _end_late(self, worker: Process) -> None:
+        """The batch has run out of time: fail what the worker owes."""
+        self._take(worker)
+        begun = [worker.owed[i] for i in worker.begun()]
+        mistake = Mistake(None, f"did not end within {self.config.timeout:g} s (reward.timeout{self._line(worker)})", late=True)
+        if self.config.on_error == "fail":
+            self._fail(begun, mistake)
+        self._fail([*worker.owed.values()], mistake)
+        worker.end()
+        self.workers[self.workers.index(worker)] = Process(self.job)
+
+    def _line(self, worker: Process) -> str:
+        return "" if self.reward.awaited else worker.line()  # an event loop that waits is in no line of the reward
+
+    def _where(self, episodes: list[Episode]) -> str:
+        """The reward and the answers that it was given."""
+        name = f"reward.terms: {self.reward.name}" if self.config.terms else f"reward.function: {self.reward.name}"
+        if not episodes:
+            return f"{name}: starting its process"
+        more = f" and {len(episodes) - 1} more" if episodes[1:] else ""
+        return f"{name} on row {episodes[0].prompt.index} with the text {episodes[0].text[:80]!r}{more}"
+
+
+class _Patience:
+    """Raises Stopped once the run has been asked to stop for STOP_SECONDS."""
+
+    def __init__(self, stopping: Stopping | None):
+        self.stopping, self.since = stopping, 0.0
+
+    def check(self) -> None:
+        if not self.stopping:
+            return
+        self.since = self.since or time.monotonic()
+        if time.monotonic() - self.since > STOP_SECONDS:
+            raise Stopped(f"rewards did not end within {STOP_SECONDS:g} s of {self.stopping}")
+
+
+def _set(episode: Episode, scored: Scored, *, failed: bool = False) -> None:
+    (episode.reward, episode.terms), episode.failed = scored, failed
 
 
 def deal(episodes: list[Episode], parts: int, *, whole_groups: bool) -> list[list[Episode]]:
@@ -121,54 +211,3 @@ def deal(episodes: list[Episode], parts: int, *, whole_groups: bool) -> list[lis
     units = [list(unit) for _, unit in groupby(episodes, key=lambda e: e.group)] if whole_groups else [[e] for e in episodes]
     share = max(1, -(-len(units) // parts))
     return [[e for unit in units[i : i + share] for e in unit] for i in range(0, len(units), share)]
-
-
-class _Process:
-    """One process of `worker.py`."""
-
-    def __init__(self, config: RewardConfig):
-        self.channel, theirs = Pipe()
-        self.marks, self.stack = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        files = [theirs.fileno(), self.marks.fileno(), self.stack.fileno()]
-        # Not by multiprocessing, which would import the run's main module, and with it torch, into each of them.
-        code = f"import sys; sys.path[:] = {sys.path!r}; from trainer.rewards.worker import serve; serve(*{files})"
-        # A session of its own: what a reward started ends with it.
-        self.process = subprocess.Popen([sys.executable, "-uc", code], pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True)
-        theirs.close()
-        self.channel.send((config.function, config.args))
-        self.ready = False
-
-    def send(self, answers: list[Any]) -> None:
-        with suppress(ConnectionError):  # it died since; how is read in place of its answer
-            self.channel.send(answers)
-
-    def begun(self) -> list[int]:
-        """Positions of the answers that it has begun and not ended."""
-        return [i for i, mark in enumerate(_content(self.marks)) if mark == BEGUN[0]]
-
-    def line(self) -> str:
-        """Where its code is, such as "; my_rewards.py:7"; empty where it cannot say."""
-        deadline = time.monotonic() + STACK_SECONDS
-        os.kill(self.process.pid, DUMP)
-        while not (found := LINE.search(_content(self.stack).decode(errors="replace"))):
-            if time.monotonic() > deadline:
-                return ""
-            time.sleep(0.01)
-        return f"; {Path(found[1]).name}:{found[2]}"
-
-    def ending(self) -> str:
-        code = self.process.wait(STACK_SECONDS)
-        return f"exit code {code}" if code >= 0 else signal.Signals(-code).name
-
-    def end(self) -> None:
-        self.channel.close()
-        with suppress(ProcessLookupError):  # it has ended by itself
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.marks.close()
-        self.stack.close()
-
-
-def _content(file: IO[bytes]) -> bytes:
-    """Of a file whose position another process shares."""
-    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)

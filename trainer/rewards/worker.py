@@ -1,6 +1,7 @@
 """A process that computes rewards, so that the run can end it whatever a reward does: wait forever, or loop in C holding Python's lock.
 
-Started by `scorer.py`, which sends lists of answers and gets back a list of floats, or a `Mistake`.
+Started by `processes.py`, which sends lists of answers. Outcomes go to a file, one by one, so that those of a process that is ended are
+not lost; a message says that the last one is there, or the first mistake.
 """
 
 from __future__ import annotations
@@ -8,118 +9,164 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import faulthandler
-import math
 import os
+import pickle
 import signal
 import sys
-import traceback
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
-from trainer.rewards import Reward, resolve
+from trainer.rewards import resolve_all
+from trainer.rewards.terms import Mistake, Reward, Scored, mistake, worth
 
-BEGUN, DONE = b"\1", b"\2"  # the byte of an answer in the file of marks
+DONE = 255  # the byte of an answer in the file of marks; before that, how many times it was begun; 0 while nothing is done about it
 DUMP = signal.SIGUSR2  # has the process write where it is
+LONGEST_PAUSE = 5.0
 
-Answers = list[Any]  # pairs of text and row, or episodes for a batched reward
-Mark = Callable[[int, bytes], object]
+Answers = list[Any]  # of text, row and what is asked for, or episodes for a batched reward
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process is told when it starts."""
+
+    functions: Mapping[str, tuple[str, dict[str, Any]]]
+    weights: Mapping[str, float]
+    retries: int
+    answer_timeout: float | None
 
 
 @dataclass
-class Mistake(Exception):
-    """What a reward did wrong, and on which of the answers; None where it was called with all of them."""
+class Desk:
+    """Where an answer stands, as the run sees it."""
 
-    position: int | None
-    text: str
+    channel: Connection
+    marks: int  # file descriptors
+    outcomes: int
+    mistaken: bool = False
+
+    def mark(self, position: int, state: int) -> None:
+        os.pwrite(self.marks, bytes([state]), position)
+
+    def end(self, position: int, outcome: Scored | Mistake) -> None:
+        os.write(self.outcomes, pickle.dumps((position, outcome)))
+        self.mark(position, DONE)
+        if isinstance(outcome, Mistake) and not self.mistaken:
+            self.mistaken = True
+            self.channel.send("mistaken")
 
 
-def serve(connection: int, marks: int, stack: int) -> None:
+def serve(connection: int, marks: int, outcomes: int, stack: int) -> None:
     """Answer until the other end is closed. The arguments are file descriptors."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, lambda *_: None)  # the run acts on them; not SIG_IGN, which a reward's own processes would inherit
     _end_with_parent()
     faulthandler.register(DUMP, file=stack, all_threads=False)
     channel = Connection(connection)
-    reward = resolve(*channel.recv())
+    job: Job = channel.recv()
+    reward = resolve_all(job.functions, job.weights)
     channel.send("ready")
     with asyncio.Runner() as runner:  # one loop for all batches: what a reward keeps open, such as an HTTP session, belongs to its loop
         while True:
             try:
-                answers = channel.recv()
+                answers, step = channel.recv()
             except EOFError:
                 return
-            os.ftruncate(marks, 0)
-            try:
-                channel.send(compute(reward, answers, lambda i, mark: os.pwrite(marks, mark, i), runner.run))
-            except Mistake as mistake:
-                channel.send(mistake)
+            compute(reward, answers, step, job, Desk(channel, marks, outcomes), runner.run)
+            channel.send("done")
 
 
-def compute(reward: Reward, answers: Answers, mark: Mark, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> list[float]:
-    """Rewards of the answers, in their order. `mark` is told which have begun and ended. Raises Mistake."""
+def compute(reward: Reward, answers: Answers, step: int, job: Job, desk: Desk, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    """Tell the desk what each answer is worth."""
     if reward.batched:
-        return _batched(reward, answers, mark, run)
-    if reward.awaited:
-        return run(_awaited(reward, answers, mark))
-    values = []
-    for i, (text, row) in enumerate(answers):
-        mark(i, BEGUN)
+        _batched(reward, answers, step, job, desk, run)
+    elif reward.awaited:
+        run(_awaited(reward, answers, job, desk))
+    else:
+        for i, (text, row, given) in enumerate(answers):
+            desk.end(i, _plain(reward, i, lambda t=text, r=row, g=given: reward.function(t, r, **g), job, desk))
+
+
+def _plain(reward: Reward, i: int, call: Callable[[], Any], job: Job, desk: Desk) -> Scored | Mistake:
+    for tried in range(1, job.retries + 2):
+        desk.mark(i, tried)
         try:
-            values.append(_number(reward.function(text, row), i))
+            return worth(reward, call(), i)
         except Exception as error:
-            raise _mistake(error, i) from error
-        mark(i, DONE)
-    return values
+            failed = mistake(error, i)
+        if failed.final or tried > job.retries:
+            return failed
+        desk.mark(i, 0)
+        time.sleep(pause(tried))
+    raise AssertionError("it was tried once at least")
 
 
-def _batched(reward: Reward, answers: Answers, mark: Mark, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> list[float]:
-    for i in range(len(answers)):
-        mark(i, BEGUN)
-    try:
-        values = list(run(reward.function(answers)) if reward.awaited else reward.function(answers))
-    except Exception as error:
-        raise _mistake(error, None) from error
-    if len(values) != len(answers):
-        raise Mistake(None, f"returned {len(values)} rewards for {len(answers)} episodes")
-    return [_number(value, i) for i, value in enumerate(values)]
+async def _awaited(reward: Reward, answers: Answers, job: Job, desk: Desk) -> None:
+    async def of(i: int, text: str, row: dict[str, Any], given: dict[str, Any]) -> None:
+        for tried in range(1, job.retries + 2):
+            desk.mark(i, tried)
+            limit = asyncio.timeout(job.answer_timeout)
+            try:
+                async with limit:
+                    value = await reward.function(text, row, **given)
+                return desk.end(i, worth(reward, value, i))
+            except Exception as error:
+                failed = _late(i, job) if limit.expired() else mistake(error, i)
+            if failed.final or tried > job.retries:
+                return desk.end(i, failed)
+            desk.mark(i, 0)
+            await asyncio.sleep(pause(tried))
+
+    await asyncio.gather(*(of(i, *answer) for i, answer in enumerate(answers)))
 
 
-async def _awaited(reward: Reward, answers: Answers, mark: Mark) -> list[float]:
-    async def reward_of(i: int, text: str, row: dict[str, Any]) -> float:
-        mark(i, BEGUN)
+def _batched(reward: Reward, answers: Answers, step: int, job: Job, desk: Desk, run: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
+    given = dict.fromkeys(reward.asks, step)
+
+    async def limited() -> Any:
+        limit = asyncio.timeout(job.answer_timeout)
         try:
-            value = _number(await reward.function(text, row), i)
+            async with limit:
+                return await reward.function(answers, **given)
+        except TimeoutError:
+            if limit.expired():
+                raise _late(None, job) from None
+            raise
+
+    for tried in range(1, job.retries + 2):
+        for i in range(len(answers)):
+            desk.mark(i, tried)
+        try:
+            values = list(run(limited()) if reward.awaited else reward.function(answers, **given))
+            if len(values) != len(answers):
+                raise Mistake(None, f"returned {len(values)} rewards for {len(answers)} episodes")
         except Exception as error:
-            raise _mistake(error, i) from error
-        mark(i, DONE)
-        return value
-
-    tasks = [asyncio.create_task(reward_of(i, text, row)) for i, (text, row) in enumerate(answers)]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-
-
-def _mistake(error: Exception, position: int | None) -> Mistake:
-    if isinstance(error, Mistake):
-        return error
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return Mistake(position, f"raised {error!r} ({Path(frame.filename).name}:{frame.lineno})")
+            failed = mistake(error, None)
+            if not failed.final and tried <= job.retries:
+                for i in range(len(answers)):
+                    desk.mark(i, 0)
+                time.sleep(pause(tried))
+                continue
+            desk.channel.send(failed)
+            return
+        for i, value in enumerate(values):
+            try:
+                desk.end(i, worth(reward, value, i))
+            except Mistake as wrong:
+                desk.end(i, wrong)
+        return
 
 
-def _number(reward: Any, position: int) -> float:
-    try:
-        value = float(reward)
-    except (TypeError, ValueError) as error:
-        raise Mistake(position, f"returned {reward!r}, which is not a number") from error
-    if not math.isfinite(value):
-        raise Mistake(position, f"returned {value}; a reward is finite")
-    return value
+def pause(tried: int) -> float:
+    """Seconds before the next try."""
+    return min(0.1 * 2 ** (tried - 1), LONGEST_PAUSE)
+
+
+def _late(position: int | None, job: Job) -> Mistake:
+    return Mistake(position, f"did not end within {job.answer_timeout:g} s (reward.answer_timeout)", late=True)
 
 
 def _end_with_parent() -> None:

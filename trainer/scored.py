@@ -1,0 +1,75 @@
+"""A step's episodes once they are scored: which are learnt from, with which advantages, and what they were like."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+from trainer.algorithms.advantages import Estimate, estimate
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.reward import RewardConfig
+from trainer.configs.sections import AlgorithmConfig
+from trainer.data.packing import select
+from trainer.episodes import Episode
+from trainer.errors import ConfigError
+from trainer.roles import Rollout
+
+
+def advantages(
+    algorithm: AlgorithmConfig, rollout: Rollout, values_N: torch.Tensor | None, kl_N: torch.Tensor | None, kl_coef: float
+) -> Estimate:
+    """Advantages and returns [N] of the episodes that are learnt from, compared with one another alone; 0 for the others."""
+    flat, chosen = rollout.flat, [rollout.episodes[i] for i in rollout.kept]
+    where = select(flat.lengths_E, rollout.kept)
+    advantages_n, returns_n = estimate(
+        algorithm,
+        torch.tensor([e.reward for e in chosen]),
+        torch.tensor([e.group for e in chosen]),
+        flat.lengths_E[rollout.kept],
+        flat.mask_N[where],
+        None if values_N is None else values_N[where],
+        None if kl_N is None else kl_N[where],
+        kl_coef,
+    )
+    if len(chosen) == len(rollout.episodes):
+        return advantages_n, returns_n
+
+    def spread(x_n: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(flat.mask_N).index_copy_(0, where, x_n)
+
+    return spread(advantages_n), None if returns_n is None else spread(returns_n)
+
+
+def left_out(config: PpoConfig, episodes: list[Episode]) -> set[int]:
+    """Positions of the episodes without a reward, where reward.on_error drops them, and of those that have none left to be compared with.
+
+    Raises ConfigError where that leaves nothing.
+    """
+    if config.reward.on_error != "drop":
+        return set()
+    algorithm = config.algorithm
+    compared = algorithm.name in ("grpo", "dr_grpo", "rloo") or (algorithm.name == "reinforce_plus_plus" and algorithm.baseline)
+    sizes = Counter(e.group for e in episodes if not e.failed)
+    least = 2 if compared and algorithm.group_size > 1 else 1
+    left = {i for i, e in enumerate(episodes) if e.failed or sizes[e.group] < least}
+    if len(left) == len(episodes):
+        raise ConfigError(f"reward.on_error=drop: failed rewards leave no group with {least} answers to learn from")
+    return left
+
+
+def describe(rollout: Rollout, config: RewardConfig) -> dict[str, float]:
+    """What the episodes that are learnt from were like, and how many rewards failed."""
+    kept = [rollout.episodes[i] for i in rollout.kept]
+    rewards_E = torch.tensor([e.reward for e in kept])
+    scored = [e.terms for e in kept if e.terms]
+    terms = {f"reward/{name}": sum(terms[name] for terms in scored) / len(scored) for name in config.term_weights() if scored}
+    failed = {} if config.on_error == "fail" else {"reward_failed": sum(e.failed for e in rollout.episodes) / len(rollout.episodes)}
+    return {
+        "reward": float(rewards_E.mean()),
+        "reward_std": float(rewards_E.std(unbiased=False)),
+        **terms,
+        **failed,
+        "response_tokens": float(rollout.flat.mask_N.sum()) / len(kept),
+        "truncated": sum(not e.finished for e in kept) / len(kept),
+    }
