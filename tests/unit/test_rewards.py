@@ -7,8 +7,8 @@ import pytest
 
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
-from trainer.rewards import batched, needs_answer, resolve
-from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric, result
+from trainer.rewards import REWARDS, batched, needs_answer, resolve
+from trainer.rewards.verifiable import contains, digits_share, exact, format_regex, length, math_verify, numeric, overlong, result
 
 
 def test_exact():
@@ -146,5 +146,24 @@ def test_rewards_are_found_without_torch():
 
 
 def test_who_needs_an_answer_column():
-    assert [name for name in REWARDS if not needs_answer(name)] == ["format_regex"]
+    assert [name for name in REWARDS if not needs_answer(name)] == ["format_regex", "overlong", "length", "http", "judge"]
     assert not needs_answer("my.module:reward")
+
+
+def test_overlong_is_the_punishment_of_dapo():
+    found = [overlong("", {}, 100, 20, token_ids=[0] * n) for n in (0, 80, 85, 90, 100, 120)]
+    assert found == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+
+
+def test_length_is_one_within_its_bounds():
+    assert [length("", {}, 8, 4, token_ids=[0] * n) for n in (0, 2, 4, 8, 16)] == [0.0, 0.5, 1.0, 1.0, 0.5]
+    assert length("", {}, 8, token_ids=[]) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "worth"),
+    [(r"so $\frac{1}{2}$", "0.5", 1.0), (r"\boxed{x^2+2x+1}", "(x+1)^2", 1.0), (r"\boxed{3}", "4", 0.0), ("no idea", "4", 0.0)],
+)
+def test_math_verify_compares_expressions(text: str, answer: str, worth: float):
+    pytest.importorskip("math_verify")
+    assert math_verify(text, {"answer": answer}) == worth

@@ -22,12 +22,15 @@ import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
+from trainer.rewards.remote import http, judge
 from trainer.rewards.terms import ASKED, Reward, combine
-from trainer.rewards.verifiable import REWARDS, contains, digits_share, exact, format_regex, numeric
+from trainer.rewards.verifiable import REWARDS as VERIFIABLE
+from trainer.rewards.verifiable import contains, digits_share, exact, format_regex, numeric
 
 __all__ = [
     "REWARDS",
@@ -43,6 +46,7 @@ __all__ = [
     "resolve_all",
 ]
 
+NEED_ANSWER = ("exact", "digits_share", "numeric", "contains", "math_verify")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -55,9 +59,12 @@ def batched(function: F) -> F:
     return function
 
 
+REWARDS: dict[str, Callable[..., Any]] = {**VERIFIABLE, "http": batched(http), "judge": batched(judge)}
+
+
 def needs_answer(*specs: str) -> bool:
     """Whether the data set must have an answer column for one of these rewards; a person's own function looks after itself."""
-    return any(spec in REWARDS and spec != "format_regex" for spec in specs)
+    return any(spec in NEED_ANSWER for spec in specs)
 
 
 def resolve_all(functions: Mapping[str, tuple[str, dict[str, Any]]], weights: Mapping[str, float], columns: Iterable[str] = ()) -> Reward:
@@ -91,6 +98,8 @@ def resolve(spec: str, args: dict[str, Any], columns: Iterable[str] = (), sectio
         near = difflib.get_close_matches(spec, REWARDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{setting}: no {spec!r}; known are {', '.join(REWARDS)}, or package.module:function{hint}")
+    if spec == "math_verify" and find_spec("math_verify") is None:
+        raise ConfigError(f"{setting}: math_verify needs a package that is not installed; pip install math-verify")
     takes_episodes = getattr(function, "batched", False)
     asks = _asks(function, takes_episodes)
     for name in asks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fractions import Fraction
+from importlib import import_module
 from typing import Any
 
 # A minus after a digit, letter or bracket is an operation. Exponents are short: 1e999999999 would fill the memory.
@@ -39,6 +40,27 @@ def contains(text: str, row: dict[str, Any], ignore_case: bool = True) -> float:
 def format_regex(text: str, row: dict[str, Any], pattern: str) -> float:
     """1 if the whole text matches `pattern`, where the dot also matches line ends. The answer plays no part."""
     return float(re.fullmatch(pattern, text.strip(), re.DOTALL) is not None)
+
+
+def math_verify(text: str, row: dict[str, Any]) -> float:
+    """1 if math-verify (https://github.com/huggingface/Math-Verify) finds text and answer equal; LaTeX is read where there is some."""
+    library = import_module("math_verify")  # of the extra math
+    parse, verify = library.parse, library.verify
+    answer = str(row["answer"])
+    wanted = parse(answer, parsing_timeout=None) or parse(f"${answer}$", parsing_timeout=None)
+    # Its own deadlines are alarms of the main thread; reward.answer_timeout ends a comparison that does not end.
+    return float(verify(wanted, parse(text, parsing_timeout=None), timeout_seconds=None))
+
+
+def overlong(text: str, row: dict[str, Any], max_length: int, buffer: int, *, token_ids: list[int]) -> float:
+    """0 to -1 over the last `buffer` of `max_length` tokens: DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, eq. 13)."""
+    return max(-1.0, min(0.0, (max_length - buffer - len(token_ids)) / buffer))
+
+
+def length(text: str, row: dict[str, Any], longest: int, shortest: int = 0, *, token_ids: list[int]) -> float:
+    """1 for `shortest` to `longest` tokens, less in proportion outside of them."""
+    count = len(token_ids)
+    return count / shortest if count < shortest else min(1.0, longest / max(count, 1))
 
 
 def numeric(text: str, row: dict[str, Any], tolerance: float = 1e-6) -> float:
@@ -96,4 +118,7 @@ REWARDS: dict[str, Callable[..., float]] = {
     "numeric": numeric,
     "contains": contains,
     "format_regex": format_regex,
+    "math_verify": math_verify,
+    "overlong": overlong,
+    "length": length,
 }

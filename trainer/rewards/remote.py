@@ -1,0 +1,108 @@
+"""Rewards that a service computes: your own over HTTP, or a model that judges. A request that fails fails its answers alone."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from typing import Any
+
+from trainer.episodes import Episode
+
+RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
+SCORE = re.compile(r"-?\d+(?:\.\d+)?")
+
+
+async def http(
+    episodes: list[Episode],
+    url: str,
+    batch_size: int = 32,
+    concurrency: int = 16,
+    retries: int = 3,
+    timeout: float = 60.0,
+    headers: dict[str, str] | None = None,
+) -> list[Any]:
+    """POST {"answers": [{"text", "row", "finished"}, ...]} to `url`, which answers {"rewards": [...]}, one for each in their order.
+
+    `headers`: header -> name of the environment variable that holds its value, so that no secret is in the settings.
+    """
+    parts = [episodes[i : i + batch_size] for i in range(0, len(episodes), batch_size)]
+    bodies = [{"answers": [{"text": e.text, "row": e.prompt.row, "finished": e.finished} for e in part]} for part in parts]
+    answers = await _post(url, bodies, concurrency, retries, timeout, _from_environment(headers or {}))
+    return [reward for part, answer in zip(parts, answers, strict=True) for reward in _rewards(answer, len(part))]
+
+
+async def judge(
+    episodes: list[Episode],
+    base_url: str,
+    model: str,
+    prompt: str,
+    api_key_env: str | None = None,
+    concurrency: int = 16,
+    retries: int = 3,
+    timeout: float = 120.0,
+) -> list[Any]:
+    """The last number in what a model behind an OpenAI-compatible endpoint says to `prompt`, where {text} and {column} are filled in."""
+    bodies = []
+    for e in episodes:
+        fields = {name: str(value) for name, value in e.prompt.row.items()} | {"text": e.text}
+        content = re.sub(r"\{(\w+)\}", lambda found, known=fields: known.get(found[1], found[0]), prompt)
+        bodies.append({"model": model, "messages": [{"role": "user", "content": content}], "temperature": 0})
+    headers = {"Authorization": f"Bearer {_secret(api_key_env)}"} if api_key_env else {}
+    answers = await _post(f"{base_url.rstrip('/')}/chat/completions", bodies, concurrency, retries, timeout, headers)
+    return [_verdict(answer) for answer in answers]
+
+
+async def _post(url: str, bodies: list[Any], concurrency: int, retries: int, timeout: float, headers: dict[str, str]) -> list[Any]:
+    """The JSON answer to each body, or the exception that the last try ended with."""
+    import aiohttp
+
+    slots = asyncio.Semaphore(concurrency)
+
+    async def ask(session: aiohttp.ClientSession, body: Any) -> Any:
+        async with slots:
+            for tried in range(retries + 1):
+                try:
+                    async with session.post(url, json=body) as response:
+                        if response.status not in RETRY_STATUS or tried == retries:
+                            response.raise_for_status()
+                            return await response.json(content_type=None)
+                except (TimeoutError, aiohttp.ClientConnectionError):
+                    if tried == retries:
+                        raise
+                await asyncio.sleep(min(0.1 * 2**tried, 10.0))
+        raise AssertionError("the last try returns or raises")
+
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(timeout), headers=headers) as session:
+        return await asyncio.gather(*(ask(session, body) for body in bodies), return_exceptions=True)
+
+
+def _rewards(answer: Any, count: int) -> list[Any]:
+    if isinstance(answer, BaseException):
+        return [answer] * count
+    rewards = answer.get("rewards") if isinstance(answer, dict) else None
+    if not isinstance(rewards, list) or len(rewards) != count:
+        return [ValueError(f"the service answered {str(answer)[:200]!r}, not {count} rewards")] * count
+    return rewards
+
+
+def _verdict(answer: Any) -> Any:
+    if isinstance(answer, BaseException):
+        return answer
+    try:
+        said = answer["choices"][0]["message"]["content"]
+    except (KeyError, IndexError, TypeError):
+        return ValueError(f"the judge answered {str(answer)[:200]!r}")
+    numbers = SCORE.findall(str(said))
+    return float(numbers[-1]) if numbers else ValueError(f"the judge gave no number: {str(said)[-200:]!r}")
+
+
+def _from_environment(headers: dict[str, str]) -> dict[str, str]:
+    return {header: _secret(variable) for header, variable in headers.items()}
+
+
+def _secret(variable: str) -> str:
+    value = os.environ.get(variable)
+    if value is None:
+        raise KeyError(f"the environment variable {variable} is not set")
+    return value
