@@ -23,10 +23,10 @@ def test_every_epoch_deals_each_episode_once():
 
 def test_sums_over_tokens_become_means_over_the_global_batch():
     parts = [
-        {"loss": 0.25, "kl": 3.0, "grad_norm": 2.0, "lr": 0.1, "real_tokens": 90, "padded_tokens": 100},
-        {"loss": 0.5, "kl": 1.0, "grad_norm": 2.0, "lr": 0.1, "real_tokens": 50, "padded_tokens": 100},
+        {"loss": 0.25, "kl": 3.0, "grad_norm": 2.0, "lr": 0.1, "skipped": 0.0, "real_tokens": 90, "padded_tokens": 100},
+        {"loss": 0.5, "kl": 1.0, "grad_norm": 2.0, "lr": 0.1, "skipped": 0.0, "real_tokens": 50, "padded_tokens": 100},
     ]
-    assert combine(parts, tokens=8) == {"loss": 0.75, "kl": 0.5, "grad_norm": 2.0, "lr": 0.1, "packing": 0.7}
+    assert combine(parts, tokens=8) == {"loss": 0.75, "kl": 0.5, "grad_norm": 2.0, "lr": 0.1, "skipped": 0.0, "packing": 0.7}
 
 
 def test_learning_rates_warm_up_and_decay():
