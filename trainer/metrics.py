@@ -15,7 +15,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 FILE = "metrics.jsonl"
 STEP_0 = '{"step": 0,'  # how the row of an evaluation before the first step begins
-LINE = ("reward", "eval_reward", "loss", "kl", "tokens_per_second", "seconds")  # what people see while it runs
+# What people see while it runs, and how wide; what comes at some steps only is last, so that columns stay below each other.
+LINE = {
+    "reward": "{:>10.4g}",
+    "loss": "{:>10.4g}",
+    "kl": "{:>10.4g}",
+    "tokens_per_second": "{:>9,.0f}",
+    "seconds": "{:>7.2f}",
+    "eval_reward": "{:.4g}",
+}
+UNITS = {"tokens_per_second": "tokens/s", "seconds": "s"}  # behind the number, in place of a name before it
 
 
 class Metrics:
@@ -125,6 +134,7 @@ class _Display:
     def __init__(self, total: int, done: int, console: Console) -> None:
         self.total, self.console = total, console
         self.begin, self.begin_step = time.monotonic(), done
+        self.moved: set[str] = set()  # keys with a value that was not 0
         self.bar: Progress | None = None
         if console.is_terminal:
             # The numbers come last: a narrow terminal cuts them, not the bar and the time.
@@ -133,7 +143,8 @@ class _Display:
             self.bar.start()
 
     def show(self, step: int, numbers: Mapping[str, float]) -> None:
-        text = "  ".join([f"step {step:>{len(str(self.total))}}/{self.total}", *_readable(numbers)])
+        self.moved |= {key for key, value in numbers.items() if value}
+        text = "  ".join([f"step {step:>{len(str(self.total))}}/{self.total}", *_readable(numbers, self.moved)])
         if self.bar is None:
             self.console.print(f"{text}  {self._left(step)}", markup=False)
             return
@@ -156,9 +167,13 @@ class _Display:
             self.bar = None
 
 
-def _readable(numbers: Mapping[str, float]) -> list[str]:
-    formats = {"tokens_per_second": "{:,.0f} tokens/s", "seconds": "{:.2f} s"}
-    return [formats.get(key, key.replace("_", " ") + " {:.4g}").format(numbers[key]) for key in LINE if key in numbers]
+def _readable(numbers: Mapping[str, float], moved: Set[str]) -> list[str]:
+    """Columns of a step's line; the KL and others that have been 0 at each step so far are left out. `moved` are those that have not."""
+    shown = [key for key in LINE if key in numbers and (key in moved or "reward" in key)]
+    return [
+        f"{LINE[key].format(numbers[key])} {UNITS[key]}" if key in UNITS else f"{key.replace('_', ' ')} {LINE[key].format(numbers[key])}"
+        for key in shown
+    ]
 
 
 # --- plot ------------------------------------------------------------------------------------------------------------------

@@ -109,15 +109,26 @@ def test_a_log_gets_one_line_per_step(tmp_path):
         metrics.log(1, {"reward": 0.53125, "loss": -0.0123456, "kl": 0.0, "seconds": 0.8, "tokens_per_second": 8450.4, "entropy": 1.0})
         metrics.log(12, {"reward": 1.0, "eval_reward": 0.75})
     first, last = out.getvalue().splitlines()
-    assert first.startswith("step  1/12  reward 0.5312  loss -0.01235  kl 0  8,450 tokens/s  0.80 s  0:00 left")
-    assert last.rstrip() == "step 12/12  reward 1  eval reward 0.75"
+    assert first.startswith("step  1/12  reward     0.5312  loss   -0.01235      8,450 tokens/s     0.80 s  0:00 left")
+    assert last.rstrip() == "step 12/12  reward          1  eval reward 0.75"
+
+
+def test_the_columns_of_all_steps_are_below_each_other_and_one_that_is_always_0_is_left_out(tmp_path):
+    out = io.StringIO()
+    with Metrics(tmp_path, total=100, console=Console(file=out, soft_wrap=True)) as metrics:
+        for step, size in enumerate((1.0, -0.0123456, 1234.567, 0.0), 1):
+            numbers = {"reward": size / 2000, "loss": size, "kl": 0.0, "seconds": abs(size), "tokens_per_second": abs(size) * 100}
+            metrics.log(step, numbers | ({"eval_reward": 0.5} if step == 2 else {}))
+    lines = out.getvalue().splitlines()
+    assert len({(line.index(" loss"), line.index(" tokens/s"), line.index(" s  ")) for line in lines}) == 1
+    assert not any("kl" in line for line in lines)
 
 
 def test_a_terminal_gets_a_bar_with_the_time_left(tmp_path):
     out = io.StringIO()
     with Metrics(tmp_path, total=10, done=4, console=Console(file=out, force_terminal=True, width=120)) as metrics:
         metrics.log(5, {"reward": 0.5})
-    assert "━" in out.getvalue() and "0:00 left" in out.getvalue() and "step  5/10  reward 0.5" in out.getvalue()
+    assert "━" in out.getvalue() and "0:00 left" in out.getvalue() and "step  5/10  reward        0.5" in out.getvalue()
 
 
 # --- plot ------------------------------------------------------------------------------------------------------------------
