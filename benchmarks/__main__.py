@@ -1,4 +1,4 @@
-"""python -m benchmarks [NAME...]: ratios against peers.
+"""python -m benchmarks [weights packing preview nodes step demo recipes monitoring debug dstack slurm schedulers]: ratios against peers.
 
 Each is taken within one run. Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
 """
@@ -13,10 +13,7 @@ from rich.console import Console
 
 from stacks.extras import explain_missing
 
-NAMES = (
-    *("weights", "packing", "checkpoints", "preview", "nodes", "step", "demo"),
-    *("recipes", "monitoring", "debug", "dstack", "slurm", "schedulers"),
-)
+NAMES = ("weights", "packing", "preview", "nodes", "step", "demo", "recipes", "monitoring", "debug", "dstack", "slurm", "schedulers")
 
 
 def main(argv: list[str]) -> int:

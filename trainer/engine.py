@@ -10,7 +10,6 @@ import io
 import logging
 import math
 import os
-import tempfile
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,7 +20,6 @@ import torch
 from torch import nn
 
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
-from trainer.snapshot import Memory, Snapshot
 
 
 def init_distributed(rank: int, world: int, address: str, port: int, timeout: int, device: torch.device) -> None:
@@ -127,7 +125,6 @@ class Engine:
 
         self.world = torch.distributed.get_world_size()
         self.optim = optim
-        self.memory = Memory()
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
         config = _configuration(dtype, _stage(dtype, optim, trainer))
@@ -191,32 +188,13 @@ class Engine:
         """Whether parameters themselves are partitioned (ZeRO-3)."""
         return self.engine.zero_optimization_partition_weights()
 
-    def snapshot(self) -> Snapshot:
-        """This rank's shards of weights, optimizer and schedule, copied into CPU memory. Collective.
-
-        The snapshot before this one must be written: its memory is used again.
-        """
-        from deepspeed.runtime.checkpoint_engine.torch_checkpoint_engine import TorchCheckpointEngine
-
-        files: dict[str, Any] = {}
-        memory = self.memory
-        memory.reuse()
-
-        class Copies(TorchCheckpointEngine):
-            def save(self, state_dict: Any, path: str) -> None:
-                files[path] = memory.copy(state_dict)
-
-        usual: Any = self.engine.checkpoint_engine
-        self.engine.checkpoint_engine = Copies()
-        try:
-            with _quiet(), tempfile.TemporaryDirectory() as scratch:
-                self.engine.save_checkpoint(scratch, tag="engine", save_latest=False)
-        finally:
-            self.engine.checkpoint_engine = usual
-        return Snapshot({str(Path(path).relative_to(scratch)): state for path, state in files.items()}, usual.save)
+    def save(self, folder: Path) -> None:
+        """Write this rank's shards of weights, optimizer and schedule below `folder`. Collective."""
+        with _quiet():
+            self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
 
     def load(self, folder: Path) -> None:
-        """Read what `Snapshot.write` wrote with the same number of ranks. Collective."""
+        """Read what `save` wrote with the same number of ranks. Collective."""
         with _quiet():
             path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
         if path is None:

@@ -139,8 +139,8 @@ class RoleGroup:
         shares, count = split(lengths, len(self.ranks), **packing(self.config), together=self.role.together)
         return [[chosen[i] for i in share] for share in shares], count
 
-    def write(self, folder: Path) -> None:
-        self.call("write", folder / self.role.name)
+    def save(self, folder: Path) -> None:
+        self.call("save", folder / self.role.name)
 
     def load(self, folder: Path) -> None:
         self.call("load", folder / self.role.name)

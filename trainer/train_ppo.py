@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,6 @@ class Run:
     checkpoints: Checkpoints
     samples: Samples
     skips: Skips
-    background: Executor  # of one thread
-    saving: Future[None] | None = None  # the checkpoint that is being written
     position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
 
     @property
@@ -86,22 +83,10 @@ class Run:
         self.controller.load(last.state["kl"])
 
     def save(self, step: int, score: float | None) -> None:
-        """Begin a checkpoint: it is copied now, and written while training goes on."""
-        self.saved()  # the one before: ranks hold one copy each
         state = {**self.identity, "loader": self.position, "kl": self.controller.state()}
-        self.workers.snapshot()
-        self.saving = self.background.submit(self._write, step, state, score)
-
-    def _write(self, step: int, state: dict[str, Any], score: float | None) -> None:
         with self.checkpoints.writing(step, state, score=score, expected=self.workers.shards()) as draft:
-            self.workers.write(draft)
+            self.workers.save(draft)
         print(f"checkpoint: {self.checkpoints.folder / f'step_{step}'}", flush=True)
-
-    def saved(self) -> None:
-        """Wait for the checkpoint that is being written. Raises what went wrong in it."""
-        saving, self.saving = self.saving, None
-        if saving:
-            saving.result()
 
     def export(self, step: int, folder: Path) -> None:
         self.workers.policy.call("export", folder, model_card.files(self.folder, values_read(self.config), step))
@@ -174,15 +159,11 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
             run.export(step, run.folder / "models" / f"step_{step}")
         if not pending or stopping or (step % schedule.checkpoint_every == 0 and not run.skips.in_row):
             run.save(step, values.get("eval_reward"))
-        elif run.saving and run.saving.done():
-            run.saved()
         if not pending:
             show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
         elif stopping:
-            run.saved()
             print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
-    run.saved()
     run.export(step, run.folder / "model")
     return 0
 
@@ -226,22 +207,9 @@ def _train(config: PpoConfig, folder: Path) -> int:
         start(config, folder) as workers,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         stop_signals() as stopping,
-        ThreadPoolExecutor(1, "checkpoint") as background,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)
-        run = Run(
-            config,
-            folder,
-            workers,
-            loader,
-            held_out,
-            rewards,
-            controller,
-            checkpoints,
-            samples,
-            Skips(config.divergence.patience),
-            background,
-        )
+        run = Run(config, folder, workers, loader, held_out, rewards, controller, checkpoints, samples, Skips(config.divergence.patience))
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,8 +22,6 @@ from trainer.errors import ConfigError
 from trainer.roles import RoleGroup, roles_of
 from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.workers import Role
-
-WRITTEN_SECONDS = 0.1  # between two looks at whether checkpoints are written
 
 
 @dataclass
@@ -82,28 +79,17 @@ class WorkerGroups:
         self._sync()
         return True
 
-    def snapshot(self) -> None:
-        """Copy what a checkpoint holds into the ranks' memory; they may train on when it returns."""
+    def save(self, folder: Path) -> None:
+        """Write every trained role below `folder`."""
         for role in self._trained():
-            role.call("snapshot")
-
-    def write(self, folder: Path) -> None:
-        """Write the snapshots below `folder`, beside training. Raises RunError at trainer.timeout."""
-        deadline = time.monotonic() + self.config.trainer.timeout
-        for role in self._trained():
-            role.write(folder)
-        for role in self._trained():
-            while not all(role.call("written")):
-                if time.monotonic() > deadline:
-                    raise RunError(f"writing a checkpoint to {folder} did not end within {self.config.trainer.timeout} s (trainer.timeout)")
-                time.sleep(WRITTEN_SECONDS)
+            role.save(folder)
 
     def load(self, folder: Path) -> None:
         for role in self._trained():
             role.load(folder)
 
     def shards(self) -> list[str]:
-        """A file of every rank, below the folder that `write` was given: missing ones mean that a node does not share it."""
+        """A file of every rank, below the folder that `save` was given: missing ones mean that a node does not share it."""
         return [f"{role.role.name}/random-{rank}.pt" for role in self._trained() for rank in range(len(role.ranks))]
 
     def _trained(self) -> list[RoleGroup]:

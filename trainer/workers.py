@@ -11,7 +11,6 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +55,6 @@ class Worker:
             torch.set_num_threads(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
         self.group: Any = None
-        self.writer = ThreadPoolExecutor(1, "checkpoint")
 
     def beat(self, silence: float) -> None:
         heartbeat.begin(silence)
@@ -156,37 +154,17 @@ class Worker:
 
     # Checkpoints
 
-    def snapshot(self) -> None:
-        """Copy this rank's shards and random states into memory. Collective; training may go on when it returns."""
+    def save(self, folder: Path) -> None:
+        """This rank's shards and random states below `folder`; the driver completes the checkpoint."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.engine.save(folder)
         state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state()
-        self.taken = (self.engine.snapshot(), state)
-
-    def write(self, folder: Path) -> None:
-        """Begin to write the snapshot below `folder`, in a thread; the driver completes the checkpoint."""
-        snapshot, state = self.taken
-        del self.taken
-
-        def write() -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            snapshot.write(folder)
-            torch.save(state, folder / f"random-{self.rank}.pt")
-
-        self.writing = self.writer.submit(write)
-
-    def written(self) -> bool:
-        """Whether that is done. Raises what went wrong in it."""
-        return self.writing.done() and self.writing.result() is None
-
-    def save(self, folder: Path) -> None:
-        """`snapshot` and `write`, to the end."""
-        self.snapshot()
-        self.write(folder)
-        self.writing.result()
+        torch.save(state, folder / f"random-{self.rank}.pt")
 
     def load(self, folder: Path) -> None:
-        """Continue from what `write` wrote with the same number of ranks. Raises ConfigError where this rank does not see it."""
+        """Continue from what `save` wrote with the same number of ranks. Raises ConfigError where this rank does not see it."""
         if not (folder / f"random-{self.rank}.pt").is_file():
             raise ConfigError(
                 f"{folder}: rank {self.rank} on {socket.gethostname()} does not see its part of the checkpoint; is this folder the same "
