@@ -1,6 +1,6 @@
-"""python -m benchmarks [weights packing preview nodes step demo recipes monitoring debug dstack slurm schedulers]: ratios against peers.
+"""python -m benchmarks [weights packing checkpoints preview nodes step demo recipes monitoring debug dstack slurm schedulers]
 
-Each is taken within one run. Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
+Ratios against peers. Each is taken within one run. Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,21 @@ from rich.console import Console
 
 from stacks.extras import explain_missing
 
-NAMES = ("weights", "packing", "preview", "nodes", "step", "demo", "recipes", "monitoring", "debug", "dstack", "slurm", "schedulers")
+NAMES = (
+    "weights",
+    "packing",
+    "checkpoints",
+    "preview",
+    "nodes",
+    "step",
+    "demo",
+    "recipes",
+    "monitoring",
+    "debug",
+    "dstack",
+    "slurm",
+    "schedulers",
+)
 
 
 def main(argv: list[str]) -> int:

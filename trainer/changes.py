@@ -16,6 +16,7 @@ HARMLESS = (
     "trainer.timeout",
     "trainer.silence",
     "trainer.checkpoint_every",
+    "trainer.checkpoint_async",
     "trainer.keep_checkpoints",
     "trainer.keep_best",
     "trainer.export_every",

@@ -129,15 +129,20 @@ class Checkpoints:
             _seal(draft, {"format": FORMAT, "step": step, "score": score, "time": time.time(), "state": state})
             self._publish(draft, step)
         except BaseException as error:
-            full = isinstance(error, Exception) and _is_full(error, self.folder)
-            written = sum(path.stat().st_size for path in _files(draft))
+            explained = self.explained(error, step)
             shutil.rmtree(draft, ignore_errors=True)
-            if full:
-                raise CheckpointError(self._no_space(step, written)) from error
-            if isinstance(error, OSError) and error.errno in REFUSED:
-                raise CheckpointError(f"cannot write the checkpoint of step {step}: {error.filename}: {error.strerror}") from error
+            if explained:
+                raise explained from error
             raise
         self._rotate(step)
+
+    def explained(self, error: BaseException, step: int) -> CheckpointError | None:
+        """What a writer's error means for the checkpoint of `step`, if it is about the disk or the folder."""
+        if isinstance(error, Exception) and _is_full(error, self.folder):
+            return CheckpointError(self._no_space(step, sum(path.stat().st_size for path in _files(self.draft(step)))))
+        if isinstance(error, OSError) and error.errno in REFUSED:
+            return CheckpointError(f"cannot write the checkpoint of step {step}: {error.filename}: {error.strerror}")
+        return None
 
     def _publish(self, draft: Path, step: int) -> None:
         final = self.folder / f"step_{step}"

@@ -13,12 +13,14 @@ import os
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import nn
 
+from trainer.background import snapshot
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 
 
@@ -188,10 +190,22 @@ class Engine:
         """Whether parameters themselves are partitioned (ZeRO-3)."""
         return self.engine.zero_optimization_partition_weights()
 
-    def save(self, folder: Path) -> None:
-        """Write this rank's shards of weights, optimizer and schedule below `folder`. Collective."""
-        with _quiet():
-            self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+    def save(self, folder: Path, at_once: bool = False) -> list[Callable[[], None]]:
+        """Copy this rank's shards of weights, optimizer and schedule to CPU memory. Collective.
+
+        Returns what writes them below `folder`, for another thread to call while training goes on; nothing is left if `at_once`.
+        """
+        writes: list[Callable[[], None]] = []
+        files: Any = self.engine.checkpoint_engine
+        write = files.save
+        if not at_once:
+            files.save = lambda state_dict, path: writes.append(partial(write, snapshot(state_dict), path))
+        try:
+            with _quiet():
+                self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+        finally:
+            files.save = write
+        return writes
 
     def load(self, folder: Path) -> None:
         """Read what `save` wrote with the same number of ranks. Collective."""

@@ -34,6 +34,7 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
 
 from trainer.actors import RunError
 from trainer.algorithms.kl import KlController, kl
+from trainer.background import Background
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
@@ -65,7 +66,7 @@ class Run:
     held_out: list[Prompt]  # evaluated on, never trained on
     rewards: Scorer
     controller: KlController
-    checkpoints: Checkpoints
+    checkpoints: Background
     samples: Samples
     skips: Skips
     position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
@@ -82,11 +83,15 @@ class Run:
         self.loader.load(last.state["loader"])
         self.controller.load(last.state["kl"])
 
-    def save(self, step: int, score: float | None) -> None:
+    def save(self, step: int, score: float | None, last: bool) -> float:
+        """Begin a checkpoint; the `last` of this start is complete on return. Returns the seconds that it held the run up."""
+        begin = time.perf_counter()
         state = {**self.identity, "loader": self.position, "kl": self.controller.state()}
-        with self.checkpoints.writing(step, state, score=score, expected=self.workers.shards()) as draft:
-            self.workers.save(draft)
-        print(f"checkpoint: {self.checkpoints.folder / f'step_{step}'}", flush=True)
+        workers = self.workers
+        self.checkpoints.save(step, state, workers.save, workers.saved, score=score, expected=workers.shards())
+        if last:
+            self.checkpoints.wait()
+        return time.perf_counter() - begin
 
     def export(self, step: int, folder: Path) -> None:
         self.workers.policy.call("export", folder, model_card.files(self.folder, values_read(self.config), step))
@@ -127,9 +132,11 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         metrics.log(0, run.evaluate(0, stopping))
     pending = run.sample(done + 1)
     step = done
+    blocked: dict[str, float] = {}  # by the checkpoint of the step before
     while pending:
         step += 1
         clock, position = Clock(), run.position
+        run.checkpoints.check()
         episodes = run.workers.episodes(pending)
         require_sampled(episodes, step)
         clock.lap("generate")
@@ -150,7 +157,8 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         if not pending or (schedule.eval_every and step % schedule.eval_every == 0):
             values |= run.evaluate(step, stopping)
             clock.lap("evaluate")
-        metrics.log(step, values | clock.report(rollout))
+        metrics.log(step, values | blocked | clock.report(rollout))
+        blocked = {}
         run.samples.log(step, episodes)
         run.skips.count(step, values)
         if run.skips.in_row or not pending:  # else the next step's answers show it
@@ -158,7 +166,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         if schedule.export_every and step % schedule.export_every == 0:  # before the checkpoint, or a kill in between would leave it out
             run.export(step, run.folder / "models" / f"step_{step}")
         if not pending or stopping or (step % schedule.checkpoint_every == 0 and not run.skips.in_row):
-            run.save(step, values.get("eval_reward"))
+            blocked = {"seconds_checkpoint": run.save(step, values.get("eval_reward"), last=not pending or bool(stopping))}
         if not pending:
             show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
         elif stopping:
@@ -170,10 +178,11 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
 
 def stopped(run: Run, why: Stopped, learned: int, position: dict[str, Any]) -> int:
     """Save what was learned before a step whose rewards the run did not wait for. `position` of the loader was before it was sampled."""
-    saved = run.checkpoints.complete()
+    run.checkpoints.wait()
+    saved = run.checkpoints.checkpoints.complete()
     if learned > (saved[0].step if saved else 0):
         run.position = position
-        run.save(learned, None)
+        run.save(learned, None, last=True)
     print(f"{why}; step {learned + 1} was not learned; the same command resumes", flush=True)
     return STOPPED
 
@@ -205,11 +214,12 @@ def _train(config: PpoConfig, folder: Path) -> int:
     with (
         Scorer(config.reward) as rewards,
         start(config, folder) as workers,
+        Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         stop_signals() as stopping,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)
-        run = Run(config, folder, workers, loader, held_out, rewards, controller, checkpoints, samples, Skips(config.divergence.patience))
+        run = Run(config, folder, workers, loader, held_out, rewards, controller, background, samples, Skips(config.divergence.patience))
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)

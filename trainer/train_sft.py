@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 from trainer import model_card, preflight
@@ -36,6 +37,7 @@ import torch
 import torch.distributed as dist
 
 from trainer.actors import RunError, connect, free_port
+from trainer.background import Background
 from trainer.checkpoint import Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.packing import Sequence, select, split
@@ -113,7 +115,8 @@ def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
         loader.load(last.state["loader"])
     skips = Skips(config.divergence.patience)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
-    with stop_signals() as stopping:
+    saver = Saver(worker, checkpoints, rank, world)
+    with stop_signals() as stopping, saver.background:
         for step in range(done + 1, schedule.steps + 1):
             begin = time.perf_counter()
             sequences = [Sequence(p.token_ids, answer_ids(p, tokenizer)) for p in loader.next()]
@@ -121,15 +124,15 @@ def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
             seconds = time.perf_counter() - begin
             tokens = sum(s.length for s in sequences)
             if metrics:
-                metrics.log(step, stats | {"seconds": seconds, "tokens_per_second": tokens / seconds})
+                metrics.log(step, stats | saver.blocked | {"seconds": seconds, "tokens_per_second": tokens / seconds})
             skips.count(step, stats)
             if skips.in_row or step == schedule.steps:  # else the next step's loss shows it
                 require_finite(worker.score(sequences[:1], 1).tolist(), step, step - skips.in_row)
             if schedule.export_every and step % schedule.export_every == 0:
                 _export(worker, folder, folder / "models" / f"step_{step}", step)
-            stop = _any_rank(bool(stopping), world, worker.device)
+            stop, _ = saver.look(bool(stopping))
             if stop or step == schedule.steps or (step % schedule.checkpoint_every == 0 and not skips.in_row):
-                _save(worker, checkpoints, step, {**identity, "loader": loader.state()}, rank, world)
+                saver.save(step, {**identity, "loader": loader.state()}, last=stop or step == schedule.steps)
             if stop and step < schedule.steps:
                 print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
                 return STOPPED
@@ -184,27 +187,67 @@ def _from_rank_0(look: Callable[[], T], rank: int, world: int) -> T:
     return found[0]
 
 
-def _any_rank(flag: bool, world: int, device: torch.device) -> bool:
-    """True on all ranks if it is on one: a signal may reach only some."""
+def _any_rank(flags: list[bool], world: int, device: torch.device) -> list[bool]:
+    """Each is True on all ranks if it is on one: a signal may reach only some."""
     if world == 1:
-        return flag
-    flags = torch.tensor([float(flag)], device=device)
-    dist.all_reduce(flags)
-    return bool(flags.item())
+        return flags
+    summed = torch.tensor(flags, dtype=torch.float32, device=device)
+    dist.all_reduce(summed)
+    return [bool(flag) for flag in summed.tolist()]
 
 
-def _save(worker: Worker, checkpoints: Checkpoints, step: int, state: dict[str, Any], rank: int, world: int) -> None:
-    """All ranks write their shards into the folder that rank 0 opens and completes."""
-    if rank == 0:
-        with checkpoints.writing(step, state, expected=[f"random-{i}.pt" for i in range(world)]) as draft:
-            _barrier(world)
-            worker.save(draft)
-            _barrier(world)
-        print(f"checkpoint: {checkpoints.folder / f'step_{step}'}", flush=True)
-    else:
-        _barrier(world)
-        worker.save(checkpoints.draft(step))
-        _barrier(world)
+class Saver:
+    """All ranks write their shards, each in a thread of its own, into the folder that rank 0 opens and completes."""
+
+    def __init__(self, worker: Worker, checkpoints: Checkpoints, rank: int, world: int) -> None:
+        self.worker, self.checkpoints, self.rank, self.world = worker, checkpoints, rank, world
+        self.background = Background(checkpoints, worker.config.trainer.timeout)
+        self.everywhere = Event()  # on rank 0: the other ranks have written
+        self.step = 0
+        self.blocked: dict[str, float] = {}  # seconds that `save` held this rank up, until the next `look`
+
+    def look(self, stop: bool, seconds: float = 0) -> list[bool]:
+        """`stop`, and whether shards are unwritten after `seconds`; both of any rank. Collective. Raises what went wrong on this rank."""
+        self.background.check()
+        self.blocked = {}
+        try:
+            busy = not self.worker.saved(seconds)
+        except Exception as error:
+            if self.rank > 0:
+                raise self.checkpoints.explained(error, self.step) or error from None
+            self.background.wait()  # raises the same, explained, once the folder is removed
+            raise
+        stop, busy = _any_rank([stop, busy], self.world, self.worker.device)
+        if not busy:
+            self.everywhere.set()
+        return [stop, busy]
+
+    def save(self, step: int, state: dict[str, Any], last: bool) -> None:
+        """Begin a checkpoint; the `last` is complete on return. Collective."""
+        begin = time.perf_counter()
+        if self.look(False, self.background.timeout)[1]:
+            raise RunError(f"the checkpoint of step {self.step} was not written within {self.background.timeout} s (trainer.timeout)")
+        self.background.wait()
+        self.background.tell(begin)
+        self.everywhere.clear()
+        self.step = step
+        if self.rank == 0:
+            expected = [f"random-{i}.pt" for i in range(self.world)]
+            self.background.save(step, state, self._begin, self._written, expected=expected)
+        else:
+            self._begin(self.checkpoints.draft(step))
+        if last:
+            self.look(False, self.background.timeout)
+            self.background.wait()
+            _barrier(self.world)
+        self.blocked = {"seconds_checkpoint": time.perf_counter() - begin}
+
+    def _begin(self, draft: Path) -> None:
+        _barrier(self.world)  # it is there
+        self.worker.save(draft)
+
+    def _written(self) -> bool:
+        return self.worker.saved() and (self.world == 1 or self.everywhere.is_set())
 
 
 def _export(worker: Worker, run: Path, folder: Path, step: int) -> None:

@@ -80,9 +80,13 @@ class WorkerGroups:
         return True
 
     def save(self, folder: Path) -> None:
-        """Write every trained role below `folder`."""
+        """Have every trained role copied to memory, and written below `folder` from there."""
         for role in self._trained():
             role.save(folder)
+
+    def saved(self) -> bool:
+        """Whether all ranks have written what `save` began. Raises what went wrong on one."""
+        return all(done for role in self._trained() for done in role.call("saved"))
 
     def load(self, folder: Path) -> None:
         for role in self._trained():

@@ -11,8 +11,10 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ class Worker:
             torch.set_num_threads(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
         self.group: Any = None
+        self.files = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
 
     def beat(self, silence: float) -> None:
         heartbeat.begin(silence)
@@ -155,13 +159,23 @@ class Worker:
     # Checkpoints
 
     def save(self, folder: Path) -> None:
-        """This rank's shards and random states below `folder`; the driver completes the checkpoint."""
+        """Copy this rank's shards and random states, and begin to write them below `folder`; the driver completes the checkpoint.
+
+        Collective; after the next `saved` that is True they are written. With trainer.checkpoint_async=false they are on return.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        self.engine.save(folder)
+        writes = self.engine.save(folder, at_once=not self.config.trainer.checkpoint_async)
         state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state()
-        torch.save(state, folder / f"random-{self.rank}.pt")
+        writes.append(partial(torch.save, state, folder / f"random-{self.rank}.pt"))  # last: it stands for the others
+        self.writing = self.files.submit(_call, writes)
+
+    def saved(self, seconds: float = 0) -> bool:
+        """Whether what `save` began is written, after at most `seconds`. Raises what went wrong with it."""
+        if self.writing is None:
+            return True
+        return bool(wait([self.writing], seconds).done) and self.writing.result() is None
 
     def load(self, folder: Path) -> None:
         """Continue from what `save` wrote with the same number of ranks. Raises ConfigError where this rank does not see it."""
@@ -200,6 +214,11 @@ class Worker:
 def packing(config: Config) -> dict[str, Any]:
     """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""
     return {"budget": config.trainer.micro_batch_tokens, "one_row": config.model.attention == "flash_attention_2"}
+
+
+def _call(writes: list[Callable[[], None]]) -> None:
+    while writes:  # each copy is freed once it is written
+        writes.pop(0)()
 
 
 def seed(value: int) -> None:

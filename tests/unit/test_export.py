@@ -50,6 +50,7 @@ def trained(runs: Path, model: dict[str, Any], stage: int, role: str = "") -> Wo
     run = runs / "a"
     with Checkpoints(run / "checkpoints").writing(1, {}, score=0.25) as draft:
         worker.save(draft / role)
+        assert worker.saved(60)
     (run / "run.yaml").write_text(yaml.safe_dump(values_read(config)))
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 0.5, "seconds": 1.0, "tokens_per_second": 9.0}) + "\n")
     return worker

@@ -26,7 +26,7 @@ from trainer.models import PolicyModel, ValueModel
 from trainer.objectives import Stats
 from trainer.objectives.supervised import supervised
 from trainer.roles import roles_of
-from trainer.train_sft import _save, update
+from trainer.train_sft import Saver, update
 from trainer.workers import Role, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -67,6 +67,7 @@ def test_a_lower_learning_rate_is_taken_on_resume(tiny_model, tmp_path, dtype, s
     first = started(tiny_model, **settings)
     losses(first, BATCHES[:2])
     first.save(tmp_path)
+    assert first.saved(60)
     again = started(tiny_model, **settings, optim={"lr": 1e-4, "warmup_steps": 4, "weight_decay": 0.5})
     again.load(tmp_path)
     assert [step["lr"] for step in losses(again, BATCHES[2:5])] == [1e-4 * 3 / 4, 1e-4, 1e-4]
@@ -81,6 +82,7 @@ def test_four_steps_and_two_after_a_restart_are_six(tiny_model, tmp_path, dtype,
     first = started(tiny_model, **settings)
     before = losses(first, BATCHES[:4])
     first.save(tmp_path)
+    assert first.saved(60)
     again = started(tiny_model, **settings)
     again.load(tmp_path)
     assert before + losses(again, BATCHES[4:]) == whole
@@ -96,7 +98,7 @@ def test_a_checkpoint_that_a_rank_does_not_see_is_a_mistake_that_names_the_folde
 def test_a_checkpoint_without_every_ranks_shard_is_none(tiny_model, tmp_path):
     checkpoints = Checkpoints(tmp_path)
     with pytest.raises(CheckpointError, match=r"random-1\.pt did not arrive"):
-        _save(started(tiny_model), checkpoints, 1, {}, rank=0, world=2)
+        Saver(started(tiny_model), checkpoints, rank=0, world=2).save(1, {}, last=True)
     assert checkpoints.latest() is None
 
 

@@ -188,6 +188,7 @@ class TrainerConfig(Section):
     zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What DeepSpeed shards: nothing, optimizer, gradients too, weights too.")
     offload_optimizer: bool = Field(default=False, description="Optimizer state in CPU memory; needs zero_stage 1 or more.")
     checkpoint_every: int = Field(default=10, ge=1, description="Steps between checkpoints.")
+    checkpoint_async: bool = Field(default=True, description="Write checkpoints from a copy in CPU memory while the next steps run.")
     keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
     export_every: int | None = Field(default=None, ge=1, description="Steps between models in models/step_N; the last is always exported.")
     timeout: int = Field(default=1800, ge=1, description="Seconds within which an optimizer step or a start must end.")
