@@ -44,7 +44,8 @@ def test_a_mistake_is_named_with_value_and_what_is_allowed(argument, message):
 def test_all_mistakes_are_told_at_once_with_file_and_line(tmp_path):
     file = recipe(tmp_path, "model: {path: gpt2}\ntrainer:\n  stepz: 5\n  prompts_per_step: no\n")
     assert sorted(errors("--config", file, "optim.lr=-1")) == [
-        "data.path: must be set; A .jsonl or .parquet file, or package.module:function that yields rows."
+        "data.path: must be set; A file (.jsonl, .jsonl.gz, .json, .parquet, .arrow, .feather), a folder or pattern of them, "
+        "organization/name of the Hugging Face hub, or package.module:function that yields rows."
         " (neither in a --config file nor on the command line)",
         "optim.lr=-1: must be a number, above 0 (command line)",
         f"trainer.prompts_per_step=false: must be an integer, at least 1 ({file}:4)",

@@ -118,7 +118,7 @@ def test_the_answer_column_is_asked_for_where_the_reward_needs_it(tmp_path):
 @pytest.mark.parametrize(
     ("path", "words"),
     [
-        ("openai/gsm8k", "neither a .jsonl or .parquet file nor package.module:function; data sets of the hub are not supported"),
+        ("data.csv", "is neither a file (.jsonl, .jsonl.gz, .json, .parquet, .arrow, .feather), nor a folder or pattern of them"),
         ("no_such_module:rows", "cannot import it: No module named 'no_such_module'"),
         ("trainer.data.tasks:sort_digit", "has no 'sort_digit'; did you mean 'sort_digits'?"),
     ],
@@ -140,7 +140,7 @@ def test_half_a_surrogate_pair_is_one_clear_line(tmp_path):
     config = read("model.path=gpt2", f"data.path={file}").data
     found = rows.read_rows(config)
     assert next(found)[1]["prompt"] == "😀"
-    with pytest.raises(ConfigError, match=rf"data\.path: {file}:2: \\ud83d is half of a surrogate pair and no text"):
+    with pytest.raises(ConfigError, match=rf"data\.path: {file}:2: column 'prompt': \\ud83d is half of a surrogate pair and no text"):
         next(found)
 
 

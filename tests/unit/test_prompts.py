@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from trainer.configs.sections import DataConfig
+from trainer.configs.data import DataConfig
 from trainer.data.prompts import answer_ids, load_prompts
 from trainer.data.tasks import arithmetic, sort_digits
 from trainer.errors import ConfigError

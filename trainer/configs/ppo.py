@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer.configs.data import DataConfig
 from trainer.configs.reward import RewardConfig
 from trainer.configs.sections import (
     WITH_CRITIC,
     WITH_KL,
     AlgorithmConfig,
     Config,
-    DataConfig,
     LogConfig,
     ModelConfig,
     Only,

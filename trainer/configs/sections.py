@@ -6,46 +6,19 @@ trainer/configs/ppo.py and sft.py choose from them, trainer/cli.py reads them fr
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from pydantic_core import PydanticCustomError
 
-
-@dataclass(frozen=True)
-class Only:
-    """Marks a setting, or a section, that is read only while another one has certain values; otherwise it is refused when named."""
-
-    setting: str
-    values: tuple[Any, ...] = ()  # () stands for any but null, 0, false and empty
-    why: str = ""
-
-    def holds(self, value: Any) -> bool:
-        return value in self.values if self.values else bool(value)
-
-    def __str__(self) -> str:
-        return f"{self.setting}={' or '.join(map(str, self.values))}" if self.values else self.setting
-
+from trainer.configs.base import Only, Section
+from trainer.configs.data import DataConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 WITH_KL = Only("algorithm.kl.coef", why="a coefficient of 0 leaves the reference model out")
 WITH_CRITIC = Only("algorithm.name", ("ppo",), "only ppo trains a value model")
 WITH_VLLM = Only("rollout.engine", ("vllm",), "vLLM alone has it")
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        """pydantic would read `trainer.steps=true` as 1."""
-        field = cls.model_fields[info.field_name or ""]
-        if isinstance(value, bool) and field.annotation in (int, float, int | None, float | None):
-            raise PydanticCustomError("bool_as_number", "must be a number")
-        return value
 
 
 class RunConfig(Section):
@@ -78,24 +51,6 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="Of weights and activations.")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(default="sdpa", description="Attention kernel of transformers.")
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
-
-
-class DataConfig(Section):
-    path: str = Field(description="A .jsonl or .parquet file, or package.module:function that yields rows.")
-    args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
-    prompt: str = Field(default="prompt", description="Column of the prompt: text, or a list of chat messages.")
-    chat: Literal["auto", "never"] = Field(
-        default="auto",
-        description="auto puts text into the tokenizer's chat template, where there is one, as the user's message; never leaves it alone.",
-    )
-    system: str | None = Field(default=None, description="First message of each conversation that has none of its own.")
-    template: dict[str, Any] = Field(
-        default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false} or tools."
-    )
-    answer: str = Field(default="answer", description="Column of the answer: what SFT learns, what rewards compare with.")
-    max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt.")
-    overlong: Literal["drop", "error"] = Field(default="drop", description="What happens to longer prompts; dropped ones are counted.")
-    shuffle: bool = Field(default=True, description="A new order in every epoch, drawn from run.seed.")
 
 
 class KlConfig(Section):
@@ -271,9 +226,14 @@ class Config(Section):
                 "flash attention needs bfloat16 and a GPU; sdpa runs everywhere",
             ),
             Rule(
-                bool(data.args) and data.path.endswith((".jsonl", ".parquet")),
+                bool(data.args) and not data.function(),
                 ("data.args", "data.path"),
-                "not read; a file takes no arguments, package.module:function does",
+                "not read; files and datasets take no arguments, package.module:function does",
+            ),
+            Rule(
+                not data.may_be_hub() and any((data.split, data.subset, data.revision)),
+                (*(f"data.{key}" for key in ("split", "subset", "revision") if getattr(data, key)), "data.path"),
+                "not read; of a dataset organization/name of the hub only",
             ),
             Rule(
                 step.offload_optimizer and step.zero_stage == 0,

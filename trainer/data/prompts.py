@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trainer.configs.sections import DataConfig
+from trainer.configs.data import DataConfig
 from trainer.data.rows import column, no_rows, read_rows
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
