@@ -153,6 +153,7 @@ def test_who_needs_an_answer_column():
 def test_overlong_is_the_punishment_of_dapo():
     found = [overlong("", {}, 100, 20, token_ids=[0] * n) for n in (0, 80, 85, 90, 100, 120)]
     assert found == [0.0, 0.0, -0.25, -0.5, -1.0, -1.0]
+    assert [overlong("", {}, 100, 0, token_ids=[0] * n) for n in (100, 101)] == [0.0, -1.0]
 
 
 def test_length_is_one_within_its_bounds():

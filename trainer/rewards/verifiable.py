@@ -53,8 +53,12 @@ def math_verify(text: str, row: dict[str, Any]) -> float:
 
 
 def overlong(text: str, row: dict[str, Any], max_length: int, buffer: int, *, token_ids: list[int]) -> float:
-    """0 to -1 over the last `buffer` of `max_length` tokens: DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, eq. 13)."""
-    return max(-1.0, min(0.0, (max_length - buffer - len(token_ids)) / buffer))
+    """0 to -1 over the last `buffer` of `max_length` tokens: DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, eq. 13).
+
+    Without a buffer -1 for every longer answer.
+    """
+    over = len(token_ids) - max_length
+    return max(-1.0, min(0.0, -(over + buffer) / buffer)) if buffer > 0 else -float(over > 0)
 
 
 def length(text: str, row: dict[str, Any], longest: int, shortest: int = 0, *, token_ids: list[int]) -> float:
