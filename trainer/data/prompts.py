@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.data import DataConfig
 from trainer.data.rows import column, no_rows, read_rows
+from trainer.data.tokens import token_ids
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
 
@@ -25,22 +26,26 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
     Raises ConfigError, naming file and line or row, for data that cannot be read, a missing column, a value of the wrong type, a
     prompt without tokens, or longer than data.max_prompt_tokens where data.overlong is "error" (or where all are dropped).
     """
+    rows = list(read_rows(config))
+    if not rows:
+        raise no_rows(config)
+    asked = [_text(column(columns, config.prompt, "data.prompt", where), config, tokenizer, where) for where, columns in rows]
+    ids = iter(token_ids([text for text, plain in asked if plain], tokenizer, special=True))
+    rendered_ids = iter(token_ids([text for text, plain in asked if not plain], tokenizer, special=False))
     prompts: list[Prompt] = []
-    total = 0
-    for where, columns in read_rows(config):
-        token_ids = _tokenize(column(columns, config.prompt, "data.prompt", where), config, tokenizer, where)
-        asked = answers or config.answer in columns
-        row = {**columns, "answer": column(columns, config.answer, "data.answer", where)} if asked else columns
-        index, total = total, total + 1
-        if len(token_ids) <= config.max_prompt_tokens:
-            prompts.append(Prompt(index=index, token_ids=token_ids, row=row))
+    for index, ((where, columns), (text, plain)) in enumerate(zip(rows, asked, strict=True)):
+        tokens = next(ids if plain else rendered_ids)
+        _require_known(text, tokens, tokenizer, where)
+        named = answers or config.answer in columns
+        row = {**columns, "answer": column(columns, config.answer, "data.answer", where)} if named else columns
+        if len(tokens) <= config.max_prompt_tokens:
+            prompts.append(Prompt(index=index, token_ids=tokens, row=row))
         elif config.overlong == "error":
             raise ConfigError(
-                f"data.max_prompt_tokens: {where}: the prompt has {len(token_ids)} tokens, more than {config.max_prompt_tokens}; "
+                f"data.max_prompt_tokens: {where}: the prompt has {len(tokens)} tokens, more than {config.max_prompt_tokens}; "
                 "raise it, or set data.overlong=drop"
             )
-    if total == 0:
-        raise no_rows(config)
+    total = len(rows)
     if not prompts:
         raise ConfigError(f"data.max_prompt_tokens: all {total} prompts of {config.path} are longer than {config.max_prompt_tokens} tokens")
     return PromptSet(prompts, total - len(prompts))
@@ -55,28 +60,42 @@ def answer_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return [*ids, tokenizer.eos_token_id]  # type: ignore[list-item]
 
 
-def _tokenize(prompt: Any, config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> list[int]:
+def _text(prompt: Any, config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> tuple[str, bool]:
+    """What is tokenized, and whether it is plain text: a template writes the tokenizer's own tokens by itself."""
     if isinstance(prompt, str):
         chat = config.chat == "auto" and bool(tokenizer.chat_template)
         if not chat and (config.system is not None or config.template):
             why = "data.chat is never" if config.chat == "never" else "model.tokenizer has no chat template"
             raise ConfigError(f"data.{'template' if config.system is None else 'system'}: {where}: the prompt is text and {why}")
-        ids = _conversation([{"role": "user", "content": prompt}], config, tokenizer, where) if chat else tokenizer(prompt)["input_ids"]
+        text = _conversation([{"role": "user", "content": prompt}], config, tokenizer, where) if chat else prompt
     elif isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt):
         if not tokenizer.chat_template:
             raise ConfigError(f"data.prompt: {where}: chat messages, but model.tokenizer has no chat template; give text")
-        ids = _conversation(prompt, config, tokenizer, where)
+        chat, text = True, _conversation(prompt, config, tokenizer, where)
     else:
         raise ConfigError(f"data.prompt: {where}: neither text nor a list of chat messages with role and content")
-    if not ids:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"data.prompt: {where}: {text[error.start]!r} is half of a character (a lone surrogate); remove it") from None
+    return text, not chat
+
+
+def _require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, where: str) -> None:
+    """Raises ConfigError for a prompt without tokens, and for a character that `characters:` does not list: it would be padding."""
+    if not tokens:
         raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
-    return list(ids)  # type: ignore[arg-type]
+    unknown = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    if getattr(unknown, "unk_token", None) == tokenizer.pad_token and tokenizer.pad_token_id in tokens:
+        known = tokenizer.get_vocab()
+        missing = next((character for character in text if character not in known), "")
+        raise ConfigError(f"data.prompt: {where}: model.tokenizer has no token for {missing!r}; add it to characters:, or remove it")
 
 
-def _conversation(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> Any:
+def _conversation(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> str:
     if config.system is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system}, *messages]
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **config.template)
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **config.template)  # type: ignore[return-value]
     except Exception as error:  # a template is a program of its own and raises what it likes
         raise ConfigError(f"data.prompt: {where}: the chat template refuses the messages: {error}") from error
