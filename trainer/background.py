@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,14 +21,35 @@ LONG = 5  # seconds of waiting worth a line
 GRACE = 20  # seconds that a checkpoint gets to be completed when the run fails
 
 
-def snapshot(state: Any) -> Any:
-    """A copy of nested dicts, lists and objects with all tensors in CPU memory; tensors that share memory share it in the copy too."""
+class Memory:
+    """CPU memory for copies. It is kept from one checkpoint to the next: to get new pages takes longer than the copy."""
+
+    def __init__(self) -> None:
+        self.free: dict[int, list[torch.UntypedStorage]] = defaultdict(list)  # by size
+        self.used: list[torch.UntypedStorage] = []
+
+    def reuse(self) -> None:
+        """What was copied until now is not needed any more."""
+        for storage in self.used:
+            self.free[storage.nbytes()].append(storage)
+        self.used = []
+
+    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        spare, size = self.free[storage.nbytes()], storage.nbytes()
+        pinned = storage.device.type == "cuda"  # else the device copies into it by way of another buffer
+        copy = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage()
+        self.used.append(copy)
+        return copy.copy_(storage)
+
+
+def snapshot(state: Any, memory: Memory) -> Any:
+    """A copy of nested dicts, lists and objects with all tensors in `memory`; tensors that share memory share it in the copy too."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in storages:
-            storages[storage.data_ptr()] = storage.clone() if storage.device.type == "cpu" else storage.cpu()
+            storages[storage.data_ptr()] = memory.copy(storage)
         place = storages[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride()
         return torch.empty(0, dtype=tensor.dtype).set_(*place)
 

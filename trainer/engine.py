@@ -20,7 +20,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from trainer.background import snapshot
+from trainer.background import Memory, snapshot
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 
 
@@ -127,6 +127,7 @@ class Engine:
 
         self.world = torch.distributed.get_world_size()
         self.optim = optim
+        self.memory = Memory()
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
         config = _configuration(dtype, _stage(dtype, optim, trainer))
@@ -194,12 +195,14 @@ class Engine:
         """Copy this rank's shards of weights, optimizer and schedule to CPU memory. Collective.
 
         Returns what writes them below `folder`, for another thread to call while training goes on; nothing is left if `at_once`.
+        What the call before returned must be done: its memory is used again.
         """
         writes: list[Callable[[], None]] = []
         files: Any = self.engine.checkpoint_engine
+        self.memory.reuse()
         write = files.save
         if not at_once:
-            files.save = lambda state_dict, path: writes.append(partial(write, snapshot(state_dict), path))
+            files.save = lambda state_dict, path: writes.append(partial(write, snapshot(state_dict, self.memory), path))
         try:
             with _quiet():
                 self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
