@@ -27,6 +27,8 @@ from typing import Any, TypeVar
 
 from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
+from trainer.rewards import arguments
+from trainer.rewards.programs import code
 from trainer.rewards.remote import http, judge
 from trainer.rewards.terms import ASKED, Reward, combine
 from trainer.rewards.verifiable import REWARDS as VERIFIABLE
@@ -46,7 +48,7 @@ __all__ = [
     "resolve_all",
 ]
 
-NEED_ANSWER = ("exact", "digits_share", "numeric", "contains", "math_verify")
+NEED_ANSWER = ("exact", "digits_share", "numeric", "contains", "math_verify", "code")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -59,7 +61,7 @@ def batched(function: F) -> F:
     return function
 
 
-REWARDS: dict[str, Callable[..., Any]] = {**VERIFIABLE, "http": batched(http), "judge": batched(judge)}
+REWARDS: dict[str, Callable[..., Any]] = {**VERIFIABLE, "code": code, "http": batched(http), "judge": batched(judge)}
 
 
 def needs_answer(*specs: str) -> bool:
@@ -111,6 +113,8 @@ def resolve(spec: str, args: dict[str, Any], columns: Iterable[str] = (), sectio
     except ConfigError as error:
         hint = "" if takes_episodes else "; a function of a list of episodes is marked with @trainer.rewards.batched"
         raise ConfigError(f"{error}{hint if _takes_one(function, args) else ''}") from error
+    if spec in REWARDS:
+        arguments.check(function, args, f"{section}.args")
     awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     name = getattr(function, "__name__", spec.rpartition(":")[2])
     return Reward(name, functools.partial(function, **args) if args else function, takes_episodes, awaited, asks)

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from trainer.episodes import Episode
+from trainer.rewards.arguments import Count, Natural, Positive, Url, Variable
 
 RETRY_STATUS = (408, 425, 429, 500, 502, 503, 504)
 SCORE = re.compile(r"-?\d+(?:\.\d+)?")
@@ -15,12 +16,12 @@ SCORE = re.compile(r"-?\d+(?:\.\d+)?")
 
 async def http(
     episodes: list[Episode],
-    url: str,
-    batch_size: int = 32,
-    concurrency: int = 16,
-    retries: int = 3,
-    timeout: float = 60.0,
-    headers: dict[str, str] | None = None,
+    url: Url,
+    batch_size: Count = 32,
+    concurrency: Count = 16,
+    retries: Natural = 3,
+    timeout: Positive = 60.0,
+    headers: dict[str, Variable] | None = None,
 ) -> list[Any]:
     """POST {"answers": [{"text", "row", "finished"}, ...]} to `url`, which answers {"rewards": [...]}, one for each in their order.
 
@@ -34,13 +35,13 @@ async def http(
 
 async def judge(
     episodes: list[Episode],
-    base_url: str,
+    base_url: Url,
     model: str,
     prompt: str,
-    api_key_env: str | None = None,
-    concurrency: int = 16,
-    retries: int = 3,
-    timeout: float = 120.0,
+    api_key_env: Variable | None = None,
+    concurrency: Count = 16,
+    retries: Natural = 3,
+    timeout: Positive = 120.0,
 ) -> list[Any]:
     """The last number in what a model behind an OpenAI-compatible endpoint says to `prompt`, where {text} and {column} are filled in."""
     bodies = []

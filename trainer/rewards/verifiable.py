@@ -11,6 +11,8 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any
 
+from trainer.rewards.arguments import Count, Natural, NotNegative, Regex, Share
+
 # A minus after a digit, letter or bracket is an operation. Exponents are short: 1e999999999 would fill the memory.
 NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d[\d,]*)?\.?\d+(?:[eE][+-]?\d{1,3}(?!\d))?(?:/\d+)?")
 FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
@@ -21,7 +23,7 @@ def exact(text: str, row: dict[str, Any]) -> float:
     return float(text.strip() == str(row["answer"]).strip())
 
 
-def digits_share(text: str, row: dict[str, Any], partial: float = 0.5) -> float:
+def digits_share(text: str, row: dict[str, Any], partial: Share = 0.5) -> float:
     """1 if exactly right, else `partial` times the share of positions that are right: a weak start still gets a signal."""
     text, answer = text.strip(), str(row["answer"]).strip()
     if text == answer:
@@ -37,7 +39,7 @@ def contains(text: str, row: dict[str, Any], ignore_case: bool = True) -> float:
     return float(answer in text)
 
 
-def format_regex(text: str, row: dict[str, Any], pattern: str) -> float:
+def format_regex(text: str, row: dict[str, Any], pattern: Regex) -> float:
     """1 if the whole text matches `pattern`, where the dot also matches line ends. The answer plays no part."""
     return float(re.fullmatch(pattern, text.strip(), re.DOTALL) is not None)
 
@@ -52,7 +54,7 @@ def math_verify(text: str, row: dict[str, Any]) -> float:
     return float(verify(wanted, parse(text, parsing_timeout=None), timeout_seconds=None))
 
 
-def overlong(text: str, row: dict[str, Any], max_length: int, buffer: int, *, token_ids: list[int]) -> float:
+def overlong(text: str, row: dict[str, Any], max_length: Count, buffer: Natural, *, token_ids: list[int]) -> float:
     """0 to -1 over the last `buffer` of `max_length` tokens: DAPO's soft overlong punishment (https://arxiv.org/abs/2503.14476, eq. 13).
 
     Without a buffer -1 for every longer answer.
@@ -61,13 +63,13 @@ def overlong(text: str, row: dict[str, Any], max_length: int, buffer: int, *, to
     return max(-1.0, min(0.0, -(over + buffer) / buffer)) if buffer > 0 else -float(over > 0)
 
 
-def length(text: str, row: dict[str, Any], longest: int, shortest: int = 0, *, token_ids: list[int]) -> float:
+def length(text: str, row: dict[str, Any], longest: Count, shortest: Natural = 0, *, token_ids: list[int]) -> float:
     """1 for `shortest` to `longest` tokens, less in proportion outside of them."""
     count = len(token_ids)
     return count / shortest if count < shortest else min(1.0, longest / max(count, 1))
 
 
-def numeric(text: str, row: dict[str, Any], tolerance: float = 1e-6) -> float:
+def numeric(text: str, row: dict[str, Any], tolerance: NotNegative = 1e-6) -> float:
     r"""1 if the text's result equals the answer's, as numbers within a relative `tolerance`, or else as text.
 
     The result is what stands in the last \boxed{}; where there is none, the last number. 1,234.5 and 3/4 and \frac{3}{4} are numbers.

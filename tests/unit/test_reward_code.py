@@ -1,0 +1,85 @@
+"""Programs of a model: which tests they pass, and the bounds that they run in."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.rewards import resolve
+from trainer.rewards.programs import code
+
+ADD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+ECHO = "```py\nimport sys\nfor line in sys.stdin:\n    print(int(line) * 2, end='  \\n')\n```"
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "worth"),
+    [
+        (ADD, "assert add(1, 2) == 3", 1.0),
+        (ADD, "assert add(1, 2) == 4", 0.0),
+        (ADD, ["assert add(1, 2) == 3", "assert add(2, 2) == 5", "assert add(0, 0) == 0", "add()"], 0.5),
+        ("```python\nx = 1\n```\nno, rather\n```python\nx = 2\n```", "assert x == 2", 1.0),
+        ("x = 3", "assert x == 3", 1.0),
+        ("```python\nx = 4", "assert x == 4", 1.0),
+        ("```python\nthis is no Python\n```", "", 0.0),
+        (ECHO, [{"input": "1\n2\n", "output": "2\n4"}, {"input": "3", "output": "7"}], 0.5),
+        ("```\nimport sys; sys.exit(3)\n```", "", 0.0),
+        ("x = '\ud800'", "assert len(x) == 1", 1.0),
+        ("import sys\nsys.exit(0)", "assert False", 0.0),
+        ("import os\nos._exit(0)", "assert False", 0.0),
+    ],
+)
+def test_the_share_of_tests_that_pass(text, answer, worth):
+    assert code(text, {"answer": answer}) == worth
+
+
+@pytest.mark.parametrize("answer", [7, [7], [{"input": "1"}], None])
+def test_tests_of_another_kind_are_an_error(answer):
+    with pytest.raises(TypeError, match=r"row\['answer'\] has the test"):
+        code("x = 1", {"answer": answer})
+
+
+def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path):
+    child = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
+    file = tmp_path / "pid"
+    text = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}, {str(file)!r}])\ntime.sleep(600)"
+    begun = time.monotonic()
+    assert code(text, {"answer": ""}, seconds=5) == 0.0
+    assert time.monotonic() - begun < 60
+    pid = int(file.read_text())
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{pid}/stat").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        assert time.monotonic() < deadline, "its child lives on"
+        time.sleep(0.05)
+
+
+def test_memory_files_and_output_are_bounded(tmp_path):
+    assert code("x = bytearray(800 << 20)", {"answer": ""}, memory_mb=400) == 0.0
+    assert code("x = bytearray(100 << 20)", {"answer": ""}, memory_mb=400) == 1.0
+    large = tmp_path / "large"
+    assert code(f"open({str(large)!r}, 'wb').write(bytes(8 << 20))", {"answer": ""}) == 0.0
+    assert large.stat().st_size <= 1 << 20
+
+
+def test_it_sees_neither_the_environment_nor_the_working_directory(monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    program = "import os, json; print(json.dumps([sorted(os.environ), os.listdir('.')]))"
+    expected = '[["HOME", "LANG", "LC_CTYPE", "PATH"], ["answer.py"]]'
+    shorter = expected.replace('"LC_CTYPE", ', "")
+    found = [code(program, {"answer": [{"input": "", "output": output}]}) for output in (expected, shorter)]
+    assert sum(found) == 1.0
+
+
+def test_it_reaches_no_network_where_the_kernel_lets_that_be_cut():
+    cut = "import ctypes, os; os._exit(ctypes.CDLL(None).unshare(0x50000000) != 0)"
+    if os.spawnlp(os.P_WAIT, "python3", "python3", "-c", cut) != 0:
+        pytest.skip("this kernel gives no network namespaces to users")
+    program = "import socket; print(len(socket.if_nameindex()), socket.socket().connect_ex(('127.0.0.1', 9)))"
+    assert code(program, {"answer": [{"input": "", "output": "1 101"}]}) == 1.0  # loopback alone, and that is down: ENETUNREACH
+
+
+def test_it_is_a_reward_by_name():
+    assert resolve("code", {"seconds": 5}).name == "code"
