@@ -21,6 +21,8 @@ HARMLESS = (
     "trainer.keep_best",
     "trainer.export_every",
     "trainer.eval_every",
+    "trainer.eval_samples",
+    "trainer.eval_pass",
     "rollout.timeout",
     "rollout.restarts",
     "rollout.max_logprob_diff",

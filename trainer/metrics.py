@@ -238,7 +238,7 @@ def _points(axes: Any, rows: list[dict[str, Any]], key: str, color: str) -> None
     steps, values = _series(rows, key)
     if not steps:
         return
-    axes.plot(steps, values, color=color, marker="o", markersize=7, linewidth=1.2, linestyle=":", label="greedy evaluation", clip_on=False)
+    axes.plot(steps, values, color=color, marker="o", markersize=7, linewidth=1.2, linestyle=":", label="evaluation", clip_on=False)
     for step, value in {steps[0]: values[0], steps[-1]: values[-1]}.items():
         axes.annotate(f"{value:.2f}", (step, value), textcoords="offset points", xytext=(0, 9), ha="center", color=color, fontweight="bold")
 

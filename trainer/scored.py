@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import comb
 
 import torch
 
@@ -39,6 +40,27 @@ def advantages(
         return torch.zeros_like(flat.mask_N).index_copy_(0, where, x_n)
 
     return spread(advantages_n), None if returns_n is None else spread(returns_n)
+
+
+def evaluation(episodes: list[Episode], config: PpoConfig) -> dict[str, float]:
+    """Mean reward, and pass@k where prompts have several answers. Answers without a reward pass not; dropped, they are not in the mean."""
+    schedule = config.trainer
+    counted = [e.reward for e in episodes if not (e.failed and config.reward.on_error == "drop")]
+    mean = {"eval_reward": sum(counted) / len(counted)} if counted else {}
+    if schedule.eval_samples == 1:
+        return mean
+    passed = Counter({e.group: 0 for e in episodes})
+    passed.update(e.group for e in episodes if not e.failed and e.reward >= schedule.eval_pass)
+    return mean | pass_at(list(passed.values()), schedule.eval_samples)
+
+
+def pass_at(passed_P: list[int], samples: int) -> dict[str, float]:
+    """Share of prompts of which one of k answers passes, for k = 1, 2, 4, ... and `samples`, of which so many passed for each prompt.
+
+    Without bias: the mean of 1 - C(n - c, k) / C(n, k) (Chen et al. 2021, https://arxiv.org/abs/2107.03374, eq. 1).
+    """
+    sizes = sorted({samples, *(2**i for i in range(samples.bit_length()) if 2**i <= samples)})
+    return {f"eval_pass@{k}": sum(1 - comb(samples - c, k) / comb(samples, k) for c in passed_P) / len(passed_P) for k in sizes}
 
 
 def left_out(config: PpoConfig, episodes: list[Episode]) -> set[int]:

@@ -49,7 +49,7 @@ from trainer.roles import Rollout
 from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
 from trainer.samples import Samples
-from trainer.scored import advantages, describe, left_out
+from trainer.scored import advantages, describe, evaluation, left_out
 from trainer.sinks import sinks
 from trainer.stopping import STOPPED, Stopped, Stopping, stop_signals
 from trainer.worker_groups import WorkerGroups, start
@@ -106,18 +106,18 @@ class Run:
         return self.workers.engines.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
 
     def evaluate(self, step: int, stopping: Stopping) -> dict[str, float]:
-        """Mean reward of greedy answers to the held-out prompts; none where the run is asked to stop first."""
+        """What answers to the held-out prompts are worth; nothing where the run is asked to stop first."""
         if not self.held_out:
             return {}
         self.workers.sync()
-        episodes = self.workers.episodes(self.workers.engines.start(self.held_out, 1, self.config.run.seed, greedy=True))
+        samples = self.config.trainer.eval_samples
+        episodes = self.workers.episodes(self.workers.engines.start(self.held_out, samples, self.config.run.seed, greedy=samples == 1))
         require_sampled(episodes, self.workers.learned)
         try:
             self.rewards.score(episodes, step, stopping)
         except Stopped:
             return {}
-        counted = [e.reward for e in episodes if not (e.failed and self.config.reward.on_error == "drop")]
-        return {"eval_reward": sum(counted) / len(counted)}
+        return evaluation(episodes, self.config)
 
     def require_sound(self, rollout: Rollout, step: int) -> None:
         """Raises Diverged where the policy's weights after `step` give no numbers any more."""

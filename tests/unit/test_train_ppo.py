@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import pytest
 
+from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.roles import Rollout
-from trainer.scored import describe
+from trainer.scored import describe, evaluation, pass_at
 from trainer.train_ppo import Clock
 
 ALONE = Episode(Prompt(0, [1, 2, 3], {}), 0, [Turn([5, 6], [-0.5, -0.5], "stop")], reward=1.0)
@@ -38,3 +41,22 @@ def test_laps_add_up_to_no_more_than_the_step():
     report = clock.report(Rollout.of([ALONE]))
     assert list(report)[:3] == ["seconds", "seconds_reward", "seconds_train"]
     assert 0 <= report["seconds_reward"] + report["seconds_train"] <= report["seconds"]
+
+
+def test_pass_at_k_is_the_share_over_all_choices_of_k_answers():
+    passed, samples = [0, 1, 3, 6], 6
+    found = pass_at(passed, samples)
+    assert list(found) == ["eval_pass@1", "eval_pass@2", "eval_pass@4", "eval_pass@6"]
+    for k in (1, 2, 4, 6):
+        choices = [[any(i < c for i in chosen) for chosen in combinations(range(samples), k)] for c in passed]
+        assert found[f"eval_pass@{k}"] == pytest.approx(sum(sum(each) / len(each) for each in choices) / len(choices))
+
+
+def test_an_evaluation_counts_who_passes_and_leaves_dropped_answers_out_of_the_mean():
+    values = {"model": {"path": "x"}, "data": {"path": "a:b"}, "trainer": {"eval_samples": 2, "eval_pass": 0.5}}
+    config = PpoConfig.model_validate(values | {"reward": {"on_error": "drop"}})
+    worth = [(0, 1.0, False), (0, 0.0, True), (1, 0.25, False), (1, 0.5, False), (2, 0.0, False), (2, 0.0, False)]
+    episodes = [Episode(Prompt(g, [1], {}), g, [Turn([2], [0.0], "stop")], reward=r, failed=f) for g, r, f in worth]
+    assert evaluation(episodes, config) == {"eval_reward": 0.35, "eval_pass@1": pytest.approx(1 / 3), "eval_pass@2": pytest.approx(2 / 3)}
+    greedy = PpoConfig.model_validate(values | {"trainer": {}})
+    assert evaluation(episodes[::2], greedy) == {"eval_reward": pytest.approx(1.25 / 3)}

@@ -33,10 +33,14 @@ class PpoTrainerConfig(TrainerConfig):
         default=False, description="The checkpoint with the best evaluation reward stays too."
     )
     eval_every: Annotated[int, WITH_EVALUATION] = Field(
-        default=0, ge=0, description="Steps between greedy evaluations; 0 evaluates at the ends only."
+        default=0, ge=0, description="Steps between evaluations; 0 evaluates at the ends only."
     )
     silence: int = Field(default=180, ge=10, description="Seconds without a sign of life after which a process is ended as if it had died.")
     eval_prompts: int = Field(default=128, ge=0, description="Prompts of an evaluation; 0 switches evaluation off.")
+    eval_samples: Annotated[int, WITH_EVALUATION] = Field(
+        default=1, ge=1, description="Answers to each: one greedy, or so many as training samples are drawn, which give pass@k."
+    )
+    eval_pass: Annotated[float, WITH_EVALUATION] = Field(default=1.0, description="An answer with at least this reward passes.")
 
 
 class RayPlacementConfig(PlacementConfig):

@@ -111,7 +111,7 @@ class RolloutConfig(Section):
     engines: int = Field(default=1, ge=1, description="Number of rollout engines.")
     tensor_parallel: int = Field(default=1, ge=1, description="GPUs per rollout engine.")
     max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
-    temperature: float = Field(default=1.0, gt=0, description="Of training samples; evaluations are greedy.")
+    temperature: float = Field(default=1.0, gt=0, description="Of training samples; an evaluation with one sample is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus that training samples are drawn from.")
     gpu_memory: Annotated[float, WITH_VLLM] = Field(default=0.5, gt=0, le=1, description="Share of GPU memory for vLLM.")
     max_sequences: int = Field(default=256, ge=1, description="Sequences in flight per rollout engine.")
