@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from cli import jobs
+from cli.project import CommandError
 from trainer.runs import FOLDER_FILE
 from trainer.supervise import Supervisor
 
+ROOT = Path(__file__).parents[2]
 DRIVER = f"""
 import json, os, pathlib, signal, sys
 run, plan = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2])
@@ -81,3 +84,12 @@ def test_mistakes_end_with_2_and_a_line(arguments, word):
         [sys.executable, "-m", "trainer.supervise", *arguments], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and word in done.stderr and "Traceback" not in done.stderr
+
+
+def test_submit_puts_it_before_the_command(tmp_path):
+    command = ["python", "-m", "trainer.train_ppo", "--config", "run.yaml"]
+    assert jobs._supervised(command, 2, ROOT) == ["python", "-m", "trainer.supervise", "--retries", "2", "--", *command]
+    with pytest.raises(CommandError, match=r"^--retries -1: must be 0 or more$"):
+        jobs._supervised(command, -1, ROOT)
+    with pytest.raises(CommandError, match=rf"^--retries: {tmp_path} has no trainer/supervise\.py; submit from a folder with the trainer$"):
+        jobs._supervised(command, 2, tmp_path)
