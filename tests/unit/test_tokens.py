@@ -10,7 +10,7 @@ import pytest
 
 from trainer.configs.data import DataConfig
 from trainer.data import tokens
-from trainer.data.prompts import load_prompts
+from trainer.data.prompts import answer_ids, load_prompts
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
 
@@ -98,6 +98,16 @@ def test_a_character_without_a_token_is_an_error(tmp_path, prompts, message):
     path.write_text("".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in prompts))
     with pytest.raises(ConfigError, match=message):
         load_prompts(DataConfig(path=str(path)), character_tokenizer("0123456789+="))
+
+
+def test_so_is_one_of_an_answer(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"prompt": "1+1=", "answer": "2"}\n{"prompt": "1+2=", "answer": "3."}\n')
+    tokenizer = character_tokenizer("0123456789+=")
+    first, second = load_prompts(DataConfig(path=str(path)), tokenizer).prompts
+    assert len(answer_ids(first, tokenizer)) == 2
+    with pytest.raises(ConfigError, match=r"^data\.answer: row 1: model\.tokenizer has no token for '\.'; add it"):
+        answer_ids(second, tokenizer)
 
 
 def test_half_a_character_of_a_function_is_an_error():

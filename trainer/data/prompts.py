@@ -35,7 +35,9 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
     prompts: list[Prompt] = []
     for index, ((where, columns), (text, plain)) in enumerate(zip(rows, asked, strict=True)):
         tokens = next(ids if plain else rendered_ids)
-        _require_known(text, tokens, tokenizer, where)
+        if not tokens:
+            raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
+        _require_known(text, tokens, tokenizer, f"data.prompt: {where}")
         named = answers or config.answer in columns
         row = {**columns, "answer": column(columns, config.answer, "data.answer", where)} if named else columns
         if len(tokens) <= config.max_prompt_tokens:
@@ -56,7 +58,8 @@ def answer_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     answer = prompt.row["answer"]
     if not isinstance(answer, str):
         raise ConfigError(f"data.answer: row {prompt.index}: {answer!r} is not text")
-    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
+    _require_known(answer, ids, tokenizer, f"data.answer: row {prompt.index}")
     return [*ids, tokenizer.eos_token_id]  # type: ignore[list-item]
 
 
@@ -81,15 +84,13 @@ def _text(prompt: Any, config: DataConfig, tokenizer: PreTrainedTokenizerBase, w
     return text, not chat
 
 
-def _require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, where: str) -> None:
-    """Raises ConfigError for a prompt without tokens, and for a character that `characters:` does not list: it would be padding."""
-    if not tokens:
-        raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
+def _require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, what: str) -> None:
+    """Raises ConfigError for a character that `characters:` does not list: it would be padding."""
     unknown = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if getattr(unknown, "unk_token", None) == tokenizer.pad_token and tokenizer.pad_token_id in tokens:
         known = tokenizer.get_vocab()
         missing = next((character for character in text if character not in known), "")
-        raise ConfigError(f"data.prompt: {where}: model.tokenizer has no token for {missing!r}; add it to characters:, or remove it")
+        raise ConfigError(f"{what}: model.tokenizer has no token for {missing!r}; add it to characters:, or remove it")
 
 
 def _conversation(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> str:
