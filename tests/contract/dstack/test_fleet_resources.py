@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from dstack_place import SPOT
 
-from infra.dstack_resources.client import Client, DstackRefused
+from infra.dstack_resources.client import Client, DstackRefused, when_free
 from infra.dstack_resources.spec import plan
 
 pytestmark = pytest.mark.hosts
@@ -37,7 +37,9 @@ def test_what_somebody_else_changed_is_seen_and_put_back(aws):
     props = aws.props(SPOT | {"name": "drift"})
     made = aws.fleet.create(props)
     client = Client(aws.dstack.url, aws.dstack.token)
-    client.fleets.apply_plan(aws.name, plan(client, aws.name, props["definition"] | {"max_price": 0.5}))
+    cheaper = props["definition"] | {"max_price": 0.5}
+    # The server may be at work on what was just made.
+    when_free("fleet drift", lambda: client.fleets.apply_plan(aws.name, plan(client, aws.name, cheaper)), 60)
     seen = aws.fleet.read(made.id, props).outs
     assert seen is not None and seen["definition"]["max_price"] == 0.5
     difference = aws.fleet.diff(made.id, seen, props)
