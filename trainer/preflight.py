@@ -56,10 +56,13 @@ def reward(config: PpoConfig) -> list[str]:
 
 
 def sinks(config: Config) -> list[str]:
-    """W&B is not among what make install brings."""
-    if config.log.wandb is None or find_spec("wandb"):
-        return []
-    return [f"log.wandb={config.log.wandb}: wandb is not installed in this environment; pip install wandb, or leave log.wandb out"]
+    """What make install does not bring."""
+    wanted = {name: getattr(config.log, name) for name in ("wandb", "mlflow", "trackio")}
+    return [
+        f"log.{name}={value}: {name} is not installed in this environment; pip install {name}, or leave log.{name} out"
+        for name, value in wanted.items()
+        if value is not None and not find_spec(name)
+    ]
 
 
 def cluster(config: PpoConfig) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 import struct
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,9 +97,109 @@ def test_wandb_is_online_where_there_are_credentials_for_its_server(tmp_path, en
     assert wandb_mode({"NETRC": str(tmp_path / "none")} | {key: value.format(file=file) for key, value in env.items()}) == mode
 
 
-def test_wandb_that_is_not_installed_is_one_error_before_the_start(monkeypatch):
-    assert preflight.sinks(config(wandb="sorting")) == []
+@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+def test_a_library_that_is_not_installed_is_one_error_before_the_start(monkeypatch, name):
+    assert preflight.sinks(config(**{name: "sorting"})) == []
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
     assert preflight.sinks(config()) == []
-    [line] = preflight.sinks(config(wandb="sorting"))
-    assert line.startswith("log.wandb=sorting: wandb is not installed in this environment; pip install wandb")
+    [line] = preflight.sinks(config(**{name: "sorting"}))
+    assert line == f"log.{name}=sorting: {name} is not installed in this environment; pip install {name}, or leave log.{name} out"
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch) -> Path:
+    for name in ("MLFLOW_TRACKING_URI", "TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+    folder = tmp_path / "demo"
+    folder.mkdir()
+    return folder
+
+
+def mlflow_history(uri: str, run: str, *keys: str) -> list[list[tuple[int, float]]]:
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+
+    return [[(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run, key)] for key in keys]
+
+
+def test_mlflow_without_a_server_has_the_same_numbers_locally_in_one_run_across_a_resume(demo, capsys):
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+
+    uri = f"sqlite:///{demo}/mlflow.db"
+    with Metrics(demo, total=3, sinks=sinks(config(mlflow="sorting"), demo), console=QUIET) as metrics:
+        metrics.log(1, {"reward": 0.5, "reward/math": 1})
+        metrics.log(2, {"reward": 0.75, "eval_pass@2": 0.25})
+    assert f"mlflow: local, as there is no MLFLOW_TRACKING_URI; `mlflow ui --backend-store-uri {uri}` shows it" in capsys.readouterr().out
+    with Metrics(demo, total=3, done=2, sinks=sinks(config(mlflow="sorting"), demo, 2), console=QUIET) as metrics:
+        metrics.log(3, {"reward": 1.0})
+    client = MlflowClient(uri)
+    [run] = client.search_runs([found.experiment_id for found in client.search_experiments(filter_string="name = 'sorting'")])
+    assert (run.info.run_name, run.info.status) == ("demo", "FINISHED")
+    assert run.data.params["model.path"] == "gpt2"
+    assert run.data.params["trainer.steps"] == "100"
+    reward, term, passed = mlflow_history(uri, run.info.run_id, "reward", "reward/math", "eval_pass_at_2")
+    assert (reward, term, passed) == ([(1, 0.5), (2, 0.75), (3, 1.0)], [(1, 1.0)], [(2, 0.25)])
+
+
+def test_what_mlflow_does_not_take_is_sent_with_the_next_step(demo, capsys):
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+
+    uri = f"sqlite:///{demo}/mlflow.db"
+    with Metrics(demo, total=3, sinks=sinks(config(mlflow="sorting"), demo), console=QUIET) as metrics:
+        client, run = MlflowClient(uri), (demo / "mlflow_run").read_text()
+        client.delete_run(run)
+        metrics.log(1, {"reward": 0.5})
+        metrics.log(2, {"reward": 0.75})
+        assert "; 2 values wait for the next step" in capsys.readouterr().out
+        client.restore_run(run)
+        metrics.log(3, {"reward": 1.0})
+    assert mlflow_history(uri, run, "reward") == [[(1, 0.5), (2, 0.75), (3, 1.0)]]
+
+
+def test_another_mlflow_store_gets_a_new_run_and_one_that_is_not_there_is_one_error(demo, tmp_path, monkeypatch):
+    sinks(config(mlflow="sorting"), demo)[0].close()
+    before = (demo / "mlflow_run").read_text()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/team.db")
+    both = [sinks(config(mlflow="sorting"), folder) for folder in (demo, tmp_path)]  # the experiment is there for the second
+    assert (demo / "mlflow_run").read_text() != before
+    for one in both:
+        one[0].close()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and does not listen
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", address := f"http://127.0.0.1:{free.getsockname()[1]}")
+        with pytest.raises(ConfigError, match=rf"log\.mlflow=sorting: {address}: .*; check MLFLOW_TRACKING_URI"):
+            sinks(config(mlflow="sorting"), demo)
+
+
+TRACKIO_RUN = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from trainer.configs.sft import SftConfig
+from trainer.metrics import Metrics
+from trainer.sinks import sinks
+folder, done, steps = Path(sys.argv[1]), int(sys.argv[2]), map(int, sys.argv[3:])
+config = {"model": {"path": "gpt2"}, "data": {"path": "a:b"}, "log": {"tensorboard": False, "trackio": "sorting"}}
+to = sinks(SftConfig.model_validate(config), folder, done)
+with Metrics(folder, total=3, done=done, sinks=to, console=Console(quiet=True)) as metrics:
+    for step in steps:
+        metrics.log(step, {"reward": step / 4, "eval_pass@2": float("nan")})
+"""
+TRACKIO_READ = """
+import json
+from trackio import Api, SQLiteStorage
+[run] = Api().runs("sorting")
+logs = SQLiteStorage.get_logs("sorting", run.name)
+print(json.dumps([run.name, run.config["model"]["path"], [[row["step"], row["reward"], str(row["eval_pass@2"])] for row in logs]]))
+"""
+
+
+def test_trackio_has_the_same_numbers_locally_in_one_run_across_a_resume(demo, monkeypatch):
+    """In processes of their own: trackio reads TRACKIO_DIR when it is imported."""
+
+    def stdout(*command: str) -> str:
+        return subprocess.run([sys.executable, "-c", *command], check=True, capture_output=True, text=True, timeout=120).stdout
+
+    said = [stdout(TRACKIO_RUN, str(demo), *steps) for steps in (("0", "1", "2"), ("2", "3"))]
+    assert said == [f"trackio: local; `TRACKIO_DIR={demo}/trackio trackio show --project sorting` shows it\n"] * 2
+    monkeypatch.setenv("TRACKIO_DIR", str(demo / "trackio"))
+    assert json.loads(stdout(TRACKIO_READ)) == ["demo", "gpt2", [[1, 0.25, "nan"], [2, 0.5, "nan"], [3, 0.75, "nan"]]]

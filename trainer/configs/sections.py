@@ -166,6 +166,10 @@ class PlacementConfig(Section):
 class LogConfig(Section):
     tensorboard: bool = Field(default=True, description="Write TensorBoard events beside metrics.jsonl.")
     wandb: str | None = Field(default=None, min_length=1, description="W&B project; offline without WANDB_API_KEY. pip install wandb.")
+    mlflow: str | None = Field(
+        default=None, min_length=1, description="MLflow experiment; in the run's folder without MLFLOW_TRACKING_URI."
+    )
+    trackio: str | None = Field(default=None, min_length=1, description="trackio project; in the run's folder without TRACKIO_DIR.")
     plot: bool = Field(default=True, description="Draw reward and throughput when the run ends.")
 
 
