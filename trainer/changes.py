@@ -58,6 +58,11 @@ Change = tuple[Any, Any]  # before, after
 
 def flatten(config: Config) -> dict[str, Any]:
     """Every setting by its dotted name; free mappings (model.init, ...) are split too."""
+    return dotted(config.model_dump(mode="json"))
+
+
+def dotted(settings: dict[str, Any]) -> dict[str, Any]:
+    """Nested settings by their dotted names."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
         if isinstance(value, dict) and value:
@@ -66,7 +71,7 @@ def flatten(config: Config) -> dict[str, Any]:
         else:
             yield prefix, value
 
-    return dict(walk("", config.model_dump(mode="json")))
+    return dict(walk("", settings))
 
 
 def differences(old: Config, new: Config) -> dict[str, Change]:

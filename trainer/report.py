@@ -11,7 +11,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from trainer import metrics, samples, yaml_io
+from trainer.changes import dotted
 from trainer.cli import exits_cleanly
 from trainer.cost import KEY
 from trainer.errors import ConfigError
@@ -60,15 +61,7 @@ class Story:
     @property
     def flat(self) -> dict[str, Any]:
         """Settings by their dotted names."""
-
-        def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-            if isinstance(value, dict) and value:
-                for key, below in value.items():
-                    yield from walk(f"{prefix}.{key}" if prefix else str(key), below)
-            else:
-                yield prefix, value
-
-        return dict(walk("", self.settings))
+        return dotted(self.settings)
 
     @property
     def facts(self) -> dict[str, str]:

@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -116,7 +117,7 @@ def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
     skips = Skips(config.divergence.patience)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
     saver = Saver(worker, checkpoints, rank, world)
-    with stop_signals() as stopping, saver.background:
+    with stop_signals() as stopping, saver.background, metrics or nullcontext():
         for step in range(done + 1, schedule.steps + 1):
             begin = time.perf_counter()
             sequences = [Sequence(p.token_ids, answer_ids(p, tokenizer)) for p in loader.next()]
@@ -138,7 +139,6 @@ def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
                 return STOPPED
     _export(worker, folder, folder / "model", schedule.steps)
     if metrics:
-        metrics.close()
         print(metrics.cost.report(schedule.steps))
         if config.log.plot:
             print(f"plot: {plot(folder)}", flush=True)

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from dstack_server import Running, free_port, running
 
-from infra.dstack_resources.client import Client
+from infra.dstack_resources.client import Client, when_free
 from infra.dstack_resources.spec import plan
 from lab.waiting import wait_for
 from stacks.dstack_api import BackendConfigWithCreds
@@ -86,7 +86,8 @@ def test_the_life_of_a_driven_stack(driven, dstack):
     definition = json.loads(driven.must("stack", "export", "--stack", "aws-dev"))
     [resource] = [one for one in definition["deployment"]["resources"] if one["type"].endswith("dstack:Fleet")]
     client = Client(dstack.url, dstack.token)
-    client.fleets.apply_plan("main", plan(client, "main", resource["outputs"]["definition"] | {"max_price": 0.9}))
+    changed = resource["outputs"]["definition"] | {"max_price": 0.9}
+    when_free("the change", lambda: client.fleets.apply_plan("main", plan(client, "main", changed)), 60)
     driven.must("refresh", "--stack", "aws-dev", "--yes", "--skip-preview")
     driven.up("aws-dev")
     assert dstack.api.fleets.get("main", "gpus").spec.configuration.max_price is None
