@@ -34,13 +34,14 @@ HARMLESS = (
     "reward.retries",
     "reward.workers",
 )
-# How the same sums are cut, and where they are kept: they change numbers by rounding alone.
+# How the same sums are cut, over what, and where they are kept: they change numbers by rounding alone.
 ROUNDING = (
     "trainer.micro_batch_tokens",
     "model.gradient_checkpointing",
     "rollout.gpu_memory",
     "rollout.max_sequences",
     "rollout.bucket_mb",
+    "placement.ranks",
     "placement.threads",
 )
 # What the files of a checkpoint, or its position in the data, are of.
@@ -51,7 +52,6 @@ FIXED = {
     "trainer.eval_prompts": "the rows that are held out are not trained on",
     "trainer.zero_stage": "the checkpoint's shards are cut for the other stage",
     "trainer.offload_optimizer": "the checkpoint's optimizer is of another kind",
-    "placement.ranks": "the checkpoint's shards are of the other number of ranks",
 }
 Change = tuple[Any, Any]  # before, after
 

@@ -50,23 +50,13 @@ class Checkpoint:
     state: dict[str, Any] = field(repr=False)
     score: float | None = None
 
-    def require(self, **expected: Any) -> None:
-        """Raise CheckpointError unless state has these values: require(model=fingerprint, world_size=4)."""
-        wrong = {key: want for key, want in expected.items() if self.state.get(key) != want}
-        if "model" in wrong:
-            found = self.state.get("model")
+    def require_model(self, fingerprint: str) -> None:
+        """Raises CheckpointError unless it is of this model."""
+        if (found := self.state.get("model")) != fingerprint:
             raise CheckpointError(
-                f"{self.folder} is a checkpoint of another model (fingerprint {found}, this one is {wrong['model']}): "
+                f"{self.folder} is a checkpoint of another model (fingerprint {found}, this one is {fingerprint}): "
                 "set model.path or model.init back, or choose another run.name"
             )
-        if "world_size" in wrong:
-            found = self.state.get("world_size")
-            raise CheckpointError(
-                f"{self.folder} was written by {found} ranks, this run has {wrong['world_size']}: "
-                f"set placement.ranks={found} (train_sft: torchrun --nproc-per-node {found}), or choose another run.name"
-            )
-        for key, want in wrong.items():
-            raise CheckpointError(f"{self.folder}: {key} is {self.state.get(key)!r} there and {want!r} here; choose another run.name")
 
 
 class Checkpoints:

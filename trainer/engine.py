@@ -210,8 +210,10 @@ class Engine:
             files.save = write
         return writes
 
-    def load(self, folder: Path) -> None:
-        """Read what `save` wrote with the same number of ranks. Collective."""
+    def load(self, folder: Path, universal: bool = False) -> None:
+        """Read what `save` wrote with the same number of ranks, or what `reshard` made of it: then it is `universal`. Collective."""
+        settings: Any = self.engine._config
+        settings.load_universal_checkpoint = universal  # read at every load
         with _quiet():
             path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
         if path is None:

@@ -142,8 +142,8 @@ class RoleGroup:
     def save(self, folder: Path) -> None:
         self.call("save", folder / self.role.name)
 
-    def load(self, folder: Path) -> None:
-        self.call("load", folder / self.role.name)
+    def load(self, folder: Path, resharded: Path | None) -> None:
+        self.call("load", folder / self.role.name, resharded and resharded / self.role.name)
 
 
 def minibatches(episodes: int, epochs: int, count: int, seed: int) -> list[list[int]]:

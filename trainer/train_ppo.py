@@ -43,6 +43,7 @@ from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
+from trainer.reshard import reshard
 from trainer.rewards import needs_answer
 from trainer.rewards.scorer import Scorer
 from trainer.roles import Rollout
@@ -71,14 +72,9 @@ class Run:
     skips: Skips
     position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a checkpoint must share with the run that loads it."""
-        return {"model": self.workers.fingerprint, "world_size": self.config.placement.ranks}
-
     def restore(self, last: Checkpoint) -> None:
-        last.require(**self.identity)
-        self.workers.load(last.folder)
+        last.require_model(self.workers.fingerprint)
+        self.workers.load(last.folder, reshard(last, self.config.placement.ranks, self.config.trainer.timeout))
         self.workers.learned = last.step
         self.loader.load(last.state["loader"])
         self.controller.load(last.state["kl"])
@@ -86,8 +82,8 @@ class Run:
     def save(self, step: int, score: float | None, last: bool) -> float:
         """Begin a checkpoint; the `last` of this start is complete on return. Returns the seconds that it held the run up."""
         begin = time.perf_counter()
-        state = {**self.identity, "loader": self.position, "kl": self.controller.state()}
-        workers = self.workers
+        workers, ranks = self.workers, self.config.placement.ranks
+        state = {"model": workers.fingerprint, "world_size": ranks, "loader": self.position, "kl": self.controller.state()}
         self.checkpoints.save(step, state, workers.save, workers.saved, score=score, expected=workers.shards())
         if last:
             self.checkpoints.wait()

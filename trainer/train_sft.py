@@ -50,6 +50,7 @@ from trainer.metrics import Metrics, plot
 from trainer.models import PolicyModel, load_tokenizer
 from trainer.objectives.aggregation import denominators, part
 from trainer.objectives.supervised import supervised
+from trainer.reshard import reshard
 from trainer.roles import combine
 from trainer.runs import held, run_folder, save_resolved
 from trainer.sinks import sinks
@@ -111,8 +112,8 @@ def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
     worker.build()
     identity = {"model": worker.fingerprint(), "world_size": world}
     if last:
-        last.require(**identity)
-        worker.load(last.folder)
+        last.require_model(identity["model"])
+        worker.load(last.folder, _from_rank_0(partial(reshard, last, world, schedule.timeout), rank, world))
         loader.load(last.state["loader"])
     skips = Skips(config.divergence.patience)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None

@@ -88,9 +88,9 @@ class WorkerGroups:
         """Whether all ranks have written what `save` began. Raises what went wrong on one."""
         return all(done for role in self._trained() for done in role.call("saved"))
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, resharded: Path | None) -> None:
         for role in self._trained():
-            role.load(folder)
+            role.load(folder, resharded)
 
     def shards(self) -> list[str]:
         """A file of every rank, below the folder that `save` was given: missing ones mean that a node does not share it."""

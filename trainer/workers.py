@@ -177,15 +177,21 @@ class Worker:
             return True
         return bool(wait([self.writing], seconds).done) and self.writing.result() is None
 
-    def load(self, folder: Path) -> None:
-        """Continue from what `save` wrote with the same number of ranks. Raises ConfigError where this rank does not see it."""
-        if not (folder / f"random-{self.rank}.pt").is_file():
+    def load(self, folder: Path, resharded: Path | None = None) -> None:
+        """Continue from what `save` wrote: with another number of ranks from `resharded`, where that was necessary.
+
+        A rank that was not there before has the random state that its seed gives. Raises ConfigError where this rank sees no checkpoint.
+        """
+        file = folder / f"random-{self.rank}.pt"
+        if not (folder / "random-0.pt").is_file():
             raise ConfigError(
                 f"{folder}: rank {self.rank} on {socket.gethostname()} does not see its part of the checkpoint; is this folder the same "
                 "one on every node? (flotilla:checkpoints.kind shared or network; $FLOTILLA_RUNS)"
             )
-        self.engine.load(folder)
-        state = torch.load(folder / f"random-{self.rank}.pt", weights_only=False)
+        self.engine.load(resharded or folder, universal=resharded is not None)
+        if not file.is_file():
+            return
+        state = torch.load(file, weights_only=False)
         random.setstate(state["python"])
         np.random.set_state(state["numpy"])
         torch.set_rng_state(state["torch"])

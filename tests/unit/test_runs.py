@@ -118,8 +118,10 @@ def test_what_run_allow_names_may_change_and_is_recorded(runs, capsys):
     save_resolved(ok(*changed), runs / "mine", [])  # as it has become
 
 
-@pytest.mark.parametrize("change", ["trainer.micro_batch_tokens=4096", "model.gradient_checkpointing=true", "trainer.eval_every=3"])
-def test_less_memory_and_more_evaluations_need_nobodys_word_and_are_the_same_run(runs, change):
+@pytest.mark.parametrize(
+    "change", ["trainer.micro_batch_tokens=4096", "model.gradient_checkpointing=true", "trainer.eval_every=3", "placement.ranks=2"]
+)
+def test_less_memory_other_ranks_and_more_evaluations_need_nobodys_word_and_are_the_same_run(runs, change):
     save_resolved(ok("run.name=mine"), runs / "mine", [])
     first_step(runs / "mine")
     save_resolved(ok("run.name=mine", change), runs / "mine", [])
@@ -134,7 +136,6 @@ def test_less_memory_and_more_evaluations_need_nobodys_word_and_are_the_same_run
         ("run.seed=1", "an order of the data drawn from the other seed"),
         ("trainer.eval_prompts=3", "rows that are held out"),
         ("trainer.zero_stage=2", "shards are cut for the other stage"),
-        ("placement.ranks=2", "shards are of the other number of ranks"),
         ("algorithm.name=ppo", "ppo's critic is in the checkpoint, or is not"),
     ],
 )
