@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,3 +30,28 @@ def recipe(tmp_path: Path, text: str) -> str:
     file = tmp_path / "demo.yaml"
     file.write_text(text)
     return str(file)
+
+
+def settings(path: Path, **changes: Any) -> PpoConfig:
+    """Of a run of six steps on CPUs."""
+    values: dict[str, Any] = {
+        "model": {"path": str(path), "dtype": "float32"},
+        "data": {"path": "trainer.data.tasks:sort_digits", "args": {"rows": 200, "length": 3}, "max_prompt_tokens": 8},
+        "algorithm": {"group_size": 4},
+        "reward": {"function": "digits_share"},
+        "rollout": {"engine": "hf", "max_new_tokens": 5},
+        "optim": {"lr": 1e-3},
+        "trainer": {
+            "steps": 6,
+            "prompts_per_step": 8,
+            "checkpoint_every": 2,
+            "eval_prompts": 16,
+            "micro_batch_tokens": 64,
+            "export_every": 4,
+        },
+        "placement": {"gpus_per_rank": 0, "wait": 20},
+        "log": {"tensorboard": False, "plot": False},
+    }
+    for key, value in changes.items():
+        values[key] = {**values.get(key, {}), **value}
+    return PpoConfig.model_validate(values)

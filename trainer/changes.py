@@ -20,6 +20,7 @@ HARMLESS = (
     "trainer.keep_checkpoints",
     "trainer.keep_best",
     "trainer.export_every",
+    "evals",
     "trainer.eval_every",
     "trainer.eval_samples",
     "trainer.eval_pass",

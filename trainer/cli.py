@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from trainer import yaml_io
 from trainer.checkpoint import NO_SPACE, reasons
-from trainer.config_help import allowed, find, print_settings, settings, show
+from trainer.config_help import allowed, find, innermost, print_settings, settings, show
 from trainer.configs.sections import Config, Rule, broken_rules, unread, value_of, values_read
 from trainer.errors import ConfigError
 from trainer.preflight import Check
@@ -76,7 +76,7 @@ def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check]
     errors += [_explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(_touches(key, wrong) for key in rule.keys)]
     for check in checks if args.print_config else (*checks, *before_start):
         for line in check(config):
-            key = re.match(r"[a-z_.]*", line)[0]  # type: ignore[index]
+            key = re.match(r"[\w.-]*", line)[0]  # type: ignore[index]
             if not _touches(key, wrong):
                 errors.append(f"{line} ({_source(model, key, sources)})" if _is_setting(model, key) else line)
     if errors:
@@ -256,7 +256,10 @@ def _explain(model: type[Config], error: dict[str, Any], sources: Sources) -> li
         if key in sources:  # of a file: what a foreign section has in it, one by one
             below = [name for name in below if "." not in name.removeprefix(f"{key}.")] if key in model.READS_NOT else []
         return [_explain_unknown(model, name, sources, error["input"], key) for name in below or [key]]
-    name, field = find(model, key)
+    if error["loc"][-1] == "[key]":
+        place = key.removesuffix(".[key]")
+        return [f"{place}: a name is letters, digits, _ and -, and begins with a letter or _ ({_source(model, place, sources)})"]
+    name, field = find(model, key)[0], innermost(model, key)
     if error["type"] == "missing":
         return [f"{key}: must be set; {field.description} (neither in a --config file nor on the command line)"]
     value = "" if isinstance(error["input"], dict) and name == key else f"={show(error['input'])}"

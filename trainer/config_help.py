@@ -41,6 +41,16 @@ def find(model: type[BaseModel], key: str) -> tuple[str, FieldInfo]:
     return f"{name}.{below}", field
 
 
+def innermost(model: type[BaseModel], key: str) -> FieldInfo:
+    """As `find`, but the setting within a mapping of sections: of `evals.NAME.rows` that of rows."""
+    name, field = find(model, key)
+    _, _, below = key.removeprefix(name).removeprefix(".").partition(".")
+    section = get_args(field.annotation)[-1:]
+    if not below or get_origin(field.annotation) is not dict or not _is_section(FieldInfo(annotation=section[0])):
+        return field
+    return find(section[0], below)[1]
+
+
 def allowed(field: FieldInfo) -> str:
     """Such as `an integer, at least 1` or `auto, never or must`."""
     return _type(field.annotation, field.metadata)

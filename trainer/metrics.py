@@ -170,10 +170,11 @@ class _Display:
 def _readable(numbers: Mapping[str, float], moved: Set[str]) -> list[str]:
     """Columns of a step's line; the KL and others that have been 0 at each step so far are left out. `moved` are those that have not."""
     shown = [key for key in LINE if key in numbers and (key in moved or "reward" in key)]
+    named = [f"{key.replace('_', ' ')} {value:.4g}" for key, value in numbers.items() if key.startswith("eval_reward/")]
     return [
         f"{LINE[key].format(numbers[key])} {UNITS[key]}" if key in UNITS else f"{key.replace('_', ' ')} {LINE[key].format(numbers[key])}"
         for key in shown
-    ]
+    ] + named
 
 
 # --- plot ------------------------------------------------------------------------------------------------------------------

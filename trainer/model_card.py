@@ -42,7 +42,8 @@ def card(name: str, settings: dict[str, Any], step: int, rows: list[dict[str, An
     head = {"library_name": "transformers", "pipeline_tag": "text-generation", "tags": ["flotilla", algorithm.get("name") or "sft"]}
     if base and not Path(base).is_absolute():  # a hub's name; a folder of a machine says nothing elsewhere
         head["base_model"] = base
-    last = {key: row[key] for row in rows for key in FIGURES if row.get(key) is not None}
+    last = {key: value for row in rows for key, value in row.items() if key.startswith("eval_") and value is not None}
+    last = {key: row[key] for row in rows for key in FIGURES if row.get(key) is not None} | last
     table = ["| | at this step |", "|---|---|", *(f"| {key.replace('_', ' ')} | {value:.4g} |" for key, value in last.items())]
     lines = [
         f"---\n{yaml_io.dump(head)}---",

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from trainer import placement, rewards
-from trainer.config_help import settings
+from trainer.config_help import settings, show
+from trainer.configs.data import DataConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config
 from trainer.configs.sft import SftConfig
@@ -43,8 +44,27 @@ def model(config: Config) -> list[str]:
 
 
 def data(config: Config) -> list[str]:
-    answers = not isinstance(config, PpoConfig) or rewards.needs_answer(*(spec for spec, _ in config.reward.functions().values()))
+    answers = not isinstance(config, PpoConfig) or needs_answer(config)
     return _lines(rows.check, resolved_paths(config).data, answers=answers)
+
+
+def needs_answer(config: PpoConfig) -> bool:
+    return rewards.needs_answer(*(spec for spec, _ in config.reward.functions().values()))
+
+
+def evals(config: PpoConfig) -> list[str]:
+    found = []
+    for name, data in resolved_paths(config).eval_data().items():
+        own = config.evals[name].model_dump(exclude_none=True)
+        in_vain = [(key, why) for why, keys in data.in_vain().items() for key in keys if key in own]
+        found += [f"evals.{name}.{key}={show(own[key])}: {why}" for key, why in in_vain]
+        found += _lines(_check_set, name, data, needs_answer(config))
+    return found
+
+
+def _check_set(name: str, data: DataConfig, answers: bool) -> None:
+    with rows.of_set(name):
+        rows.check(data, answers=answers)
 
 
 def reward(config: PpoConfig) -> list[str]:

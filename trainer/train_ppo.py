@@ -23,7 +23,7 @@ from trainer.configs.sections import values_read
 
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
-    checks = (preflight.allowed, preflight.model, preflight.data, preflight.reward, preflight.sinks)
+    checks = (preflight.allowed, preflight.model, preflight.data, preflight.evals, preflight.reward, preflight.sinks)
     before_start = (preflight.cluster,)
     return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
 
@@ -32,12 +32,15 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
     with exits_cleanly():
         CONFIG = read(sys.argv[1:])
 
+from transformers import PreTrainedTokenizerBase
+
 from trainer.actors import RunError
 from trainer.algorithms.kl import KlController, kl
 from trainer.background import Background
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.data.loader import Loader
 from trainer.data.prompts import load_prompts
+from trainer.data.rows import of_set
 from trainer.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
@@ -50,7 +53,7 @@ from trainer.roles import Rollout
 from trainer.rollout.engines import Pending
 from trainer.runs import held, run_folder, save_resolved
 from trainer.samples import Samples
-from trainer.scored import advantages, describe, evaluation, left_out
+from trainer.scored import advantages, describe, evaluations, left_out
 from trainer.sinks import sinks
 from trainer.stopping import STOPPED, Stopped, Stopping, stop_signals
 from trainer.worker_groups import WorkerGroups, start
@@ -64,7 +67,7 @@ class Run:
     folder: Path
     workers: WorkerGroups
     loader: Loader
-    held_out: list[Prompt]  # evaluated on, never trained on
+    sets: dict[str, list[Prompt]]  # evaluated on; "" is what data holds out
     rewards: Scorer
     controller: KlController
     checkpoints: Background
@@ -102,18 +105,23 @@ class Run:
         return self.workers.engines.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
 
     def evaluate(self, step: int, stopping: Stopping) -> dict[str, float]:
-        """What answers to the held-out prompts are worth; nothing where the run is asked to stop first."""
-        if not self.held_out:
+        """What answers to the prompts of all sets are worth; nothing where the run is asked to stop first."""
+        if not self.sets:
             return {}
         self.workers.sync()
         samples = self.config.trainer.eval_samples
-        episodes = self.workers.episodes(self.workers.engines.start(self.held_out, samples, self.config.run.seed, greedy=samples == 1))
-        require_sampled(episodes, self.workers.learned)
-        try:
-            self.rewards.score(episodes, step, stopping)
-        except Stopped:
-            return {}
-        return evaluation(episodes, self.config)
+        by_set: dict[str, list[Episode]] = {}
+        for name, prompts in self.sets.items():
+            episodes = self.workers.episodes(self.workers.engines.start(prompts, samples, self.config.run.seed, greedy=samples == 1))
+            require_sampled(episodes, self.workers.learned)
+            try:
+                self.rewards.score(episodes, step, stopping)
+            except Stopped:
+                return {}
+            except (ConfigError, TimeoutError) as error:
+                raise type(error)(f"evals.{name}: {error}" if name else str(error)) from error
+            by_set[name] = episodes
+        return evaluations(by_set, self.config)
 
     def require_sound(self, rollout: Rollout, step: int) -> None:
         """Raises Diverged where the policy's weights after `step` give no numbers any more."""
@@ -124,7 +132,7 @@ class Run:
 def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     """All steps after `done`. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
     schedule = run.config.trainer
-    if done == 0 and run.held_out:
+    if done == 0 and run.sets:
         metrics.log(0, run.evaluate(0, stopping))
     pending = run.sample(done + 1)
     step = done
@@ -197,8 +205,10 @@ def _train(config: PpoConfig, folder: Path) -> int:
     """Read the data, start all processes, run the loop, export the model."""
     schedule = config.trainer
     answers = needs_answer(*(spec for spec, _ in config.reward.functions().values()))
-    data = load_prompts(config.data, load_tokenizer(config.model), answers=answers)
+    tokenizer = load_tokenizer(config.model)
+    data = load_prompts(config.data, tokenizer, answers=answers)
     prompts, held_out = hold_out(data.prompts, schedule.eval_prompts)
+    sets = ({"": held_out} if held_out else {}) | eval_sets(config, tokenizer, answers)
     loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
@@ -215,7 +225,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
         stop_signals() as stopping,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)
-        run = Run(config, folder, workers, loader, held_out, rewards, controller, background, samples, Skips(config.divergence.patience))
+        run = Run(config, folder, workers, loader, sets, rewards, controller, background, samples, Skips(config.divergence.patience))
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
@@ -232,6 +242,17 @@ def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prom
     if count >= len(prompts):
         raise ConfigError(f"trainer.eval_prompts={count}: data.path has {len(prompts)} prompts; leave some to train on")
     return prompts[: len(prompts) - count], prompts[len(prompts) - count :]
+
+
+def eval_sets(config: PpoConfig, tokenizer: PreTrainedTokenizerBase, answers: bool) -> dict[str, list[Prompt]]:
+    """The prompts of `evals` by name. Raises ConfigError."""
+    found: dict[str, list[Prompt]] = {}
+    for name, data in config.eval_data().items():
+        with of_set(name):
+            loaded = load_prompts(data, tokenizer, answers=answers, first=config.evals[name].rows)
+        print(f"evals.{name}: {len(loaded.prompts)} prompts ({loaded.dropped} too long)", flush=True)
+        found[name] = loaded.prompts
+    return found
 
 
 def learn(

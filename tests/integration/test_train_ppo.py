@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import ray
+from configs import settings
 
 from trainer import actors, export, train_ppo, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
-from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.rollout.engines import Pending, RolloutEngines
@@ -44,30 +44,6 @@ def names_are_free(cluster):
         with suppress(ValueError):  # gone meanwhile
             ray.kill(ray.get_actor(name))
     until_gone()
-
-
-def settings(path: Path, **changes: Any) -> PpoConfig:
-    values: dict[str, Any] = {
-        "model": {"path": str(path), "dtype": "float32"},
-        "data": {"path": "trainer.data.tasks:sort_digits", "args": {"rows": 200, "length": 3}, "max_prompt_tokens": 8},
-        "algorithm": {"group_size": 4},
-        "reward": {"function": "digits_share"},
-        "rollout": {"engine": "hf", "max_new_tokens": 5},
-        "optim": {"lr": 1e-3},
-        "trainer": {
-            "steps": 6,
-            "prompts_per_step": 8,
-            "checkpoint_every": 2,
-            "eval_prompts": 16,
-            "micro_batch_tokens": 64,
-            "export_every": 4,
-        },
-        "placement": {"gpus_per_rank": 0, "wait": 20},
-        "log": {"tensorboard": False, "plot": False},
-    }
-    for key, value in changes.items():
-        values[key] = {**values.get(key, {}), **value}
-    return PpoConfig.model_validate(values)
 
 
 def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:
@@ -115,6 +91,16 @@ def test_a_run_reports_every_step_and_exports_a_model(whole):
     assert all(row["logprob_diff"] < 1e-4 for row in rows[1:]), "rollout engines must have the policy's weights at every step"
     assert (whole / "model" / "model.safetensors").stat().st_size > 0
     assert sorted(p.name for p in (whole / "checkpoints").iterdir()) == ["step_4", "step_6"]
+
+
+def test_more_sets_to_evaluate_on_are_reported_by_name_and_change_no_step(whole, tiny_model, tmp_path):
+    """They are added when the run resumes; answers are drawn, as greedy ones take no random numbers."""
+    assert train_ppo.train(settings(tiny_model, trainer={"steps": 2}), tmp_path) == 0
+    sets = {"few": {"rows": 3}, "longer": {"args": {"rows": 5, "length": 5}}}
+    assert train_ppo.train(settings(tiny_model, evals=sets, trainer={"eval_every": 1, "eval_samples": 2}), tmp_path) == 0
+    rows, names = read(tmp_path), {f"eval_{what}/{name}" for name in sets for what in ("reward", "pass@1", "pass@2")}
+    assert [row.keys() & names for row in rows] == [set()] * 3 + [names] * 4
+    assert [(row["reward"], row["loss"]) for row in rows[1:]] == [(row["reward"], row["loss"]) for row in read(whole)[1:]]
 
 
 def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole, tiny_model):

@@ -119,7 +119,14 @@ def test_what_run_allow_names_may_change_and_is_recorded(runs, capsys):
 
 
 @pytest.mark.parametrize(
-    "change", ["trainer.micro_batch_tokens=4096", "model.gradient_checkpointing=true", "trainer.eval_every=3", "placement.ranks=2"]
+    "change",
+    [
+        "trainer.micro_batch_tokens=4096",
+        "model.gradient_checkpointing=true",
+        "trainer.eval_every=3",
+        "evals.more.rows=3",
+        "placement.ranks=2",
+    ],
 )
 def test_less_memory_other_ranks_and_more_evaluations_need_nobodys_word_and_are_the_same_run(runs, change):
     save_resolved(ok("run.name=mine"), runs / "mine", [])

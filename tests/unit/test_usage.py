@@ -89,6 +89,9 @@ def printed_by_the_trainer(folder: Path) -> str:
 def test_the_last_step_is_read_as_the_trainer_prints_it(tmp_path: Path) -> None:
     assert progress(printed_by_the_trainer(tmp_path)) == Progress(2, 100, 0.5, 8450.0, 1.8)
     assert progress("step 3/9  loss 1.5e-05  1,234,567 tokens/s  0.80 s  1:02 left") == Progress(3, 9, None, 1234567.0, 0.8)
+    assert progress("step 4/90  1,234 tokens/s  0.80 s  eval reward 0.5  eval reward/gsm 0.25  1:00 left") == Progress(
+        4, 90, None, 1234.0, 0.8
+    )
     assert progress("step  4/90  eval reward     0.25      1,234 tokens/s     0.80 s") == Progress(4, 90, None, 1234.0, 0.8)
     assert progress("one step 3/9 of a kind\nsteps") is None
 

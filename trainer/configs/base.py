@@ -16,12 +16,14 @@ class Only:
     setting: str
     values: tuple[Any, ...] = ()  # () stands for any but null, 0, false and empty
     why: str = ""
+    other: str = ""  # a setting in whose place this one may be
 
     def holds(self, value: Any) -> bool:
         return value in self.values if self.values else bool(value)
 
     def __str__(self) -> str:
-        return f"{self.setting}={' or '.join(map(str, self.values))}" if self.values else self.setting
+        text = f"{self.setting}={' or '.join(map(str, self.values))}" if self.values else self.setting
+        return f"{text} or {self.other}" if self.other else text
 
 
 class Section(BaseModel):

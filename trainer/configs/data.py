@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from trainer.configs.base import Section
 
+EvalName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 FILES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".arrow", ".feather")  # formats of files, by their ends
 
 
@@ -41,3 +43,31 @@ class DataConfig(Section):
         """Hub names are `organization/name`; anything with another form is a function or a path of this machine."""
         local = self.path.startswith((".", "/", "~")) or self.path.count("/") != 1 or self.path.endswith(("/", *FILES))
         return not (local or self.function() or set(self.path) & set("*?["))
+
+    def in_vain(self) -> dict[str, list[str]]:
+        """Settings that are set and not read with this path, by the reason."""
+        of_hub = ["split", "subset", "revision"] if not self.may_be_hub() else []
+        unread = {
+            "not read; files and datasets take no arguments, package.module:function does": ["args"] if not self.function() else [],
+            "not read; of a dataset organization/name of the hub only": of_hub,
+        }
+        named = {why: [key for key in keys if getattr(self, key)] for why, keys in unread.items()}
+        return {why: keys for why, keys in named.items() if keys}
+
+
+class EvalConfig(Section):
+    path: str | None = Field(default=None, description="As data.path.")
+    args: dict[str, Any] | None = Field(default=None, description="As data.args.")
+    split: str | None = Field(default=None, description="As data.split.")
+    subset: str | None = Field(default=None, description="As data.subset.")
+    revision: str | None = Field(default=None, description="As data.revision.")
+    prompt: str | None = Field(default=None, description="As data.prompt.")
+    answer: str | None = Field(default=None, description="As data.answer.")
+    rows: int | None = Field(default=None, ge=1, description="The first so many rows alone.")
+
+    def of(self, data: DataConfig) -> DataConfig:
+        """What is not set is as in `data`, but args, split, subset and revision where this set has a path of its own."""
+        own = {key: value for key, value in self if key != "rows" and value is not None}
+        if self.path is not None:
+            own = {"args": {}, "split": None, "subset": None, "revision": None} | own | {"path": os.path.expanduser(self.path)}  # noqa: PTH111
+        return data.model_copy(update=own)

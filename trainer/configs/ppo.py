@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.configs.data import DataConfig
+from trainer.configs.data import DataConfig, EvalConfig, EvalName
 from trainer.configs.reward import RewardConfig
 from trainer.configs.sections import (
     WITH_CRITIC,
@@ -23,7 +23,7 @@ from trainer.configs.sections import (
     TrainerConfig,
 )
 
-WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is evaluated")
+WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is evaluated", other="evals")
 
 
 class PpoTrainerConfig(TrainerConfig):
@@ -36,7 +36,7 @@ class PpoTrainerConfig(TrainerConfig):
         default=0, ge=0, description="Steps between evaluations; 0 evaluates at the ends only."
     )
     silence: int = Field(default=180, ge=10, description="Seconds without a sign of life after which a process is ended as if it had died.")
-    eval_prompts: int = Field(default=128, ge=0, description="Prompts of an evaluation; 0 switches evaluation off.")
+    eval_prompts: int = Field(default=128, ge=0, description="Last rows of the data, evaluated on and not trained on; 0 holds none out.")
     eval_samples: Annotated[int, WITH_EVALUATION] = Field(
         default=1, ge=1, description="Answers to each: one greedy, or so many as training samples are drawn, which give pass@k."
     )
@@ -84,6 +84,10 @@ class PpoConfig(Config):
     log: PpoLogConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
         default=PpoLogConfig(), description="What is written for people."
     )
+    evals: dict[EvalName, EvalConfig] = Field(
+        default_factory=dict,
+        description="Sets of rows to evaluate on besides, by name: {NAME: {path: test.jsonl, rows: 200}}; what is left out is as in data.",
+    )
     algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="Advantages and loss.")
     reward: RewardConfig = Field(default=RewardConfig(), description="What an answer is worth.")
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="Rollout engines.")
@@ -91,6 +95,10 @@ class PpoConfig(Config):
 
     def updates(self) -> int:
         return self.trainer.steps * self.algorithm.epochs * self.algorithm.minibatches
+
+    def eval_data(self) -> dict[str, DataConfig]:
+        """Where the rows of each of `evals` come from."""
+        return {name: each.of(self.data) for name, each in self.evals.items()}
 
     def rules(self) -> list[Rule]:
         algorithm, rollout, step, place, critic = self.algorithm, self.rollout, self.trainer, self.placement, self.critic

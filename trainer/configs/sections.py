@@ -229,16 +229,7 @@ class Config(Section):
                 ("model.attention", "model.dtype", "placement.gpus_per_rank"),
                 "flash attention needs bfloat16 and a GPU; sdpa runs everywhere",
             ),
-            Rule(
-                bool(data.args) and not data.function(),
-                ("data.args", "data.path"),
-                "not read; files and datasets take no arguments, package.module:function does",
-            ),
-            Rule(
-                not data.may_be_hub() and any((data.split, data.subset, data.revision)),
-                (*(f"data.{key}" for key in ("split", "subset", "revision") if getattr(data, key)), "data.path"),
-                "not read; of a dataset organization/name of the hub only",
-            ),
+            *(Rule(True, (*(f"data.{key}" for key in keys), "data.path"), why) for why, keys in data.in_vain().items()),
             Rule(
                 step.offload_optimizer and step.zero_stage == 0,
                 ("trainer.offload_optimizer", "trainer.zero_stage"),
@@ -254,7 +245,11 @@ class Config(Section):
 
 def broken_rules(config: Config) -> list[Rule]:
     """What is not right between settings, each of which is right alone."""
-    in_vain = [Rule(True, (key, only.setting), f"not read; {only.why}") for key, only, named in unread(config) if named]
+    in_vain = [
+        Rule(True, tuple(filter(None, (key, only.setting, only.other))), f"not read; {only.why}")
+        for key, only, named in unread(config)
+        if named
+    ]
     return [*(rule for rule in config.rules() if rule.broken), *in_vain]
 
 
@@ -271,7 +266,7 @@ def _unread(config: Config, section: Section, prefix: str, around: Only | None, 
         given = named and name in section.model_fields_set and not taken_back
         if isinstance(value, Section):
             yield from _unread(config, value, f"{key}.", only, named=given)
-        elif only is not None and not only.holds(value_of(config, only.setting)):
+        elif only is not None and not any(only.holds(value_of(config, name)) for name in (only.setting, only.other) if name):
             yield key, only, given
 
 

@@ -16,6 +16,7 @@ class SftConfig(Config):
         "rollout": "it samples no answers",
         "reward": "it learns from the answers of the data, not from rewards",
         "critic": "it trains no value model",
+        "evals": "it does not evaluate",
         "algorithm": "there are no advantages; of this section it reads algorithm.aggregation alone",
         **{f"trainer.{name}": "it neither samples nor evaluates" for name in PpoTrainerConfig.model_fields},
         **{f"log.{name}": "it samples no answers" for name in PpoLogConfig.model_fields},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -20,13 +21,14 @@ class PromptSet:
     dropped: int  # left out because they were longer than data.max_prompt_tokens
 
 
-def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True) -> PromptSet:
-    """Read and tokenize the data set. `answers` asks for the answer column; rewards find it under "answer" whatever its name was.
+def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True, first: int | None = None) -> PromptSet:
+    """Read and tokenize the data set, or its `first` rows. `answers` asks for the answer column; rewards find it under "answer"
+    whatever its name was.
 
     Raises ConfigError, naming file and line or row, for data that cannot be read, a missing column, a value of the wrong type, a
     prompt without tokens, or longer than data.max_prompt_tokens where data.overlong is "error" (or where all are dropped).
     """
-    rows = list(read_rows(config))
+    rows = list(islice(read_rows(config), first))
     if not rows:
         raise no_rows(config)
     asked = [_text(column(columns, config.prompt, "data.prompt", where), config, tokenizer, where) for where, columns in rows]

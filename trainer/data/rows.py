@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,16 @@ def check(config: DataConfig, *, answers: bool = True) -> None:
     column(columns, config.prompt, "data.prompt", where)
     if answers:
         column(columns, config.answer, "data.answer", where)
+
+
+@contextmanager
+def of_set(name: str) -> Iterator[None]:
+    """Errors about the data inside are of evals.NAME, with its settings in place of data's."""
+    try:
+        yield
+    except ConfigError as error:
+        text = re.sub(r"\bdata\.(?=(path|args|split|subset|revision|prompt|answer)\b)", f"evals.{name}.", str(error))
+        raise ConfigError(text if text.startswith("evals.") else f"evals.{name}: {text}") from error
 
 
 def first_row(config: DataConfig) -> tuple[str, Row]:
