@@ -101,10 +101,13 @@ def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
 
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", nargs="?", const="", metavar="SECTION")
-    parser.add_argument("--config", metavar="FILE")
+    parser.add_argument("--config", metavar="FILE", action="append")
     parser.add_argument("--print-config", "--dry-run", action="store_true")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
+    if args.config and len(args.config) > 1:
+        raise ConfigError(f"--config: {' and '.join(args.config)}; give one, with the settings of both (command line)")
+    args.config = args.config[0] if args.config else None
     if "=" in (args.help or ""):  # --help algorithm.name=ppo: of no section
         args.help, args.overrides = "", [*args.overrides, args.help]
     return args

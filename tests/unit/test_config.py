@@ -152,3 +152,9 @@ def test_a_full_disk_is_one_line_and_other_system_errors_are_not_hidden(capsys):
     assert "error: /checkpoints/demo/metrics.jsonl: No space left on device" in capsys.readouterr().err
     with pytest.raises(FileNotFoundError), exits_cleanly():
         raise FileNotFoundError("something else")
+
+
+def test_a_second_config_file_is_refused_not_ignored(tmp_path):
+    file = recipe(tmp_path, "model:\n  path: gpt2\n")
+    with pytest.raises(ConfigError, match=r"^--config: \S+ and other.yaml; give one, with the settings of both \(command line\)$"):
+        parse(["--config", file, "--config=other.yaml"], prog=PROG, model=PpoConfig)
