@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from trainer import metrics, samples, yaml_io
+from trainer import faults, metrics, samples, yaml_io
 from trainer.changes import dotted
 from trainer.cli import exits_cleanly
 from trainer.cost import KEY
@@ -42,6 +42,7 @@ class Story:
     starts: list[dict[str, Any]]
     samples: list[dict[str, Any]]
     rollbacks: list[dict[str, Any]]
+    faults: list[dict[str, Any]]
 
     @classmethod
     def of(cls, folder: Path) -> Story:
@@ -50,7 +51,7 @@ class Story:
             settings = yaml_io.load((folder / "run.yaml").read_text()) or {}
         except (OSError, yaml.YAMLError) as error:
             raise ConfigError(f"{folder / 'run.yaml'}: {error}") from None
-        files = {file: folder / file for file in (metrics.FILE, "starts.jsonl", samples.FILE, ROLLBACKS)}
+        files = {file: folder / file for file in (metrics.FILE, "starts.jsonl", samples.FILE, ROLLBACKS, faults.FILE)}
         rows = [metrics.rows_of(path) if path.exists() else [] for path in files.values()]
         return cls(folder.resolve().name, settings, *rows)
 
@@ -82,6 +83,7 @@ class Story:
             "best evaluation": f"{best[1]:.4g} (step {best[0]})" if best else NOTHING,
             "cost": f"{spent[-1]:,.2f} USD" if spent else NOTHING,
             "starts": str(len(self.starts)),
+            "faults": str(len(self.faults)),
             "went back": str(len(self.rollbacks)),
         }
 

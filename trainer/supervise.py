@@ -20,7 +20,7 @@ import threading
 from itertools import count
 from pathlib import Path
 
-from trainer import metrics
+from trainer import faults, metrics
 from trainer.errors import ConfigError
 from trainer.runs import FOLDER_FILE
 from trainer.stopping import STOPPED
@@ -56,7 +56,10 @@ class Supervisor:
                 why = why or ("as before, so it is not started again" if step is not None and step == before else "")
                 pause, before = min(self.pause * 2**tries, LONGEST_PAUSE), step
                 next_try = f"started again in {pause:g} s ({tries + 1} of {self.retries}, --retries)"
-                _say(f"the driver {_ended(code)}{_at(step)}; {why or next_try}")
+                what = f"the driver {_ended(code)}{_at(step)}; {why or next_try}"
+                print(f"supervise: {what}", file=sys.stderr, flush=True)
+                if told.exists():
+                    faults.note(Path(told.read_text()), step, what)
                 if why:
                     return code
                 if self.stopped.wait(pause):
@@ -86,10 +89,6 @@ def _ended(code: int) -> str:
 
 def _at(step: int | None) -> str:
     return "" if step is None else f" at step {step}"
-
-
-def _say(text: str) -> None:
-    print(f"supervise: {text}", file=sys.stderr, flush=True)
 
 
 def main(argv: list[str]) -> int:

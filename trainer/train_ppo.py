@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer import model_card, preflight
+from trainer import faults, model_card, preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import values_read
@@ -115,13 +115,19 @@ class Run:
             episodes = self.workers.episodes(self.workers.engines.start(prompts, samples, self.config.run.seed, greedy=samples == 1))
             require_sampled(episodes, self.workers.learned)
             try:
-                self.rewards.score(episodes, step, stopping)
+                self.score(episodes, step, stopping)
             except Stopped:
                 return {}
             except (ConfigError, TimeoutError) as error:
                 raise type(error)(f"evals.{name}: {error}" if name else str(error)) from error
             by_set[name] = episodes
         return evaluations(by_set, self.config)
+
+    def score(self, episodes: list[Episode], step: int, stopping: Stopping) -> None:
+        """Their rewards. Raises as `Scorer.score` does."""
+        self.rewards.score(episodes, step, stopping)
+        if self.rewards.lost:
+            faults.note(self.folder, step, self.rewards.lost)
 
     def require_sound(self, rollout: Rollout, step: int) -> None:
         """Raises Diverged where the policy's weights after `step` give no numbers any more."""
@@ -148,7 +154,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
             pending = run.sample(step + 1)
             clock.lap("sync")
         try:
-            run.rewards.score(episodes, step, stopping)
+            run.score(episodes, step, stopping)
         except Stopped as late:
             return stopped(run, late, step - 1, position)
         clock.lap("reward")
@@ -325,6 +331,7 @@ def main(config: PpoConfig) -> int:
         try:
             return train(config, folder)
         except (RunError, TimeoutError) as error:
+            faults.note(folder, None, str(error))
             print(f"error: {error}", file=sys.stderr)
             return 1
 

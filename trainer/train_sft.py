@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
 
-from trainer import model_card, preflight
+from trainer import faults, model_card, preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.sections import values_read
 from trainer.configs.sft import SftConfig
@@ -76,6 +76,7 @@ def train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
         gc.collect()
         if why := _from_rank_0(partial(_go_back, config, folder, diverged), rank, world):
             if rank == 0:
+                faults.note(folder, diverged.step, why)
                 print(f"error: {why}", file=sys.stderr)
             return 1
 

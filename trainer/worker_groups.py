@@ -14,7 +14,7 @@ import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
-from trainer import actors, heartbeat, models, placement, weights
+from trainer import actors, faults, heartbeat, models, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode
@@ -33,6 +33,7 @@ class WorkerGroups:
     config: PpoConfig
     fingerprint: str
     plan: weights.Plan
+    folder: Path  # of the run
     restarts: int = 0  # of rollout engines, in this run
     learned: int = 0  # steps that the policy has learned: the version of its weights
 
@@ -73,7 +74,9 @@ class WorkerGroups:
         if isinstance(error, RunError):
             print(f"warning: {error}", flush=True)
         names = ", ".join(f"rollout-{i}" for i in lost)
-        print(f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)", flush=True)
+        again = f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)"
+        print(again, flush=True)
+        faults.note(self.folder, self.learned + 1, f"{again}: {error}")
         self.engines.start_again(lost)
         self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
         self._sync()
@@ -153,7 +156,7 @@ def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.P
     _require_shared(folder, roles)
     plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
     engines.connect(policy.ranks, plan, seconds)
-    return WorkerGroups(policy, roles.get("critic"), roles.get("reference"), engines, config, policy.call("fingerprint")[0], plan)
+    return WorkerGroups(policy, roles.get("critic"), roles.get("reference"), engines, config, policy.call("fingerprint")[0], plan, folder)
 
 
 def initial_model(config: PpoConfig, folder: Path) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -121,6 +123,79 @@ def wait_for_step(step: int, metrics: Path, job: subprocess.Popen[str]) -> None:
     deadline = time.monotonic() + 200
     while not metrics.exists() or len(metrics.read_text().splitlines()) <= step:  # the evaluation at step 0 has a line too
         assert time.monotonic() < deadline, f"step {step}: not within 200 s"
+        assert job.poll() is None, job.communicate()[0]
+        time.sleep(0.05)
+
+
+NIGHT_REWARD = """
+import time
+from pathlib import Path
+
+
+def reward(text, row, *, step, folder):
+    first = Path(folder, f"step-{step}")  # that this step was seen
+    new = not first.exists()
+    first.touch()
+    if new and step == 3:
+        raise RuntimeError("the judge is away")
+    if new and step == 4:
+        time.sleep(600)
+    storm = step in (6, 7) and not Path(folder, "calm").exists()
+    if step == 5 and Path(folder, "step-6").exists():
+        Path(folder, "calm").touch()
+    return len(text) * 1e38 if storm else sum(a == b for a, b in zip(text, row["answer"])) / len(row["answer"])
+"""
+NIGHT = """
+model: {path: "run:demo-sft", dtype: float32}
+data: {path: "trainer.data.tasks:sort_digits", args: {rows: 500, length: 8}, max_prompt_tokens: 16}
+algorithm: {name: dr_grpo, group_size: 4}
+reward: {function: "mine.night:reward", on_error: zero, answer_timeout: 3, args: {folder: FOLDER}}
+rollout: {engine: hf, max_new_tokens: 10}
+optim: {lr: 5.0e-4}
+placement: {gpus_per_rank: 0, threads: 1}
+divergence: {patience: 2, grad_norm: 1.0e+6}
+trainer: {steps: 14, prompts_per_step: 16, checkpoint_every: 2, keep_checkpoints: 4, eval_prompts: 0, silence: 10}
+run: {name: night}
+"""
+
+
+def test_a_night_of_lost_rewards_divergence_a_hang_and_a_dead_driver_ends_with_a_model_and_its_story(project, cluster, tmp_path):
+    mine = project / "mine"
+    mine.mkdir(exist_ok=True)
+    (mine / "night.py").write_text(NIGHT_REWARD)
+    (mine / "night.yaml").write_text(NIGHT.replace("FOLDER", str(tmp_path)))
+    train = ["python", "-m", "trainer.train_ppo", "--config", "mine/night.yaml"]
+    line = [RAY, "job", "submit", "--address", cluster, "--working-dir", ".", "--", "python", "-m", "trainer.supervise", "--", *train]
+    job = subprocess.Popen(line, cwd=project, env=sourced(cluster, project), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    run = project / "build/local/runs/night"
+    wait_for_step(9, run / "metrics.jsonl", job)
+    process_of(project, "ray::RolloutActor").suspend()
+    faults = run / "faults.jsonl"
+    wait_for(lambda: "rollout-0: the process died; started again" in faults.read_text(), job)
+    [driver] = [p for p in psutil.process_iter() if p.cmdline()[1:3] == ["-m", "trainer.train_ppo"] and "mine/night.yaml" in p.cmdline()]
+    driver.kill()
+    output = job.communicate(timeout=240)[0]
+    assert job.returncode == 0, output
+    assert [row["step"] for row in map(json.loads, (run / "metrics.jsonl").read_text().splitlines())] == list(range(1, 15))
+    assert (run / "model/model.safetensors").stat().st_size > 0
+
+    python(project, "-m", "trainer.report", str(run))
+    page = html.unescape((run / "report.html").read_text())
+    for story in (
+        "RuntimeError('the judge is away')",
+        "did not end within 3 s (reward.answer_timeout",
+        "the gradients of 2 steps in a row were not finite, or above divergence.grad_norm",
+        "gave no sign of life for",
+        "rollout-0: the process died; started again (1 of 3, rollout.restarts)",
+        "the driver was ended by SIGKILL",
+    ):
+        assert story in page, (story, faults.read_text())
+
+
+def wait_for(happened: Callable[[], bool], job: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 200
+    while not happened():
+        assert time.monotonic() < deadline
         assert job.poll() is None, job.communicate()[0]
         time.sleep(0.05)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer import report
+from trainer import faults, report
 from trainer.configs.ppo import PpoLogConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
@@ -171,3 +171,14 @@ def test_samples_of_steps_that_are_computed_again_are_written_once(tmp_path):
 def test_no_samples_are_kept_where_none_are_asked_for(tmp_path):
     Samples(tmp_path, PpoLogConfig(samples_every=0), "prompt").log(10, [episode(0, "a")])
     assert read(tmp_path) == []
+
+
+def test_faults_are_told_with_their_steps(runs):
+    folder = run(runs, "night")
+    faults.note(folder, 3, "rollout-0: the process died")
+    faults.note(folder, None, "<b>an error</b>")
+    page = Page(report.render([report.Story.of(folder)]))
+    at = page.words.index("rollout-0: the process died")
+    assert page.words[at - 1] == "3"
+    assert page.words[page.words.index("<b>an error</b>") - 1] == "-"
+    assert "Faults" not in Page(report.render([report.Story.of(run(runs, "calm"))])).words

@@ -37,6 +37,7 @@ class Scorer:
         self.workers: list[Process] = []
         self.killed: Counter[int] = Counter()  # how often a process was ended, or ended itself, at an answer of this batch, by its id()
         self.failures: list[str] = []  # of this batch
+        self.lost = ""  # what to say of them
         self._start()
 
     def _start(self) -> None:
@@ -60,7 +61,7 @@ class Scorer:
         reward.retries times. With reward.on_error=fail that raises ConfigError, or TimeoutError, naming the row of the data set and the
         line of code; with `drop` ConfigError is raised where all fail. Stopped is raised soon after `stopping` is set.
         """
-        self.failures = []
+        self.failures, self.lost = [], ""
         self.killed.clear()
         if not self.workers:  # they were ended with the error of an earlier batch
             self._start()
@@ -74,7 +75,8 @@ class Scorer:
             count = f"{len(self.failures)} of {len(episodes)} rewards failed"
             if self.config.on_error == "drop" and len(self.failures) == len(episodes):
                 raise ConfigError(f"reward.on_error=drop: {count}; the first: {self.failures[0]}")
-            print(f"step {step}: {count} (reward.on_error={self.config.on_error}); the first: {self.failures[0]}", flush=True)
+            self.lost = f"{count} (reward.on_error={self.config.on_error}); the first: {self.failures[0]}"
+            print(f"step {step}: {self.lost}", flush=True)
         return [episode.reward for episode in episodes]
 
     def _await_start(self, stopping: Stopping | None) -> None:
