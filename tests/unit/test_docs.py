@@ -142,7 +142,7 @@ def test_versions_shown_are_those_of_the_project(page):
 def prepared(tmp_path, monkeypatch):
     """A folder to type commands in: the pages' own settings and data, and the model that the demo's warm start exports."""
     for name, page in (("run.yaml", "training.md"), ("mine/run.yaml", "local.md")):
-        [text] = [block for block in blocks(ROOT / "docs" / page, "yaml") if "data:" in block]
+        text = next(block for block in blocks(ROOT / "docs" / page, "yaml") if "data:" in block)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
         (tmp_path / yaml.safe_load(text)["data"]["path"]).touch()

@@ -146,7 +146,7 @@ def test_rewards_are_found_without_torch():
 
 
 def test_who_needs_an_answer_column():
-    assert [name for name in REWARDS if not needs_answer(name)] == ["format_regex", "overlong", "length", "http", "judge"]
+    assert [name for name in REWARDS if not needs_answer(name)] == ["format_regex", "overlong", "length", "reasoning_gym", "http", "judge"]
     assert not needs_answer("my.module:reward")
 
 

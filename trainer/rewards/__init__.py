@@ -21,13 +21,13 @@ import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
-from trainer.rewards import arguments
+from trainer.rewards import arguments, gym
 from trainer.rewards.programs import code
 from trainer.rewards.remote import http, judge
 from trainer.rewards.terms import ASKED, Reward, combine
@@ -49,6 +49,7 @@ __all__ = [
 ]
 
 NEED_ANSWER = ("exact", "digits_share", "numeric", "contains", "math_verify", "code")
+PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # of extras, by the module, which the reward is named after
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -61,7 +62,13 @@ def batched(function: F) -> F:
     return function
 
 
-REWARDS: dict[str, Callable[..., Any]] = {**VERIFIABLE, "code": code, "http": batched(http), "judge": batched(judge)}
+REWARDS: dict[str, Callable[..., Any]] = {
+    **VERIFIABLE,
+    "reasoning_gym": gym.reasoning_gym,
+    "code": code,
+    "http": batched(http),
+    "judge": batched(judge),
+}
 
 
 def needs_answer(*specs: str) -> bool:
@@ -69,7 +76,7 @@ def needs_answer(*specs: str) -> bool:
     return any(spec in NEED_ANSWER for spec in specs)
 
 
-def resolve_all(functions: Mapping[str, tuple[str, dict[str, Any]]], weights: Mapping[str, float], columns: Iterable[str] = ()) -> Reward:
+def resolve_all(functions: Mapping[str, tuple[str, dict[str, Any]]], weights: Mapping[str, float], columns: Collection[str] = ()) -> Reward:
     """The reward of these functions, with their arguments, by the section that names each, and of the weights of its terms.
 
     Raises ConfigError with a line for each that there is none of.
@@ -86,7 +93,7 @@ def resolve_all(functions: Mapping[str, tuple[str, dict[str, Any]]], weights: Ma
     return dataclasses.replace(only, weights=weights) if only else combine(found, weights)
 
 
-def resolve(spec: str, args: dict[str, Any], columns: Iterable[str] = (), section: str = "reward") -> Reward:
+def resolve(spec: str, args: dict[str, Any], columns: Collection[str] = (), section: str = "reward") -> Reward:
     """The reward that `function` and `args` of a section describe. Raises ConfigError where there is none that takes them.
 
     `columns`: of the data. A parameter named after one of them would get the complete row, or nothing: that is refused too.
@@ -100,8 +107,10 @@ def resolve(spec: str, args: dict[str, Any], columns: Iterable[str] = (), sectio
         near = difflib.get_close_matches(spec, REWARDS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         raise ConfigError(f"{setting}: no {spec!r}; known are {', '.join(REWARDS)}, or package.module:function{hint}")
-    if spec == "math_verify" and find_spec("math_verify") is None:
-        raise ConfigError(f"{setting}: math_verify needs a package that is not installed; pip install math-verify")
+    if spec in PACKAGES and find_spec(spec) is None:
+        raise ConfigError(f"{setting}: {spec} needs a package that is not installed; pip install {PACKAGES[spec]}")
+    if spec == "reasoning_gym" and columns and not {*gym.COLUMNS} <= {*columns}:
+        raise ConfigError(f"{setting}: reasoning_gym scores rows of its own tasks; set data.path=trainer.data.reasoning_gym:task")
     takes_episodes = getattr(function, "batched", False)
     asks = _asks(function, takes_episodes)
     for name in asks:
