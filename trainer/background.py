@@ -1,4 +1,4 @@
-"""A checkpoint is written while the next steps run: the ranks copy it to memory, which is all that a step waits for."""
+"""A checkpoint is written while the next steps run: the ranks copy it to memory, which is all that the next optimizer step waits for."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ class Memory:
     def __init__(self) -> None:
         self.free: dict[int, list[torch.UntypedStorage]] = defaultdict(list)  # by size
         self.used: list[torch.UntypedStorage] = []
+        self.owed: list[tuple[torch.UntypedStorage, torch.UntypedStorage]] = []  # copies that are still empty, and of what
 
     def reuse(self) -> None:
         """What was copied until now is not needed any more."""
@@ -34,22 +35,30 @@ class Memory:
             self.free[storage.nbytes()].append(storage)
         self.used = []
 
-    def copy(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+    def place(self, storage: torch.UntypedStorage) -> torch.UntypedStorage:
+        """Where `fill` copies it to."""
         spare, size = self.free[storage.nbytes()], storage.nbytes()
         pinned = storage.device.type == "cuda"  # else the device copies into it by way of another buffer
         copy = spare.pop() if spare else torch.empty(size, dtype=torch.uint8, pin_memory=pinned).untyped_storage()
         self.used.append(copy)
-        return copy.copy_(storage)
+        self.owed.append((copy, storage))
+        return copy
+
+    def fill(self) -> None:
+        """Copy all that has a place. Until then nothing may write to the originals."""
+        while self.owed:
+            copy, storage = self.owed.pop()
+            copy.copy_(storage)
 
 
 def snapshot(state: Any, memory: Memory) -> Any:
-    """A copy of nested dicts, lists and objects with all tensors in `memory`; tensors that share memory share it in the copy too."""
+    """A copy of nested dicts, lists and objects, whose tensors `memory.fill` copies; those that share memory share it in the copy too."""
     storages: dict[int, torch.UntypedStorage] = {}
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in storages:
-            storages[storage.data_ptr()] = memory.copy(storage)
+            storages[storage.data_ptr()] = memory.place(storage)
         place = storages[storage.data_ptr()], tensor.storage_offset(), tensor.size(), tensor.stride()
         return torch.empty(0, dtype=tensor.dtype).set_(*place)
 

@@ -10,6 +10,7 @@ import io
 import logging
 import math
 import os
+import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -127,7 +128,8 @@ class Engine:
 
         self.world = torch.distributed.get_world_size()
         self.optim = optim
-        self.memory = Memory()
+        self.memory, self.copied, self.timeout = Memory(), threading.Event(), trainer.timeout
+        self.copied.set()
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
         config = _configuration(dtype, _stage(dtype, optim, trainer))
@@ -158,8 +160,11 @@ class Engine:
     def step(self) -> dict[str, float]:
         """Clip, update, advance the schedule; or skip all of it where the gradient is not finite or above the limit.
 
-        Returns the gradient's norm before clipping, the learning rate just used, and 1 as `skipped` where it was not.
+        Waits until what `save` was called for is copied. Returns the gradient's norm before clipping, the learning rate just used, and 1
+        as `skipped` where it was not.
         """
+        if not self.copied.wait(self.timeout):
+            raise TimeoutError(f"the checkpoint was not copied to memory within {self.timeout} s (trainer.timeout)")
         lr = self.engine.get_lr()[0]
         if self.clip is not None:
             norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
@@ -192,10 +197,10 @@ class Engine:
         return self.engine.zero_optimization_partition_weights()
 
     def save(self, folder: Path, at_once: bool = False) -> list[Callable[[], None]]:
-        """Copy this rank's shards of weights, optimizer and schedule to CPU memory. Collective.
+        """Begin to write this rank's shards of weights, optimizer and schedule below `folder`. Collective.
 
-        Returns what writes them below `folder`, for another thread to call while training goes on; nothing is left if `at_once`.
-        What the call before returned must be done: its memory is used again.
+        Returns calls for another thread to make in their order while training goes on: the first copies the shards to CPU memory, which
+        the next `step` waits for. Nothing is left to do if `at_once`. What was returned before must be done: its memory is used again.
         """
         writes: list[Callable[[], None]] = []
         files: Any = self.engine.checkpoint_engine
@@ -208,7 +213,16 @@ class Engine:
                 self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
         finally:
             files.save = write
-        return writes
+        if at_once:
+            return []
+        self.copied.clear()
+        return [self._copy, *writes]
+
+    def _copy(self) -> None:
+        try:
+            self.memory.fill()
+        finally:
+            self.copied.set()
 
     def load(self, folder: Path, universal: bool = False) -> None:
         """Read what `save` wrote with the same number of ranks, or what `reshard` made of it: then it is `universal`. Collective."""

@@ -159,7 +159,7 @@ class Worker:
     # Checkpoints
 
     def save(self, folder: Path) -> None:
-        """Copy this rank's shards and random states, and begin to write them below `folder`; the driver completes the checkpoint.
+        """Begin to copy this rank's shards, and to write them below `folder`; the driver completes the checkpoint.
 
         Collective; after the next `saved` that is True they are written. With trainer.checkpoint_async=false they are on return.
         """

@@ -21,7 +21,9 @@ def begin(folder: Path) -> None:
 def test_a_copy_shares_what_the_original_shares_and_nothing_with_it():
     base = torch.arange(6.0)
     state = {"tied": [base[:2], base[2:].view(2, 2)], "grown": base * torch.ones(6, requires_grad=True), "lr": {"value": 1.0}}
-    copied = snapshot(state, Memory())
+    memory = Memory()
+    copied = snapshot(state, memory)
+    memory.fill()
     base += 1
     state["lr"]["value"] = 2.0
     assert copied["tied"][1].tolist() == [[2.0, 3.0], [4.0, 5.0]] and copied["lr"] == {"value": 1.0}
@@ -33,10 +35,12 @@ def test_a_later_copy_is_in_the_same_memory_once_that_is_not_needed_any_more():
     memory, state = Memory(), [torch.ones(6), torch.zeros(6), torch.ones(3)]
     first = snapshot(state, memory)
     assert snapshot(state, memory)[0].data_ptr() not in [tensor.data_ptr() for tensor in first]
+    memory.fill()
     memory.reuse()
     state[0] += 1
     places = {tensor.data_ptr() for tensor in first}
     again = snapshot(state, memory) + snapshot(state, memory)
+    memory.fill()
     assert places <= {tensor.data_ptr() for tensor in again}
     assert again[0].tolist() == [2.0] * 6 and again[1].tolist() == [0.0] * 6
 

@@ -35,3 +35,32 @@ def test_a_bfloat16_model_that_does_not_learn_needs_no_optimizer(stage):
     model = torch.nn.Linear(4, 4, bias=False).to(torch.bfloat16)
     engine = Engine(model, None, TrainerConfig(zero_stage=stage), 1, torch.device("cpu"))
     assert engine(torch.ones(1, 4, dtype=torch.bfloat16)).shape == (1, 4)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(("stage", "dtype"), [(0, torch.float32), (1, torch.bfloat16), (3, torch.float32)])
+def test_a_step_waits_until_the_checkpoint_before_it_is_copied(tmp_path, stage, dtype):
+    """It has the weights, and the optimizer's numbers, of the moment in which it was called for."""
+    init_distributed(0, 1, "127.0.0.1", free_port(), 60, torch.device("cpu"))
+    model = torch.nn.Linear(64, 64, bias=False).to(dtype)
+    trainer = TrainerConfig(zero_stage=stage, timeout=1)
+    engine = Engine(model, OptimConfig(lr=0.1), trainer, 3, torch.device("cpu"))
+
+    def learn() -> torch.Tensor:
+        engine.backward(engine(torch.ones(1, 64, dtype=dtype)).float().sum(), last=True)
+        engine.step()
+        return engine.weights(["weight"])[0].clone()
+
+    saved = learn()
+    begin, *writes = engine.save(tmp_path)
+    with pytest.raises(TimeoutError, match=r"not copied to memory within 1 s \(trainer\.timeout\)"):
+        learn()
+    engine.model.zero_grad()
+    begin()
+    after = learn()
+    assert not torch.equal(after, saved)
+    for write in writes:
+        write()
+    engine.load(tmp_path)
+    assert torch.equal(engine.weights(["weight"])[0], saved)
+    assert torch.equal(learn(), after)
