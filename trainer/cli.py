@@ -205,6 +205,8 @@ def _validated(model: type[C], values: Values, sources: Sources) -> tuple[C, dic
         for details in error.errors():
             key = _setting(model, ".".join(map(str, details["loc"])))
             wrong[key] = wrong.get(key, []) + _explain(model, dict(details), sources)
+        if "data.mix" in wrong:
+            wrong.setdefault("data.path", [])  # without the sources it has to have one, of which nothing is said
         config = model.model_validate(_with_defaults(model, values, wrong), context={"rules": False})
     return config, wrong
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from trainer import placement, rewards
 from trainer.config_help import settings, show
-from trainer.configs.data import DataConfig
+from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config
 from trainer.configs.sft import SftConfig
@@ -45,7 +45,7 @@ def model(config: Config) -> list[str]:
 
 def data(config: Config) -> list[str]:
     answers = not isinstance(config, PpoConfig) or needs_answer(config)
-    return _lines(rows.check, resolved_paths(config).data, answers=answers)
+    return _sets(resolved_paths(config).data.sources(), "data.mix", config.data.mix, answers)
 
 
 def needs_answer(config: PpoConfig) -> bool:
@@ -53,23 +53,29 @@ def needs_answer(config: PpoConfig) -> bool:
 
 
 def evals(config: PpoConfig) -> list[str]:
+    return _sets(resolved_paths(config).eval_data(), "evals", config.evals, needs_answer(config))
+
+
+def _sets(sets: Mapping[str, DataConfig], section: str, named: Mapping[str, RowsConfig], answers: bool) -> list[str]:
+    """Errors in the sets of a section by their names; "" is data itself, whose rules judge what it reads in vain."""
     found = []
-    for name, data in resolved_paths(config).eval_data().items():
-        own = config.evals[name].model_dump(exclude_none=True)
+    for name, data in sets.items():
+        setting, own = f"{section}.{name}" if name else "", named[name].model_dump(exclude_none=True) if name else {}
         in_vain = [(key, why) for why, keys in data.in_vain().items() for key in keys if key in own]
-        found += [f"evals.{name}.{key}={show(own[key])}: {why}" for key, why in in_vain]
-        found += _lines(_check_set, name, data, needs_answer(config))
+        found += [f"{setting}.{key}={show(own[key])}: {why}" for key, why in in_vain]
+        found += _lines(_check_set, setting, data, answers)
     return found
 
 
-def _check_set(name: str, data: DataConfig, answers: bool) -> None:
-    with rows.of_set(name):
+def _check_set(setting: str, data: DataConfig, answers: bool) -> None:
+    with rows.of_set(setting):
         rows.check(data, answers=answers)
 
 
 def reward(config: PpoConfig) -> list[str]:
     try:
-        columns = [*rows.first_row(resolved_paths(config).data)[1]]
+        each = [{*rows.first_row(source)[1]} for source in resolved_paths(config).data.sources().values()]
+        columns = sorted(set.intersection(*each))  # of every row, whatever its source
     except ConfigError:  # `data` reports it
         columns = []
     return _lines(rewards.resolve_all, config.reward.functions(), config.reward.term_weights(), columns)

@@ -96,11 +96,16 @@ def describe(rollout: Rollout, config: RewardConfig) -> dict[str, float]:
     rewards_E = torch.tensor([e.reward for e in kept])
     scored = [e.terms for e in kept if e.terms]
     terms = {f"reward/{name}": sum(terms[name] for terms in scored) / len(scored) for name in config.term_weights() if scored}
+    of_source: dict[str, list[float]] = {}
+    for episode in kept:
+        if "mix" in episode.prompt.row:
+            of_source.setdefault(episode.prompt.row["mix"], []).append(episode.reward)
     failed = {} if config.on_error == "fail" else {"reward_failed": sum(e.failed for e in rollout.episodes) / len(rollout.episodes)}
     return {
         "reward": float(rewards_E.mean()),
         "reward_std": float(rewards_E.std(unbiased=False)),
         **terms,
+        **{f"reward_of/{name}": fmean(rewards) for name, rewards in of_source.items()},
         **failed,
         "response_tokens": float(rollout.flat.mask_N.sum()) / len(kept),
         "truncated": sum(not e.finished for e in kept) / len(kept),

@@ -38,7 +38,7 @@ from trainer.actors import RunError
 from trainer.algorithms.kl import KlController, kl
 from trainer.background import Background
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.data.loader import Loader
+from trainer.data.loader import Loader, Mixture, hold_out, make_loader
 from trainer.data.prompts import load_prompts
 from trainer.data.rows import of_set
 from trainer.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
@@ -66,7 +66,7 @@ class Run:
     config: PpoConfig
     folder: Path
     workers: WorkerGroups
-    loader: Loader
+    loader: Loader | Mixture
     sets: dict[str, list[Prompt]]  # evaluated on; "" is what data holds out
     rewards: Scorer
     controller: KlController
@@ -213,9 +213,9 @@ def _train(config: PpoConfig, folder: Path) -> int:
     answers = needs_answer(*(spec for spec, _ in config.reward.functions().values()))
     tokenizer = load_tokenizer(config.model)
     data = load_prompts(config.data, tokenizer, answers=answers)
-    prompts, held_out = hold_out(data.prompts, schedule.eval_prompts)
+    prompts, held_out = hold_out(config.data, data.prompts, schedule.eval_prompts)
     sets = ({"": held_out} if held_out else {}) | eval_sets(config, tokenizer, answers)
-    loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
+    loader = make_loader(config.data, prompts, schedule.prompts_per_step, config.run.seed)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     last = checkpoints.to_resume(config.run.resume)
@@ -243,18 +243,11 @@ def _train(config: PpoConfig, folder: Path) -> int:
     return code
 
 
-def hold_out(prompts: list[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
-    """The last `count` prompts are evaluated on and never trained on. Raises ConfigError when nothing would be left to train on."""
-    if count >= len(prompts):
-        raise ConfigError(f"trainer.eval_prompts={count}: data.path has {len(prompts)} prompts; leave some to train on")
-    return prompts[: len(prompts) - count], prompts[len(prompts) - count :]
-
-
 def eval_sets(config: PpoConfig, tokenizer: PreTrainedTokenizerBase, answers: bool) -> dict[str, list[Prompt]]:
     """The prompts of `evals` by name. Raises ConfigError."""
     found: dict[str, list[Prompt]] = {}
     for name, data in config.eval_data().items():
-        with of_set(name):
+        with of_set(f"evals.{name}"):
             loaded = load_prompts(data, tokenizer, answers=answers, first=config.evals[name].rows)
         print(f"evals.{name}: {len(loaded.prompts)} prompts ({loaded.dropped} too long)", flush=True)
         found[name] = loaded.prompts

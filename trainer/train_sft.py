@@ -40,7 +40,7 @@ import torch.distributed as dist
 from trainer.actors import RunError, connect, free_port
 from trainer.background import Background
 from trainer.checkpoint import Checkpoints
-from trainer.data.loader import Loader
+from trainer.data.loader import make_loader
 from trainer.data.packing import Sequence, select, split
 from trainer.data.prompts import answer_ids, load_prompts
 from trainer.divergence import Diverged, Skips, go_back, require_finite, slowed
@@ -94,7 +94,7 @@ def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
     schedule = config.trainer
     tokenizer = load_tokenizer(config.model)
     prompts = load_prompts(config.data, tokenizer).prompts
-    loader = Loader(prompts, schedule.prompts_per_step, config.run.seed, config.data.shuffle)
+    loader = make_loader(config.data, prompts, schedule.prompts_per_step, config.run.seed)
     _check_lengths(prompts, tokenizer, schedule.micro_batch_tokens)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints)
     objective = partial(supervised, config.algorithm)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from trainer.configs.base import Section
 
@@ -13,10 +13,42 @@ EvalName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 FILES = (".jsonl", ".jsonl.gz", ".json", ".parquet", ".arrow", ".feather")  # formats of files, by their ends
 
 
+class RowsConfig(Section):
+    path: str | None = Field(default=None, description="As data.path.")
+    args: dict[str, Any] | None = Field(default=None, description="As data.args.")
+    split: str | None = Field(default=None, description="As data.split.")
+    subset: str | None = Field(default=None, description="As data.subset.")
+    revision: str | None = Field(default=None, description="As data.revision.")
+    prompt: str | None = Field(default=None, description="As data.prompt.")
+    answer: str | None = Field(default=None, description="As data.answer.")
+
+    def of(self, data: DataConfig) -> DataConfig:
+        """What is not set is as in `data`, but args, split, subset and revision where this set has a path of its own."""
+        own = {key: value for key, value in self if key in RowsConfig.model_fields and value is not None}
+        if self.path is not None:
+            of_path = {"mix": {}, "args": {}, "split": None, "subset": None, "revision": None}
+            own = of_path | own | {"path": os.path.expanduser(self.path)}  # noqa: PTH111
+        return data.model_copy(update=own)
+
+
+class EvalConfig(RowsConfig):
+    rows: int | None = Field(default=None, ge=1, description="The first so many rows alone.")
+
+
+class SourceConfig(RowsConfig):
+    path: str = Field(description="As data.path.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
+    weight: float = Field(default=1.0, gt=0, description="Its share of every batch is its weight over the sum of all weights.")
+
+
 class DataConfig(Section):
     path: str = Field(
         description="A file (.jsonl, .jsonl.gz, .json, .parquet, .arrow, .feather), a folder or pattern of them, organization/name of the "
         "Hugging Face hub, or package.module:function that yields rows."
+    )
+    mix: dict[EvalName, SourceConfig] = Field(
+        default_factory=dict,
+        description="In place of path several sources by name, drawn from by weight: {NAME: {path: a.jsonl, weight: 2}}; what is left "
+        "out is as in data.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     split: str | None = Field(default=None, description="Split of a hub dataset. Default: train, or the only one.")
@@ -36,6 +68,15 @@ class DataConfig(Section):
     overlong: Literal["drop", "error"] = Field(default="drop", description="What happens to longer prompts; dropped ones are counted.")
     shuffle: bool = Field(default=True, description="A new order in every epoch, drawn from run.seed.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _mix_has_paths_of_its_own(cls, values: Any) -> Any:
+        return {"path": "", **values} if isinstance(values, dict) and values.get("mix") else values
+
+    def sources(self) -> dict[str, DataConfig]:
+        """Where rows come from, by the name in `mix`; without one these settings themselves, under ""."""
+        return {name: each.of(self) for name, each in self.mix.items()} or {"": self}
+
     def function(self) -> bool:
         return ":" in self.path and not self.path.endswith(FILES)
 
@@ -53,21 +94,3 @@ class DataConfig(Section):
         }
         named = {why: [key for key in keys if getattr(self, key)] for why, keys in unread.items()}
         return {why: keys for why, keys in named.items() if keys}
-
-
-class EvalConfig(Section):
-    path: str | None = Field(default=None, description="As data.path.")
-    args: dict[str, Any] | None = Field(default=None, description="As data.args.")
-    split: str | None = Field(default=None, description="As data.split.")
-    subset: str | None = Field(default=None, description="As data.subset.")
-    revision: str | None = Field(default=None, description="As data.revision.")
-    prompt: str | None = Field(default=None, description="As data.prompt.")
-    answer: str | None = Field(default=None, description="As data.answer.")
-    rows: int | None = Field(default=None, ge=1, description="The first so many rows alone.")
-
-    def of(self, data: DataConfig) -> DataConfig:
-        """What is not set is as in `data`, but args, split, subset and revision where this set has a path of its own."""
-        own = {key: value for key, value in self if key != "rows" and value is not None}
-        if self.path is not None:
-            own = {"args": {}, "split": None, "subset": None, "revision": None} | own | {"path": os.path.expanduser(self.path)}  # noqa: PTH111
-        return data.model_copy(update=own)

@@ -229,6 +229,11 @@ class Config(Section):
                 ("model.attention", "model.dtype", "placement.gpus_per_rank"),
                 "flash attention needs bfloat16 and a GPU; sdpa runs everywhere",
             ),
+            Rule(
+                bool(data.path and data.mix),
+                ("data.path", "data.mix"),
+                "only one may be set; each source of data.mix has a path of its own",
+            ),
             *(Rule(True, (*(f"data.{key}" for key in keys), "data.path"), why) for why, keys in data.in_vain().items()),
             Rule(
                 step.offload_optimizer and step.zero_stage == 0,

@@ -9,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.data import DataConfig
-from trainer.data.rows import column, no_rows, read_rows
+from trainer.data.rows import column, no_rows, of_set, read_rows
 from trainer.data.tokens import token_ids
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -22,7 +22,26 @@ class PromptSet:
 
 
 def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answers: bool = True, first: int | None = None) -> PromptSet:
-    """Read and tokenize the data set, or its `first` rows. `answers` asks for the answer column; rewards find it under "answer"
+    """Read and tokenize the data set, or the `first` rows of each of its sources, one source after another.
+
+    Rows of a mixture have the name of their source under "mix", and their prompt under data.prompt whatever its name was.
+    Raises ConfigError as `_load`, of data.mix.NAME in a mixture.
+    """
+    prompts: list[Prompt] = []
+    dropped = 0
+    for name, source in config.sources().items():
+        with of_set(f"data.mix.{name}" if name else ""):
+            loaded = _load(source, tokenizer, answers, first)
+        offset = len(prompts) + dropped  # an index is of one prompt, as it seeds its samples
+        for prompt in loaded.prompts:
+            row = {**prompt.row, config.prompt: prompt.row[source.prompt], "mix": name} if name else prompt.row
+            prompts.append(Prompt(offset + prompt.index, prompt.token_ids, row))
+        dropped += loaded.dropped
+    return PromptSet(prompts, dropped)
+
+
+def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool, first: int | None) -> PromptSet:
+    """Of one source. `answers` asks for the answer column; rewards find it under "answer"
     whatever its name was.
 
     Raises ConfigError, naming file and line or row, for data that cannot be read, a missing column, a value of the wrong type, a

@@ -27,13 +27,15 @@ def check(config: DataConfig, *, answers: bool = True) -> None:
 
 
 @contextmanager
-def of_set(name: str) -> Iterator[None]:
-    """Errors about the data inside are of evals.NAME, with its settings in place of data's."""
+def of_set(section: str) -> Iterator[None]:
+    """Errors about the data inside are of evals.NAME or data.mix.NAME, with its settings in place of data's; "" leaves them alone."""
     try:
         yield
     except ConfigError as error:
-        text = re.sub(r"\bdata\.(?=(path|args|split|subset|revision|prompt|answer)\b)", f"evals.{name}.", str(error))
-        raise ConfigError(text if text.startswith("evals.") else f"evals.{name}: {text}") from error
+        if not section:
+            raise
+        text = re.sub(r"\bdata\.(?=(path|args|split|subset|revision|prompt|answer)\b)", f"{section}.", str(error))
+        raise ConfigError(text if text.startswith(section) else f"{section}: {text}") from error
 
 
 def first_row(config: DataConfig) -> tuple[str, Row]:
