@@ -224,8 +224,8 @@ def _train(config: PpoConfig, folder: Path) -> int:
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
     with (
-        Scorer(config.reward) as rewards,
         start(config, folder) as workers,
+        Scorer(config.reward) as rewards,  # may have processes on the cluster
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         stop_signals() as stopping,

@@ -28,6 +28,13 @@ JUDGE = {"base_url": "http://127.0.0.1:1/v1", "model": "m", "prompt": "{text}"}
         ("code", {"seconds": 0}, r"reward\.args\.seconds=0: Input should be greater than 0"),
         ("code", {"memory_mb": "much"}, r"reward\.args\.memory_mb='much': Input should be a valid integer"),
         ("http", {"url": "service:80"}, r"reward\.args\.url='service:80': String should match pattern '\^https\?://'"),
+        (
+            "reward_model",
+            {"model": "./no-model"},
+            r"reward\.args\.model='\./no-model': Value error, no folder with a model here; a hub name",
+        ),
+        ("reward_model", {"model": "a/b", "gpus": -1}, r"reward\.args\.gpus=-1: Input should be greater than or equal to 0"),
+        ("reward_model", {"gpus": 1}, r"reward\.args: .*model"),
         ("http", {"url": URL, "batch_size": 0}, r"reward\.args\.batch_size=0: "),
         ("http", {"url": URL, "concurrency": -2}, r"reward\.args\.concurrency=-2: "),
         ("http", {"url": URL, "timeout": 0}, r"reward\.args\.timeout=0: Input should be greater than 0"),

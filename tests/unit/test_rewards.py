@@ -146,7 +146,8 @@ def test_rewards_are_found_without_torch():
 
 
 def test_who_needs_an_answer_column():
-    assert [name for name in REWARDS if not needs_answer(name)] == ["format_regex", "overlong", "length", "reasoning_gym", "http", "judge"]
+    without = ["format_regex", "overlong", "length", "reasoning_gym", "http", "judge", "reward_model"]
+    assert [name for name in REWARDS if not needs_answer(name)] == without
     assert not needs_answer("my.module:reward")
 
 

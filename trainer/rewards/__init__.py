@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
 from trainer.rewards import arguments, gym
+from trainer.rewards.model import reward_model
 from trainer.rewards.programs import code
 from trainer.rewards.remote import http, judge
 from trainer.rewards.terms import ASKED, Reward, combine
@@ -68,6 +69,7 @@ REWARDS: dict[str, Callable[..., Any]] = {
     "code": code,
     "http": batched(http),
     "judge": batched(judge),
+    "reward_model": batched(reward_model),
 }
 
 

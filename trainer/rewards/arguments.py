@@ -6,6 +6,7 @@ import os
 import re
 import typing
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
@@ -27,6 +28,12 @@ def _set(name: str) -> str:
     return name
 
 
+def _model(name: str) -> str:
+    if name.startswith((".", "/", "~")) and not (Path(name).expanduser() / "config.json").is_file():
+        raise ValueError("no folder with a model here; a hub name has the form organization/name")
+    return name
+
+
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -34,6 +41,7 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Regex = Annotated[str, AfterValidator(_regular)]
 Url = Annotated[str, Field(pattern=r"^https?://")]
+ModelName = Annotated[str, AfterValidator(_model)]
 Variable = Annotated[str, AfterValidator(_set)]
 
 

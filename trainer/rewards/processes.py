@@ -34,7 +34,9 @@ class Process:
         # Not by multiprocessing, which would import the run's main module, and with it torch, into each of them.
         code = f"import sys; sys.path[:] = {sys.path!r}; from trainer.rewards.worker import serve; serve(*{files})"
         # A session of its own: what a reward started ends with it.
-        self.process = subprocess.Popen([sys.executable, "-uc", code], pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-uc", code], pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True, env=_environment()
+        )
         theirs.close()
         self.channel.send(job)
         self.ready = False
@@ -110,3 +112,11 @@ class Process:
 def _content(file: IO[bytes]) -> bytes:
     """Of a file whose position another process shares."""
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0)
+
+
+def _environment() -> dict[str, str] | None:
+    """With the address of the cluster that the run is connected to, for a reward that has a process on it."""
+    ray = sys.modules.get("ray")  # not imported for this
+    if ray is None or not ray.is_initialized():
+        return None
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
