@@ -1,4 +1,4 @@
-"""python -m benchmarks [weights packing checkpoints rewards preview nodes step demo recipes monitoring debug dstack slurm schedulers]
+"""python -m benchmarks [weights packing checkpoints rewards data preview nodes step demo recipes monitoring debug dstack slurm schedulers]
 
 Ratios against peers. Each is taken within one run. Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
 """
@@ -18,6 +18,7 @@ NAMES = (
     "packing",
     "checkpoints",
     "rewards",
+    "data",
     "preview",
     "nodes",
     "step",

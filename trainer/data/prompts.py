@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -30,7 +33,7 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
     prompts: list[Prompt] = []
     dropped = 0
     for name, source in config.sources().items():
-        with of_set(f"data.mix.{name}" if name else ""):
+        with of_set(f"data.mix.{name}" if name else ""), _no_collection():
             loaded = _load(source, tokenizer, answers, first)
         offset = len(prompts) + dropped  # an index is of one prompt, as it seeds its samples
         for prompt in loaded.prompts:
@@ -38,6 +41,18 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
             prompts.append(Prompt(offset + prompt.index, prompt.token_ids, row))
         dropped += loaded.dropped
     return PromptSet(prompts, dropped)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python's garbage collector would look again and again through the lists of all prompts, which stay: a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool, first: int | None) -> PromptSet:
