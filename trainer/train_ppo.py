@@ -171,15 +171,17 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         blocked = {}
         run.samples.log(step, episodes)
         run.skips.count(step, values)
-        if run.skips.in_row or not pending:  # else the next step's answers show it
+        stop, exporting = bool(stopping), schedule.export_every and step % schedule.export_every == 0
+        saving = not pending or stop or (step % schedule.checkpoint_every == 0 and not run.skips.in_row)
+        if saving or exporting or run.skips.in_row:  # else the next step's answers show it
             run.require_sound(rollout, step)
-        if schedule.export_every and step % schedule.export_every == 0:  # before the checkpoint, or a kill in between would leave it out
+        if exporting:  # before the checkpoint, or a kill in between would leave it out
             run.export(step, run.folder / "models" / f"step_{step}")
-        if not pending or stopping or (step % schedule.checkpoint_every == 0 and not run.skips.in_row):
-            blocked = {"seconds_checkpoint": run.save(step, values.get("eval_reward"), last=not pending or bool(stopping))}
+        if saving:
+            blocked = {"seconds_checkpoint": run.save(step, values.get("eval_reward"), last=not pending or stop)}
         if not pending:
             show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
-        elif stopping:
+        elif stop:
             print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
     run.export(step, run.folder / "model")

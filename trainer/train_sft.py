@@ -125,16 +125,17 @@ def _train(config: SftConfig, folder: Path, rank: int, world: int) -> int:
             sequences = [Sequence(p.token_ids, answer_ids(p, tokenizer)) for p in loader.next()]
             stats = update(worker, sequences, rank, world)
             seconds = time.perf_counter() - begin
-            tokens = sum(s.length for s in sequences)
             if metrics:
-                metrics.log(step, stats | saver.blocked | {"seconds": seconds, "tokens_per_second": tokens / seconds})
+                rate = sum(s.length for s in sequences) / seconds
+                metrics.log(step, stats | saver.blocked | {"seconds": seconds, "tokens_per_second": rate})
             skips.count(step, stats)
-            if skips.in_row or step == schedule.steps:  # else the next step's loss shows it
+            stop, exporting = saver.look(bool(stopping))[0], schedule.export_every and step % schedule.export_every == 0
+            saving = stop or step == schedule.steps or (step % schedule.checkpoint_every == 0 and not skips.in_row)
+            if saving or exporting or skips.in_row:  # else the next step's loss shows it
                 require_finite(worker.score(sequences[:1], 1).tolist(), step, step - skips.in_row)
-            if schedule.export_every and step % schedule.export_every == 0:
+            if exporting:
                 _export(worker, folder, folder / "models" / f"step_{step}", step)
-            stop, _ = saver.look(bool(stopping))
-            if stop or step == schedule.steps or (step % schedule.checkpoint_every == 0 and not skips.in_row):
+            if saving:
                 saver.save(step, {**identity, "loader": loader.state()}, last=stop or step == schedule.steps)
             if stop and step < schedule.steps:
                 print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)

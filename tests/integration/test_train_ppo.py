@@ -112,12 +112,12 @@ def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole
 
 
 def test_a_run_that_ruins_its_weights_goes_back_and_ends_with_a_model(tiny_model, whole, tmp_path, capfd):
-    """Weights that overflow at step 3 are finite, and saved; step 4 cannot sample from them."""
-    assert train_ppo.train(settings(tiny_model, trainer={"steps": 2, "checkpoint_every": 1}), tmp_path) == 0
-    ruinous = {"optim": {"lr": 1e30}, "divergence": {"lr_factor": 1e-33}, "trainer": {"checkpoint_every": 1}}
+    """Weights that overflow at step 3 are finite, and give no numbers; the only checkpoint kept is not replaced by them."""
+    assert train_ppo.train(settings(tiny_model, trainer={"steps": 2, "checkpoint_every": 1, "keep_checkpoints": 1}), tmp_path) == 0
+    ruinous = {"optim": {"lr": 1e30}, "divergence": {"lr_factor": 1e-33}, "trainer": {"checkpoint_every": 1, "keep_checkpoints": 1}}
     until_gone()
     assert train_ppo.train(settings(tiny_model, **ruinous), tmp_path) == 0
-    said = "step 4: the model's probabilities are not numbers; back to step 2 with optim.lr=0.001 (divergence.lr_factor)\n"
+    said = "step 3: the model's probabilities are not numbers; back to step 2 with optim.lr=0.001 (divergence.lr_factor)\n"
     assert said in capfd.readouterr().out
     for row, undisturbed in zip(read(tmp_path)[1:], read(whole)[1:], strict=True):
         assert row["reward"] == undisturbed["reward"] and row["loss"] == pytest.approx(undisturbed["loss"], abs=1e-6)

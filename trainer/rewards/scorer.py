@@ -65,6 +65,7 @@ class Scorer:
         self.killed.clear()
         if not self.workers:  # they were ended with the error of an earlier batch
             self._start()
+        self._replace_dead()
         try:
             self._await_start(stopping)
             self._score(episodes, step, stopping)
@@ -78,6 +79,14 @@ class Scorer:
             self.lost = f"{count} (reward.on_error={self.config.on_error}); the first: {self.failures[0]}"
             print(f"step {step}: {self.lost}", flush=True)
         return [episode.reward for episode in episodes]
+
+    def _replace_dead(self) -> None:
+        """Those that something ended while they had nothing to do: no answer of this batch is to blame."""
+        for at, worker in enumerate(self.workers):
+            if worker.ready and worker.process.poll() is not None:
+                print(f"a process of the reward ended with {worker.ending()} between two batches; started again", flush=True)
+                worker.end()
+                self.workers[at] = Process(self.job)
 
     def _await_start(self, stopping: Stopping | None) -> None:
         deadline, asked_to_stop = time.monotonic() + START_SECONDS, _Patience(stopping)
