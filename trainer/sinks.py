@@ -118,9 +118,9 @@ class Mlflow:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         local = f"sqlite:///{folder.resolve()}/mlflow.db"
         uri = os.environ.get("MLFLOW_TRACKING_URI") or local
-        from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
-        from mlflow.exceptions import MlflowException  # pyright: ignore[reportMissingImports]
-        from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
 
         self.metric, self.param, self.error = Metric, Param, MlflowException
         self.left: list[Any] = []  # metrics that are not sent yet
@@ -188,7 +188,7 @@ class Trackio:
     def __init__(self, folder: Path, project: str, settings: dict[str, Any]) -> None:
         elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
         os.environ.setdefault("TRACKIO_DIR", str(folder.resolve() / "trackio"))  # read when it is imported
-        import trackio  # pyright: ignore[reportMissingImports]
+        import trackio
 
         self.trackio = trackio
         try:

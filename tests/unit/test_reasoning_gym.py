@@ -29,7 +29,7 @@ GENEROUS = {"game_of_life_halting"}  # its scorer takes every text for right
 
 def names() -> list[str]:
     pytest.importorskip("reasoning_gym")
-    from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+    from reasoning_gym.factory import DATASETS
 
     return [name for name in DATASETS if name != "composite"]
 

@@ -7,6 +7,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,19 @@ def records(file: Path) -> Iterator[Any]:
             at += left
             continue
         _, length, _ = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + length > len(data):  # being written
+            return
         yield wandb_internal_pb2.Record.FromString(data[at + 7 : at + 7 + length])  # pyright: ignore[reportAttributeAccessIssue]
         at += 7 + length
+
+
+def whole(file: Path) -> list[Any]:
+    """Its records once the last one is there: W&B's own process writes them, and finishes a moment after the run is closed."""
+    deadline = time.monotonic() + 30
+    while not (found := [*records(file)]) or not found[-1].HasField("exit"):
+        assert time.monotonic() < deadline, [record.WhichOneof("record_type") for record in found]
+        time.sleep(0.05)
+    return found
 
 
 def test_wandb_without_credentials_has_the_same_numbers_offline_and_says_so(tmp_path, monkeypatch, capsys):
@@ -72,7 +84,7 @@ def test_wandb_without_credentials_has_the_same_numbers_offline_and_says_so(tmp_
         metrics.log(2, {"reward": 0.75, "loss": 1})
     [file] = folder.glob("wandb/offline-run-*/run-demo.wandb")
     assert f"wandb: offline, as there is no WANDB_API_KEY; `wandb sync {file.parent}` uploads it" in capsys.readouterr().out
-    found = [*records(file)]
+    found = whole(file)
     rows = [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item} for r in found if r.HasField("history")]
     assert [(row["step"], row["reward"], row["loss"]) for row in rows] == [(1, 0.5, 2), (2, 0.75, 1)]
     [run] = [record.run for record in found if record.HasField("run")]
@@ -116,13 +128,13 @@ def demo(tmp_path, monkeypatch) -> Path:
 
 
 def mlflow_history(uri: str, run: str, *keys: str) -> list[list[tuple[int, float]]]:
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+    from mlflow.tracking import MlflowClient
 
     return [[(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run, key)] for key in keys]
 
 
 def test_mlflow_without_a_server_has_the_same_numbers_locally_in_one_run_across_a_resume(demo, capsys):
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+    from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{demo}/mlflow.db"
     with Metrics(demo, total=3, sinks=sinks(config(mlflow="sorting"), demo), console=QUIET) as metrics:
@@ -141,7 +153,7 @@ def test_mlflow_without_a_server_has_the_same_numbers_locally_in_one_run_across_
 
 
 def test_what_mlflow_does_not_take_is_sent_with_the_next_step(demo, capsys):
-    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
+    from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{demo}/mlflow.db"
     with Metrics(demo, total=3, sinks=sinks(config(mlflow="sorting"), demo), console=QUIET) as metrics:
