@@ -141,6 +141,12 @@ def crashes_on_b(text, row):
     return 1.0
 
 
+def fails_on_odd_lengths(text, row):
+    if len(text) % 2:
+        raise RuntimeError("an odd text")
+    return len(text) / 10
+
+
 def flaky(text, row):
     calls.append(text)
     if calls.count(text) <= row["failures"]:

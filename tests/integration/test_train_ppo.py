@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import shutil
 import signal
@@ -18,13 +19,12 @@ import pytest
 import ray
 from configs import settings
 
-from trainer import actors, export, train_ppo, worker_groups
+from trainer import actors, export, faults, runs, train_ppo, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.rollout.engines import Pending, RolloutEngines
-from trainer.runs import save_resolved
 from trainer.stopping import STOPPED
 
 
@@ -104,7 +104,7 @@ def test_more_sets_to_evaluate_on_are_reported_by_name_and_change_no_step(whole,
 
 
 def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole, tiny_model):
-    save_resolved(settings(tiny_model), whole, [])
+    runs.save_resolved(settings(tiny_model), whole, [])
     for step, own in ((4, whole / "models" / "step_4"), (6, whole / "model")):
         export.export(whole, export.chosen(whole, step, best=False), whole / "again")
         assert {file.name: file.read_bytes() for file in (whole / "again").iterdir()} == {f.name: f.read_bytes() for f in own.iterdir()}
@@ -205,6 +205,29 @@ def test_a_rollout_engine_that_is_stopped_is_started_again_and_computes_the_same
     assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in output
     assert "gave no sign of life" in output
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
+
+
+def test_answers_whose_rewards_fail_are_dropped_and_counted(tiny_model, tmp_path):
+    reward = {"function": "judges:fails_on_odd_lengths", "on_error": "drop"}
+    assert train_ppo.train(settings(tiny_model, reward=reward, trainer={"steps": 3, "eval_prompts": 0}), tmp_path) == 0
+    rows = read(tmp_path)
+    assert all(0 < row["reward_failed"] < 1 and row["grad_norm"] > 0 and "nan" not in str(row) for row in rows)
+    assert sum(len(line) > 0 for line in (tmp_path / faults.FILE).read_text().splitlines()) == 3
+    assert (tmp_path / "model").exists()
+
+
+def test_other_rollout_engines_take_a_run_on_at_ones_word(tiny_model, tmp_path):
+    runs.save_resolved(first := settings(tiny_model, trainer={"steps": 2}), tmp_path, [])
+    assert train_ppo.train(first, tmp_path) == 0
+    until_gone()
+    two = {"rollout": {"engines": 2}, "trainer": {"steps": 4}}
+    with pytest.raises(ConfigError, match=r"rollout\.engines=2: this run was started with 1 .*run\.allow=\[rollout\.engines\]"):
+        runs.save_resolved(settings(tiny_model, **two), tmp_path, [])
+    allowed = settings(tiny_model, **two, run={"allow": ["rollout.engines"]})
+    runs.save_resolved(allowed, tmp_path, [])
+    assert train_ppo.train(allowed, tmp_path) == 0
+    assert [row["step"] for row in read(tmp_path)] == [0, 1, 2, 3, 4]
+    assert json.loads((tmp_path / "starts.jsonl").read_text().splitlines()[-1])["changed"]["rollout.engines"] == [1, 2]
 
 
 def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(tiny_model, whole, tmp_path):

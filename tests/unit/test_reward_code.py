@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from trainer.errors import ConfigError
 from trainer.rewards import resolve
 from trainer.rewards.programs import code
 
@@ -83,3 +86,51 @@ def test_it_reaches_no_network_where_the_kernel_lets_that_be_cut():
 
 def test_it_is_a_reward_by_name():
     assert resolve("code", {"seconds": 5}).name == "code"
+
+
+DOCKER = """\
+#!/bin/sh
+echo "$@" >> {folder}/calls
+case "$1" in kill) exit;; esac
+case "$*" in *missing:1*) echo "Error: missing:1: image not known" >&2; exit 125;; esac
+for word; do case "$word" in --cidfile=*) echo 1 > "${{word#--cidfile=}}";; --volume=*) file=${{word#--volume=}};; esac; done
+while [ "$1" != python:1 ]; do shift; done
+shift
+exec {python} "$1" "$2" "$3" "$4" "$5" "$6" "$7" "${{file%%:*}}"
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A stand-in that runs the program as it is. The file with its calls."""
+    command = tmp_path / "bin" / "docker"
+    command.parent.mkdir()
+    command.write_text(DOCKER.format(folder=tmp_path, python=sys.executable))
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{command.parent}:/usr/bin:/bin")
+    return tmp_path / "calls"
+
+
+def test_in_a_container_it_has_no_network_no_rights_and_nothing_to_write_to(docker):
+    assert resolve("code", {"image": "python:1"}).name == "code"
+    assert code(ADD, {"answer": ["assert add(1, 2) == 3", "assert add(1, 2) == 4"]}, memory_mb=300, image="python:1") == 0.5
+    assert code(ECHO, {"answer": [{"input": "1\n2\n", "output": "2\n4"}]}, image="python:1") == 1.0
+    first = docker.read_text().splitlines()[0].split()
+    for option in ("--network=none", "--read-only", "--cap-drop=ALL", "--user=65534:65534", "--memory=300m", "--pids-limit=64"):
+        assert option in first
+    assert not any("=/" in word and not word.startswith(("--cidfile", "--volume", "--workdir", "--tmpfs", "--env=HOME")) for word in first)
+
+
+def test_a_container_that_takes_too_long_or_prints_too_much_is_ended(docker, monkeypatch):
+    monkeypatch.setattr("trainer.rewards.containers.START_SECONDS", 2)
+    for program in ("import time; time.sleep(600)", "while True: print('x' * 1000)"):
+        assert code(program, {"answer": ""}, seconds=1, image="python:1") == 0.0
+    assert re.findall("^(run|kill) ", docker.read_text(), re.MULTILINE) == ["run", "kill"] * 2
+
+
+def test_an_image_or_engine_that_is_not_there_is_an_error_not_a_wrong_answer(docker, monkeypatch):
+    with pytest.raises(RuntimeError, match="no container of missing:1: Error: missing:1: image not known"):
+        code("x = 1", {"answer": ""}, image="missing:1")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"^reward\.args\.image='python:1': .* neither docker nor podman on PATH; install one, or leave"):
+        resolve("code", {"image": "python:1"})

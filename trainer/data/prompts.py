@@ -56,8 +56,7 @@ def _no_collection() -> Iterator[None]:
 
 
 def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool, first: int | None) -> PromptSet:
-    """Of one source. `answers` asks for the answer column; rewards find it under "answer"
-    whatever its name was.
+    """Of one source. `answers` asks for the answer column; rewards find it under "answer" whatever its name was.
 
     Raises ConfigError, naming file and line or row, for data that cannot be read, a missing column, a value of the wrong type, a
     prompt without tokens, or longer than data.max_prompt_tokens where data.overlong is "error" (or where all are dropped).

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from trainer.errors import ConfigError
+from trainer.rewards import containers
 
 
 def _regular(text: str) -> str:
@@ -28,6 +29,12 @@ def _set(name: str) -> str:
     return name
 
 
+def _image(name: str) -> str:
+    if containers.engine() is None:
+        raise ValueError("this node has neither docker nor podman on PATH; install one, or leave image out")
+    return name
+
+
 def _model(name: str) -> str:
     if name.startswith((".", "/", "~")) and not (Path(name).expanduser() / "config.json").is_file():
         raise ValueError("no folder with a model here; a hub name has the form organization/name")
@@ -41,6 +48,7 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Regex = Annotated[str, AfterValidator(_regular)]
 Url = Annotated[str, Field(pattern=r"^https?://")]
+Image = Annotated[str, Field(min_length=1), AfterValidator(_image)]
 ModelName = Annotated[str, AfterValidator(_model)]
 Variable = Annotated[str, AfterValidator(_set)]
 
