@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from configs import BASE
+from json_server import JsonHandler, served
 from pyarrow import feather
 
 from trainer import preflight
@@ -179,6 +180,49 @@ def test_a_dataset_of_the_hub_is_read_from_the_cache_and_names_what_it_has(cache
         "data.revision: acme/sums has no 'v9': no such file or folder here, HF_HUB_OFFLINE is set and the cache has no"
     )
     assert errors[5].startswith("data.path: acme/none: no such file or folder here, HF_HUB_OFFLINE is set and the cache has no copy")
+
+
+class Hub(JsonHandler):
+    """Of the hub's API: one dataset that has one revision, and answers as the hub's for all else."""
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        known = path.startswith(f"/api/datasets/{HUB}")
+        if path == f"/api/datasets/{HUB}/refs":
+            self.send(200, {"branches": [ref("main")], "tags": [ref("v1")], "converts": []})
+        else:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RevisionNotFound" if known else "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+    do_HEAD = do_GET
+
+
+def ref(name: str) -> dict[str, str]:
+    return {"name": name, "ref": f"refs/heads/{name}", "targetCommit": "a" * 40}
+
+
+def test_what_the_hub_does_not_have_is_named_with_what_it_has(tmp_path):
+    env = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+    with served(Hub) as address:
+        asked = [{"path": HUB, "revision": "v9"}, {"path": "acme/none"}]
+        env |= {"HF_HOME": str(tmp_path), "HF_ENDPOINT": address, "no_proxy": "127.0.0.1"}
+        done = subprocess.run(
+            [sys.executable, "-c", READ, json.dumps(asked)], env=env, capture_output=True, text=True, timeout=300, check=False
+        )
+        away = env | {"HF_ENDPOINT": "http://127.0.0.1:9"}
+        late = subprocess.run(
+            [sys.executable, "-c", READ, json.dumps(asked[1:])], env=away, capture_output=True, text=True, timeout=300, check=False
+        )
+    assert (done.returncode, late.returncode) == (0, 0), done.stderr + late.stderr
+    assert list(map(json.loads, done.stdout.splitlines())) == [
+        "data.revision: acme/sums has no 'v9'; it has main, v1",
+        "data.path: acme/none: neither a file or folder here nor a dataset of the hub that you may read; check the name, or set HF_TOKEN",
+    ]
+    assert json.loads(late.stdout).startswith(
+        "data.path: acme/none: no such file or folder here, the hub cannot be reached and the cache has no"
+    )
 
 
 def test_preflight_refuses_a_bad_file(tmp_path):
