@@ -58,8 +58,12 @@ def allowed(field: FieldInfo) -> str:
 
 def show(value: Any) -> str:
     """A value as it could be typed, cut to a readable length."""
-    text = value if isinstance(value, str) and value else json.dumps(value, default=str)
+    text = value if isinstance(value, str) and value else json.dumps(value, default=_plain)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(exclude_unset=True) if isinstance(value, BaseModel) else str(value)
 
 
 def _is_section(field: FieldInfo) -> bool:

@@ -117,7 +117,7 @@ def test_the_reward_of_each_source_is_reported():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["data.path=a:b", SUMS], "data.path=a:b, data.mix="),
+        (["data.path=a:b", SUMS], 'data.path=a:b, data.mix={{"sums": {{"path": "trainer.data.tasks'),
         (["data.mix.own.weight=2"], "data.mix.own.path: must be set; "),
         ([SUMS, "data.mix.sums.weight=0"], "data.mix.sums.weight=0: must be a number, above 0 (command line)"),
         ([SUMS, "data.mix.sums.weight=true"], "data.mix.sums.weight=true: must be a number"),
@@ -137,3 +137,10 @@ def test_a_mistake_names_the_source_and_its_setting(file, arguments, said, model
     with pytest.raises(ConfigError) as caught:
         read(*(argument.format(file.parent) for argument in arguments), *reward, model=model)
     assert [line.startswith(said.format(file.parent)) for line in str(caught.value).splitlines()] == [True], caught.value
+
+
+def test_null_takes_back_the_path_of_a_recipe(tmp_path):
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text("model: {path: gpt2}\ndata: {path: a.jsonl}\n")
+    config = parse(["--config", str(recipe), "data.path=null", SUMS], prog="train_ppo", model=PpoConfig)
+    assert list(config.data.sources()) == ["sums"]

@@ -23,7 +23,7 @@ JUDGE = {"base_url": "http://127.0.0.1:1/v1", "model": "m", "prompt": "{text}"}
         ("digits_share", {"partial": 2}, r"reward\.args\.partial=2: Input should be less than or equal to 1"),
         ("numeric", {"tolerance": float("nan")}, r"reward\.args\.tolerance=nan: "),
         ("numeric", {"tolerance": -1}, r"reward\.args\.tolerance=-1: Input should be greater than or equal to 0"),
-        ("format_regex", {"pattern": "("}, r"reward\.args\.pattern='\(': Value error, not a regular expression: missing \)"),
+        ("format_regex", {"pattern": "("}, r"reward\.args\.pattern='\(': not a regular expression: missing \)"),
         ("format_regex", {"pattern": 3}, r"reward\.args\.pattern=3: Input should be a valid string"),
         ("code", {"seconds": 0}, r"reward\.args\.seconds=0: Input should be greater than 0"),
         ("code", {"memory_mb": "much"}, r"reward\.args\.memory_mb='much': Input should be a valid integer"),
@@ -31,7 +31,7 @@ JUDGE = {"base_url": "http://127.0.0.1:1/v1", "model": "m", "prompt": "{text}"}
         (
             "reward_model",
             {"model": "./no-model"},
-            r"reward\.args\.model='\./no-model': Value error, no folder with a model here; a hub name",
+            r"reward\.args\.model='\./no-model': no folder with a model here; a hub name",
         ),
         ("reward_model", {"model": "a/b", "gpus": -1}, r"reward\.args\.gpus=-1: Input should be greater than or equal to 0"),
         ("reward_model", {"gpus": 1}, r"reward\.args: .*model"),
@@ -39,8 +39,8 @@ JUDGE = {"base_url": "http://127.0.0.1:1/v1", "model": "m", "prompt": "{text}"}
         ("http", {"url": URL, "concurrency": -2}, r"reward\.args\.concurrency=-2: "),
         ("http", {"url": URL, "timeout": 0}, r"reward\.args\.timeout=0: Input should be greater than 0"),
         ("http", {"url": URL, "retries": 0.5}, r"reward\.args\.retries=0\.5: "),
-        ("http", {"url": URL, "headers": {"Key": "NO_SUCH"}}, r"reward\.args\.headers\.Key='NO_SUCH': Value error, no such environment"),
-        ("judge", JUDGE | {"api_key_env": "NO_SUCH"}, r"reward\.args\.api_key_env='NO_SUCH': Value error, no such environment variable"),
+        ("http", {"url": URL, "headers": {"Key": "NO_SUCH"}}, r"reward\.args\.headers\.Key='NO_SUCH': no such environment"),
+        ("judge", JUDGE | {"api_key_env": "NO_SUCH"}, r"reward\.args\.api_key_env='NO_SUCH': no such environment variable"),
         ("judge", JUDGE | {"base_url": ""}, r"reward\.args\.base_url='': "),
     ],
 )

@@ -71,7 +71,9 @@ class DataConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _mix_has_paths_of_its_own(cls, values: Any) -> Any:
-        return {"path": "", **values} if isinstance(values, dict) and values.get("mix") else values
+        if isinstance(values, dict) and values.get("mix"):
+            return {**values, "path": values.get("path") or ""}  # null takes back a recipe's
+        return values
 
     def sources(self) -> dict[str, DataConfig]:
         """Where rows come from, by the name in `mix`; without one these settings themselves, under ""."""

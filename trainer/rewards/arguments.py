@@ -63,6 +63,6 @@ def check(function: Callable[..., Any], args: dict[str, Any], setting: str) -> N
             except ValidationError as error:
                 found = error.errors()[0]
                 where = "".join(f".{part}" for part in found["loc"] if isinstance(part, str) and part in str(value))
-                errors.append(f"{setting}.{name}{where}={found['input']!r}: {found['msg']}")
+                errors.append(f"{setting}.{name}{where}={found['input']!r}: {found['msg'].removeprefix('Value error, ')}")
     if errors:
         raise ConfigError("\n".join(errors))
