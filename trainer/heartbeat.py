@@ -53,7 +53,7 @@ def _place(thread: int) -> str:
     """The innermost frames of a thread, such as "engine.py:88 step < workers.py:120 update"; Ray's alone are an actor's between calls."""
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame)[::-1] if frame else []
-    own = [f for f in stack if "/site-packages/ray/" not in f.filename]
+    own = [f for f in stack if "/site-packages/ray/" not in f.filename and not f.filename.startswith("<frozen importlib")]
     return " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in own[:FRAMES]) or "rest, waiting for a call"
 
 
