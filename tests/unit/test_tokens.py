@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from trainer.configs.data import DataConfig
-from trainer.data import tokens
+from trainer.data import prompts, tokens
 from trainer.data.prompts import answer_ids, load_prompts
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
@@ -62,6 +63,32 @@ def test_another_tokenizer_or_other_texts_are_tokenized_anew(data, tmp_path):
     assert len(files(tmp_path)) == 3
 
 
+def test_other_settings_or_another_template_render_anew_and_another_day_where_the_template_asks(data, monkeypatch):
+    monkeypatch.setattr(prompts, "date", SimpleNamespace(today=lambda: "2026-01-01"))
+
+    def texts(jinja: str, **settings: object) -> int:
+        tokenizer = Counting("0123456789+=SU-")
+        tokenizer.tokenizer.chat_template = jinja
+        load_prompts(data.model_copy(update=settings), tokenizer)  # type: ignore[arg-type]
+        return tokenizer.texts
+
+    plain, dated = "{{ 'S' if messages[0].role == 'system' }}{{ messages[-1].content }}{{ '-' if thinking }}", "{{ strftime_now('%Y') }}="
+    count = tokens.LEAST + 7
+    assert [texts(plain), texts(plain)] == [count, 0]
+    assert [texts(plain, system="S"), texts(plain, template={"thinking": True}), texts(plain, chat="never")] == [count] * 3
+    assert [texts("U" + plain), texts(dated), texts(dated)] == [count, count, 0]
+    monkeypatch.setattr(prompts, "date", SimpleNamespace(today=lambda: "2026-01-02"))
+    assert [texts(plain), texts(dated)] == [0, count]
+
+
+def test_prompts_that_are_refused_are_refused_at_the_next_start_too(data):
+    path = Path(data.path)
+    path.write_text(path.read_text() + '{"prompt": "1x", "answer": "1"}\n')
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"model\.tokenizer has no token for 'x'"):
+            load_prompts(data, Counting())  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("damage", [b"", b"no array", None])
 def test_a_damaged_file_is_named_and_written_again(data, tmp_path, capsys, damage):
     whole = load_prompts(data, Counting())  # type: ignore[arg-type]
@@ -87,15 +114,15 @@ def lone_surrogate() -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(
-    ("prompts", "message"),
+    ("asked", "message"),
     [
         (["1+1=", "1x1="], r"data\.jsonl:2: model\.tokenizer has no token for 'x'; add it to characters:, or remove it"),
         (["1+1=", "1 1="], r"data\.jsonl:2: model\.tokenizer has no token for ' '"),
     ],
 )
-def test_a_character_without_a_token_is_an_error(tmp_path, prompts, message):
+def test_a_character_without_a_token_is_an_error(tmp_path, asked, message):
     path = tmp_path / "data.jsonl"
-    path.write_text("".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in prompts))
+    path.write_text("".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in asked))
     with pytest.raises(ConfigError, match=message):
         load_prompts(DataConfig(path=str(path)), character_tokenizer("0123456789+="))
 

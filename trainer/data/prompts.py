@@ -6,14 +6,17 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from itertools import islice
 from typing import Any
 
+import tokenizers
+import transformers
 from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.data import DataConfig
 from trainer.data.rows import column, no_rows, of_set, read_rows
-from trainer.data.tokens import token_ids
+from trainer.data.tokens import remembered
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
 
@@ -64,15 +67,11 @@ def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool,
     rows = list(islice(read_rows(config), first))
     if not rows:
         raise no_rows(config)
-    asked = [_text(column(columns, config.prompt, "data.prompt", where), config, tokenizer, where) for where, columns in rows]
-    ids = iter(token_ids([text for text, plain in asked if plain], tokenizer, special=True))
-    rendered_ids = iter(token_ids([text for text, plain in asked if not plain], tokenizer, special=False))
+    asked = [column(columns, config.prompt, "data.prompt", where) for where, columns in rows]
+    places = [where for where, _ in rows]
+    ids = remembered(asked, lambda: _recipe(config, tokenizer), lambda: _ids(asked, places, config, tokenizer))
     prompts: list[Prompt] = []
-    for index, ((where, columns), (text, plain)) in enumerate(zip(rows, asked, strict=True)):
-        tokens = next(ids if plain else rendered_ids)
-        if not tokens:
-            raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
-        _require_known(text, tokens, tokenizer, f"data.prompt: {where}")
+    for index, ((where, columns), tokens) in enumerate(zip(rows, ids, strict=True)):
         named = answers or config.answer in columns
         row = {**columns, "answer": column(columns, config.answer, "data.answer", where)} if named else columns
         if len(tokens) <= config.max_prompt_tokens:
@@ -86,6 +85,37 @@ def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool,
     if not prompts:
         raise ConfigError(f"data.max_prompt_tokens: all {total} prompts of {config.path} are longer than {config.max_prompt_tokens} tokens")
     return PromptSet(prompts, total - len(prompts))
+
+
+def _ids(asked: list[Any], places: list[str], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+    """Of each prompt, tokenized all at once."""
+    texts = [_text(prompt, config, tokenizer, where) for prompt, where in zip(asked, places, strict=True)]
+    ids = {plain: iter(_tokenized([text for text, is_plain in texts if is_plain == plain], tokenizer, plain)) for plain in (True, False)}
+    found = [next(ids[plain]) for _, plain in texts]
+    for where, (text, _), tokens in zip(places, texts, found, strict=True):
+        if not tokens:
+            raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
+        _require_known(text, tokens, tokenizer, f"data.prompt: {where}")
+    return found
+
+
+def _recipe(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[Any] | None:
+    """What the ids of a prompt follow from beside its text: the tokenizer, the template and what goes into it, and today, where that asks.
+
+    None of a tokenizer in Python, which cannot be written down whole.
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return None
+    versions = [tokenizers.__version__, transformers.__version__, type(tokenizer).__name__]
+    template = str(tokenizer.chat_template)
+    today = str(date.today()) if "strftime_now" in template else ""
+    return [versions, fast.to_str(), template, today, config.chat, config.system, config.template]
+
+
+def _tokenized(texts: list[str], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[list[int]]:
+    """`special` has the tokenizer add its own tokens, such as the first of a sequence."""
+    return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []  # type: ignore[return-value]
 
 
 def answer_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -1,4 +1,4 @@
-"""Texts to token ids: all at once, and only the first time; later starts read the ids from a file."""
+"""Token ids on disk, so that only the first start with some data renders and tokenizes it."""
 
 from __future__ import annotations
 
@@ -6,39 +6,36 @@ import hashlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import tokenizers
-import transformers
-from transformers import PreTrainedTokenizerBase
 
 from trainer.runs import runs_root
 
 FOLDER = ".tokens"  # below the runs root
-LEAST = 1000  # fewer texts take no time worth a file
+LEAST = 1000  # fewer prompts take no time worth a file
 
 
-def token_ids(texts: list[str], tokenizer: PreTrainedTokenizerBase, *, special: bool) -> list[list[int]]:
-    """Ids of each text; `special` has the tokenizer add its own tokens, such as the first of a sequence."""
-    fast = getattr(tokenizer, "backend_tokenizer", None)
-    if len(texts) < LEAST or fast is None:
-        return _tokenized(texts, tokenizer, special)
-    versions = f"{tokenizers.__version__} {transformers.__version__} {type(tokenizer).__name__} {special}"
-    key = hashlib.sha256(versions.encode())
-    key.update(fast.to_str().encode())
-    key.update(json.dumps(texts).encode())
-    file = runs_root() / FOLDER / f"{key.hexdigest()[:32]}.npy"
-    found = _read(file, len(texts))
+def remembered(prompts: list[Any], what: Callable[[], Any], make: Callable[[], list[list[int]]]) -> list[list[int]]:
+    """The ids that `make` returns, one list for each of `prompts`: from a file, where it was called before with equal prompts and `what`.
+
+    `what` returns all else that the ids follow from, or None where that cannot be said. An error of `make` is not remembered.
+    """
+    if len(prompts) < LEAST or (also := what()) is None:
+        return make()
+    try:
+        content = json.dumps([also, prompts], ensure_ascii=False).encode()
+    except (TypeError, ValueError):  # prompts that are no JSON, or no text: `make` says what is wrong with them
+        return make()
+    file = runs_root() / FOLDER / f"{hashlib.sha256(content).hexdigest()[:32]}.npy"
+    found = _read(file, len(prompts))
     if found is None:
-        found = _tokenized(texts, tokenizer, special)
+        found = make()
         _write(file, found)
     return found
-
-
-def _tokenized(texts: list[str], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[list[int]]:
-    return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []  # type: ignore[return-value]
 
 
 def _read(file: Path, count: int) -> list[list[int]] | None:
