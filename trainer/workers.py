@@ -53,8 +53,7 @@ class Worker:
     """Made into a Ray actor by `trainer.roles`; `train_sft` uses it under torchrun, without Ray."""
 
     def __init__(self, config: Config, role: Role, rank: int, world: int, model_path: str | None, threads: int | None):
-        if threads:
-            torch.set_num_threads(threads)
+        actors.settle(threads)
         self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
         self.group: Any = None
         self.files = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")

@@ -8,7 +8,6 @@ import traceback
 from typing import Any
 
 import ray
-import torch
 
 from trainer import actors, heartbeat, placement, weights
 from trainer.actors import RunError
@@ -26,7 +25,7 @@ class RolloutActor:
     """A process that holds one rollout engine; each engine is imported in its own process only."""
 
     def __init__(self, config: PpoConfig, model_path: str, seed: int, threads: int):
-        torch.set_num_threads(threads)
+        actors.settle(threads)
         self.config, self.model_path, self.seed = config, model_path, seed
 
     def start(self) -> int:
