@@ -46,7 +46,8 @@ def settle(threads: int | None) -> None:
 
 
 def wait(refs: Any, seconds: float, what: str) -> Any:
-    """`ray.get` with a deadline, and an ear for signs of life (trainer/heartbeat.py): who is silent for trainer.silence is ended.
+    """`ray.get` with a deadline, and an ear for signs of life (trainer/heartbeat.py): who is silent for trainer.silence is ended, and
+    all that are waited for where none of them does anything for that long.
 
     Raises RunError naming `what`, and which process on which node, when one died or was silent, or the deadline passed; errors of a
     person's own code and settings come through as they were raised.
@@ -60,8 +61,8 @@ def wait(refs: Any, seconds: float, what: str) -> Any:
                 late = _late(refs)
                 if time.monotonic() >= deadline:
                     raise RunError(f"{what} did not end within {seconds:g} s{waited_for(_places(late), os.environ)}") from error
-                if silent := watch.look(late):
-                    raise RunError(f"{what}: {'; '.join(_end(late[actor], actor, silent[actor]) for actor in silent)}") from error
+                if gone := watch.look(late):
+                    raise RunError(f"{what}: {'; '.join(_end(late[actor], actor, why) for actor, why in gone.items())}") from error
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError | RunError):
             raise error.cause from error
@@ -85,8 +86,11 @@ def _places(late: Mapping[str, Any]) -> list[str]:
     return [process(actor) + (f" at {beat.at}" if beat and beat.at else "") for actor, beat in beats.items()]
 
 
-def _end(ref: Any, actor: str, seconds: float) -> str:
-    """End a process that is silent, so that it keeps neither its devices nor those who wait for it. Returns what to say of it."""
+def _end(ref: Any, actor: str, why: str) -> str:
+    """End a process that does not go on, so that it keeps neither its devices nor those who wait for it. Returns what to say of it.
+
+    Its stack goes to stderr.
+    """
     who, beat = process(actor), heartbeat.last(actor)
     known = _known(actor)
     here = known and known["Address"]["IPAddress"] == ray.util.get_node_ip_address()
@@ -94,8 +98,10 @@ def _end(ref: Any, actor: str, seconds: float) -> str:
     if known and known["Name"]:
         ray.kill(ray.get_actor(known["Name"]))
         ray.wait([ref], timeout=END_SECONDS, fetch_local=False)
-    at = f", it was last at {beat.at}" if beat and beat.at else ""
-    return f"{who} gave no sign of life for {seconds:.0f} s (trainer.silence){state}{at}{_log(who)}"
+    if beat and beat.stack:
+        print(f"{who} {why}; its main thread was last at\n{beat.stack}", file=sys.stderr, flush=True)
+    at = f", it was last at {beat.at}" if beat else ""
+    return f"{who} {why} (trainer.silence){state}{at}{_log(who)}"
 
 
 def _known(actor: str) -> Any:

@@ -4,11 +4,15 @@ A thread of each process puts a beat into Ray's key-value store: a number that c
 the main thread computes, waits for a device or for others; it does not in a process that is stopped (SIGSTOP, a node that hangs) or that
 holds Python's lock for good. Silence is counted in looks of the driver that Ray answered, so neither clocks that differ nor a driver or
 a Ray that was away for a while are taken for it.
+
+A beat also says whether anything else of the process runs, its children included. Where nothing does, in any of the processes that the
+driver waits for, they wait for one another, or for what does not come: a deadlock, which the threads that beat would outlive.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
@@ -24,14 +28,19 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 EVERY = 2.0  # seconds between two beats, and between two looks
-FRAMES = 5  # that a beat has of the main thread's stack, Ray's left out
+FRAMES = 5  # that `Beat.at` has of the main thread's stack
+IDLE = 0.02  # share of a core below which a process does nothing: its threads for Ray and for collectives look around
 NAMESPACE = b"flotilla"
+PROC = Path("/proc")
+ready = threading.Event()  # this process has started: it loads no model, whose download may be slow
 
 
 class Beat(NamedTuple):
     number: int
-    limit: float  # seconds of silence after which the process counts as dead
+    limit: float  # seconds of silence, or of doing nothing while others wait for it, after which the process counts as dead
     at: str  # where its main thread is
+    stack: str = ""  # the same, whole
+    idle: bool = False  # nothing but this runs
 
 
 def begin(limit: float) -> None:
@@ -40,8 +49,13 @@ def begin(limit: float) -> None:
     main = threading.main_thread().ident or 0
 
     def beat() -> None:
+        before = _Usage()
         for number in count():
-            value = json.dumps(Beat(number, limit, _place(main))).encode()
+            stack = _stack(main)
+            usage = _usage(PROC / "self", threading.get_native_id())
+            idle = ready.is_set() and not _debugged(stack) and usage.none_since(before)
+            before = usage
+            value = json.dumps(Beat(number, limit, _place(stack), "".join(traceback.format_list(stack)), idle)).encode()
             with suppress(Exception):  # of a Ray that does not answer; the next beat may get through
                 internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
             time.sleep(EVERY)
@@ -49,12 +63,47 @@ def begin(limit: float) -> None:
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 
 
-def _place(thread: int) -> str:
-    """The innermost frames of a thread, such as "engine.py:88 step < workers.py:120 update"; Ray's alone are an actor's between calls."""
+def _stack(thread: int) -> list[traceback.FrameSummary]:
+    """Of a thread, the outermost call first; without Ray's frames and the machinery of imports."""
     frame = sys._current_frames().get(thread)
-    stack = traceback.extract_stack(frame)[::-1] if frame else []
-    own = [f for f in stack if "/site-packages/ray/" not in f.filename and not f.filename.startswith("<frozen importlib")]
-    return " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in own[:FRAMES]) or "rest, waiting for a call"
+    found = traceback.extract_stack(frame) if frame else []
+    return [f for f in found if "/site-packages/ray/" not in f.filename and not f.filename.startswith("<frozen importlib")]
+
+
+def _place(stack: list[traceback.FrameSummary]) -> str:
+    """The innermost frames, such as "engine.py:88 step < workers.py:120 update"; Ray's alone are an actor's between calls."""
+    return " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in stack[: -FRAMES - 1 : -1]) or "rest, waiting for a call"
+
+
+def _debugged(stack: list[traceback.FrameSummary]) -> bool:
+    """A person looks at it, or will: `debug post-mortem` waits in Ray's debugger for as long as it takes."""
+    return "RAY_DEBUG_POST_MORTEM" in os.environ or any("pdb" in f.filename or "debugpy" in f.filename for f in stack)
+
+
+class _Usage(NamedTuple):
+    seconds: float = 0.0  # of CPUs so far
+    running: bool = True  # a thread runs, or waits for a CPU or a disk
+    at: float = 0.0  # by time.monotonic()
+
+    def none_since(self, before: _Usage) -> bool:
+        spent = self.seconds - before.seconds  # less than nothing where a child has ended
+        return not self.running and 0 <= spent < IDLE * (self.at - before.at)
+
+
+def _usage(process: Path, apart: int = 0) -> _Usage:
+    """Of a process's threads, but for `apart`, and of all its children. https://man7.org/linux/man-pages/man5/proc.5.html"""
+    seconds, running = 0.0, not process.exists()  # what is not known is at work
+    for task in process.glob("task/*"):
+        if int(task.name) == apart:
+            continue
+        with suppress(OSError):  # it has ended
+            state, *fields = (task / "stat").read_text().rpartition(")")[2].split()
+            seconds += (int(fields[10]) + int(fields[11])) / os.sysconf("SC_CLK_TCK")
+            running |= state in "RD"
+            for child in (task / "children").read_text().split():
+                usage = _usage(PROC / child)
+                seconds, running = seconds + usage.seconds, running or usage.running
+    return _Usage(seconds, running, time.monotonic())
 
 
 def last(actor: str) -> Beat | None:
@@ -80,22 +129,27 @@ def _prefix(job: str) -> bytes:
 
 
 class Watch:
-    """How long actors have been silent, as `look` saw it."""
+    """How long actors have been silent, and have done nothing, as `look` saw it."""
 
     def __init__(self) -> None:
         self.numbers: dict[str, int] = {}
         self.silence: dict[str, float] = {}
+        self.idle: dict[str, float] = {}
         self.looked = time.monotonic()
 
-    def look(self, actors: Iterable[str]) -> dict[str, float]:
-        """Those whose silence is longer than they may be silent, with its seconds. Call it every EVERY seconds."""
+    def look(self, actors: Iterable[str]) -> dict[str, str]:
+        """Those to be ended, and why: silent for too long, or idle for too long where all of them are. Call it every EVERY seconds."""
         passed, self.looked = time.monotonic() - self.looked, time.monotonic()
+        actors = list(actors)
         beats = {actor: beat for actor in actors if (beat := last(actor))}
         for actor, beat in beats.items():
             moved = self.numbers.get(actor) != beat.number
             self.silence[actor] = 0.0 if moved else self.silence[actor] + min(passed, 2 * EVERY)
+            self.idle[actor] = self.idle.get(actor, 0.0) + min(passed, 2 * EVERY) if beat.idle else 0.0
             self.numbers[actor] = beat.number
-        return {actor: self.silence[actor] for actor, beat in beats.items() if self.silence[actor] > beat.limit}
+        silent = {a: f"gave no sign of life for {self.silence[a]:.0f} s" for a, beat in beats.items() if self.silence[a] > beat.limit}
+        stuck = {a: f"did nothing for {self.idle[a]:.0f} s" for a, beat in beats.items() if self.idle[a] > beat.limit}
+        return silent or (stuck if len(stuck) == len(actors) else {})
 
 
 def state(pid: int) -> str:

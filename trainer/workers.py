@@ -73,6 +73,7 @@ class Worker:
         """Join the role's other ranks, load the model and build the engine. Raises ConfigError for a model that cannot be read."""
         self.join(address, port)
         self.build()
+        heartbeat.ready.set()
 
     def join(self, address: str, port: int) -> None:
         """Returns once all ranks are there, or raises."""

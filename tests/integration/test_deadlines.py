@@ -27,8 +27,10 @@ def ranks() -> Iterator[list]:
         def die(self) -> None:
             os._exit(1)
 
-        def begin(self, silence: float) -> None:
+        def begin(self, silence: float, ready: bool = False) -> None:
             heartbeat.begin(silence)
+            if ready:
+                heartbeat.ready.set()
 
         def compute(self, seconds: float) -> str:
             end = time.monotonic() + seconds
@@ -36,11 +38,17 @@ def ranks() -> Iterator[list]:
                 pass
             return "done"
 
+        def child(self, seconds: float) -> None:
+            import subprocess
+            import sys
+
+            subprocess.run([sys.executable, "-c", "while True: pass"], timeout=seconds, check=False)
+
         def pid(self) -> int:
             return os.getpid()
 
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield [ray.remote(Rank).options(name=f"policy-{rank}", num_cpus=0).remote() for rank in range(5)]
+    yield [ray.remote(Rank).options(name=f"policy-{rank}", num_cpus=0).remote() for rank in range(8)]
     ray.shutdown()
 
 
@@ -76,6 +84,28 @@ def test_a_process_that_is_stopped_is_named_with_its_state_and_place_and_ended(r
     with pytest.raises(actors.RunError, match=rf"^policy.update: {silent}test_deadlines.py:\d+ hang"):
         actors.wait([ranks[0].answer.remote(), ref], 120, "policy.update")
     assert until(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
+
+
+def test_processes_that_only_wait_for_one_another_are_ended_with_their_places_and_stacks(ranks: list, capfd) -> None:
+    for rank in ranks[5:7]:
+        rank.begin.remote(heartbeat.EVERY + 2, ready=True)
+    first, second = (ray.get(rank.pid.remote()) for rank in ranks[5:7])
+    with pytest.raises(actors.RunError) as ended:
+        actors.wait([ranks[5].hang.remote(), ranks[6].hang.remote(), ranks[0].answer.remote()], 120, "policy.update")
+    for name, pid in (("policy-5", first), ("policy-6", second)):
+        stuck = rf"{name} \(node \S+, pid {pid}\) did nothing for \d+ s \(trainer.silence\), its state is S \(sleeping\), "
+        assert re.search(stuck + r"it was last at test_deadlines.py:\d+ hang; log: ", str(ended.value))
+        assert until(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
+    assert 'test_deadlines.py", line' in capfd.readouterr().err
+
+
+def test_one_that_waits_for_another_which_works_is_left_alone(ranks: list) -> None:
+    """In a child, as some engines do their work."""
+    ranks[0].begin.remote(heartbeat.EVERY + 2, ready=True)
+    ranks[7].begin.remote(heartbeat.EVERY + 2, ready=True)
+    with pytest.raises(actors.RunError, match=re.escape("did not end within 12 s, waiting for policy-0 (")) as late:
+        actors.wait([ranks[0].hang.remote(), ranks[7].child.remote(60)], 12, "policy.update")
+    assert "policy-7" in str(late.value)
 
 
 def test_a_process_that_computes_or_waits_for_long_is_not_taken_for_a_silent_one(ranks: list) -> None:

@@ -43,6 +43,7 @@ class RolloutActor:
         except Exception as error:
             traceback.print_exc()
             raise RunError(f"rollout.engine={engine} does not start: {type(error).__name__}: {error}") from None
+        heartbeat.ready.set()
         return self.engine.receivers()
 
     def sample(self, *args: Any) -> list[Episode]:
