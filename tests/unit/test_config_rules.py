@@ -141,3 +141,9 @@ def test_a_setting_that_is_named_in_vain_is_refused_with_its_default_too(tmp_pat
     ]
     assert ok("algorithm.kl={}", "algorithm={}") == ok(), "a section without settings names none"
     assert ok("trainer.staleness=1", "rollout.max_logprob_diff=null"), "null takes back what a file sets"
+
+
+def test_another_setting_of_the_critic_leaves_its_learning_rate_alone():
+    """It is not the policy's, whose section has the same settings."""
+    config = ok("algorithm.name=ppo", "critic.weight_decay=0.1")
+    assert (config.critic.lr, config.optim.lr) == (1e-5, 1e-6)

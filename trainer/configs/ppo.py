@@ -26,6 +26,10 @@ from trainer.configs.sections import (
 WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is evaluated", other="evals")
 
 
+class CriticConfig(OptimConfig):
+    lr: float = Field(default=1e-5, gt=0, description="AdamW's learning rate after warm-up.")
+
+
 class PpoTrainerConfig(TrainerConfig):
     prompts_per_step: int = Field(default=64, ge=1, description="Prompts per step.")
     staleness: Literal[0, 1] = Field(default=0, description="1 samples the next batch while this one trains (off-policy by one step).")
@@ -91,7 +95,7 @@ class PpoConfig(Config):
     algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="Advantages and loss.")
     reward: RewardConfig = Field(default=RewardConfig(), description="What an answer is worth.")
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="Rollout engines.")
-    critic: Annotated[OptimConfig, WITH_CRITIC] = Field(default=OptimConfig(lr=1e-5), description="Optimizer of the value model.")
+    critic: Annotated[CriticConfig, WITH_CRITIC] = Field(default=CriticConfig(), description="Optimizer of the value model.")
 
     def updates(self) -> int:
         return self.trainer.steps * self.algorithm.epochs * self.algorithm.minibatches
