@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import signal
 import sys
@@ -71,7 +72,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     verb, rest = words[0], words[1:]
     if verb not in (*PASSED, *OURS, *TRAINER, "train"):
-        console.print(f"error: {verb!r} is no verb; flotilla --help lists them", markup=False)
+        near = difflib.get_close_matches(verb, [*PASSED, *OURS, *TRAINER, "train"], n=1)
+        hint = f"did you mean {near[0]}?" if near else "flotilla --help lists them"
+        console.print(f"error: {verb!r} is no verb; {hint}", markup=False)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

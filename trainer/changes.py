@@ -82,7 +82,20 @@ def differences(old: Config, new: Config) -> dict[str, Change]:
     # With a schedule, the learning rate of every step depends on the number of steps.
     if old.optim.schedule == new.optim.schedule == "constant" and new.trainer.steps > old.trainer.steps:
         keys.remove("trainer.steps")
-    return {key: (before.get(key), after.get(key)) for key in keys}
+    # A mapping that one of them leaves empty is one change, whatever the other has in it.
+    empty = [key for key in keys if before.get(key) == {} or after.get(key) == {}]
+    keys = [key for key in keys if not any(key.startswith(f"{around}.") for around in empty)]
+    return {key: (_value(old, key, before), _value(new, key, after)) for key in keys}
+
+
+def _value(config: Config, key: str, flat: dict[str, Any]) -> Any:
+    """Of a setting, or of a mapping as a whole; None where there is none."""
+    if key in flat:
+        return flat[key]
+    value: Any = config.model_dump(mode="json")
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
 def refusal(key: str, change: Change, allow: list[str]) -> str | None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 
 from trainer import yaml_io
 from trainer.checkpoint import NO_SPACE, reasons
-from trainer.config_help import allowed, find, innermost, print_settings, settings, show
+from trainer.config_help import allowed, find, innermost, print_settings, settings, show, within
 from trainer.configs.sections import Config, Rule, broken_rules, unread, value_of, values_read
 from trainer.errors import ConfigError
 from trainer.preflight import Check
@@ -169,14 +169,25 @@ def _override(model: type[Config], values: Values, sources: Sources, text: str) 
         return [f"{key}={value_text}: not YAML: {getattr(error, 'problem', error)} (command line)"]
     if _below_a_value(model, key):
         return [f"{key}: no such setting{_nearest(model, key)} (command line)"]
+    return _set(model, values, sources, key, value, taken_back=value is None and bool(value_text))
+
+
+def _set(model: type[Config], values: Values, sources: Sources, key: str, value: Any, *, taken_back: bool) -> list[str]:
+    """`taken_back` by the word null, which is the value of settings that may be null, and the default of others."""
     *parents, last = key.split(".")
     at = values
     for parent in parents:
         if not isinstance(at.get(parent), dict):
             at[parent] = {}
         at = at[parent]
+    field = settings(model).get(key)
+    if taken_back and field is not None and "null" not in allowed(field).split(" or "):
+        at.pop(last, None)
+        for name in [name for name in sources if f"{name}.".startswith(f"{key}.")]:
+            del sources[name]
+        return []
     sources[key] = "command line"
-    if isinstance(value, dict) and key not in settings(model):  # a section: one by one, what is not named stays
+    if isinstance(value, dict) and field is None:  # a section: one by one, what is not named stays
         texts = [f"{key}.{child}={json.dumps(below)}" for child, below in value.items()]
         return [error for text in texts for error in _override(model, values, sources, text)]
     at[last] = value
@@ -296,6 +307,9 @@ def _source(model: type[Config], key: str, sources: Sources) -> str:
 def _nearest(model: type[Config], key: str) -> str:
     """Settings whose whole name, or whose last part, is like this one."""
     names = list(settings(model))
+    if around := within(model, key):
+        last = difflib.get_close_matches(key.rpartition(".")[2], around, n=1, cutoff=0.6)
+        return f"; did you mean {key.rpartition('.')[0]}.{last[0]}?" if last else f"; there are {', '.join(around)}"
     same_last = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
     close = difflib.get_close_matches(key, names if "." in key else [*names, *model.model_fields], n=1, cutoff=0.75)
     lasts = {name.rpartition(".")[2]: name for name in reversed(names)}

@@ -51,6 +51,17 @@ def innermost(model: type[BaseModel], key: str) -> FieldInfo:
     return find(section[0], below)[1]
 
 
+def within(model: type[BaseModel], key: str) -> list[str]:
+    """Of a key in a mapping of sections, such as `evals.NAME.rwos`: the settings that these sections have. Empty for others."""
+    try:
+        name, field = find(model, key)
+    except KeyError:
+        return []
+    section = get_args(field.annotation)[-1:]
+    of_section = get_origin(field.annotation) is dict and _is_section(FieldInfo(annotation=section[0]))
+    return list(section[0].model_fields) if of_section and key.removeprefix(name).count(".") > 1 else []
+
+
 def allowed(field: FieldInfo) -> str:
     """Such as `an integer, at least 1` or `auto, never or must`."""
     return _type(field.annotation, field.metadata)

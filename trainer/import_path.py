@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,7 @@ from trainer.errors import ConfigError
 
 
 def find(spec: str, setting: str) -> Callable[..., Any]:
-    """The function that `spec` names; ConfigError naming `setting` where there is none. Errors inside the module are not hidden."""
+    """The function that `spec` names; ConfigError naming `setting` where there is none, or where its module raises, with the line."""
     module_name, separator, name = spec.partition(":")
     if not (separator and module_name and name):
         raise ConfigError(f"{setting}: {spec!r} is not of the form package.module:function")
@@ -20,6 +21,11 @@ def find(spec: str, setting: str) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         raise ConfigError(f"{setting}: {spec}: cannot import it: {error}; install it, or put it below the working directory") from error
+    except SyntaxError as error:
+        raise ConfigError(f"{setting}: {spec}: {error.filename}:{error.lineno}: {error.msg}") from error
+    except Exception as error:  # of whatever a person's own file does when it is read
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        raise ConfigError(f"{setting}: {spec}: {line.filename}:{line.lineno}: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
     if function is None:
         near = difflib.get_close_matches(name, [n for n in vars(module) if callable(getattr(module, n))], n=1)

@@ -49,7 +49,8 @@ def data(config: Config) -> list[str]:
 
 
 def needs_answer(config: PpoConfig) -> bool:
-    return rewards.needs_answer(*(spec for spec, _ in config.reward.functions().values()))
+    """Whether the reward reads the answer column, or somebody named it."""
+    return config.data.answer != "answer" or rewards.needs_answer(*(spec for spec, _ in config.reward.functions().values()))
 
 
 def evals(config: PpoConfig) -> list[str]:

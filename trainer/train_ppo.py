@@ -251,7 +251,8 @@ def eval_sets(config: PpoConfig, tokenizer: PreTrainedTokenizerBase, answers: bo
     for name, data in config.eval_data().items():
         with of_set(f"evals.{name}"):
             loaded = load_prompts(data, tokenizer, answers=answers, first=config.evals[name].rows)
-        print(f"evals.{name}: {len(loaded.prompts)} prompts ({loaded.dropped} too long)", flush=True)
+        same = "; they are rows of data itself, which are trained on" if config.evals[name].is_of_data() else ""
+        print(f"evals.{name}: {len(loaded.prompts)} prompts ({loaded.dropped} too long){same}", flush=True)
         found[name] = loaded.prompts
     return found
 

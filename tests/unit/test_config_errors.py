@@ -5,6 +5,10 @@ from __future__ import annotations
 import pytest
 from configs import BASE, PROG, errors, recipe
 
+from trainer.cli import parse
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
+
 pytestmark = pytest.mark.usefixtures("runs")
 
 
@@ -83,3 +87,30 @@ def test_errors_of_single_settings_and_between_settings_are_reported_together():
         "algorithm.lam",
     ]
     assert len(errors("trainer=5", "model.path=gpt2", "trainer.steps=1")) == 1, "nothing is said of settings below one that is refused"
+
+
+def test_null_takes_back_what_a_file_sets_also_of_settings_that_are_never_null(tmp_path):
+    text = "model: {path: gpt2}\ndata: {path: a.b:rows}\nreward:\n  function: exact\n  weights: {a: 1}\nalgorithm: {name: ppo, lam: 0.9}\n"
+    file = recipe(tmp_path, text + "critic: {lr: 1.0e-4}\n")
+    config = parse(["--config", file, "algorithm.lam=null", "reward.weights=null", "trainer.steps=null"], prog=PROG, model=PpoConfig)
+    assert (config.algorithm.lam, config.reward.weights, config.trainer.steps) == (0.95, {}, 100)
+    grpo = ["algorithm.lam=null", "algorithm.name=grpo", "critic.lr=null"]  # which it would not read
+    assert parse(["--config", file, *grpo], prog=PROG, model=PpoConfig).critic.lr == 1e-5
+    with pytest.raises(ConfigError, match=r"critic\.lr"):
+        parse(["--config", file, *grpo[:2]], prog=PROG, model=PpoConfig)
+
+
+@pytest.mark.parametrize(
+    ("setting", "hint"),
+    [
+        ("data.mix.b.wieght=2", "data.mix.b.wieght: no such setting; did you mean data.mix.b.weight? (command line)"),
+        ("reward.terms.near.wieght=2", "reward.terms.near.wieght: no such setting; did you mean reward.terms.near.weight? (command line)"),
+        ("evals.hard.pth=a", "evals.hard.pth: no such setting; did you mean evals.hard.path? (command line)"),
+        (
+            "evals.hard.zzz=a",
+            "evals.hard.zzz: no such setting; there are path, args, split, subset, revision, prompt, answer, rows (command line)",
+        ),
+    ],
+)
+def test_a_misspelt_setting_of_a_named_section_is_compared_with_those_of_such_sections(setting, hint):
+    assert hint in errors(*BASE, setting)

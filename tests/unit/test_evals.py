@@ -91,7 +91,9 @@ def test_a_set_has_at_most_as_many_prompts_as_its_rows(place, capsys):
     found = train_ppo.eval_sets(config, tokenizer, answers=True)
     assert [prompt.token_ids for prompt in found["few"]] == tokenizer(["1", "1"])["input_ids"]
     assert len(found["all"]) > 5
-    assert "evals.few: 2 prompts (0 too long)" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "evals.few: 2 prompts (0 too long)\n" in said
+    assert "too long); they are rows of data itself, which are trained on\n" in said.partition("evals.all: ")[2]
     with pytest.raises(ConfigError, match=r"^evals\.few: data\.max_prompt_tokens: all 2 prompts of .*test.jsonl are longer than 0 tokens"):
         train_ppo.eval_sets(config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_tokens": 0})}), tokenizer, True)
 

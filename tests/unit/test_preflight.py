@@ -17,6 +17,7 @@ from trainer.cli import parse
 from trainer.configs.ppo import PpoConfig
 from trainer.data import rows
 from trainer.errors import ConfigError
+from trainer.import_path import find
 
 ROOT = Path(__file__).parents[2]
 DATA = "data.path=trainer.data.tasks:sort_digits"
@@ -244,3 +245,28 @@ def test_all_of_it_is_looked_at_before_torch_is_imported(tmp_path):
     command = [sys.executable, "-c", code, json.dumps(values | {"trainer": {"prompts_per_step": 512}})]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout in ("4 False\n", "3 False\n")  # three where a cluster of this machine with that many CPUs is running
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def score(text, row):\n    retrun 1\n", r"/mine\.py:2: invalid syntax"),
+        ("import os\nX = undefined\n", r"/mine\.py:2: NameError: name 'undefined' is not defined"),
+        ("raise OSError('no such disk')\n", r"/mine\.py:1: OSError: no such disk"),
+    ],
+)
+def test_a_file_of_ones_own_that_cannot_be_read_is_one_line_with_its_place(tmp_path, monkeypatch, text, said):
+    (tmp_path / "mine.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    with pytest.raises(ConfigError, match=r"^reward\.function: mine:score: .*" + said):
+        find("mine:score", "reward.function")
+
+
+def test_an_answer_column_that_is_named_must_be_there_whatever_the_reward_reads(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1=", "solution": "2"}\n')
+    config = PpoConfig.model_validate({"model": {"path": "gpt2"}, "data": {"path": f"{tmp_path}/rows.jsonl"}})
+    named = config.model_copy(update={"data": config.data.model_copy(update={"answer": "solutoin"})})
+    rewarded = {"reward": config.reward.model_copy(update={"function": "operator:mul"})}
+    assert preflight.data(config.model_copy(update=rewarded)) == []
+    assert "column 'solutoin' is missing; the columns are prompt, solution" in preflight.data(named.model_copy(update=rewarded))[0]

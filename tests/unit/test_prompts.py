@@ -98,9 +98,18 @@ def test_text_and_messages_become_conversations_where_the_tokenizer_has_a_templa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"system": "sort"}, r"^data\.system: .*a\.jsonl:1: the prompt is text and model\.tokenizer has no chat template$"),
-        ({"template": {"start": "x"}}, r"^data\.template: .*a\.jsonl:1: the prompt is text and model\.tokenizer has no chat template$"),
-        ({"system": "sort", "chat": "never"}, r"^data\.system: .*: the prompt is text and data\.chat is never$"),
+        (
+            {"system": "sort"},
+            r"^data\.system=.*: .*a\.jsonl:1: the prompt is text and model\.tokenizer has no chat template; leave data\.",
+        ),
+        (
+            {"template": {"start": "x"}},
+            r"^data\.template=.*: .*a\.jsonl:1: the prompt is text and model\.tokenizer has no chat template; leave data\.",
+        ),
+        (
+            {"system": "sort", "chat": "never"},
+            r"^data\.system=.*: .*: the prompt is text and data\.chat is never; leave data\.system out, or give data\.chat=auto$",
+        ),
     ],
 )
 def test_settings_of_a_conversation_are_not_ignored_where_there_is_none(tmp_path, tokenizer, settings, message):

@@ -113,7 +113,6 @@ TERM = "reward.terms.right"
         (["reward.retries=1.5"], "reward.retries=1.5: "),
         (["reward.retries=1000"], "reward.retries=1000: "),
         (["reward.on_error=skip"], "reward.on_error=skip: must be fail, zero or drop"),
-        (["reward.on_error=null"], "reward.on_error=null: "),
         (["reward.weights={a: x}"], "reward.weights"),
         (["reward.weights={a b: 1}"], "reward.weights"),
         (["reward.terms={a: exact}"], "reward.terms"),

@@ -72,6 +72,16 @@ def test_other_settings_under_the_same_name_are_refused(runs):
     assert lines[-1] == "run.name=mine: choose another run.name, or run.resume=never to start anew"
 
 
+def test_a_mapping_that_was_empty_is_one_change_as_a_whole(runs):
+    save_resolved(ok("run.name=mine"), runs / "mine", [])
+    first_step(runs / "mine")
+    with pytest.raises(ConfigError) as caught:
+        save_resolved(ok("run.name=mine", "reward.weights={a: 1, b: 2}", "data.mix.a.path=x.jsonl", "data.path=null"), runs / "mine", [])
+    first, second, *_ = sorted(line for line in str(caught.value).splitlines() if line.startswith(("data.mix", "reward.weights")))
+    assert first.startswith('data.mix={"a": {"path": "x.jsonl"') and ": this run was started with {} (" in first
+    assert second.startswith('reward.weights={"a": 1.0, "b": 2.0}: this run was started with {} (')
+
+
 @pytest.mark.parametrize("text", ["trainer: {steps_of_old: 5}\n", "trainer: [", "5\n"])
 def test_settings_of_another_version_are_refused_with_the_way_out(runs, text):
     (runs / "mine").mkdir(parents=True)

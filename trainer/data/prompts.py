@@ -133,8 +133,11 @@ def _text(prompt: Any, config: DataConfig, tokenizer: PreTrainedTokenizerBase, w
     if isinstance(prompt, str):
         chat = config.chat == "auto" and bool(tokenizer.chat_template)
         if not chat and (config.system is not None or config.template):
-            why = "data.chat is never" if config.chat == "never" else "model.tokenizer has no chat template"
-            raise ConfigError(f"data.{'template' if config.system is None else 'system'}: {where}: the prompt is text and {why}")
+            why, fix = "model.tokenizer has no chat template", "a model or model.tokenizer with one"
+            if config.chat == "never":
+                why, fix = "data.chat is never", "data.chat=auto"
+            key, value = ("template", config.template) if config.system is None else ("system", config.system)
+            raise ConfigError(f"data.{key}={value!r}: {where}: the prompt is text and {why}; leave data.{key} out, or give {fix}")
         text = _conversation([{"role": "user", "content": prompt}], config, tokenizer, where) if chat else prompt
     elif isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt):
         if not tokenizer.chat_template:
