@@ -13,15 +13,20 @@ import threading
 from .errors import NODE_LOST
 
 FLAG = "--end-with-stdin"
+HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
 
 def live_while_stdin_is_open() -> None:
     """Returns in a child. Its parent hands on signals, and ends with the child's code, or with standard input."""
+    # Held back until the parent can hand them on: one that comes before that would end the parent, and leave the child behind.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
     if (child := os.fork()) == 0:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         return
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+    for number in HANDED_ON:
         signal.signal(number, lambda number, _: os.kill(child, number))
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     threading.Thread(target=_end_with_stdin, daemon=True).start()
     while True:
         ended, status = os.wait()  # of others too: pid 1 inherits the orphans of its container

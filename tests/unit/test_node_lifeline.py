@@ -55,3 +55,23 @@ def test_it_hands_on_signals_and_ends_with_the_childs_code(first: subprocess.Pop
 def test_a_child_that_a_signal_ended_gives_the_signals_code(first: subprocess.Popen[str]) -> None:
     first.send_signal(signal.SIGTERM)
     assert first.wait(30) == 128 + signal.SIGTERM
+
+
+SLOW_PARENT = """
+import os, time
+fork = os.fork
+def late():
+    if child := fork():
+        time.sleep(1)
+    return child
+os.fork = late
+"""
+
+
+def test_a_signal_before_the_parent_can_hand_it_on_waits_until_it_can() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", SLOW_PARENT + LIVE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout and process.stdout.readline() == b"UP ''\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 128 + signal.SIGTERM
