@@ -47,6 +47,7 @@ def ranks() -> Iterator[list]:
         def pid(self) -> int:
             return os.getpid()
 
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # read once in a process: with another, clusters of later modules would refuse its calls
     ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield [ray.remote(Rank).options(name=f"policy-{rank}", num_cpus=0).remote() for rank in range(8)]
     ray.shutdown()
