@@ -18,7 +18,7 @@ import pytest
 import ray
 from configs import settings
 
-from trainer import actors, export, faults, runs, train_ppo, worker_groups
+from trainer import export, faults, runs, train_ppo, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.errors import ConfigError
@@ -337,19 +337,3 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_reward_that_hangs(tiny_
     assert time.monotonic() - begun < 200
     stopper.join(10)
     assert "rewards did not end within 2 s of SIGTERM; step 1 was not learned; the same command resumes" in capfd.readouterr().out
-
-
-def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_path):
-    class Elsewhere:
-        def call(self, method: str, path: Path) -> list[tuple[bool, str]]:
-            return [(path.exists(), "here"), ((path.parent / "other" / path.name).exists(), "there")]
-
-    with pytest.raises(ConfigError, match=r"not the same folder on every node; policy-1 on there"):
-        worker_groups._require_shared(tmp_path, {"policy": Elsewhere()})  # type: ignore[dict-item]
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_address_of_the_job_server_is_told_from_that_of_a_cluster(monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", "http://localhost:8265")
-    with pytest.raises(ConfigError, match=r"RAY_ADDRESS=http://localhost:8265: that is where jobs are submitted"):
-        actors.connect()

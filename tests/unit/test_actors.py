@@ -1,6 +1,10 @@
+from pathlib import Path
 from typing import Any, cast
 
-from trainer import actors
+import pytest
+
+from trainer import actors, worker_groups
+from trainer.errors import ConfigError
 
 
 def environment(share: dict[str, float]) -> dict[str, str]:
@@ -28,3 +32,19 @@ def test_a_deadline_says_who_was_waited_for_and_where_to_look():
 
 def test_where_ray_does_not_answer_the_actor_is_named_by_its_id():
     assert actors.process("ff" * 16) == f"actor {'ff' * 16}"
+
+
+def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_path):
+    class Elsewhere:
+        def call(self, method: str, path: Path) -> list[tuple[bool, str]]:
+            return [(path.exists(), "here"), ((path.parent / "other" / path.name).exists(), "there")]
+
+    with pytest.raises(ConfigError, match=r"not the same folder on every node; policy-1 on there"):
+        worker_groups._require_shared(tmp_path, {"policy": Elsewhere()})  # type: ignore[dict-item]
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_address_of_the_job_server_is_told_from_that_of_a_cluster(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "http://localhost:8265")
+    with pytest.raises(ConfigError, match=r"RAY_ADDRESS=http://localhost:8265: that is where jobs are submitted"):
+        actors.connect()

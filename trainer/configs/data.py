@@ -32,11 +32,11 @@ class RowsConfig(Section):
 
 
 class EvalConfig(RowsConfig):
+    rows: int | None = Field(default=None, ge=1, description="The first so many rows alone.")
+
     def is_of_data(self) -> bool:
         """Whether nothing tells its rows from those of `data`."""
         return all(getattr(self, key) is None for key in ("path", "args", "split", "subset", "revision"))
-
-    rows: int | None = Field(default=None, ge=1, description="The first so many rows alone.")
 
 
 class SourceConfig(RowsConfig):
