@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import judges
 import psutil
@@ -18,6 +18,7 @@ import pytest
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
+from trainer.rewards import processes
 from trainer.rewards.scorer import Scorer, deal
 
 ROOT = Path(__file__).parents[2]
@@ -154,6 +155,23 @@ def test_a_process_that_does_not_start_says_what_it_imports(tmp_path, monkeypatc
             rewards.score(episodes("a"))
     assert str(late.value).startswith("reward.function: worth: starting its process did not end within 3 s (process ")
     assert f"process {pid} on " in str(late.value) and str(late.value).endswith("; slow_to_import.py:3)")
+
+
+def test_an_answer_may_be_begun_between_two_looks_at_its_process(monkeypatch):
+    read = processes._content
+
+    def read_and_begin_another(marks: IO[bytes]) -> bytes:
+        content = read(marks)
+        os.pwrite(marks.fileno(), b"\1", len(content))
+        return content
+
+    with scorer("plain") as rewards:
+        worker = rewards.workers[0]
+        worker.owed = dict(enumerate(episodes(*"abc")))
+        monkeypatch.setattr(processes, "_content", read_and_begin_another)
+        for begun in ([], [0], [0, 1]):
+            assert worker.late(60) == []
+            assert list(worker.seen) == begun
 
 
 def test_an_error_names_no_answer_of_an_earlier_batch():

@@ -78,13 +78,17 @@ class Process:
 
     def begun(self) -> list[int]:
         """Positions of the answers that it has begun and not ended."""
-        return [i for i, tried in enumerate(_content(self.marks)) if 0 < tried < DONE and i in self.owed]
+        return list(self._tries())
 
     def late(self, seconds: float) -> list[int]:
         """Positions of the answers that have been at the same try for longer than this."""
-        now, tries = time.monotonic(), _content(self.marks)
-        self.seen = {i: was if (was := self.seen.get(i)) and was[0] == tries[i] else (tries[i], now) for i in self.begun()}
+        now = time.monotonic()
+        self.seen = {i: was if (was := self.seen.get(i)) and was[0] == tried else (tried, now) for i, tried in self._tries().items()}
         return [i for i, (_, since) in self.seen.items() if now - since > seconds]
+
+    def _tries(self) -> dict[int, int]:
+        """How many times each answer that is begun and not ended was; of one look, as the process goes on meanwhile."""
+        return {i: tried for i, tried in enumerate(_content(self.marks)) if 0 < tried < DONE and i in self.owed}
 
     def line(self) -> str:
         """Where its code is, such as "; my_rewards.py:7"; empty where it cannot say."""
