@@ -27,6 +27,14 @@ RAY = str(Path(sys.executable).parent / "ray")
 PROJECT = ("--working-dir", ".", "--runtime-env-json", '{"excludes": ["/.git/", "/.venv/", "/build/", "/tests/"]}')
 
 
+def command(process: psutil.Process) -> list[str]:
+    """Its words; [""] where it has ended meanwhile, which any process of a machine may between a listing and a look."""
+    try:
+        return process.cmdline() or [""]
+    except psutil.Error:
+        return [""]
+
+
 @dataclass(frozen=True)
 class Cluster:
     file: Path

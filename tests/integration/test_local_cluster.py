@@ -21,7 +21,7 @@ from cluster_tasks.node.errors import NODE_LOST
 from cluster_tasks.node.network import own_addresses
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.ray import NODE_AGENT
-from lab.local import LOCAL, RAY, ROOT, Cluster, render
+from lab.local import LOCAL, RAY, ROOT, Cluster, command, render
 from lab.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
@@ -165,7 +165,7 @@ def test_a_port_in_use_is_an_error_that_names_its_owner_and_the_setting(fresh: C
 
 
 def test_ray_killed_on_a_worker_is_said_at_once_and_started_again(shared: Cluster) -> None:
-    [raylet] = [p for p in shared.processes() if p.name() == "raylet" and "127.0.0.3" in " ".join(p.cmdline())]
+    [raylet] = [p for p in shared.processes() if command(p)[0].endswith("/raylet") and "127.0.0.3" in " ".join(command(p))]
     raylet.kill()
     wait_for("the head says which node is lost", lambda: "lost node 1 (127.0.0.3)" in shared.log("node-0"), 60)
     wait_for("the node is back", lambda: "node 1 (127.0.0.3) is back" in shared.log("node-0"), 60)

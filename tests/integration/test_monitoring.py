@@ -22,7 +22,7 @@ from cluster_tasks.node import grafana
 from cluster_tasks.node.monitoring import DATASOURCE
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.settings import read_settings
-from lab.local import PROJECT, Cluster, render
+from lab.local import PROJECT, Cluster, command, render
 from lab.waiting import wait_for
 
 pytestmark = [
@@ -149,16 +149,16 @@ def test_an_alert_is_posted_once_and_its_url_is_in_no_file_or_command(cluster: C
     [alert, *_] = [alert for alert in receiver.alerts if alert["labels"]["alertname"] == "FullDisk"]
     assert alert["status"] == "firing" and "is full to" in alert["annotations"]["summary"]
     assert {path for path, _ in receiver.got} == {f"/{SECRET}"}
-    assert not [process for process in cluster.processes() if SECRET in " ".join(process.cmdline())]
-    [prometheus] = [process for process in cluster.processes() if process.name() == "prometheus"]
-    [flag] = [word for word in prometheus.cmdline() if word.startswith("--config.file=")]
+    assert not [process for process in cluster.processes() if SECRET in " ".join(command(process))]
+    [prometheus] = [words for words in map(command, cluster.processes()) if words[0].endswith("prometheus")]
+    [flag] = [word for word in prometheus if word.startswith("--config.file=")]
     for place in (Path(flag.partition("=")[2]).parent, cluster.root):
         assert not [file for file in place.rglob("*") if file.is_file() and SECRET.encode() in file.read_bytes()]
 
 
 def test_grafana_would_find_rays_own_dashboards_and_their_datasource(cluster: Cluster, ports: tuple[int, int]) -> None:
-    [prometheus] = [process for process in cluster.processes() if process.name() == "prometheus"]
-    [flag] = [word for word in prometheus.cmdline() if word.startswith("--config.file=")]
+    [prometheus] = [words for words in map(command, cluster.processes()) if words[0].endswith("prometheus")]
+    [flag] = [word for word in prometheus if word.startswith("--config.file=")]
     found = read_settings(["--rank", "0", "--addresses", "a", "--temp-dir", str(Path(flag.partition("=")[2]).parents[2])], {})
     [_, ray] = grafana.providers(found, Path())["providers"]
     boards = [json.loads(file.read_text()) for file in sorted(Path(ray["options"]["path"]).glob("*.json"))]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from configs import settings
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, GPT2Config, PreTrainedTokenizerFast
 
+from lab.local import command
 from trainer import train_ppo
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
@@ -69,12 +69,7 @@ def scorer(folder: str, **changes: Any) -> Scorer:
 
 def running() -> list[psutil.Process]:
     """The actors' processes; Ray's are below this one."""
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with suppress(psutil.Error):  # gone meanwhile
-            if any("ray::RewardModel" in word for word in process.cmdline()):
-                found.append(process)
-    return found
+    return [p for p in psutil.Process().children(recursive=True) if any("ray::RewardModel" in word for word in command(p))]
 
 
 def test_answers_of_several_lengths_get_what_the_model_says_to_each_alone(tmp_path):

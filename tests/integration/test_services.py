@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import psutil
 import pytest
 
 from cluster_tasks.node.ports import free_port
-from lab.local import Cluster, render
+from lab.local import Cluster, command, render
 from lab.waiting import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
@@ -48,11 +47,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def servers(cluster: Cluster) -> list[psutil.Process]:
-    found = []
-    for process in cluster.processes():
-        with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-            found += [process] if "http.server" in process.cmdline() else []
-    return found
+    return [process for process in cluster.processes() if "http.server" in command(process)]
 
 
 def test_jobs_find_the_service_of_their_own_node_ready(cluster: Cluster) -> None:

@@ -19,6 +19,7 @@ from cluster_tasks.identity import environment
 from cluster_tasks.local.plan import MARKER
 from cluster_tasks.node.ports import free_port
 from lab.copied import copy_project
+from lab.local import command
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 
@@ -172,7 +173,7 @@ def test_a_night_of_lost_rewards_divergence_a_hang_and_a_dead_driver_ends_with_a
     process_of(project, "ray::RolloutActor").suspend()
     faults = run / "faults.jsonl"
     wait_for(lambda: "rollout-0: the process died; started again" in faults.read_text(), job)
-    [driver] = [p for p in psutil.process_iter() if p.cmdline()[1:3] == ["-m", "trainer.train_ppo"] and "mine/night.yaml" in p.cmdline()]
+    [driver] = [p for p in psutil.process_iter() if command(p)[1:] == train[1:]]
     driver.kill()
     output = job.communicate(timeout=240)[0]
     assert job.returncode == 0, output
