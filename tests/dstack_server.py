@@ -20,6 +20,7 @@ from dstack.api.server import APIClient
 from gpuhunt._internal.catalog import OFFLINE_PROVIDERS
 from gpuhunt._internal.storage import CATALOG_V2_FIELDS
 
+from cluster_tasks.node.ports import free_port
 from fleets.server import commands as server
 from fleets.server.process import Server, token
 
@@ -143,9 +144,3 @@ def catalogue(folder: Path) -> str:
         with zipfile.ZipFile(place / provider / "1/catalog.zip", "w") as archive:
             archive.writestr(f"{provider}.csv", lines.getvalue())
     return f"file://{place}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

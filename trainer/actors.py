@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import platform
+import random
 import socket
 import sys
 import time
@@ -23,6 +25,7 @@ from trainer.errors import ConfigError
 SHOWN = 8  # of the processes that an error names
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h; https://man7.org/linux/man-pages/man3/mallopt.3.html
 MMAP_BYTES, TRIM_BYTES = 32 << 20, (1 << 31) - 1  # the most that it takes: a tensor above it, and memory free at the end, go back
+FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers
 END_SECONDS = 15  # within which Ray ends a process; one that is stopped gets SIGKILL after five
 
 
@@ -186,6 +189,12 @@ def here() -> tuple[str, int]:
 
 
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("", 0))
-        return s.getsockname()[1]
+    """One that nothing uses, from below those that Linux gives to whoever asks for any: none of these takes it before its user does.
+
+    Raises OSError when none is free.
+    """
+    for port in random.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)):
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("", port))
+            return port
+    raise OSError(f"no port of {FREE_PORTS.start} to {FREE_PORTS.stop - 1} is free on this machine")

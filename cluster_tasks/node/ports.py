@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import random
 import select
 import socket
 import time
@@ -11,21 +12,21 @@ from collections.abc import Iterable
 
 from .errors import HeadEnded
 
+FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers
 PROBE_SECONDS = 3  # within which a host answers that is there
 SHUTDOWN_NOTICE = b"flotilla: the job is done"  # what workers hear on Ray's port, to tell an end from a death
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+    """One that nothing uses, from below those that Linux gives to whoever asks for any: none of these takes it before its user does."""
+    return next(port for port in random.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)) if port_is_free(port, ""))
 
 
-def port_is_free(port: int) -> bool:
+def port_is_free(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was closed a moment ago is free
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

@@ -18,8 +18,9 @@ from pathlib import Path
 import played_cloud
 import pytest
 import yaml
-from dstack_server import free_port, running
+from dstack_server import running
 
+from cluster_tasks.node.ports import free_port
 from lab.copied import copy_project
 from lab.waiting import wait_for
 from stacks.dstack_api import BackendConfigWithCreds

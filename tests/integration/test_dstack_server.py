@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from dstack_server import free_port
 
+from cluster_tasks.node.ports import free_port
 from fleets.server.process import Server
 
 pytestmark = pytest.mark.hosts

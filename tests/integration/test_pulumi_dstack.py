@@ -8,8 +8,9 @@ import shutil
 import played_cloud
 import pytest
 import yaml
-from dstack_server import Running, free_port, running
+from dstack_server import Running, running
 
+from cluster_tasks.node.ports import free_port
 from infra.dstack_resources.client import Client, when_free
 from infra.dstack_resources.spec import plan
 from lab.waiting import wait_for

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,9 +68,11 @@ def test_one_that_was_killed_is_started_again(cluster: Cluster) -> None:
 
 
 def test_a_cluster_whose_service_never_answers_says_which_and_where(tmp_path: Path) -> None:
-    services = {"judge": {"command": "exec sleep 1000", "on": "head", "port": free_port(), "timeout": 5}}
-    made = render(tmp_path, {"name": "laptop", "nodes": 1, "cpus": 1}, services=services)
-    done = made.local("up")
+    with socket.socket() as mute:
+        mute.bind(("", 0))  # and does not listen: nobody else answers there either
+        services = {"judge": {"command": "exec sleep 1000", "on": "head", "port": mute.getsockname()[1], "timeout": 5}}
+        made = render(tmp_path, {"name": "laptop", "nodes": 1, "cpus": 1}, services=services)
+        done = made.local("up")
     made.local("down", "--timeout", "10")
     said = done.stdout + done.stderr
     assert done.returncode != 0 and "service judge on 127." in said and "not ready within 5 s" in said, said

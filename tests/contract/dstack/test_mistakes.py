@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstack_server import Running, free_port
+from dstack_server import Running
 
+from cluster_tasks.node.ports import free_port
 from infra.dstack_resources import backend
 from infra.dstack_resources.backend import BackendProvider
 from infra.dstack_resources.client import DstackRefused
