@@ -23,6 +23,7 @@ from trainer.configs.sections import Config
 from trainer.episodes import Episode
 from trainer.runs import ROLLBACKS
 
+RUINED = "the model's probabilities are not numbers"
 C = TypeVar("C", bound=Config)
 
 
@@ -52,14 +53,16 @@ class Skips:
 def require_finite(logprobs: Iterable[float], step: int, bad: int) -> None:
     """Raises Diverged where a log-probability is none. `bad`: the step after which the model had these weights."""
     if not math.isfinite(sum(logprobs)):
-        raise Diverged(step, bad, "the model's probabilities are not numbers")
+        raise Diverged(step, bad, RUINED)
 
 
 def require_sampled(episodes: list[Episode], step: int) -> None:
     """Raises Diverged where answers were sampled by a ruined model."""
     for episode in episodes:
         for turn in episode.turns:
-            require_finite(turn.logprobs, step, turn.version)
+            if not math.isfinite(sum(turn.logprobs)):
+                bad = next(version for version, p in zip(turn.versions, turn.logprobs, strict=True) if not math.isfinite(p))
+                raise Diverged(step, bad, RUINED)
 
 
 def slowed(config: C, folder: Path) -> C:

@@ -6,6 +6,7 @@ Axes in names: E episodes, N tokens of all responses laid end to end (no padding
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # rewards are computed, and data read, by processes that have not loaded torch
@@ -29,11 +30,18 @@ class Turn:
     logprobs: list[float] = field(default_factory=list)  # of the rollout engine, one per token; none where the environment wrote
     finish: Literal["stop", "length"] | None = None  # sampling met a token that ends a turn (the last one here), or its limit
     version: int = 0  # of the weights it was sampled with: steps that the policy had learned
+    switches: list[tuple[int, int]] = field(default_factory=list)  # position from which on tokens are of newer weights, and their version
 
     @property
     def sampled(self) -> bool:
         """Whether the policy wrote it, and learns from it."""
         return bool(self.logprobs)
+
+    @property
+    def versions(self) -> list[int]:
+        """Of the weights that each token was sampled with."""
+        starts = [(0, self.version), *self.switches, (len(self.token_ids), 0)]
+        return [version for (at, version), (until, _) in pairwise(starts) for _ in range(until - at)]
 
 
 @dataclass(slots=True)

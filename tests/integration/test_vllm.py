@@ -119,11 +119,17 @@ def test_weights_that_were_received_are_those_that_answer(engine, lm):
         weights.send(weights.join(rendezvous, 0), plan, lambda names: [table[n].detach() for n in names])
 
     stale = difference(lm, sampled(engine, 4, 0))
+    engine.ask(7, PROMPTS[1].token_ids, Sampling(8, samples=4))
+    for _ in range(3):
+        engine._step()
     sender = threading.Thread(target=send)
     sender.start()
     engine.connect(rendezvous, 1, plan)
     engine.receive(version=5)
     sender.join(30)
+    turns = engine.work(60)[7]
+    assert [turn.versions for turn in turns] == [([0] * 3 + [5] * 5)[: len(turn.token_ids)] for turn in turns]
+    assert any(turn.switches == [(3, 5)] for turn in turns), "requests at work go on with the new weights"
     assert stale > 0.05, "the change must be one that shows"
     assert difference(lm, sampled(engine, 4, 0)) < 1e-4
     assert {turn.version for episode in sampled(engine, 1, 0) for turn in episode.turns} == {5}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+from trainer import weights
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.rollout import Sampling, sample
@@ -90,8 +91,8 @@ def test_texts_are_the_decoded_answers(tiny_model):
 def test_a_batch_runs_as_many_rows_as_the_engine_has_room_for(tiny_model, monkeypatch):
     built = engine(tiny_model, max_sequences=10)
     rows: list[int] = []
-    run = built._sample
-    monkeypatch.setattr(built, "_sample", lambda batch: [rows.append(sum(r.sampling.samples for r in batch)), run(batch)][1])
+    begin = built._begin
+    monkeypatch.setattr(built, "_begin", lambda: [begin(), built.batch and rows.append(len(built.batch.rows))])
     asked(built, *[(PROMPTS[0].token_ids, Sampling(3, samples=4))] * 5)
     asked(built, (PROMPTS[0].token_ids, Sampling(3, samples=16)), (PROMPTS[0].token_ids, Sampling(3)))
     assert rows == [8, 8, 4, 16, 1]
@@ -136,6 +137,31 @@ def test_turns_carry_the_version_of_the_weights(tiny_model):
     built = engine(tiny_model)
     built.version = 7
     assert {turn.version for episode in drawn(built, 2, seed=0) for turn in episode.turns} == {7}
+
+
+def test_answers_at_work_go_on_with_weights_that_come_meanwhile(tiny_model, monkeypatch):
+    built = engine(tiny_model)
+    lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for number, prompt in enumerate(PROMPTS):
+        built.ask(number, prompt.token_ids, Sampling(12, samples=8))
+    assert built.work(0) == {}
+    for _ in range(4):
+        built._step()
+    newer = [(name, parameter + 0.1) for name, parameter in lm.named_parameters()]
+    monkeypatch.setattr(weights, "receive", lambda *_: [newer])
+    built.plan, built.group = (), weights.Group(None, torch.device("cpu"))
+    built.receive(version=5)
+    answers = built.work(60)
+    assert answers.keys() == {0, 1, 2} and built.work(60) == {}, "each answer is returned once, and without a request it does not wait"
+    lengths = set()
+    for prompt in PROMPTS:
+        for turn in answers[prompt.index]:
+            assert turn.versions == [0, 0, 0, 0, 5, 5, 5, 5, 5, 5, 5, 5][: len(turn.token_ids)]
+            own = logprobs_of(lm, prompt.token_ids, turn.token_ids)
+            torch.testing.assert_close(torch.tensor(turn.logprobs[:4]), own[:4], atol=1e-4, rtol=1e-4)
+            assert len(turn.token_ids) <= 4 or not torch.allclose(torch.tensor(turn.logprobs[4:]), own[4:], atol=1e-3)
+            lengths.add(len(turn.token_ids))
+    assert min(lengths) <= 4 < max(lengths)
 
 
 def test_a_prompt_without_tokens_is_refused(tiny_model):

@@ -35,6 +35,16 @@ class RolloutEngine(Protocol):
         """
         ...
 
+    def ask(self, name: int, prompt_ids: list[int], sampling: Sampling) -> None:
+        """A request that nobody awaits: `work` returns its answer under this name."""
+        ...
+
+    def work(self, seconds: float) -> dict[int, list[Turn]]:
+        """Work for so long on what was asked, and return the answers that are complete. Others stay, also while weights are received: their
+        later tokens are of the newer version (`Turn.switches`).
+        """
+        ...
+
     def seed(self, value: int) -> None:
         """Begin the draws of requests without a seed of their own anew."""
         ...

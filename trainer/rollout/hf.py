@@ -6,7 +6,7 @@ its samples, and finished sequences leave the batch, so that the cost follows th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from transformers import DynamicCache
@@ -34,6 +34,40 @@ class _Request:
         return (mine.max_tokens, mine.temperature, mine.top_p) == (its.max_tokens, its.temperature, its.top_p)
 
 
+@dataclass
+class _Batch:
+    """Answers at work. R rows of answers that go on, of all S; finished ones leave now and then."""
+
+    requests: list[_Request]
+    draws: torch.Generator | list[torch.Generator]
+    tokens: torch.Tensor  # [S, max_tokens], -1 after an answer's end
+    scores: torch.Tensor  # their log-probabilities
+    rows: torch.Tensor  # [R], of tokens and scores
+    alive: torch.Tensor  # [R]
+    logits: torch.Tensor  # [R, vocabulary] of the next tokens
+    cache: DynamicCache
+    mask: torch.Tensor | None
+    position: torch.Tensor  # [R] of the next tokens
+    version: int
+    switches: list[tuple[int, int]] = field(default_factory=list)  # as of Turn
+    length: int = 0
+
+    def keep(self, rows: torch.Tensor) -> None:
+        """These alone, by their places among the R."""
+        self.cache.batch_select_indices(rows)
+        self.rows, self.position, self.alive = self.rows[rows], self.position[rows], self.alive[rows]
+        self.mask = self.mask[rows] if self.mask is not None else None
+        self.draws = [self.draws[i] for i in rows.tolist()] if isinstance(self.draws, list) else self.draws
+
+    def turns(self, ends: list[int]) -> list[Turn]:
+        """All answers, request by request."""
+        lengths = (self.tokens >= 0).sum(1).tolist()
+        return [
+            Turn(ids[:n], logprobs[:n], "stop" if ids[n - 1] in ends else "length", self.version, [at for at in self.switches if at[0] < n])
+            for ids, logprobs, n in zip(self.tokens.tolist(), self.scores.tolist(), lengths, strict=True)
+        ]
+
+
 class HfEngine(SteppedEngine):
     """Implements `rollout.RolloutEngine`."""
 
@@ -50,6 +84,7 @@ class HfEngine(SteppedEngine):
         more = [listed] if isinstance(listed, int) else listed or []
         self.ends = torch.tensor(sorted({self.tokenizer.eos_token_id, *more}), device=self.device)  # type: ignore[type-var]
         self.waiting: list[_Request] = []
+        self.batch: _Batch | None = None
         self.seed(seed)
 
     def receivers(self) -> int:
@@ -65,6 +100,8 @@ class HfEngine(SteppedEngine):
             for name, tensor in bucket:
                 self.parameters[name].copy_(tensor)
         self.version = version
+        if self.batch is not None:
+            self.batch.switches.append((self.batch.length, version))
 
     def seed(self, value: int) -> None:
         self.generator = torch.Generator(self.device).manual_seed(value)
@@ -78,52 +115,67 @@ class HfEngine(SteppedEngine):
         self.waiting.append(_Request(number, prompt_ids, sampling))
 
     def step(self) -> dict[int, list[Turn]]:
-        """One batch of up to rollout.max_sequences rows (or one request, where that has more), from its prompts to its end."""
+        """A token for every answer of the batch; when they are complete, the next requests are one, from their prompts on."""
+        if self.batch is None:
+            self._begin()
+        assert self.batch is not None
+        if not self._step_batch(self.batch):
+            return {}
+        batch, self.batch = self.batch, None
+        turns = iter(batch.turns(self.ends.tolist()))
+        return {request.number: [next(turns) for _ in range(request.sampling.samples)] for request in batch.requests}
+
+    @torch.inference_mode()
+    def _begin(self) -> None:
+        """A batch of up to rollout.max_sequences rows, or one request, where that has more."""
         first, count, rows = self.waiting[0], 0, 0
         for request in self.waiting:
             rows += request.sampling.samples
             if count and (rows > self.config.max_sequences or not request.runs_with(first)):
                 break
             count += 1
-        batch, self.waiting = self.waiting[:count], self.waiting[count:]
-        turns = iter(self._sample(batch))
-        return {request.number: [next(turns) for _ in range(request.sampling.samples)] for request in batch}
+        requests, self.waiting = self.waiting[:count], self.waiting[count:]
+        samples_P = torch.tensor([request.sampling.samples for request in requests], device=self.device)
+        logits, cache, mask, position = self._read([request.prompt_ids for request in requests], samples_P)
+        rows_R = torch.arange(int(samples_P.sum()), device=self.device)
+        self.batch = _Batch(
+            requests,
+            self._draws(requests),
+            torch.full((len(rows_R), first.sampling.max_tokens), -1, device=self.device),
+            torch.zeros(len(rows_R), first.sampling.max_tokens, device=self.device),
+            rows_R,
+            torch.ones(len(rows_R), dtype=torch.bool, device=self.device),
+            logits,
+            cache,
+            mask,
+            position,
+            self.version,
+        )
 
     @torch.inference_mode()
-    def _sample(self, batch: list[_Request]) -> list[Turn]:
-        """All answers, request by request; an answer's end-of-sequence token is part of it."""
-        sampling = batch[0].sampling
-        samples_P = torch.tensor([request.sampling.samples for request in batch], device=self.device)
-        logits, cache, mask, position = self._read([request.prompt_ids for request in batch], samples_P)
-        rows = torch.arange(int(samples_P.sum()), device=self.device)
-        draws = self._draws(batch)
-        tokens = torch.full((len(rows), sampling.max_tokens), -1, device=self.device)
-        scores = torch.zeros(len(rows), sampling.max_tokens, device=self.device)
-        alive = torch.ones(len(rows), dtype=torch.bool, device=self.device)
-        for step in range(sampling.max_tokens):
-            chosen, logprobs = _choose(logits, sampling, draws)
-            write = rows[alive] if not alive.all() else rows
-            tokens[write, step] = chosen[alive]
-            scores[write, step] = logprobs[alive]
-            alive &= ~torch.isin(chosen, self.ends)
-            living = int(alive.sum())
-            if living == 0 or step == sampling.max_tokens - 1:
-                break
-            if living <= (1 - COMPACT_AT) * len(rows):
-                keep = alive.nonzero()[:, 0]
-                cache.batch_select_indices(keep)
-                rows, chosen, position, alive = rows[keep], chosen[keep], position[keep], alive[keep]
-                mask = mask[keep] if mask is not None else None
-                draws = [draws[i] for i in keep.tolist()] if isinstance(draws, list) else draws
-            if mask is not None:
-                mask = torch.cat([mask, mask.new_ones(len(rows), 1)], 1)
-            out = self.lm(input_ids=chosen[:, None], attention_mask=mask, position_ids=position[:, None], past_key_values=cache)
-            logits, position = out.logits[:, -1], position + 1
-        ends, lengths = set(self.ends.tolist()), (tokens >= 0).sum(1).tolist()
-        return [
-            Turn(ids[:n], logprobs[:n], "stop" if ids[n - 1] in ends else "length", self.version)
-            for ids, logprobs, n in zip(tokens.tolist(), scores.tolist(), lengths, strict=True)
-        ]
+    def _step_batch(self, batch: _Batch) -> bool:
+        """The next token of all answers; an answer's end-of-sequence token is part of it. Returns whether all are complete."""
+        sampling, rows, alive = batch.requests[0].sampling, batch.rows, batch.alive
+        chosen, logprobs = _choose(batch.logits, sampling, batch.draws)
+        write = rows[alive] if not alive.all() else rows
+        batch.tokens[write, batch.length] = chosen[alive]
+        batch.scores[write, batch.length] = logprobs[alive]
+        batch.length += 1
+        alive &= ~torch.isin(chosen, self.ends)
+        living = int(alive.sum())
+        if living == 0 or batch.length == sampling.max_tokens:
+            return True
+        if living <= (1 - COMPACT_AT) * len(rows):
+            keep = alive.nonzero()[:, 0]
+            chosen = chosen[keep]
+            batch.keep(keep)
+        if batch.mask is not None:
+            batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(chosen), 1)], 1)
+        out = self.lm(
+            input_ids=chosen[:, None], attention_mask=batch.mask, position_ids=batch.position[:, None], past_key_values=batch.cache
+        )
+        batch.logits, batch.position = out.logits[:, -1], batch.position + 1
+        return False
 
     def _draws(self, batch: list[_Request]) -> torch.Generator | list[torch.Generator]:
         """One generator for all rows, or, where a request has a seed, one for each: its draws do not depend on who else is in the batch."""

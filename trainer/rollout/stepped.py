@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from itertools import count
 
@@ -21,6 +22,8 @@ class SteppedEngine(ABC):
         self.version = 0
         self._answers: dict[int, asyncio.Future[list[Turn]]] = {}
         self._numbers = count()
+        self._asked: dict[int, int] = {}  # number of a request that is not awaited: what it was called by who asked
+        self._complete: dict[int, list[Turn]] = {}  # answers to such requests, by that
         self._stepping: asyncio.Task[None] | None = None
 
     @abstractmethod
@@ -40,13 +43,35 @@ class SteppedEngine(ABC):
             self._stepping = asyncio.create_task(self._step_while_asked())
         return await answer
 
+    def ask(self, name: int, prompt_ids: list[int], sampling: Sampling) -> None:
+        """Queue a request whose answer `work` returns by this name. Raises ValueError for one that the engine can never run."""
+        number = next(self._numbers)
+        self.add(number, prompt_ids, sampling)
+        self._asked[number] = name
+
+    def work(self, seconds: float) -> dict[int, list[Turn]]:
+        """Work on what was asked for so long; less where nothing is left of it. Requests stay where they are from one call to the next,
+        and while weights are received in between. Returns the answers that are complete.
+        """
+        deadline = time.perf_counter() + seconds
+        while self._asked and time.perf_counter() < deadline:
+            self._step()
+        complete, self._complete = self._complete, {}
+        return complete
+
+    def _step(self) -> None:
+        for number, turns in self.step().items():
+            if number in self._asked:
+                self._complete[self._asked.pop(number)] = turns
+                continue
+            answer = self._answers.pop(number)
+            if not answer.done():  # who asked may have been cancelled
+                answer.set_result(turns)
+
     async def _step_while_asked(self) -> None:
         try:
             while self._answers:
-                for number, turns in self.step().items():
-                    answer = self._answers.pop(number)
-                    if not answer.done():  # who asked may have been cancelled
-                        answer.set_result(turns)
+                self._step()
                 await asyncio.sleep(0)
         except Exception as error:
             for answer in self._answers.values():

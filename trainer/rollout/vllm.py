@@ -93,6 +93,7 @@ class VllmEngine(SteppedEngine):
         # In this process, by VLLM_ENABLE_V1_MULTIPROCESSING.
         self.scheduler: SchedulerInterface = self.llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
         self.gauges = engine_gauges(run_folder(config).name)
+        self.llm.llm_engine.set_weight_version(str(self.version))
         self.seed(seed)
 
     def receivers(self) -> int:
@@ -103,7 +104,8 @@ class VllmEngine(SteppedEngine):
 
     def receive(self, version: int) -> None:
         self.llm.collective_rpc("receive_weights")
-        self.llm.reset_prefix_cache()
+        self.llm.reset_prefix_cache()  # refused while requests are at work; `step` keeps what older weights computed from later prompts
+        self.llm.llm_engine.set_weight_version(str(version))
         self.version = version
 
     def seed(self, value: int) -> None:
@@ -145,14 +147,14 @@ class VllmEngine(SteppedEngine):
     def step(self) -> dict[int, list[Turn]]:
         """One step of vLLM's scheduler: prompts that found room are read, and each answer at work gets a token."""
         for name, (prompt_ids, params) in self.admission.admit():
-            self.llm.llm_engine.add_request(name, tokens_input(prompt_ids), params)
+            self.llm.llm_engine.add_request(name, tokens_input(prompt_ids, cache_salt=str(self.version)), params)
         complete: dict[int, list[Turn]] = {}
         outputs: list[Any] = self.llm.llm_engine.step()  # RequestOutput, as no pooling is asked for
         for output in outputs:
             self.admission.release(output.request_id)
             number, first = map(int, output.request_id.split(":"))
             request = self.requests[number]
-            request.turns |= {first + answer.index: _turn(answer, self.version) for answer in output.outputs}
+            request.turns |= {first + answer.index: _turn(answer) for answer in output.outputs}
             if self.gauges:
                 self.gauges.count(len(output.prompt_token_ids), sum(len(answer.token_ids) for answer in output.outputs))
             if len(request.turns) == request.sampling.samples:
@@ -200,10 +202,12 @@ class Admission:
         self.whole_prompts -= whole_prompt
 
 
-def _turn(answer: Any, version: int) -> Turn:
+def _turn(answer: Any) -> Turn:
     ids = list(answer.token_ids)
     logprobs = [float(scores[token].logprob) for scores, token in zip(answer.logprobs, ids, strict=True)]
-    return Turn(ids, logprobs, "stop" if answer.finish_reason == "stop" else "length", version)
+    first, *later = answer.weight_versions  # spans of tokens
+    finish = "stop" if answer.finish_reason == "stop" else "length"
+    return Turn(ids, logprobs, finish, int(first.version), [(span.start, int(span.version)) for span in later])
 
 
 def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.device) -> dict[str, Any]:
