@@ -36,7 +36,7 @@ SORT = [
     "rollout.max_logprob_diff=null",
 ]
 # Two processes work at once, so each takes one of two cores.
-PIPELINED = ["trainer.staleness=1", "placement.threads=1"]
+PIPELINED = ["rollout.mode=one_step", "placement.threads=1"]
 LETTERS = string.ascii_lowercase + string.ascii_uppercase[:22]  # 48 and three special tokens
 LONG = [
     *SORT,

@@ -18,6 +18,10 @@ def plain(text, row, bonus=0.0):
     return len(text) + bonus
 
 
+def same(text, row):
+    return 0.5
+
+
 def where(text, row):
     return os.getpid()
 

@@ -64,8 +64,8 @@ def wait(refs: Any, seconds: float, what: str) -> Any:
                 late = _late(refs)
                 if time.monotonic() >= deadline:
                     raise RunError(f"{what} did not end within {seconds:g} s{waited_for(_places(late), os.environ)}") from error
-                if gone := watch.look(late):
-                    raise RunError(f"{what}: {'; '.join(_end(late[actor], actor, why) for actor, why in gone.items())}") from error
+                if ended := end_silent(list(late.values()), watch):
+                    raise RunError(f"{what}: {'; '.join(ended)}") from error
     except RayTaskError as error:
         if isinstance(error.cause, ConfigError | RunError):
             raise error.cause from error
@@ -74,6 +74,12 @@ def wait(refs: Any, seconds: float, what: str) -> Any:
         actor = getattr(error, "actor_id", None)
         who = process(actor) if actor else "a process"
         raise RunError(f"{what}: {who} died: {str(error).strip().splitlines()[0]}{_log(who)}") from error
+
+
+def end_silent(refs: list[Any], watch: heartbeat.Watch) -> list[str]:
+    """End those that owe answers to these calls and are silent; call it every heartbeat.EVERY seconds. Returns what to say of each."""
+    late = _late(refs)
+    return [_end(late[actor], actor, why) for actor, why in watch.look(late).items()]
 
 
 def _late(refs: Any) -> dict[str, Any]:

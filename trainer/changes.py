@@ -26,6 +26,7 @@ HARMLESS = (
     "trainer.eval_pass",
     "rollout.timeout",
     "rollout.restarts",
+    "rollout.in_flight",
     "rollout.max_logprob_diff",
     "divergence.patience",
     "divergence.rollbacks",
@@ -104,6 +105,8 @@ def refusal(key: str, change: Change, allow: list[str]) -> str | None:
         return None
     if key == "algorithm.name" and "ppo" in change:
         return "ppo's critic is in the checkpoint, or is not"
+    if key == "rollout.mode" and change[0] == "async":
+        return "the checkpoint has prompts that were begun, which the other modes know nothing of"
     why = next((why for fixed, why in FIXED.items() if key.startswith(fixed)), None)
     if why is not None:
         return why

@@ -3,7 +3,7 @@
     ray job submit --working-dir . -- python -m trainer.train_ppo --config trainer/recipes/demo.yaml trainer.steps=5
 
 One driver, actors for policy, critic, reference and rollout engines, one loop. Killed at any moment, the same command resumes from the
-last complete checkpoint; with trainer.staleness=0 it computes the very numbers that it would have computed without the kill.
+last complete checkpoint; with rollout.mode=sync it computes the very numbers that it would have computed without the kill.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import math
 import sys
 import time
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from trainer import faults, model_card, preflight
 from trainer.cli import exits_cleanly, parse
@@ -38,7 +39,8 @@ from trainer.actors import RunError
 from trainer.algorithms.kl import KlController, kl
 from trainer.background import Background
 from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.data.loader import Loader, Mixture, hold_out, make_loader
+from trainer.clock import Clock
+from trainer.data.loader import hold_out, make_loader
 from trainer.data.prompts import load_prompts
 from trainer.data.rows import of_set
 from trainer.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
@@ -46,11 +48,12 @@ from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
+from trainer.producer import Batches, Producer
 from trainer.reshard import reshard
 from trainer.rewards import needs_answer
 from trainer.rewards.scorer import Scorer
 from trainer.roles import Rollout
-from trainer.rollout.engines import Pending
+from trainer.rollout.continuous import Continuous
 from trainer.runs import held, run_folder, save_resolved
 from trainer.samples import Samples
 from trainer.scored import advantages, describe, evaluations, left_out
@@ -66,27 +69,26 @@ class Run:
     config: PpoConfig
     folder: Path
     workers: WorkerGroups
-    loader: Loader | Mixture
+    producer: Producer
     sets: dict[str, list[Prompt]]  # evaluated on; "" is what data holds out
     rewards: Scorer
     controller: KlController
     checkpoints: Background
     samples: Samples
     skips: Skips
-    position: dict[str, Any] = field(default_factory=dict)  # of the loader before the step that is sampled next
 
     def restore(self, last: Checkpoint) -> None:
         last.require_model(self.workers.fingerprint)
         self.workers.load(last.folder, reshard(last, self.config.placement.ranks, self.config.trainer.timeout))
         self.workers.learned = last.step
-        self.loader.load(last.state["loader"])
+        self.producer.load(last.state["loader"])
         self.controller.load(last.state["kl"])
 
     def save(self, step: int, score: float | None, last: bool) -> float:
         """Begin a checkpoint; the `last` of this start is complete on return. Returns the seconds that it held the run up."""
         begin = time.perf_counter()
         workers, ranks = self.workers, self.config.placement.ranks
-        state = {"model": workers.fingerprint, "world_size": ranks, "loader": self.position, "kl": self.controller.state()}
+        state = {"model": workers.fingerprint, "world_size": ranks, "loader": self.producer.state(), "kl": self.controller.state()}
         self.checkpoints.save(step, state, workers.save, workers.saved, score=score, expected=workers.shards())
         if last:
             self.checkpoints.wait()
@@ -95,14 +97,6 @@ class Run:
     def export(self, step: int, folder: Path) -> None:
         self.workers.policy.call("export", folder, model_card.files(self.folder, values_read(self.config), step))
         print(f"model: {folder}", flush=True)
-
-    def sample(self, step: int) -> Pending | None:
-        """Give the rollout engines the newest weights and let them begin the episodes of `step`; None after the last step."""
-        self.position = self.loader.state()
-        if step > self.config.trainer.steps:
-            return None
-        self.workers.sync()
-        return self.workers.engines.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
 
     def evaluate(self, step: int, stopping: Stopping) -> dict[str, float]:
         """What answers to the prompts of all sets are worth; nothing where the run is asked to stop first."""
@@ -115,19 +109,13 @@ class Run:
             episodes = self.workers.episodes(self.workers.engines.start(prompts, samples, self.config.run.seed, greedy=samples == 1))
             require_sampled(episodes, self.workers.learned)
             try:
-                self.score(episodes, step, stopping)
+                score(self.rewards, self.folder, episodes, step, stopping)
             except Stopped:
                 return {}
             except (ConfigError, TimeoutError) as error:
                 raise type(error)(f"evals.{name}: {error}" if name else str(error)) from error
             by_set[name] = episodes
         return evaluations(by_set, self.config)
-
-    def score(self, episodes: list[Episode], step: int, stopping: Stopping) -> None:
-        """Their rewards. Raises as `Scorer.score` does."""
-        self.rewards.score(episodes, step, stopping)
-        if self.rewards.lost:
-            faults.note(self.folder, step, self.rewards.lost)
 
     def require_sound(self, rollout: Rollout, step: int) -> None:
         """Raises Diverged where the policy's weights after `step` give no numbers any more."""
@@ -140,60 +128,55 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     schedule = run.config.trainer
     if done == 0 and run.sets:
         metrics.log(0, run.evaluate(0, stopping))
-    pending = run.sample(done + 1)
-    step = done
+    run.producer.begin(done + 1, Clock())
     blocked: dict[str, float] = {}  # by the checkpoint of the step before
-    while pending:
-        step += 1
-        clock, position = Clock(), run.position
+    for step in range(done + 1, schedule.steps + 1):
+        clock, last = Clock(), step == schedule.steps
         run.checkpoints.check()
-        episodes = run.workers.episodes(pending)
-        require_sampled(episodes, step)
-        clock.lap("generate")
-        if schedule.staleness:  # off-policy by one step: the next episodes are sampled while this step trains, with weights one step older
-            pending = run.sample(step + 1)
-            clock.lap("sync")
         try:
-            run.score(episodes, step, stopping)
+            episodes = run.producer.next(step, stopping, clock)
         except Stopped as late:
-            return stopped(run, late, step - 1, position)
-        clock.lap("reward")
+            return stopped(run, late, step - 1)
         rollout = Rollout.of(episodes, left_out(run.config, episodes))
         values = describe(rollout, run.config.reward) | learn(run.config, run.workers, rollout, run.controller, step, clock)
         run.workers.learned = step
-        if not schedule.staleness:
-            pending = run.sample(step + 1)
-            clock.lap("sync")
-        if not pending or (schedule.eval_every and step % schedule.eval_every == 0):
+        run.producer.begin(step + 1, clock)
+        if last or (schedule.eval_every and step % schedule.eval_every == 0):
             values |= run.evaluate(step, stopping)
             clock.lap("evaluate")
-        metrics.log(step, values | blocked | clock.report(rollout))
+        metrics.log(step, values | blocked | run.producer.metrics() | clock.report(rollout))
         blocked = {}
         run.samples.log(step, episodes)
         run.skips.count(step, values)
         stop, exporting = bool(stopping), schedule.export_every and step % schedule.export_every == 0
-        saving = not pending or stop or (step % schedule.checkpoint_every == 0 and not run.skips.in_row)
+        saving = last or stop or (step % schedule.checkpoint_every == 0 and not run.skips.in_row)
         if saving or exporting or run.skips.in_row:  # else the next step's answers show it
             run.require_sound(rollout, step)
         if exporting:  # before the checkpoint, or a kill in between would leave it out
             run.export(step, run.folder / "models" / f"step_{step}")
         if saving:
-            blocked = {"seconds_checkpoint": run.save(step, values.get("eval_reward"), last=not pending or stop)}
-        if not pending:
+            blocked = {"seconds_checkpoint": run.save(step, values.get("eval_reward"), last=last or stop)}
+        if last:
             show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
         elif stop:
             print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
-    run.export(step, run.folder / "model")
+    run.export(schedule.steps, run.folder / "model")
     return 0
 
 
-def stopped(run: Run, why: Stopped, learned: int, position: dict[str, Any]) -> int:
-    """Save what was learned before a step whose rewards the run did not wait for. `position` of the loader was before it was sampled."""
+def score(rewards: Scorer, folder: Path, episodes: list[Episode], step: int, stopping: Stopping, *, whole: bool = True) -> None:
+    """Their rewards. Raises as `Scorer.score` does."""
+    rewards.score(episodes, step, stopping, whole=whole)
+    if rewards.lost:
+        faults.note(folder, step, rewards.lost)
+
+
+def stopped(run: Run, why: Stopped, learned: int) -> int:
+    """Save what was learned before a step whose episodes the run did not wait for."""
     run.checkpoints.wait()
     saved = run.checkpoints.checkpoints.complete()
     if learned > (saved[0].step if saved else 0):
-        run.position = position
         run.save(learned, None, last=True)
     print(f"{why}; step {learned + 1} was not learned; the same command resumes", flush=True)
     return STOPPED
@@ -225,15 +208,17 @@ def _train(config: PpoConfig, folder: Path) -> int:
     if done >= schedule.steps and (folder / "model").exists():
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
+    kind = Continuous if config.rollout.mode == "async" else Batches
     with (
         start(config, folder) as workers,
         Scorer(config.reward) as rewards,  # may have processes on the cluster
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
+        closing(kind(config, workers, loader, partial(score, rewards, folder, whole=kind is Batches))) as producer,
         stop_signals() as stopping,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)
-        run = Run(config, folder, workers, loader, sets, rewards, controller, background, samples, Skips(config.divergence.patience))
+        run = Run(config, folder, workers, producer, sets, rewards, controller, background, samples, Skips(config.divergence.patience))
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
@@ -280,7 +265,7 @@ def learn(
         stats |= {f"value_{name}": of_critic[name] for name in ("loss", "grad_norm", "skipped")}
     clock.lap("train")
     difference, limit = stats["logprob_diff"], config.rollout.max_logprob_diff
-    if limit is not None and not config.trainer.staleness and difference > limit:  # older weights differ by what was learnt since
+    if limit is not None and config.rollout.mode == "sync" and difference > limit:  # older weights differ by what was learnt since
         raise RunError(
             f"step {step}: rollout engines and policy differ by {difference:.3g} in mean log-probability, rollout.max_logprob_diff is "
             f"{limit}; the rollout engines' weights, precision or sampling settings are not the policy's"
@@ -294,29 +279,6 @@ def learn(
 def show(episodes: list[Episode], prompt_column: str) -> None:
     for episode in episodes:
         print(f"prompt {episode.prompt.row[prompt_column]!r}  answer {episode.text!r}  reward {episode.reward:g}")
-
-
-def seed_of(config: PpoConfig, step: int) -> int:
-    """Of a step's samples; rollout engines add their number, so steps are far apart."""
-    return (config.run.seed << 32) + (step << 12)
-
-
-class Clock:
-    """Seconds of a step, by what they were spent on."""
-
-    def __init__(self) -> None:
-        self.begin = self.at = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[f"seconds_{name}"], self.at = now - self.at, now
-
-    def report(self, rollout: Rollout) -> dict[str, float]:
-        seconds = time.perf_counter() - self.begin
-        generated = float(rollout.flat.mask_N.sum())
-        rates = {"tokens_per_second": rollout.tokens / seconds, "generated_tokens_per_second": generated / seconds}
-        return {"seconds": seconds, **self.laps, **rates}
 
 
 def main(config: PpoConfig) -> int:

@@ -39,11 +39,14 @@ class WorkerGroups:
 
     def sync(self) -> None:
         """Give the rollout engines the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
+        self.engines.awaited = True
         try:
             self._sync()
         except (RunError, RayError) as error:
-            if not self._revive(error):
+            if not self.revive(error):
                 raise
+        finally:
+            self.engines.awaited = False
 
     def _sync(self) -> None:
         refs = [rank.send.remote() for rank in self.policy.ranks] + self.engines.receive(self.learned)
@@ -57,10 +60,10 @@ class WorkerGroups:
             except RunError as error:
                 if not (owed := pending.owed()):
                     raise
-                self._revive(error)  # unless a sync has done it since
+                self.revive(error)  # unless a sync has done it since
                 pending.ask(owed)
 
-    def _revive(self, error: Exception) -> bool:
+    def revive(self, error: Exception) -> bool:
         """Restart rollout engines whose process died, and give all of them the policy's weights: they have nothing else to lose.
 
         False when none died. Raises `error` when that happened more often than rollout.restarts allows.

@@ -254,7 +254,7 @@ def test_other_estimators_run_with_kl_in_the_loss(tiny_model, tmp_path, algorith
 
 
 def test_one_step_off_samples_with_weights_that_are_one_step_old(tiny_model, tmp_path):
-    assert train_ppo.train(settings(tiny_model, trainer={"staleness": 1, "steps": 4}), tmp_path) == 0
+    assert train_ppo.train(settings(tiny_model, rollout={"mode": "one_step"}, trainer={"steps": 4}), tmp_path) == 0
     rows = read(tmp_path)[1:]
     assert rows[0]["logprob_diff"] < 1e-4
     assert all(row["logprob_diff"] > 1e-4 for row in rows[1:]), "what was sampled before the update must differ from the policy after it"

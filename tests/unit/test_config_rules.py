@@ -23,7 +23,14 @@ CONFLICTS = {
     "algorithm.kl.horizon, algorithm.kl.target": ["algorithm.kl.horizon=7", "algorithm.kl.coef=0.1"],
     "rollout.options, rollout.engine": ["rollout.options.a=1", "rollout.engine=hf"],
     "rollout.gpu_memory, rollout.engine": ["rollout.gpu_memory=0.9", "rollout.engine=hf"],
-    "rollout.max_logprob_diff, trainer.staleness": ["rollout.max_logprob_diff=1", "trainer.staleness=1"],
+    "rollout.max_logprob_diff, rollout.mode": ["rollout.max_logprob_diff=1", "rollout.mode=one_step"],
+    "rollout.max_staleness, rollout.mode": ["rollout.max_staleness=1"],
+    "rollout.no_signal, algorithm.group_size": [
+        "rollout.mode=async",
+        "rollout.no_signal=replace",
+        "algorithm.group_size=1",
+        "algorithm.name=ppo",
+    ],
     "rollout.top_p, algorithm.importance_cap, rollout.max_logprob_diff": ["rollout.top_p=0.9"],
     "trainer.keep_best, trainer.eval_prompts, evals": ["trainer.keep_best=true", "trainer.eval_prompts=0"],
     "data.args, data.path": ["data.path={rows}", "data.args.a=1"],
@@ -35,7 +42,7 @@ CONFLICTS = {
     "algorithm.kl.target, algorithm.kl.coef": ["algorithm.kl.target=0.1"],
     "rollout.tensor_parallel, rollout.engine": ["rollout.engine=hf", "rollout.tensor_parallel=2"],
     "placement.gpus_per_engine, rollout.tensor_parallel": ["rollout.tensor_parallel=2", "placement.gpus_per_engine=1"],
-    "placement.colocate, trainer.staleness": ["placement.colocate=true", "trainer.staleness=1", "placement.gpus_per_rank=0"],
+    "placement.colocate, rollout.mode": ["placement.colocate=true", "rollout.mode=one_step", "placement.gpus_per_rank=0"],
     "placement.colocate, rollout.engines, rollout.tensor_parallel, placement.ranks": [
         "placement.colocate=true",
         "rollout.engines=2",
@@ -83,7 +90,7 @@ def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
     [
         ["algorithm.name=ppo", "algorithm.group_size=1", "critic.lr=1e-4"],
         ["algorithm.name=reinforce_plus_plus", "algorithm.group_size=1"],
-        ["trainer.staleness=1", "algorithm.epochs=2"],
+        ["rollout.mode=one_step", "algorithm.epochs=2"],
         ["trainer.zero_stage=1", "trainer.offload_optimizer=true"],
         ["placement.gpus_per_engine=0"],
         ["placement.reference_resources.v100=1", "placement.gpus_per_reference=0", "algorithm.kl.coef=0.1"],
@@ -140,7 +147,7 @@ def test_a_setting_that_is_named_in_vain_is_refused_with_its_default_too(tmp_pat
         f"critic.lr=1e-05, algorithm.name=grpo: not read; only ppo trains a value model ({file}:3; default)",
     ]
     assert ok("algorithm.kl={}", "algorithm={}") == ok(), "a section without settings names none"
-    assert ok("trainer.staleness=1", "rollout.max_logprob_diff=null"), "null takes back what a file sets"
+    assert ok("rollout.mode=one_step", "rollout.max_logprob_diff=null"), "null takes back what a file sets"
 
 
 def test_another_setting_of_the_critic_leaves_its_learning_rate_alone():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
@@ -32,7 +32,6 @@ class CriticConfig(OptimConfig):
 
 class PpoTrainerConfig(TrainerConfig):
     prompts_per_step: int = Field(default=64, ge=1, description="Prompts per step.")
-    staleness: Literal[0, 1] = Field(default=0, description="1 samples the next batch while this one trains (off-policy by one step).")
     keep_best: Annotated[bool, WITH_EVALUATION] = Field(
         default=False, description="The checkpoint with the best evaluation reward stays too."
     )
@@ -170,9 +169,14 @@ class PpoConfig(Config):
                 "a rollout engine has as many GPUs as rollout.tensor_parallel, or a share of one; leave gpus_per_engine out",
             ),
             Rule(
-                place.colocate and step.staleness == 1,
-                ("placement.colocate", "trainer.staleness"),
-                "rollout engines that sleep while the ranks train cannot sample ahead; use staleness 0 or GPUs of their own",
+                place.colocate and rollout.mode != "sync",
+                ("placement.colocate", "rollout.mode"),
+                "rollout engines that sleep while the ranks train cannot sample ahead; use mode sync or GPUs of their own",
+            ),
+            Rule(
+                rollout.mode == "async" and rollout.no_signal == "replace" and algorithm.group_size == 1,
+                ("rollout.no_signal", "algorithm.group_size"),
+                "one answer is like itself; groups of 2 and more differ or do not",
             ),
             Rule(
                 place.colocate and rollout.engines * rollout.tensor_parallel > place.ranks,

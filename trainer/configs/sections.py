@@ -18,6 +18,7 @@ from trainer.configs.data import DataConfig
 Beta = Annotated[float, Field(ge=0, lt=1)]
 WITH_KL = Only("algorithm.kl.coef", why="a coefficient of 0 leaves the reference model out")
 WITH_CRITIC = Only("algorithm.name", ("ppo",), "only ppo trains a value model")
+WITH_ASYNC = Only("rollout.mode", ("async",), "the other modes wait for all answers of a step")
 WITH_VLLM = Only("rollout.engine", ("vllm",), "vLLM alone has it")
 
 
@@ -109,6 +110,22 @@ class AlgorithmConfig(LossConfig):
 class RolloutConfig(Section):
     engine: Literal["vllm", "hf"] = Field(default="vllm", description="What samples: vLLM, or generate() of transformers.")
     engines: int = Field(default=1, ge=1, description="Number of rollout engines.")
+    mode: Literal["sync", "one_step", "async"] = Field(
+        default="sync",
+        description="sync samples with the newest weights; one_step samples the next batch while one trains; async never stops to sample.",
+    )
+    max_staleness: Annotated[int, WITH_ASYNC] = Field(
+        default=2, ge=1, description="Steps by which the weights that sampled any token of an answer may be older than the newest."
+    )
+    in_flight: Annotated[int | None, WITH_ASYNC] = Field(
+        default=None, ge=1, description="Prompts that are being answered at a time. Default: as many as fill the rollout engines."
+    )
+    stragglers: Annotated[Literal["wait", "drop"], WITH_ASYNC] = Field(
+        default="wait", description="Answers that would become too old: the next step waits for them, or they are sampled anew."
+    )
+    no_signal: Annotated[Literal["keep", "replace"], WITH_ASYNC] = Field(
+        default="keep", description="Groups whose rewards are all alike: learned from, or replaced by those of the next prompts (DAPO)."
+    )
     tensor_parallel: int = Field(default=1, ge=1, description="GPUs per rollout engine.")
     max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
     temperature: float = Field(default=1.0, gt=0, description="Of training samples; an evaluation with one sample is greedy.")
@@ -119,7 +136,7 @@ class RolloutConfig(Section):
     bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
     restarts: int = Field(default=3, ge=0, description="Rollout engines whose process died are restarted this often; then the run ends.")
-    max_logprob_diff: Annotated[float | None, Only("trainer.staleness", (0,), "weights that are one step older differ anyway")] = Field(
+    max_logprob_diff: Annotated[float | None, Only("rollout.mode", ("sync",), "older weights differ anyway")] = Field(
         default=None, gt=0, description="Fail when rollout engines and policy differ by more than this in mean log-probability."
     )
 

@@ -81,6 +81,7 @@ class Mixture:
     """
 
     def __init__(self, sources: dict[str, list[Prompt]], weights: dict[str, float], batch: int, seed: int, shuffle: bool = True):
+        self.prompts = [prompt for prompts in sources.values() for prompt in prompts]
         self.loaders = {name: Loader(prompts, 1, seed, shuffle) for name, prompts in sources.items()}
         self.shares = {name: weights[name] / sum(weights.values()) for name in sources}
         self.batch = batch

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from itertools import groupby
 from multiprocessing.connection import wait
+from threading import Lock
 from typing import Any, Self
 
 from trainer.configs.reward import RewardConfig
@@ -38,6 +39,7 @@ class Scorer:
         self.killed: Counter[int] = Counter()  # how often a process was ended, or ended itself, at an answer of this batch, by its id()
         self.failures: list[str] = []  # of this batch
         self.lost = ""  # what to say of them
+        self.busy = Lock()  # an evaluation scores in a thread of its own
         self._start()
 
     def _start(self) -> None:
@@ -54,13 +56,17 @@ class Scorer:
             worker.end()
         self.workers = []
 
-    def score(self, episodes: list[Episode], step: int = 0, stopping: Stopping | None = None) -> list[float]:
+    def score(self, episodes: list[Episode], step: int = 0, stopping: Stopping | None = None, *, whole: bool = True) -> list[float]:
         """Set each episode's reward, terms and whether it failed, and return the rewards; that of a failed one is 0.
 
         A reward fails where the function raises, ends its process, returns no finite number or does not end in time, and does so again
         reward.retries times. With reward.on_error=fail that raises ConfigError, or TimeoutError, naming the row of the data set and the
-        line of code; with `drop` ConfigError is raised where all fail. Stopped is raised soon after `stopping` is set.
+        line of code; with `drop` ConfigError is raised where all of a `whole` batch fail. Stopped is raised soon after `stopping` is set.
         """
+        with self.busy:
+            return self._score_all(episodes, step, stopping, whole)
+
+    def _score_all(self, episodes: list[Episode], step: int, stopping: Stopping | None, whole: bool) -> list[float]:
         self.failures, self.lost = [], ""
         self.killed.clear()
         if not self.workers:  # they were ended with the error of an earlier batch
@@ -74,7 +80,7 @@ class Scorer:
             raise
         if self.failures:
             count = f"{len(self.failures)} of {len(episodes)} rewards failed"
-            if self.config.on_error == "drop" and len(self.failures) == len(episodes):
+            if self.config.on_error == "drop" and whole and len(self.failures) == len(episodes):
                 raise ConfigError(f"reward.on_error=drop: {count}; the first: {self.failures[0]}")
             self.lost = f"{count} (reward.on_error={self.config.on_error}); the first: {self.failures[0]}"
             print(f"step {step}: {self.lost}", flush=True)

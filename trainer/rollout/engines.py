@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import time
 import traceback
 from typing import Any
 
@@ -12,11 +13,12 @@ import ray
 from trainer import actors, heartbeat, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
-from trainer.episodes import Episode, Prompt
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.rollout import RolloutEngine, Sampling, sample
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
+Answers = tuple[list[Turn], list[str]]  # to one prompt, and their texts
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
 
@@ -49,6 +51,18 @@ class RolloutActor:
     def sample(self, *args: Any) -> list[Episode]:
         """See `rollout.sample`."""
         return asyncio.run(sample(self.engine, *args))
+
+    def work(self, requests: list[tuple[int, list[int]]], sampling: Sampling, seconds: float) -> tuple[dict[int, Answers], float]:
+        """Ask for these, by name and prompt, and work for so long on all that was asked (`RolloutEngine.work`).
+
+        Returns the answers that are complete, and the seconds that it worked.
+        """
+        begin = time.perf_counter()
+        for name, prompt_ids in requests:
+            self.engine.ask(name, prompt_ids, sampling)
+        complete = self.engine.work(seconds)
+        answers = {name: (turns, self.engine.decode([turn.token_ids for turn in turns])) for name, turns in complete.items()}
+        return answers, time.perf_counter() - begin
 
     def call(self, method: str, *args: Any) -> Any:
         return getattr(self.engine, method)(*args)
@@ -84,6 +98,7 @@ class RolloutEngines:
 
     def __init__(self, config: PpoConfig, model_path: str, group: Any, plan: placement.Placement):
         self.config, self.model_path, self.group, self.plan = config, model_path, group, plan
+        self.awaited = False  # the run's loop waits for them, and has an ear for signs of life itself
         self.actors: list[Any] = [self._actor(i) for i in range(config.rollout.engines)]
         self.receivers = [actor.start.remote() for actor in self.actors]
 
@@ -127,10 +142,14 @@ class RolloutEngines:
         """Begin taking the weights that the policy sends; `version` is how many steps it had learned."""
         return [actor.call.remote("receive", version) for actor in self.actors]
 
+    def sampling(self, samples: int, greedy: bool = False) -> Sampling:
+        """How answers are sampled, so many to each prompt."""
+        rollout = self.config.rollout
+        return Sampling(rollout.max_new_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p, samples)
+
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
         """Begin sampling; prompts are dealt to the rollout engines in turn of equal shares."""
-        rollout = self.config.rollout
-        sampling = Sampling(rollout.max_new_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p, samples)
+        sampling = self.sampling(samples, greedy)
         share = -(-len(prompts) // len(self.actors))
         parts = {}
         for i in range(len(self.actors)):

@@ -1,0 +1,186 @@
+"""rollout.mode=async on real Ray actors: every prompt is learned from once, whatever dies, and none from weights that are too old."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import yaml
+from configs import settings
+
+from lab.waiting import wait_for
+from trainer import samples, train_ppo
+from trainer.actors import RunError
+from trainer.checkpoint import Checkpoints
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import values_read
+from trainer.data.loader import hold_out
+from trainer.data.prompts import load_prompts
+from trainer.errors import ConfigError
+from trainer.metrics import read
+from trainer.models import load_tokenizer
+from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its seconds are not those of a test
+from trainer.stopping import STOPPED
+
+EPOCH = 23  # steps of 8 prompts
+RUN = """
+import pathlib, sys, yaml
+from trainer import train_ppo
+from trainer.checkpoint import Checkpoints
+from trainer.configs.ppo import PpoConfig
+sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), pathlib.Path(sys.argv[2])))
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster():
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def continuous(path: Path, steps: int = EPOCH, **changes: Any) -> PpoConfig:
+    """A run that writes down every prompt that it learns from."""
+    rollout = {"mode": "async", "max_staleness": 2, "max_sequences": 16} | changes.pop("rollout", {})
+    trainer = {"steps": steps, "export_every": None} | changes.pop("trainer", {})
+    log = {"samples_every": 1, "samples": 8}
+    return settings(path, rollout=rollout, trainer=trainer, log={"tensorboard": False, "plot": False} | log, **changes)
+
+
+def learned(folder: Path) -> Counter[str]:
+    return Counter(row["prompt"] for row in samples.read(folder))
+
+
+def epoch(config: PpoConfig) -> Counter[str]:
+    prompts, _ = hold_out(config.data, load_prompts(config.data, load_tokenizer(config.model)).prompts, config.trainer.eval_prompts)
+    assert len(prompts) == EPOCH * config.trainer.prompts_per_step
+    return Counter(prompt.row["prompt"] for prompt in prompts)
+
+
+def at_step(folder: Path, step: int, act: Callable[[], object]) -> threading.Thread:
+    """Do `act` in the background as soon as so many steps are learned."""
+    metrics = folder / "metrics.jsonl"
+
+    def watch() -> None:
+        wait_for(f"step {step}", lambda: metrics.exists() and len(metrics.read_text().splitlines()) > step, 120)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread
+
+
+def until_gone() -> None:
+    """Until Ray has ended all processes of a run, which it does some time after their placement group was given back."""
+    gc.collect()  # a traceback may hold handles of them
+    wait_for("the end of all processes", lambda: not ray.util.list_named_actors(), 30)
+
+
+@pytest.mark.parametrize("engine", ["hf", "vllm"])
+def test_an_epoch_learns_from_every_prompt_once_and_from_no_old_weights(tiny_model, wide_model, tmp_path, engine):
+    config = continuous(wide_model if engine == "vllm" else tiny_model, rollout={"engine": engine})
+    assert train_ppo.train(config, tmp_path) == 0
+    assert learned(tmp_path) == epoch(config)
+    rows = read(tmp_path)[1:]
+    assert [row["step"] for row in rows] == list(range(1, EPOCH + 1))
+    ages = {f"staleness/{age}" for age in range(3)}
+    for row in rows:
+        assert sum(row[age] for age in ages) == pytest.approx(1), "no token is older than that"
+        assert row["staleness"] == pytest.approx(sum(row[f"staleness/{age}"] * age for age in range(3)))
+        assert 0 <= row["engines_idle"] <= 1 and row["thrown_tokens"] == 0 and row["queued"] >= 0
+        assert {"seconds_wait", "seconds_sync", "seconds_train"} <= row.keys()
+    assert rows[0]["staleness"] == 0 and any(row["staleness"] > 0 for row in rows), "nothing waits for the step before"
+    assert rows[0]["logprob_diff"] < 1e-4
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size > 0
+
+
+def test_killed_at_any_moment_it_learns_from_every_prompt_once(tiny_model, tmp_path):
+    config, folder = continuous(tiny_model), tmp_path / "run"
+    address = ray.get_runtime_context().gcs_address
+    with (tmp_path / "output").open("wb") as output:
+        driver = subprocess.Popen(
+            [sys.executable, "-c", RUN, yaml.safe_dump(values_read(config)), str(folder)],
+            env=os.environ | {"RAY_ADDRESS": address},
+            stdout=output,
+            stderr=output,
+        )
+    at_step(folder, 7, driver.kill).join(130)
+    assert driver.wait(30) == -signal.SIGKILL, (tmp_path / "output").read_text()
+    begun = Checkpoints(folder / "checkpoints").complete()[0].state["loader"]["open"]
+    assert len(begun) >= 8, "what was begun and not learned is in the checkpoint"
+    until_gone()
+    assert train_ppo.train(config, folder) == 0
+    assert learned(folder) == epoch(config)
+
+
+def test_asked_to_stop_it_saves_what_is_learned_and_goes_on(tiny_model, tmp_path):
+    config = continuous(tiny_model, trainer={"checkpoint_every": 100})
+    stopper = at_step(tmp_path, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    assert train_ppo.train(config, tmp_path) == STOPPED
+    stopper.join(10)
+    until_gone()
+    assert train_ppo.train(config, tmp_path) == 0
+    assert learned(tmp_path) == epoch(config)
+
+
+def test_what_an_engine_had_when_it_died_is_asked_of_the_others(tiny_model, tmp_path, capfd):
+    config = continuous(tiny_model, rollout={"engines": 2})
+    killer = at_step(tmp_path, 4, lambda: ray.kill(ray.get_actor("rollout-0")))
+    assert train_ppo.train(config, tmp_path) == 0
+    killer.join(10)
+    assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in capfd.readouterr().out
+    assert learned(tmp_path) == epoch(config)
+    until_gone()
+
+
+def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, capfd):
+    def stop() -> None:
+        actor = ray.get_actor("rollout-0")
+        os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
+
+    config = continuous(tiny_model, trainer={"silence": 10})
+    stopper = at_step(tmp_path, 4, stop)
+    assert train_ppo.train(config, tmp_path) == 0
+    stopper.join(10)
+    assert "(trainer.silence)" in capfd.readouterr().out
+    assert learned(tmp_path) == epoch(config)
+    until_gone()
+
+
+def test_groups_without_a_signal_are_replaced_and_counted(tiny_model, tmp_path):
+    config = continuous(tiny_model, steps=4, rollout={"no_signal": "replace"})
+    assert train_ppo.train(config, tmp_path) == 0
+    rows = read(tmp_path)[1:]
+    assert all(row["reward_std"] > 0 for row in rows)
+    assert any(row["no_signal"] > 0 and row["thrown_tokens"] > 0 for row in rows), "some of an untrained model's groups are alike"
+
+
+def test_rewards_that_are_all_alike_end_the_run_with_the_reason(tiny_model, tmp_path):
+    config = continuous(tiny_model, rollout={"no_signal": "replace"}, reward={"function": "judges:same"}, trainer={"eval_prompts": 0})
+    with pytest.raises(RunError, match=r"rollout\.no_signal=replace: in 80 groups in a row all answers had the same reward, the last time"):
+        train_ppo.train(config, tmp_path)
+    until_gone()
+
+
+def test_late_answers_are_sampled_anew_where_the_run_does_not_wait(tiny_model, tmp_path):
+    config = continuous(tiny_model, rollout={"stragglers": "drop", "max_staleness": 1, "max_sequences": 4})
+    assert train_ppo.train(config, tmp_path) == 0
+    assert learned(tmp_path) == epoch(config)
+    assert all(row["staleness/0"] + row["staleness/1"] == pytest.approx(1) for row in read(tmp_path)[1:])
+
+
+def test_a_reward_that_raises_ends_the_run_with_its_row(tiny_model, tmp_path):
+    with pytest.raises(ConfigError, match=r"reward\.function: fails_on_odd_lengths on row \d+ with the text"):
+        train_ppo.train(continuous(tiny_model, reward={"function": "judges:fails_on_odd_lengths"}, trainer={"eval_prompts": 0}), tmp_path)
+    until_gone()

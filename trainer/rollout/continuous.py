@@ -1,0 +1,296 @@
+"""rollout.mode=async: rollout engines never stop to sample.
+
+A thread keeps `rollout.in_flight` prompts at the engines, another one scores groups as they are complete, in whatever order, and the loop
+takes a step's worth of them. So many prompts are begun that none has to be learned from more than `rollout.max_staleness` steps after the
+weights that it was begun with; where one that is late would miss that, the next step waits for it, or it is sampled anew.
+
+The corrections of old weights are PipelineRL's (https://arxiv.org/abs/2509.19128) and AReaL's (https://arxiv.org/abs/2505.24298): requests
+stay in the engines while these take weights, and every token is learned with the log-probability that it was sampled with.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from trainer.actors import RunError
+from trainer.clock import Clock
+from trainer.configs.ppo import PpoConfig
+from trainer.data.loader import Loader, Mixture
+from trainer.divergence import require_sampled
+from trainer.episodes import Episode, Prompt, Turn
+from trainer.producer import Score, seed_of
+from trainer.rollout.calls import Calls
+from trainer.stopping import Stopped, Stopping
+from trainer.worker_groups import WorkerGroups
+
+LOOK = 0.1  # seconds between two looks of the loop, and of the threads where nothing happens
+END = 10  # seconds that a thread has to end
+IN_VAIN = 10  # steps' worth of groups in a row without a signal, after which there is none (DAPO's max_num_gen_batches)
+
+
+@dataclass
+class Group:
+    """A prompt on its way to be learned from."""
+
+    number: int
+    prompt: Prompt
+    version: int  # of the newest weights when it was begun; no token is of older ones
+    episodes: list[Episode] = field(default_factory=list)
+
+
+class Continuous:
+    """Implements `producer.Producer`."""
+
+    def __init__(self, config: PpoConfig, workers: WorkerGroups, loader: Loader | Mixture, score: Score):
+        rollout, self.samples = config.rollout, config.algorithm.group_size
+        self.config, self.workers, self.loader, self.score = config, workers, loader, score
+        self.batch, self.oldest = config.trainer.prompts_per_step, rollout.max_staleness
+        self.in_flight = rollout.in_flight or rollout.engines * (1 + -(-rollout.max_sequences // self.samples))
+        self.calls = Calls(workers.engines, workers.engines.sampling(self.samples))
+        self.numbers = count()
+        self.fresh: deque[Prompt] = deque()  # not begun
+        self.again: deque[Group] = deque()  # begun, and lost with their engine
+        self.open: dict[int, Group] = {}  # begun and not learned from
+        self.sampled: list[Group] = []  # of these, complete
+        self.scored: list[Group] = []
+        self.learned = 0  # steps, whose weights the engines have
+        self.learning = 0  # groups that the loop has taken and not learned
+        self.in_vain = 0  # groups without a signal in a row
+        self.counts: Counter[str] = Counter()  # since the last step
+        self.values: dict[str, float] = {}  # of the last step
+        self.since = self.progress = time.monotonic()  # the last step; an answer
+        self.changed = threading.Condition()  # guards all this
+        self.error: BaseException | None = None
+        self.closing = Stopping()
+        self.threads: list[threading.Thread] = []
+
+    # The loop's side
+
+    def begin(self, step: int, clock: Clock) -> None:
+        if step <= self.config.trainer.steps:
+            self.workers.sync()
+        with self.changed:
+            self.learned, self.learning, self.calls.actors = step - 1, 0, [*self.workers.engines.actors]
+            self.changed.notify_all()
+        clock.lap("sync")
+        if not self.threads and step <= self.config.trainer.steps:
+            self.since = self.progress = time.monotonic()
+            for number, actor in enumerate(self.workers.engines.actors):
+                actor.call.remote("seed", seed_of(self.config, step) + number)
+            self.threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in (self._sample, self._score)]
+            for thread in self.threads:
+                thread.start()
+
+    def next(self, step: int, stopping: Stopping, clock: Clock) -> list[Episode]:
+        with self.changed:
+            while not (chosen := self._choose(step)):
+                self._check(stopping)
+                self.changed.wait(LOOK)
+                if self.calls.error:
+                    self._revive()
+            for group in chosen:
+                del self.open[group.number]
+                self.scored.remove(group)
+            self.learning = len(chosen)
+            self.changed.notify_all()
+            self._describe(step, chosen)
+        clock.lap("wait")
+        episodes: list[Episode] = []
+        for place, group in enumerate(chosen):
+            for episode in group.episodes:
+                episode.group = place
+            episodes += group.episodes
+        require_sampled(episodes, step)
+        return episodes
+
+    def _check(self, stopping: Stopping) -> None:
+        limit = self.config.rollout.timeout
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        if stopping:
+            raise Stopped(str(stopping))
+        if time.monotonic() - self.progress > limit:
+            raise RunError(f"no prompt was answered or scored within {limit} s (rollout.timeout): {self._where()}")
+
+    def _where(self) -> str:
+        asked, waiting = self.calls.open, len(self.sampled)
+        return f"{len(self.open)} are begun, {asked} of them are at the rollout engines and {waiting} wait for their rewards"
+
+    def _revive(self) -> None:
+        """Engines that died, in the loop's thread: all ranks join them anew."""
+        error, self.calls.error = self.calls.error, None
+        assert error is not None
+        self.changed.release()
+        try:
+            if not self.workers.revive(error):  # a sync has done it since
+                print(f"warning: {error}", flush=True)
+        finally:
+            self.changed.acquire()
+        self.calls.actors = [*self.workers.engines.actors]
+        self.progress = time.monotonic()
+
+    def _choose(self, step: int) -> list[Group] | None:
+        """The oldest groups, once there is a step's worth, and once no other would come too late after them."""
+        if self.config.rollout.stragglers == "drop":
+            self._drop(step)
+        chosen = sorted(self.scored, key=lambda group: (group.version, group.number))[: self.batch]
+        if len(chosen) < self.batch:
+            return None
+        left = Counter(group.version for group in self.open.values())
+        left.subtract(group.version for group in chosen)
+        return chosen if in_time(left, step, self.batch, self.oldest) else None
+
+    def _drop(self, step: int) -> None:
+        """Sample anew what is too old for `step`. The rollout engines still end what they have of it, and nobody reads that."""
+        for group in [group for group in self.open.values() if group.version + self.oldest < step - 1]:
+            if group in self.again:
+                continue  # it is begun with the newest weights
+            del self.open[group.number]
+            self.counts["thrown_tokens"] += sum(len(episode.response_ids) for episode in group.episodes)
+            self.sampled, self.scored = ([g for g in groups if g is not group] for groups in (self.sampled, self.scored))
+            self.again.append(self._new(group.prompt))
+
+    def _new(self, prompt: Prompt) -> Group:
+        group = Group(next(self.numbers), prompt, self.learned)
+        self.open[group.number] = group
+        return group
+
+    def _describe(self, step: int, chosen: list[Group]) -> None:
+        ages = Counter(step - 1 - version for group in chosen for e in group.episodes for turn in e.turns for version in turn.versions)
+        tokens, now = sum(ages.values()), time.monotonic()
+        busy, self.calls.busy = self.calls.busy, 0.0
+        self.values = {
+            "staleness": sum(age * number for age, number in ages.items()) / tokens,
+            **{f"staleness/{age}": ages[age] / tokens for age in range(self.oldest + 1)},
+            "engines_idle": max(0.0, 1 - busy / ((now - self.since) * len(self.workers.engines.actors))),
+            "in_flight": self.calls.open,
+            "queued": len(self.scored),
+            "thrown_tokens": self.counts["thrown_tokens"],
+        }
+        if self.config.rollout.no_signal == "replace":
+            self.values["no_signal"] = self.counts["no_signal"] / (self.counts["no_signal"] + len(chosen))
+        self.since = now
+        self.counts.clear()
+
+    def metrics(self) -> dict[str, float]:
+        return self.values
+
+    def state(self) -> dict[str, Any]:
+        with self.changed:
+            prompts = [*(group.prompt for group in self.open.values()), *self.fresh]
+            return self.loader.state() | {"open": [_key(prompt) for prompt in prompts]}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.loader.load(state)
+        prompts = {_key(prompt): prompt for prompt in self.loader.prompts} if state.get("open") else {}
+        self.fresh = deque(prompts[source, index] for source, index in state.get("open", []))
+
+    def close(self) -> None:
+        self.closing.signal = signal.SIGTERM
+        for thread in self.threads:
+            thread.join(END)
+        self.calls.seats.clear()
+
+    # The threads' side
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            while not self.closing:
+                work()
+        except BaseException as error:
+            with self.changed:
+                self.error = self.error or error
+                self.changed.notify_all()
+
+    def _sample(self) -> None:
+        with self.changed:
+            self._lose(self.calls.find())
+            while self.calls.seats and self.calls.open < self.in_flight and (group := self._next()):
+                self.calls.ask(group.number, group.prompt.token_ids)
+        answers, lost = self.calls.collect(LOOK)
+        if answers or lost or self.calls.error:
+            with self.changed:
+                self._lose(lost)
+                for number, answer in answers.items():
+                    self._complete(number, *answer)
+                self.changed.notify_all()
+
+    def _next(self) -> Group | None:
+        """What is asked next; None while all is begun that may be."""
+        if self.again:
+            group = self.again.popleft()
+            group.version = self.learned
+            return group
+        steps = min(self.oldest + 1, self.config.trainer.steps - self.learned)
+        if len(self.open) + self.learning >= steps * self.batch:
+            return None
+        if not self.fresh:
+            self.fresh.extend(self.loader.next())
+        return self._new(self.fresh.popleft())
+
+    def _lose(self, numbers: list[int]) -> None:
+        for group in (self.open[number] for number in sorted(numbers) if number in self.open):
+            group.version = self.learned  # at least; it is begun anew
+            self.again.append(group)
+
+    def _complete(self, number: int, turns: list[Turn], texts: list[str]) -> None:
+        self.progress = time.monotonic()
+        if (group := self.open.get(number)) is None:
+            self.counts["thrown_tokens"] += sum(len(turn.token_ids) for turn in turns)
+            return
+        group.episodes = [Episode(group.prompt, number, [turn], text) for turn, text in zip(turns, texts, strict=True)]
+        self.sampled.append(group)
+
+    def _score(self) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self.sampled or self.closing, LOOK)
+            groups, step = self.sampled[:], self.learned + 1
+        if not groups:
+            return
+        self.score([episode for group in groups for episode in group.episodes], step, self.closing)
+        with self.changed:
+            self.progress = time.monotonic()
+            for group in groups:
+                if group in self.sampled:  # it was not thrown away meanwhile
+                    self.sampled.remove(group)
+                    self._take(group)
+            self.changed.notify_all()
+
+    def _take(self, group: Group) -> None:
+        """A group with its rewards."""
+        alike = len({episode.reward for episode in group.episodes if not episode.failed}) <= 1
+        if self.config.rollout.no_signal == "keep" or not alike:
+            self.scored.append(group)
+            self.in_vain = 0
+            return
+        del self.open[group.number]
+        self.counts["no_signal"] += 1
+        self.counts["thrown_tokens"] += sum(len(episode.response_ids) for episode in group.episodes)
+        self.in_vain += 1
+        if self.in_vain >= IN_VAIN * self.batch:
+            reward = group.episodes[0].reward
+            raise RunError(
+                f"rollout.no_signal=replace: in {self.in_vain} groups in a row all answers had the same reward, the last time {reward:g}; "
+                "look at samples.jsonl, or learn from what there is with rollout.no_signal=keep"
+            )
+
+
+def in_time(left: Mapping[int, int], step: int, batch: int, oldest: int) -> bool:
+    """Whether all groups that `step` leaves can be learned from before they are too old, `batch` of them in each step after it.
+
+    `left`: how many there are, by the version that they were begun with. Each deadline is looked at, as for jobs of equal length.
+    """
+    return all(sum(left[v] for v in left if v + oldest < step + after) <= after * batch for after in range(oldest + 1))
+
+
+def _key(prompt: Prompt) -> tuple[str | None, int]:
+    """JSON-able, but for being a list there: its source in a mixture, and its position."""
+    return prompt.row.get("mix"), prompt.index
