@@ -1,4 +1,4 @@
-"""python -m benchmarks [weights packing checkpoints rewards data preview nodes step demo recipes monitoring debug dstack slurm schedulers]
+"""python -m benchmarks [NAME ...]
 
 Ratios against peers. Each is taken within one run. Writes benchmarks/results/NAME.json. Exit code 1 when a target is missed.
 """
@@ -21,6 +21,7 @@ NAMES = (
     "data",
     "preview",
     "nodes",
+    "rollouts",
     "step",
     "demo",
     "recipes",

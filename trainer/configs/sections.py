@@ -118,7 +118,7 @@ class RolloutConfig(Section):
         default=2, ge=1, description="Steps by which the weights that sampled any token of an answer may be older than the newest."
     )
     in_flight: Annotated[int | None, WITH_ASYNC] = Field(
-        default=None, ge=1, description="Prompts that are being answered at a time. Default: as many as fill the rollout engines."
+        default=None, ge=1, description="Prompts that are being answered at a time. Default: engines x max_sequences."
     )
     stragglers: Annotated[Literal["wait", "drop"], WITH_ASYNC] = Field(
         default="wait", description="Answers that would become too old: the next step waits for them, or they are sampled anew."

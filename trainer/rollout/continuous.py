@@ -52,7 +52,7 @@ class Continuous:
         rollout, self.samples = config.rollout, config.algorithm.group_size
         self.config, self.workers, self.loader, self.score = config, workers, loader, score
         self.batch, self.oldest = config.trainer.prompts_per_step, rollout.max_staleness
-        self.in_flight = rollout.in_flight or rollout.engines * (1 + -(-rollout.max_sequences // self.samples))
+        self.in_flight = rollout.in_flight or rollout.engines * rollout.max_sequences  # of each perhaps one answer, a long one, is left
         self.calls = Calls(workers.engines, workers.engines.sampling(self.samples))
         self.numbers = count()
         self.fresh: deque[Prompt] = deque()  # not begun
