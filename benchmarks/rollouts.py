@@ -109,43 +109,44 @@ def score(episodes: list[Episode], step: int, stopping: Stopping) -> None:
         episode.reward = 1.0
 
 
-def measure(count: int) -> dict[str, list[float]]:
-    """Seconds of steps, share of idle time of the engines, seconds of pauses, with so many engines."""
+def measure(count: int, steps: int = STEPS, training: float = TRAINING, **rollout: Any) -> dict[str, list[float]]:
+    """With so many engines, of each step: its seconds and metrics. And the seconds of pauses."""
     config = PpoConfig.model_validate(
         {
             "model": {"path": "none"},
             "data": {"path": "none:none"},
             "algorithm": {"group_size": SAMPLES},
-            "rollout": {"mode": "async", "max_staleness": 4, "engines": count, "max_sequences": ROOM, "engine": "hf"},
-            "trainer": {"steps": STEPS + 10, "prompts_per_step": GROUPS * count, "eval_prompts": 0},
+            "rollout": {"mode": "async", "max_staleness": 4, "engines": count, "max_sequences": ROOM, "engine": "hf"} | rollout,
+            "trainer": {"steps": steps + 10, "prompts_per_step": GROUPS * count, "eval_prompts": 0},
         }
     )
     workers = Workers(count)
     loader = Loader([Prompt(i, [1], {}) for i in range(1000)], GROUPS * count, 0)
     producer = Continuous(config, cast(Any, workers), loader, score)
-    found: dict[str, list[float]] = {"step": [], "idle": []}
+    found: dict[str, list[float]] = {"step": []}
     try:
         producer.begin(1, Clock())
-        for step in range(1, STEPS + 1):
+        for step in range(1, steps + 1):
             clock = Clock()
             producer.next(step, Stopping(), clock)
-            time.sleep(TRAINING)
+            time.sleep(training)
             workers.learned = step
             producer.begin(step + 1, clock)
             found["step"].append(time.perf_counter() - clock.begin)
-            found["idle"].append(producer.metrics()["engines_idle"])
+            for name, value in producer.metrics().items():
+                found.setdefault(name, []).append(value)
     finally:
         producer.close()
         for actor in workers.engines.actors:
             ray.kill(actor)
-    return {name: values[WARM_UP:] for name, values in found.items()} | {"pause": workers.pauses[WARM_UP:]}
+    return found | {"pause": workers.pauses}
 
 
 def run() -> Report:
     os.environ["RAY_AUTH_MODE"] = "disabled"
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     try:
-        found = {count: measure(count) for count in ENGINES}
+        found = {count: {name: values[WARM_UP:] for name, values in measure(count).items()} for count in ENGINES}
     finally:
         ray.shutdown()
     draw = random.Random(0)
@@ -154,7 +155,7 @@ def run() -> Report:
     ratios = []
     for count, values in found.items():
         step = statistics.fmean(values["step"])
-        idle = statistics.fmean(values["idle"]) - TAKING / step
+        idle = statistics.fmean(values["engines_idle"]) - TAKING / step
         longer = step / max(alone, TRAINING + TAKING)
         ratios.append(Ratio(f"step / the longer of sampling and training, {count} engines", longer, LONGER))
         ratios.append(Ratio(f"share of idle time of {count} engines, less taking weights", idle, IDLE))

@@ -69,6 +69,12 @@ class Calls:
         seat.asked.add(name)
         seat.new.append((name, prompt_ids))
 
+    def forget(self) -> None:
+        """All processes: a handle of one that has ended keeps its name taken."""
+        self.actors = []
+        self.seats.clear()
+        self.dead.clear()
+
     def collect(self, seconds: float) -> tuple[dict[int, Answers], list[int]]:
         """Have the engines work, for at most `seconds`. Returns answers that are complete, and names of requests whose engine died.
 

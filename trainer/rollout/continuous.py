@@ -35,7 +35,7 @@ END = 10  # seconds that a thread has to end
 IN_VAIN = 10  # steps' worth of groups in a row without a signal, after which there is none (DAPO's max_num_gen_batches)
 
 
-@dataclass
+@dataclass(eq=False)
 class Group:
     """A prompt on its way to be learned from."""
 
@@ -90,6 +90,7 @@ class Continuous:
 
     def next(self, step: int, stopping: Stopping, clock: Clock) -> list[Episode]:
         with self.changed:
+            self.progress = time.monotonic()  # while the loop learned, all may have been complete
             while not (chosen := self._choose(step)):
                 self._check(stopping)
                 self.changed.wait(LOOK)
@@ -138,15 +139,16 @@ class Continuous:
         self.progress = time.monotonic()
 
     def _choose(self, step: int) -> list[Group] | None:
-        """The oldest groups, once there is a step's worth, and once no other would come too late after them."""
-        if self.config.rollout.stragglers == "drop":
+        """The oldest groups, once there is a step's worth; and once no other would come too late after them, where that is waited for."""
+        dropping = self.config.rollout.stragglers == "drop"
+        if dropping:
             self._drop(step)
         chosen = sorted(self.scored, key=lambda group: (group.version, group.number))[: self.batch]
         if len(chosen) < self.batch:
             return None
         left = Counter(group.version for group in self.open.values())
         left.subtract(group.version for group in chosen)
-        return chosen if in_time(left, step, self.batch, self.oldest) else None
+        return chosen if dropping or in_time(left, step, self.batch, self.oldest) else None
 
     def _drop(self, step: int) -> None:
         """Sample anew what is too old for `step`. The rollout engines still end what they have of it, and nobody reads that."""
@@ -197,7 +199,7 @@ class Continuous:
         self.closing.signal = signal.SIGTERM
         for thread in self.threads:
             thread.join(END)
-        self.calls.seats.clear()
+        self.calls.forget()
 
     # The threads' side
 
@@ -243,7 +245,8 @@ class Continuous:
 
     def _complete(self, number: int, turns: list[Turn], texts: list[str]) -> None:
         self.progress = time.monotonic()
-        if (group := self.open.get(number)) is None:
+        group = self.open.get(number)
+        if group is None or group.episodes:
             self.counts["thrown_tokens"] += sum(len(turn.token_ids) for turn in turns)
             return
         group.episodes = [Episode(group.prompt, number, [turn], text) for turn, text in zip(turns, texts, strict=True)]
