@@ -106,7 +106,10 @@ def _end(ref: Any, actor: str, why: str) -> str:
     state = f", its state is {heartbeat.state(known['Pid'])}" if known and here else ""
     if known and known["Name"]:
         ray.kill(ray.get_actor(known["Name"]))
-        ray.wait([ref], timeout=END_SECONDS, fetch_local=False)
+        ray.wait([ref], timeout=END_SECONDS, fetch_local=False)  # Ray says so before the process has ended
+        deadline = time.monotonic() + END_SECONDS
+        while here and heartbeat.state(known["Pid"])[:1] not in ("", "Z") and time.monotonic() < deadline:
+            time.sleep(0.1)
     if beat and beat.stack:
         print(f"{who} {why}; its main thread was last at\n{beat.stack}", file=sys.stderr, flush=True)
     at = f", it was last at {beat.at}" if beat else ""

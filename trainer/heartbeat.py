@@ -139,14 +139,17 @@ class Watch:
 
     def look(self, actors: Iterable[str]) -> dict[str, str]:
         """Those to be ended, and why: silent for too long, or idle for too long where all of them are. Call it every EVERY seconds."""
-        passed, self.looked = time.monotonic() - self.looked, time.monotonic()
+        now = time.monotonic()
+        passed, self.looked = min(now - self.looked, 2 * EVERY), now
         actors = list(actors)
         beats = {actor: beat for actor in actors if (beat := last(actor))}
         for actor, beat in beats.items():
-            moved = self.numbers.get(actor) != beat.number
-            self.silence[actor] = 0.0 if moved else self.silence[actor] + min(passed, 2 * EVERY)
-            self.idle[actor] = self.idle.get(actor, 0.0) + min(passed, 2 * EVERY) if beat.idle else 0.0
-            self.numbers[actor] = beat.number
+            silent = self.silence.get(actor, 0.0) + passed
+            if self.numbers.get(actor) == beat.number:
+                self.silence[actor] = silent  # and not idle meanwhile, whatever it said last: those that wait for it are no deadlock
+                continue
+            self.silence[actor], self.numbers[actor] = 0.0, beat.number
+            self.idle[actor] = self.idle.get(actor, 0.0) + silent if beat.idle else 0.0
         silent = {a: f"gave no sign of life for {self.silence[a]:.0f} s" for a, beat in beats.items() if self.silence[a] > beat.limit}
         stuck = {a: f"did nothing for {self.idle[a]:.0f} s" for a, beat in beats.items() if self.idle[a] > beat.limit}
         return silent or (stuck if len(stuck) == len(actors) else {})
