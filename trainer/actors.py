@@ -10,6 +10,7 @@ import platform
 import random
 import socket
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -50,12 +51,13 @@ def settle(threads: int | None) -> None:
 
 def wait(refs: Any, seconds: float, what: str) -> Any:
     """`ray.get` with a deadline, and an ear for signs of life (trainer/heartbeat.py): who is silent for trainer.silence is ended, and
-    all that are waited for where none of them does anything for that long.
+    all that are waited for where none of them does anything for that long. Threads beside the main one, such as that which writes
+    checkpoints, leave the latter to it: a rank may wait for a rollout engine that only the main thread knows to be stopped.
 
     Raises RunError naming `what`, and which process on which node, when one died or was silent, or the deadline passed; errors of a
     person's own code and settings come through as they were raised.
     """
-    deadline, watch = time.monotonic() + seconds, heartbeat.Watch()
+    deadline, watch = time.monotonic() + seconds, heartbeat.Watch(deadlocks=threading.current_thread() is threading.main_thread())
     try:
         while True:
             try:

@@ -131,7 +131,9 @@ def _prefix(job: str) -> bytes:
 class Watch:
     """How long actors have been silent, and have done nothing, as `look` saw it."""
 
-    def __init__(self) -> None:
+    def __init__(self, deadlocks: bool = True) -> None:
+        """`deadlocks`: those that are looked at are all that may wait for one another."""
+        self.deadlocks = deadlocks
         self.numbers: dict[str, int] = {}
         self.silence: dict[str, float] = {}
         self.idle: dict[str, float] = {}
@@ -152,7 +154,7 @@ class Watch:
             self.idle[actor] = self.idle.get(actor, 0.0) + silent if beat.idle else 0.0
         silent = {a: f"gave no sign of life for {self.silence[a]:.0f} s" for a, beat in beats.items() if self.silence[a] > beat.limit}
         stuck = {a: f"did nothing for {self.idle[a]:.0f} s" for a, beat in beats.items() if self.idle[a] > beat.limit}
-        return silent or (stuck if len(stuck) == len(actors) else {})
+        return silent or (stuck if self.deadlocks and len(stuck) == len(actors) else {})
 
 
 def state(pid: int) -> str:

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -107,6 +108,12 @@ def test_one_that_waits_for_another_which_works_is_left_alone(ranks: list) -> No
     with pytest.raises(actors.RunError, match=re.escape("did not end within 12 s, waiting for policy-0 (")) as late:
         actors.wait([ranks[0].hang.remote(), ranks[7].child.remote(60)], 12, "policy.update")
     assert "policy-7" in str(late.value)
+
+
+def test_who_waits_beside_the_main_thread_ends_none_for_doing_nothing(ranks: list) -> None:
+    """As the writing of checkpoints, which does not see what else a rank waits for."""
+    with ThreadPoolExecutor(1) as pool, pytest.raises(actors.RunError, match=re.escape("did not end within 10 s, waiting for policy-0 (")):
+        pool.submit(actors.wait, ranks[0].answer.remote(), 10, "checkpoint").result()  # it still hangs
 
 
 def test_a_process_that_computes_or_waits_for_long_is_not_taken_for_a_silent_one(ranks: list) -> None:

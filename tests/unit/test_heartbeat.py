@@ -45,6 +45,15 @@ def test_all_that_rest_are_ended_together(beats):
     assert set(looks(beats, 10, {"engine": True, "policy": True})) == {"engine", "policy"}
 
 
+def test_a_part_of_those_that_wait_for_one_another_is_no_deadlock(beats):
+    found, clock = beats
+    watch = Watch(deadlocks=False)
+    for beat in range(40):
+        clock[0] += EVERY
+        found["policy"] = Beat(beat, LIMIT, "", idle=True)
+        assert watch.look(["policy"]) == {}
+
+
 def test_nobody_is_ended_where_one_works(beats):
     assert looks(beats, 40, {"engine": False, "policy": True}) == {}
 
