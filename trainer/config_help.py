@@ -89,8 +89,8 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
         return " or ".join("null" if a is type(None) else _type(a, metadata) for a in args)
     if origin is Literal:
         return " or ".join(", ".join(map(str, args)).rsplit(", ", 1))
-    if origin is tuple:
-        return f"a list of {len(args)}, each {_type(args[0], [])}"
+    if origin in (tuple, list):
+        return f"a list{f' of {len(args)}' * (origin is tuple)}, each {_type(args[0], [])}"
     if origin is dict:
         return "a mapping" if args[1] is Any else f"a mapping, each {_type(args[1], [])}"
     bounds = [text.format(getattr(m, key)) for m in metadata for key, text in BOUNDS.items() if getattr(m, key, None) is not None]

@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures("runs")
         ("optim.lr=.inf", "optim.lr=Infinity: must be a number, above 0 (command line)"),
         ("run.resume=maybe", "run.resume=maybe: must be auto, never or must (command line)"),
         ("algorithm.dual_clip=1", "algorithm.dual_clip=1: must be a number, above 1 or null (command line)"),
+        ("run.allow=optim.lr", "run.allow=optim.lr: must be a list, each text (command line)"),
         ("optim.betas=[0.9, 1]", "optim.betas.1=1: must be a list of 2, each a number, at least 0 and below 1 (command line)"),
         ("placement.rank_resources={h100: x}", "placement.rank_resources.h100=x: must be a mapping, each a number (command line)"),
         ("trainer=5", "trainer=5: must be a section with settings in it (command line)"),
