@@ -84,7 +84,8 @@ def _step(told: Path) -> int | None:
 
 
 def _ended(code: int) -> str:
-    return f"was ended by {signal.Signals(code - 128).name}" if code > 128 else f"ended with exit code {code}"
+    by = {128 + number: number.name for number in signal.Signals}.get(code)  # 255 is a shell's or ssh's failure, and no signal
+    return f"was ended by {by}" if by else f"ended with exit code {code}"
 
 
 def _at(step: int | None) -> str:

@@ -46,8 +46,9 @@ def supervised(run: Path, plan: list[tuple[int, int]], retries: int) -> tuple[in
         ([(3, -9), (5, -9)], 1, (137, 2)),
         ([(3, 1), (5, 1), (5, 1), (9, 0)], 9, (1, 3)),
         ([(3, -9)], 0, (137, 1)),
+        ([(3, 255), (7, 0)], 3, (0, 2)),
     ],
-    ids=["until-it-is-done", "mistake", "stopped", "terminated", "used-up", "no-progress", "never"],
+    ids=["until-it-is-done", "mistake", "stopped", "terminated", "used-up", "no-progress", "never", "no-signal"],
 )
 def test_it_is_started_again_where_that_may_help(tmp_path, plan, retries, expected):
     assert supervised(tmp_path, plan, retries) == expected
