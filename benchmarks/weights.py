@@ -1,7 +1,8 @@
-"""Weight sync in buckets against one call per parameter, between two Ray actors over gloo.
+"""Weight sync in buckets, between Ray actors over gloo: against one call per parameter, and against a plain copy of the same bytes.
 
 One call per parameter is what OpenRLHF and verl's first versions do: the driver asks both sides for each parameter, which they broadcast
-and load. With `trainer.weights` both know the plan, so the driver asks once, and small parameters share a broadcast.
+and load. With `trainer.weights` both know the plan, so the driver asks once, and small parameters share a broadcast. A plain copy is one
+broadcast of one tensor as large as the model.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from trainer import actors, models, weights
 from trainer.configs.sections import ModelConfig
 
 ROUNDS, WARM_UP = 12, 2
+ENGINES = (1, 2, 4)  # that take the weights together
 BUCKET_BYTES = 256 << 20  # the default of rollout.bucket_mb
 MODEL = {
     "model_type": "qwen2",
@@ -29,15 +31,16 @@ MODEL = {
     "num_key_value_heads": 2,
     "tie_word_embeddings": True,
 }
+LARGE = MODEL | {"hidden_size": 512, "intermediate_size": 2048}  # whose bytes take longer than the calls
 
 
 @ray.remote(num_cpus=0)
 class Member:
-    """Rank 0 sends its model's parameters, rank 1 copies them into its own."""
+    """Rank 0 sends its model's parameters, the others copy them into their own."""
 
-    def __init__(self, rank: int):
+    def __init__(self, rank: int, model: dict[str, Any]):
         torch.set_num_threads(1)
-        config = ModelConfig(init=MODEL, tokenizer="characters:0123456789", dtype="float32")
+        config = ModelConfig(init=model, tokenizer="characters:0123456789", dtype="float32")
         self.rank = rank
         self.table = dict(models.load_lm(config, seed=rank, device=torch.device("cpu")).named_parameters())
 
@@ -59,6 +62,12 @@ class Member:
             for name, tensor in bucket:
                 self.table[name].copy_(tensor)
 
+    def copy(self) -> None:
+        """One tensor of all bytes, into memory that is there."""
+        if not hasattr(self, "flat"):
+            self.flat = torch.zeros(sum(p.numel() for p in self.table.values()))
+        weights.broadcast(self.group, self.flat).wait()
+
     @torch.no_grad()
     def checksum(self) -> float:
         return sum(float(p.double().sum()) for p in self.table.values())
@@ -67,16 +76,28 @@ class Member:
 def run() -> Report:
     ray.init(num_cpus=2, logging_level=logging.WARNING)
     try:
-        return measure()
+        calls, copies = measure(), against_copy()
     finally:
         ray.shutdown()
+    return Report("weights", calls.ratios + copies.ratios, calls.facts | copies.facts, calls.samples | copies.samples)
+
+
+def start(count: int, model: dict[str, Any]) -> tuple[list[Any], list[weights.Parameter]]:
+    """So many members of one group, and the parameters of their model."""
+    members: list[Any] = [Member.remote(rank, model) for rank in range(count)]
+    rendezvous = weights.Rendezvous(*ray.get(members[0].address.remote()), world=count, timeout=60, backend="gloo")
+    ray.get([member.join.remote(rendezvous) for member in members])
+    return members, ray.get(members[0].parameters.remote())
+
+
+def require_equal(members: list[Any]) -> None:
+    sums = ray.get([member.checksum.remote() for member in members])
+    if len(set(sums)) != 1:
+        raise RuntimeError(f"after the sync the weights differ: {sums}")
 
 
 def measure() -> Report:
-    members: list[Any] = [Member.remote(rank) for rank in range(2)]
-    parameters = ray.get(members[0].parameters.remote())
-    rendezvous = weights.Rendezvous(*ray.get(members[0].address.remote()), world=2, timeout=60, backend="gloo")
-    ray.get([member.join.remote(rendezvous) for member in members])
+    members, parameters = start(2, MODEL)
     bucketed, single = weights.plan(parameters, BUCKET_BYTES), weights.plan(parameters, 1)
 
     def sync(plan: weights.Plan) -> None:
@@ -87,9 +108,7 @@ def measure() -> Report:
         samples["bucketed"].append(timed(lambda: sync(bucketed)))
         samples["per parameter"].append(timed(lambda: [sync((bucket,)) for bucket in single]))
         samples["per parameter, one call"].append(timed(lambda: sync(single)))
-    sums = ray.get([member.checksum.remote() for member in members])
-    if sums[0] != sums[1]:
-        raise RuntimeError(f"after the sync the weights differ: {sums}")
+    require_equal(members)
     seconds = {name: statistics.median(values[WARM_UP:]) for name, values in samples.items()}
     return Report(
         "weights",
@@ -104,6 +123,27 @@ def measure() -> Report:
         },
         samples=samples,
     )
+
+
+def against_copy() -> Report:
+    """A sync of a larger model against a plain copy of its bytes, to several engines at once."""
+    report = Report("weights", [])
+    for count in ENGINES:
+        members, parameters = start(1 + count, LARGE)
+        plan = weights.plan(parameters, BUCKET_BYTES)
+        samples: dict[str, list[float]] = {"sync": [], "copy": []}
+        for _ in range(ROUNDS):
+            samples["sync"].append(timed(lambda: ray.get([m.sync.remote(plan) for m in members])))  # noqa: B023
+            samples["copy"].append(timed(lambda: ray.get([m.copy.remote() for m in members])))  # noqa: B023
+        require_equal(members)
+        for member in members:
+            ray.kill(member)
+        sync, copy = (statistics.median(samples[side][WARM_UP:]) for side in ("sync", "copy"))
+        report.ratios.append(Ratio(f"seconds, sync / plain copy, {count} engines", sync / copy, 1.5))
+        size = sum(p.bytes for p in parameters) / 1e6
+        report.facts[f"{size:.0f} MB to {count} engines"] = f"{1000 * sync:.0f} ms, a plain copy {1000 * copy:.0f} ms"
+        report.samples |= {f"{side}, {count} engines": values for side, values in samples.items()}
+    return report
 
 
 def timed(work: Any) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from typing import Any, Literal
@@ -33,14 +33,6 @@ class Rendezvous:
 
 
 @dataclass(frozen=True)
-class Group:
-    """A process group, and where the buffers that it sends and receives lie: gloo's in CPU memory, whatever the members train on."""
-
-    processes: Any  # torch's classes for it are not in its type stubs
-    buffers: torch.device
-
-
-@dataclass(frozen=True)
 class Parameter:
     name: str  # as Hugging Face names it
     shape: tuple[int, ...]
@@ -57,6 +49,26 @@ class Parameter:
 
 Bucket = tuple[Parameter, ...]
 Plan = tuple[Bucket, ...]
+
+
+@dataclass(frozen=True)
+class Group:
+    """A process group, and where the buffers that it sends and receives lie: gloo's in CPU memory, whatever the members train on."""
+
+    processes: Any  # torch's classes for it are not in its type stubs
+    device: torch.device
+    memory: dict[int, torch.Tensor] = field(default_factory=dict)
+
+    def buffer(self, index: int, bucket: Bucket) -> torch.Tensor:
+        """Flat memory for the bucket with this index: one's while the other's is on its way. In CPU memory it is kept from one sync to the
+        next, as new pages take longer than the copy; torch keeps that of GPUs by itself."""
+        size, dtype = sum(p.bytes for p in bucket), getattr(torch, bucket[0].dtype)
+        if self.device.type != "cpu":
+            return torch.empty(size, dtype=torch.uint8, device=self.device).view(dtype)
+        place = index % 2
+        if place not in self.memory or self.memory[place].numel() < size:
+            self.memory[place] = torch.empty(size, dtype=torch.uint8)
+        return self.memory[place][:size].view(dtype)
 
 
 def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
@@ -104,23 +116,37 @@ def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[tor
     the last bucket: the other ranks keep gathering, and must not be left alone with it.
     """
     failed: RuntimeError | None = None
-    for bucket in plan:
+    sending: Any = None  # the bucket before, while this one is gathered
+    for index, bucket in enumerate(plan):
         tensors = gather([p.name for p in bucket])
         if group is not None and failed is None:
             try:
-                _broadcast(group, torch.cat([t.reshape(-1) for t in tensors]).to(group.buffers))
+                flat = torch.cat([t.reshape(-1).to(group.device) for t in tensors], out=group.buffer(index, bucket))
+                if sending is not None:
+                    sending.wait()
+                sending = broadcast(group, flat)
             except RuntimeError as error:
                 failed = error
+    try:
+        if sending is not None and failed is None:
+            sending.wait()
+    except RuntimeError as error:
+        failed = error
     if failed:
         text = "a rollout engine is gone, or did not take the weights in time (rollout.timeout)"
         raise RunError(f"weight sync: {_member(0)}: {text}: {_first_line(failed)}") from failed
 
 
 def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
-    """Yield each bucket's (name, tensor) on `device` as it arrives; the tensors are views of one buffer."""
+    """Yield each bucket's (name, tensor) on `device` as it arrives, the next one on its way; the tensors are views of one buffer, which
+    the bucket after that is written to."""
+    buffers = (group.buffer(index, bucket) for index, bucket in enumerate(plan))
+    on_the_way = [(flat := next(buffers), broadcast(group, flat))]
     for bucket in plan:
-        flat = torch.empty(sum(p.numel for p in bucket), dtype=getattr(torch, bucket[0].dtype), device=group.buffers)
-        _broadcast(group, flat)
+        flat, coming = on_the_way.pop()
+        coming.wait()
+        if (following := next(buffers, None)) is not None:
+            on_the_way.append((following, broadcast(group, following)))
         yield unflatten(flat.to(device), bucket)
 
 
@@ -142,7 +168,8 @@ def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:
     return [(p.name, flat[a:b].view(p.shape)) for p, (a, b) in zip(bucket, pairwise(ends), strict=True)]
 
 
-def _broadcast(group: Group, tensor: torch.Tensor) -> None:
+def broadcast(group: Group, tensor: torch.Tensor) -> Any:
+    """Begin it, from the first member to all others; `wait` of what is returned ends it."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
-    group.processes.broadcast([tensor], options).wait()
+    return group.processes.broadcast([tensor], options)
