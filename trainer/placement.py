@@ -24,8 +24,8 @@ RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 @dataclass(frozen=True)
 class Placement:
-    """Bundles of resources: one per training rank, then one per rollout engine (none where these share the ranks' bundles), then those of
-    roles that do not share the ranks' bundles, one per rank."""
+    """Bundles of resources: one per training rank, then one per node of each rollout engine (none where these share the ranks' bundles),
+    then those of roles that do not share the ranks' bundles, one per rank."""
 
     ranks: tuple[Bundle, ...]
     engines: tuple[Bundle, ...]
@@ -35,9 +35,9 @@ class Placement:
     def bundles(self) -> tuple[Bundle, ...]:
         return self.ranks + self.engines + tuple(bundle for bundles in self.own.values() for bundle in bundles)
 
-    def engine_bundle(self, index: int) -> int:
-        """Position in `bundles` of a rollout engine's bundle."""
-        return len(self.ranks) + index if self.engines else index
+    def engine_bundle(self, index: int, node: int = 0, nodes: int = 1) -> int:
+        """Position in `bundles` of a rollout engine's bundle on one of its nodes."""
+        return len(self.ranks) + index * nodes + node if self.engines else index
 
     def rank_bundle(self, role: str, index: int) -> int:
         """Position in `bundles` of the bundle of a role's rank."""
@@ -56,7 +56,7 @@ def plan(config: PpoConfig) -> Placement:
     if config.placement.colocate:
         both = {name: rank.get(name, 0) + engine.get(name, 0) for name in rank | engine}
         return Placement((both,) * ranks, (), apart)
-    return Placement((rank,) * ranks, (engine,) * config.rollout.engines, apart)
+    return Placement((rank,) * ranks, (engine,) * (config.rollout.engines * config.rollout.nodes_per_engine), apart)
 
 
 def own_bundles(config: PpoConfig) -> dict[str, Bundle]:
@@ -75,16 +75,17 @@ def rank_share(config: PpoConfig, roles: int = 1) -> Bundle:
 
 
 def engine_share(config: PpoConfig) -> Bundle:
-    """What one rollout engine takes of its bundle."""
+    """What one rollout engine takes of its bundle on each of its nodes."""
     place = config.placement
-    return share({"CPU": place.cpus_per_engine, "GPU": gpus_per_engine(config), **place.engine_resources})
+    gpus = gpus_per_engine(config) / config.rollout.nodes_per_engine
+    return share({"CPU": place.cpus_per_engine, "GPU": gpus, **place.engine_resources})
 
 
 def gpus_per_engine(config: PpoConfig) -> float:
-    """GPUs of one rollout engine: as set, or one per tensor-parallel rank; none where the ranks train on CPUs."""
+    """GPUs of one rollout engine, on all its nodes: as set, or one per process; none where the ranks train on CPUs."""
     if config.placement.gpus_per_engine is not None:
         return config.placement.gpus_per_engine
-    return config.rollout.tensor_parallel if config.placement.gpus_per_rank else 0
+    return config.rollout.tensor_parallel * config.rollout.pipeline_parallel if config.placement.gpus_per_rank else 0
 
 
 def device_of(gpus: float, setting: str) -> torch.device:

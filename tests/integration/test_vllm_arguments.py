@@ -40,9 +40,9 @@ def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
 
 def test_requests_of_a_split_rollout_engine_bring_seeds_that_the_batchs_seed_decides():
     def seeds(seed: int) -> list[int | None]:
-        return list(islice(request_seeds(seed, tensor_parallel=2), 8))
+        return list(islice(request_seeds(seed, processes=2), 8))
 
-    assert list(islice(request_seeds(3, tensor_parallel=1), 2)) == [None, None]
+    assert list(islice(request_seeds(3, processes=1), 2)) == [None, None]
     first, again, other = seeds(3), seeds(3), seeds(4)
     assert first == again
     assert len({*first, *other}) == 16

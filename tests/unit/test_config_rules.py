@@ -41,7 +41,10 @@ CONFLICTS = {
     "optim.warmup_steps, optim.schedule, trainer.steps": ["optim.schedule=cosine", "optim.warmup_steps=100"],
     "algorithm.kl.target, algorithm.kl.coef": ["algorithm.kl.target=0.1"],
     "rollout.tensor_parallel, rollout.engine": ["rollout.engine=hf", "rollout.tensor_parallel=2"],
-    "placement.gpus_per_engine, rollout.tensor_parallel": ["rollout.tensor_parallel=2", "placement.gpus_per_engine=1"],
+    "placement.gpus_per_engine, rollout.tensor_parallel, rollout.pipeline_parallel": [
+        "rollout.tensor_parallel=2",
+        "placement.gpus_per_engine=1",
+    ],
     "placement.colocate, rollout.mode": ["placement.colocate=true", "rollout.mode=one_step", "placement.gpus_per_rank=0"],
     "placement.colocate, rollout.engines, rollout.tensor_parallel, placement.ranks": [
         "placement.colocate=true",
@@ -58,10 +61,29 @@ CONFLICTS = {
         "placement.ranks=2",
         "algorithm.kl.coef=0.1",
     ],
-    "rollout.tensor_parallel, placement.gpus_per_engine, placement.gpus_per_rank": [
-        "rollout.tensor_parallel=2",
+    "rollout.pipeline_parallel, placement.gpus_per_engine, placement.gpus_per_rank": [
+        "rollout.pipeline_parallel=2",
         "placement.gpus_per_engine=0",
     ],
+    "rollout.pipeline_parallel, rollout.engine": ["rollout.pipeline_parallel=2", "rollout.engine=hf"],
+    "rollout.expert_parallel, rollout.engine": [
+        "rollout.expert_parallel=false",
+        "rollout.engine=hf",
+    ],
+    "rollout.nodes_per_engine, rollout.engine": ["rollout.nodes_per_engine=1", "rollout.engine=hf"],
+    "rollout.nodes_per_engine, rollout.tensor_parallel, rollout.pipeline_parallel": [
+        "rollout.tensor_parallel=4",
+        "rollout.nodes_per_engine=3",
+    ],
+    "rollout.nodes_per_engine, placement.colocate": [
+        "rollout.tensor_parallel=2",
+        "rollout.nodes_per_engine=2",
+        "placement.colocate=true",
+        "placement.gpus_per_rank=0",
+        "placement.ranks=2",
+    ],
+    "rollout.expert_parallel, rollout.tensor_parallel": ["rollout.expert_parallel=true"],
+    "rollout.options": ["rollout.options.data_parallel_size=2"],
     "critic.warmup_steps, critic.schedule, trainer.steps": ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=100"],
     "trainer.eval_every, trainer.eval_prompts, evals": ["trainer.eval_every=5", "trainer.eval_prompts=0"],
     "model.attention, model.dtype, placement.gpus_per_rank": ["model.attention=flash_attention_2", "model.dtype=float32"],

@@ -25,6 +25,11 @@ from trainer.configs.sections import (
 
 WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is evaluated", other="evals")
 
+# Arguments of vLLM that settings own, or that a rollout engine relies on.
+OWNED = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "nnodes", "node_rank"} | {
+    *("master_addr", "master_port", "distributed_executor_backend", "model", "worker_extension_cls", "logprobs_mode"),
+}
+
 
 class CriticConfig(OptimConfig):
     lr: float = Field(default=1e-5, gt=0, description="AdamW's learning rate after warm-up.")
@@ -51,7 +56,7 @@ class RayPlacementConfig(PlacementConfig):
     cpus_per_rank: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rank.")
     rank_resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources per rank, such as {"h100": 1}.')
     cpus_per_engine: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rollout engine.")
-    gpus_per_engine: float | None = Field(default=None, ge=0, description="Default: rollout.tensor_parallel; 0 samples on CPUs.")
+    gpus_per_engine: float | None = Field(default=None, ge=0, description="Default: one per process; 0 samples on CPUs.")
     engine_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per rollout engine.")
     reference_resources: Annotated[dict[str, float], WITH_KL] = Field(
         default_factory=dict,
@@ -107,7 +112,8 @@ class PpoConfig(Config):
         algorithm, rollout, step, place, critic = self.algorithm, self.rollout, self.trainer, self.placement, self.critic
         sequences = step.prompts_per_step * algorithm.group_size
         longest = self.data.max_prompt_tokens + rollout.max_new_tokens
-        gpus = place.gpus_per_engine
+        gpus, split = place.gpus_per_engine, rollout.tensor_parallel * rollout.pipeline_parallel
+        owned = sorted(OWNED & rollout.options.keys())
         sampling_on_cpus = gpus == 0 or (gpus is None and place.gpus_per_rank == 0)
         return [
             *super().rules(),
@@ -143,9 +149,30 @@ class PpoConfig(Config):
                 "only vllm spreads a rollout engine over GPUs",
             ),
             Rule(
-                rollout.engine == "vllm" and rollout.tensor_parallel > 1 and sampling_on_cpus,
-                ("rollout.tensor_parallel", "placement.gpus_per_engine", "placement.gpus_per_rank"),
-                "rollout engines on CPUs are not split; use tensor_parallel 1 and more engines",
+                rollout.engine == "vllm" and rollout.pipeline_parallel > 1 and sampling_on_cpus,
+                ("rollout.pipeline_parallel", "placement.gpus_per_engine", "placement.gpus_per_rank"),
+                "vLLM has no pipeline of CPUs; use tensor_parallel",
+            ),
+            Rule(
+                split % rollout.nodes_per_engine != 0,
+                ("rollout.nodes_per_engine", "rollout.tensor_parallel", "rollout.pipeline_parallel"),
+                f"{split} processes (tensor_parallel x pipeline_parallel) do not divide into {rollout.nodes_per_engine} equal parts",
+            ),
+            Rule(
+                rollout.nodes_per_engine > 1 and place.colocate,
+                ("rollout.nodes_per_engine", "placement.colocate"),
+                "a rollout engine in one rank's bundle is on one node; use colocate false",
+            ),
+            Rule(
+                rollout.expert_parallel and split == 1,
+                ("rollout.expert_parallel", "rollout.tensor_parallel"),
+                "experts are spread over the processes of a rollout engine, and it has one",
+            ),
+            Rule(
+                bool(owned),
+                ("rollout.options",),
+                f"{', '.join(owned)}: not options; use rollout.tensor_parallel, pipeline_parallel, expert_parallel and nodes_per_engine; "
+                "rollout.engines are data parallel already, and weight sync and log-probabilities need the rest as it is",
             ),
             Rule(
                 0 < place.gpus_per_rank < 1 and place.ranks > 1,
@@ -164,9 +191,9 @@ class PpoConfig(Config):
                 "0.5 with rollout.gpu_memory below 0.5",
             ),
             Rule(
-                bool(gpus) and gpus != rollout.tensor_parallel and (gpus > 1 or rollout.tensor_parallel > 1),
-                ("placement.gpus_per_engine", "rollout.tensor_parallel"),
-                "a rollout engine has as many GPUs as rollout.tensor_parallel, or a share of one; leave gpus_per_engine out",
+                bool(gpus) and gpus != split and (gpus > 1 or split > 1),
+                ("placement.gpus_per_engine", "rollout.tensor_parallel", "rollout.pipeline_parallel"),
+                "a rollout engine has tensor_parallel x pipeline_parallel GPUs, or a share of one; leave gpus_per_engine out",
             ),
             Rule(
                 place.colocate and rollout.mode != "sync",
@@ -179,7 +206,7 @@ class PpoConfig(Config):
                 "one answer is like itself; groups of 2 and more differ or do not",
             ),
             Rule(
-                place.colocate and rollout.engines * rollout.tensor_parallel > place.ranks,
+                place.colocate and rollout.engines * split > place.ranks,
                 ("placement.colocate", "rollout.engines", "rollout.tensor_parallel", "placement.ranks"),
                 "colocated rollout engines cannot span more GPUs than there are ranks",
             ),

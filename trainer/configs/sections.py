@@ -126,7 +126,16 @@ class RolloutConfig(Section):
     no_signal: Annotated[Literal["keep", "replace"], WITH_ASYNC] = Field(
         default="keep", description="Groups whose rewards are all alike: learned from, or replaced by those of the next prompts (DAPO)."
     )
-    tensor_parallel: int = Field(default=1, ge=1, description="GPUs per rollout engine.")
+    tensor_parallel: int = Field(default=1, ge=1, description="Processes that share each layer of a rollout engine; one GPU each.")
+    pipeline_parallel: Annotated[int, WITH_VLLM] = Field(
+        default=1, ge=1, description="Groups of layers of a rollout engine, each on tensor_parallel GPUs."
+    )
+    expert_parallel: Annotated[bool, WITH_VLLM] = Field(
+        default=False, description="Whole experts on each GPU of a rollout engine, instead of a part of every expert."
+    )
+    nodes_per_engine: Annotated[int, WITH_VLLM] = Field(
+        default=1, ge=1, description="Nodes that one rollout engine spans, in equal parts; cpus_per_engine of each."
+    )
     max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
     temperature: float = Field(default=1.0, gt=0, description="Of training samples; an evaluation with one sample is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus that training samples are drawn from.")

@@ -15,7 +15,7 @@ from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
-from trainer.rollout import RolloutEngine, Sampling, sample
+from trainer.rollout import RolloutEngine, Sampling, nodes, sample
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
 Answers = tuple[list[Turn], list[str]]  # to one prompt, and their texts
@@ -30,8 +30,22 @@ class RolloutActor:
         actors.settle(threads)
         self.config, self.model_path, self.seed = config, model_path, seed
 
-    def start(self) -> int:
-        """Build the engine; the number of its processes that receive weights. Not in the constructor, whose errors Ray wraps in its own.
+    def facts(self) -> nodes.Facts:
+        """Of this node; from now on `nodes.reach` of another finds it."""
+        self.listener = nodes.Listener()
+        return nodes.facts(self.listener.port)
+
+    def unreached(self, others: list[nodes.Facts]) -> list[str]:
+        """Errors, one per node that this one cannot connect to."""
+        return nodes.unreached(nodes.facts(0), others)
+
+    def address(self) -> tuple[str, int]:
+        """Where the engine's other nodes find this one."""
+        return actors.here()
+
+    def start(self, meet: tuple[str, int] | None = None, node: int = 0) -> int:
+        """Build the engine, or its part on another node than the first; the number of its processes that receive weights, which the
+        first node counts. Not in the constructor, whose errors Ray wraps in its own.
 
         Raises RunError with the engine's own word.
         """
@@ -39,14 +53,19 @@ class RolloutActor:
         engine = self.config.rollout.engine
         module, name = ENGINES[engine].split(":")
         try:
-            self.engine: RolloutEngine = getattr(importlib.import_module(module), name)(self.config, self.model_path, self.seed)
+            imported = importlib.import_module(module)
+            if meet and node:
+                self.part = imported.Part(self.config, self.model_path, self.seed, meet, node)
+            else:
+                more = (meet,) if meet else ()
+                self.engine: RolloutEngine = getattr(imported, name)(self.config, self.model_path, self.seed, *more)
         except ConfigError:
             raise
         except Exception as error:
             traceback.print_exc()
             raise RunError(f"rollout.engine={engine} does not start: {type(error).__name__}: {error}") from None
         heartbeat.ready.set()
-        return self.engine.receivers()
+        return 0 if node else self.engine.receivers()
 
     def sample(self, *args: Any) -> list[Episode]:
         """See `rollout.sample`."""
@@ -99,30 +118,63 @@ class RolloutEngines:
     def __init__(self, config: PpoConfig, model_path: str, group: Any, plan: placement.Placement):
         self.config, self.model_path, self.group, self.plan = config, model_path, group, plan
         self.awaited = False  # the run's loop waits for them, and has an ear for signs of life itself
-        self.actors: list[Any] = [self._actor(i) for i in range(config.rollout.engines)]
-        self.receivers = [actor.start.remote() for actor in self.actors]
+        numbers = range(config.rollout.engines)
+        self.actors: list[Any] = [self._actor(i) for i in numbers]
+        self.parts: list[list[Any]] = [self._parts(i) for i in numbers]  # of each engine, on its further nodes
+        self._check_nodes(list(numbers))
+        self.starts = [self._start(i) for i in numbers]  # of each engine, its first node's first
 
-    def _actor(self, number: int) -> Any:
+    def _parts(self, number: int) -> list[Any]:
+        return [self._actor(number, node) for node in range(1, self.config.rollout.nodes_per_engine)]
+
+    def _check_nodes(self, numbers: list[int]) -> None:
+        """Raises ConfigError with a line for each thing that would stop or hang a rollout engine over these nodes."""
+        for i in numbers:
+            if self.parts[i]:
+                members = [self.actors[i], *self.parts[i]]
+                seconds = self.config.trainer.timeout
+                facts = actors.wait([m.facts.remote() for m in members], seconds, f"the nodes of rollout-{i} (trainer.timeout)")
+                found = nodes.problems(facts)
+                if not found:
+                    refs = [m.unreached.remote([f for f in facts if f.node != own.node]) for m, own in zip(members, facts, strict=True)]
+                    links = actors.wait(refs, seconds, f"links between the nodes of rollout-{i} (trainer.timeout)")
+                    found = [line for lines in links for line in lines]
+                if found:
+                    raise ConfigError("\n".join(f"rollout.nodes_per_engine={len(members)}: rollout-{i}: {line}" for line in found))
+
+    def _start(self, number: int) -> list[Any]:
+        """Begin starting an engine on all its nodes."""
+        if not self.parts[number]:
+            return [self.actors[number].start.remote()]
+        meet = self.actors[number].address.remote()
+        return [actor.start.remote(meet, node) for node, actor in enumerate([self.actors[number], *self.parts[number]])]
+
+    def _actor(self, number: int, node: int = 0) -> Any:
         place = self.config.placement
         threads = placement.threads(place, place.cpus_per_engine)
-        bundle, share = self.plan.engine_bundle(number), placement.engine_share(self.config)
-        options = actors.options(self.group, bundle, share, threads, f"rollout-{number}")
+        bundle = self.plan.engine_bundle(number, node, self.config.rollout.nodes_per_engine)
+        name = f"rollout-{number}" + (f"-node-{node}" if node else "")
+        options = actors.options(self.group, bundle, placement.engine_share(self.config), threads, name)
         return RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
             self.config, self.model_path, self.config.run.seed + number, threads
         )
 
     def lost(self) -> list[int]:
-        """Numbers of the rollout engines whose process has ended."""
-        refs = self.ready()
-        ray.wait(refs, num_returns=len(refs), timeout=NOTICE_SECONDS, fetch_local=False)  # those at work do not answer
-        return [i for i, ref in enumerate(refs) if actors.died(ref)]
+        """Numbers of the rollout engines of which a process has ended, on any of their nodes."""
+        members = [[actor, *parts] for actor, parts in zip(self.actors, self.parts, strict=True)]
+        refs = [[member.address.remote() for member in engine] for engine in members]
+        every = [ref for engine in refs for ref in engine]
+        ray.wait(every, num_returns=len(every), timeout=NOTICE_SECONDS, fetch_local=False)  # those at work do not answer
+        return [i for i, engine in enumerate(refs) if any(map(actors.died, engine))]
 
     def start_again(self, numbers: list[int]) -> None:
         """New processes in place of these; `connect` comes next."""
         for i in numbers:
-            ray.kill(self.actors[i])  # where only its node does not answer: its name is taken until then
-            self.actors[i] = self._actor(i)
-            self.receivers[i] = self.actors[i].start.remote()
+            for actor in (self.actors[i], *self.parts[i]):
+                ray.kill(actor)  # where only its node does not answer: its name is taken until then
+            self.actors[i], self.parts[i] = self._actor(i), self._parts(i)
+            self._check_nodes([i])
+            self.starts[i] = self._start(i)
 
     def ready(self) -> list[Any]:
         """One reference per rollout engine that ends once it has done all that it was asked."""
@@ -130,7 +182,9 @@ class RolloutEngines:
 
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
         """Join all rollout engines with the policy's ranks (of which the first sends) in one sync group."""
-        receivers = actors.wait(self.receivers, timeout, "starting the rollout engines (trainer.timeout)")
+        refs = [ref for engine in self.starts for ref in engine]
+        counts = iter(actors.wait(refs, timeout, "starting the rollout engines (trainer.timeout)"))
+        receivers = [sum(next(counts) for _ in engine) for engine in self.starts]
         address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address (trainer.timeout)")
         rendezvous = weights.Rendezvous(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]

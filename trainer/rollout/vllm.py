@@ -28,11 +28,13 @@ if not torch.cuda.is_available():
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
+import ray
 import vllm
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import SchedulerInterface
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import placement, weights
 from trainer.configs.ppo import PpoConfig
@@ -75,7 +77,8 @@ class _Request:
 class VllmEngine(SteppedEngine):
     """Implements `rollout.RolloutEngine`. Raises ConfigError for what this build of vLLM cannot run."""
 
-    def __init__(self, config: PpoConfig, model_path: str, seed: int):
+    def __init__(self, config: PpoConfig, model_path: str, seed: int, meet: tuple[str, int] | None = None):
+        """`meet`: address and port of this process, where the engine's other nodes find it (`Part`)."""
         super().__init__()
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
@@ -83,10 +86,10 @@ class VllmEngine(SteppedEngine):
         _require_build(self.device)
         if self.device.type == "cpu":
             _require_head_size(model_path)
-            _keep_linear_weights()
+        self.processes = self.config.tensor_parallel * self.config.pipeline_parallel
         threads = torch.get_num_threads()
-        self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device))
-        if self.device.type == "cpu" and torch.get_num_threads() != threads:
+        self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
+        if self.device.type == "cpu" and self.processes == 1 and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
         self.requests: dict[int, _Request] = {}
         self.admission = Admission(self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens)
@@ -97,7 +100,7 @@ class VllmEngine(SteppedEngine):
         self.seed(seed)
 
     def receivers(self) -> int:
-        return self.config.tensor_parallel
+        return self.processes
 
     def connect(self, rendezvous: weights.Rendezvous, rank: int, plan: weights.Plan) -> None:
         self.llm.collective_rpc("connect_weights", args=(rendezvous, rank, plan))
@@ -111,7 +114,7 @@ class VllmEngine(SteppedEngine):
     def seed(self, value: int) -> None:
         # The engine runs in this process and schedules alike each time, so on CPUs the process's seed makes a batch repeat bit for bit.
         torch.manual_seed(value)
-        self.seeds = request_seeds(value, self.config.tensor_parallel)
+        self.seeds = request_seeds(value, self.processes)
 
     def decode(self, answers: list[list[int]]) -> list[str]:
         return self.tokenizer.batch_decode(answers, skip_special_tokens=True)
@@ -166,6 +169,27 @@ class VllmEngine(SteppedEngine):
         return complete
 
 
+class Part:
+    """What a rollout engine has on a node other than its first: processes of vLLM that the first node's engine calls."""
+
+    def __init__(self, config: PpoConfig, model_path: str, seed: int, meet: tuple[str, int], node: int):
+        device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
+        _require_build(device)
+        given = arguments(config, model_path, seed, device) | across_nodes(config, meet, node)
+        self.executor = MultiprocExecutor(vllm.EngineArgs(**given).create_engine_config(headless=True))
+
+
+def across_nodes(config: PpoConfig, meet: tuple[str, int] | None, node: int) -> dict[str, Any]:
+    """Keyword arguments by which the parts of a rollout engine find each other; none on one node.
+
+    https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html
+    """
+    if meet is None:
+        return {}
+    os.environ["VLLM_HOST_IP"] = ray.util.get_node_ip_address()  # left alone, vLLM guesses from a route to the internet
+    return {"nnodes": config.rollout.nodes_per_engine, "node_rank": node, "master_addr": meet[0], "master_port": meet[1]}
+
+
 class Admission:
     """Lets requests into vLLM in the order in which they came: at once, or while all of them fit into one step, prompts and answers.
 
@@ -217,6 +241,8 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
         "model": model_path,
         "dtype": config.model.dtype,
         "tensor_parallel_size": rollout.tensor_parallel,
+        "pipeline_parallel_size": rollout.pipeline_parallel,
+        "enable_expert_parallel": rollout.expert_parallel,
         "max_model_len": config.data.max_prompt_tokens + rollout.max_new_tokens,
         "max_num_seqs": rollout.max_sequences,
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature and top-p
@@ -225,8 +251,9 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
     }
-    if rollout.tensor_parallel > 1:
-        # One actor holds all GPUs of a rollout engine. Left alone, vLLM would start Ray actors, for which its placement group has no room.
+    if rollout.tensor_parallel * rollout.pipeline_parallel > 1:
+        # One actor holds all GPUs that a rollout engine has on a node.
+        # Left alone, vLLM would start Ray actors, for which its placement group has no room.
         given["distributed_executor_backend"] = "mp"
     if device.type == "cpu":
         given |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
@@ -235,15 +262,15 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
     return given | rollout.options
 
 
-def request_seeds(seed: int, tensor_parallel: int) -> Iterator[int | None]:
+def request_seeds(seed: int, processes: int) -> Iterator[int | None]:
     """Seeds of a batch's requests, in their order; forever.
 
-    Tensor-parallel workers are processes that this one's seed does not reach, so each request brings its own. Otherwise the process's
-    seed does, and none brings one.
+    The workers of a split rollout engine are processes that this one's seed does not reach, so each request brings its own.
+    Otherwise the process's seed does, and none brings one.
     """
     draw = random.Random(seed)
     while True:
-        yield draw.getrandbits(62) if tensor_parallel > 1 else None
+        yield draw.getrandbits(62) if processes > 1 else None
 
 
 def _require_build(device: torch.device) -> None:
@@ -278,3 +305,7 @@ def _keep_linear_weights() -> None:
 
     _custom_ops._supports_onednn = False
     layers.check_cpu_sgl_kernel = lambda *_: False
+
+
+if current_platform.is_cpu():
+    _keep_linear_weights()  # at import: the workers of a split rollout engine are processes that import this for WeightReceiver alone
