@@ -160,8 +160,15 @@ def died(ref: Any) -> bool:
     return False
 
 
-def options(group: Any, bundle: int, share: dict[str, float], threads: int, name: str) -> dict[str, Any]:
-    """Options of an actor with `share` of a bundle. Ray restarts none: `worker_groups.py` restarts rollout engines, or a run resumes."""
+def in_bundle(group: Any, bundle: int) -> PlacementGroupSchedulingStrategy:
+    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
+
+
+def options(where: Any, share: dict[str, float], threads: int, name: str) -> dict[str, Any]:
+    """Options of an actor with `share` of what is there: a bundle, a node.
+
+    Ray restarts none: `worker_groups.py` restarts rollout engines, or a run resumes.
+    """
     share = dict(share)
     variables = {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false", "LOCAL_RANK": "0"}
     if not share.get("GPU"):  # Ray leaves all GPUs of the node visible to actors that asked for none; ROCm reads HIP_ before CUDA_
@@ -172,7 +179,7 @@ def options(group: Any, bundle: int, share: dict[str, float], threads: int, name
         "num_gpus": share.pop("GPU", 0),
         "resources": share,
         "max_restarts": 0,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+        "scheduling_strategy": where,
         "runtime_env": {"env_vars": variables},
     }
 

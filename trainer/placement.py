@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.configs.ppo import PpoConfig, RayPlacementConfig
 from trainer.errors import ConfigError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 Bundle = dict[str, float]
+ROLE, ELASTIC = "flotilla.role", "rollout"  # label of Ray nodes that may come and go: rollout engines alone are on them
 RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 
@@ -135,12 +136,18 @@ def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: 
             raise ConfigError(f"placement asks for {_words(bundle)} on one node, the nodes have {have}; lower {lower}")
 
 
+def fixed_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
+    """What the nodes have, of Ray's list of them, that stay: neither dead ones nor those whose rollout engines come and go."""
+    return [node["Resources"] for node in nodes if node["Alive"] and node["Labels"].get(ROLE) != ELASTIC]
+
+
 def reserve(placement: Placement, settings: RayPlacementConfig):
     """The placement group, once Ray has reserved it. Raises TimeoutError after `settings.wait` seconds, saying what is busy."""
     import ray
     from ray.util.placement_group import placement_group, remove_placement_group
 
-    group = placement_group(list(placement.bundles), strategy="PACK")
+    apart = [{ROLE: f"!{ELASTIC}"}] * len(placement.bundles)
+    group = placement_group(list(placement.bundles), strategy="PACK", bundle_label_selector=apart)
     start = time.monotonic()
     while not group.wait(min(10.0, settings.wait)):
         waited = time.monotonic() - start

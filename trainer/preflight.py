@@ -110,7 +110,7 @@ def _nodes() -> list[dict[str, float]]:
 
     if not ray.is_initialized():
         actors.connect()
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return placement.fixed_nodes(ray.nodes())
 
 
 def gpu(config: SftConfig) -> list[str]:

@@ -81,7 +81,7 @@ class RoleGroup:
         threads = placement.threads(place, place.cpus_per_rank)
         self.ranks: list[Any] = [
             ray.remote(Worker)
-            .options(**actors.options(group, wanted.rank_bundle(role.name, i), share, threads, f"{role.name}-{i}"))
+            .options(**actors.options(actors.in_bundle(group, wanted.rank_bundle(role.name, i)), share, threads, f"{role.name}-{i}"))
             .remote(config, role, i, place.ranks, model_path, threads)
             for i in range(place.ranks)
         ]

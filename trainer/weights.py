@@ -109,8 +109,14 @@ def _join(rendezvous: Rendezvous, rank: int) -> Group:
     return Group(c10d.ProcessGroupGloo(store, rank, rendezvous.world, timeout), torch.device("cpu"))
 
 
-def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[torch.Tensor]]) -> None:
-    """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks.
+def send(
+    group: Group | None,
+    plan: Plan,
+    gather: Callable[[list[str]], list[torch.Tensor]],
+    publish: Callable[[torch.Tensor], None] | None = None,
+) -> None:
+    """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks. `publish` is given
+    each bucket besides, flat.
 
     Ranks other than 0 of the policy take part in gathering only: they pass no group. Raises RunError where a member is gone, after
     the last bucket: the other ranks keep gathering, and must not be left alone with it.
@@ -120,13 +126,15 @@ def send(group: Group | None, plan: Plan, gather: Callable[[list[str]], list[tor
     for index, bucket in enumerate(plan):
         tensors = gather([p.name for p in bucket])
         if group is not None and failed is None:
+            flat = torch.cat([t.reshape(-1).to(group.device) for t in tensors], out=group.buffer(index, bucket))
             try:
-                flat = torch.cat([t.reshape(-1).to(group.device) for t in tensors], out=group.buffer(index, bucket))
                 if sending is not None:
                     sending.wait()
                 sending = broadcast(group, flat)
             except RuntimeError as error:
                 failed = error
+            if publish and failed is None:
+                publish(flat)
     try:
         if sending is not None and failed is None:
             sending.wait()

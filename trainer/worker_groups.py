@@ -19,6 +19,7 @@ from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
+from trainer.published import Published
 from trainer.roles import RoleGroup, roles_of
 from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.workers import Role
@@ -35,6 +36,7 @@ class WorkerGroups:
     plan: weights.Plan
     folder: Path  # of the run
     restarts: int = 0  # of rollout engines, in this run
+    published: Published | None = None  # with rollout.elastic: the newest weights, for engines outside the sync group
     learned: int = 0  # steps that the policy has learned: the version of its weights
 
     def sync(self) -> None:
@@ -49,8 +51,12 @@ class WorkerGroups:
             self.engines.awaited = False
 
     def _sync(self) -> None:
-        refs = [rank.send.remote() for rank in self.policy.ranks] + self.engines.receive(self.learned)
-        actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
+        new = self.published is None or self.published.version != self.learned
+        version = self.learned if self.config.rollout.elastic and new else None
+        refs = [rank.send.remote(version) for rank in self.policy.ranks] + self.engines.receive(self.learned)
+        sent = actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
+        if version is not None:
+            self.published = sent[0]
 
     def episodes(self, pending: Pending) -> list[Episode]:
         """Wait for them; what a rollout engine that died still owed is sampled again. Raises RunError at rollout.timeout."""
@@ -120,7 +126,7 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     try:
         members = roles_of(config)
         wanted = placement.plan(config)
-        placement.check(wanted, [node["Resources"] for node in ray.nodes() if node["Alive"]], config.placement)
+        placement.check(wanted, placement.fixed_nodes(ray.nodes()), config.placement)
         group = placement.reserve(wanted, config.placement)
         yield _start(config, folder, initial_model(config, folder), wanted, members, group)
     finally:

@@ -29,6 +29,7 @@ from trainer.engine import Engine, init_distributed, record_apart, sharded
 from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError
 from trainer.objectives import Objective
+from trainer.published import Published, Publisher
 
 EXPORT_BYTES = 256 << 20  # of weights that rank 0 collects at a time
 Tokens = dict[str, torch.Tensor]  # per-token inputs of a loss, flat, in the order of the sequences they come with
@@ -58,6 +59,7 @@ class Worker:
         self.group: Any = None
         self.files = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
+        self.published: Published | None = None
 
     def beat(self, silence: float) -> None:
         heartbeat.begin(silence)
@@ -150,8 +152,15 @@ class Worker:
         if self.rank == 0:
             self.group = weights.join(rendezvous, 0)
 
-    def send(self) -> None:
-        weights.send(self.group, self.plan, self._gather)
+    def send(self, version: int | None = None) -> Published | None:
+        """To the rollout engines of the sync group. With a `version` rank 0 publishes them under it, and returns the copy."""
+        if version is None or self.rank:
+            weights.send(self.group, self.plan, self._gather)
+            return None
+        published = Publisher(version, self.published)
+        weights.send(self.group, self.plan, self._gather, published.add)
+        self.published = published.end()
+        return self.published
 
     def _gather(self, names: list[str]) -> list[torch.Tensor]:
         return self.engine.weights([f"lm.{name}" for name in names])

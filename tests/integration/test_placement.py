@@ -49,11 +49,15 @@ def test_all_roles_and_rollout_engines_find_their_place(settings):
     group = placement.reserve(wanted, config.placement)
     roles, process = ("policy", "critic", "reference"), _remote(Process)
     started = [
-        process.options(**actors.options(group, rank, placement.rank_share(config, len(roles)), 1, f"{role}-{rank}")).remote()
+        process.options(
+            **actors.options(actors.in_bundle(group, rank), placement.rank_share(config, len(roles)), 1, f"{role}-{rank}")
+        ).remote()
         for role in roles
         for rank in range(2)
     ] + [
-        process.options(**actors.options(group, wanted.engine_bundle(i), placement.engine_share(config), 1, f"rollout-{i}")).remote()
+        process.options(
+            **actors.options(actors.in_bundle(group, wanted.engine_bundle(i)), placement.engine_share(config), 1, f"rollout-{i}")
+        ).remote()
         for i in range(2)
     ]
     environments = actors.wait([actor.environment.remote() for actor in started], 60, "a process that found no room in its bundle")

@@ -8,7 +8,7 @@ from trainer.errors import ConfigError
 
 
 def environment(share: dict[str, float]) -> dict[str, str]:
-    return actors.options(cast("Any", None), 0, share, 2, "policy-0")["runtime_env"]["env_vars"]
+    return actors.options(cast("Any", None), share, 2, "policy-0")["runtime_env"]["env_vars"]
 
 
 def test_an_actor_without_gpus_sees_none_and_one_with_gpus_sees_what_ray_gives_it():

@@ -25,6 +25,15 @@ CONFLICTS = {
     "rollout.gpu_memory, rollout.engine": ["rollout.gpu_memory=0.9", "rollout.engine=hf"],
     "rollout.max_logprob_diff, rollout.mode": ["rollout.max_logprob_diff=1", "rollout.mode=one_step"],
     "rollout.max_staleness, rollout.mode": ["rollout.max_staleness=1"],
+    "rollout.elastic, rollout.mode": ["rollout.elastic=true", "rollout.mode=one_step"],
+    "rollout.elastic, rollout.tensor_parallel": ["rollout.elastic=true", "rollout.mode=async", "rollout.tensor_parallel=2"],
+    "rollout.max_engines, rollout.elastic": ["rollout.max_engines=4", "rollout.mode=async"],
+    "rollout.max_engines, rollout.engines": [
+        "rollout.elastic=true",
+        "rollout.mode=async",
+        "rollout.max_engines=2",
+        "rollout.engines=3",
+    ],
     "rollout.no_signal, algorithm.group_size": [
         "rollout.mode=async",
         "rollout.no_signal=replace",

@@ -201,6 +201,16 @@ class PpoConfig(Config):
                 "rollout engines that sleep while the ranks train cannot sample ahead; use mode sync or GPUs of their own",
             ),
             Rule(
+                rollout.elastic and rollout.tensor_parallel > 1,
+                ("rollout.elastic", "rollout.tensor_parallel"),
+                "rollout engines that come and go are one process each; use tensor_parallel 1",
+            ),
+            Rule(
+                rollout.max_engines is not None and rollout.max_engines < rollout.engines,
+                ("rollout.max_engines", "rollout.engines"),
+                f"the {rollout.engines} rollout engines that stay count too; raise max_engines, or leave it out",
+            ),
+            Rule(
                 rollout.mode == "async" and rollout.no_signal == "replace" and algorithm.group_size == 1,
                 ("rollout.no_signal", "algorithm.group_size"),
                 "one answer is like itself; groups of 2 and more differ or do not",

@@ -126,6 +126,12 @@ class RolloutConfig(Section):
     no_signal: Annotated[Literal["keep", "replace"], WITH_ASYNC] = Field(
         default="keep", description="Groups whose rewards are all alike: learned from, or replaced by those of the next prompts (DAPO)."
     )
+    elastic: Annotated[bool, WITH_ASYNC] = Field(
+        default=False, description="Start more rollout engines on Ray nodes with the label flotilla.role=rollout, which may come and go."
+    )
+    max_engines: Annotated[int | None, Only("rollout.elastic", why="without it there are rollout.engines")] = Field(
+        default=None, ge=1, description="Most rollout engines, those that come and go included. Default: as many as their nodes hold."
+    )
     tensor_parallel: int = Field(default=1, ge=1, description="Processes that share each layer of a rollout engine; one GPU each.")
     pipeline_parallel: Annotated[int, WITH_VLLM] = Field(
         default=1, ge=1, description="Groups of layers of a rollout engine, each on tensor_parallel GPUs."

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trainer.episodes import Episode, Prompt, Turn
-from trainer.weights import Plan, Rendezvous
+from trainer.weights import Named, Plan, Rendezvous
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,10 @@ class RolloutEngine(Protocol):
         """A request that nobody awaits: `work` returns its answer under this name."""
         ...
 
+    def asked(self) -> int:
+        """Requests that `work` has not answered."""
+        ...
+
     def work(self, seconds: float) -> dict[int, list[Turn]]:
         """Work for so long on what was asked, and return the answers that are complete. Others stay, also while weights are received: their
         later tokens are of the newer version (`Turn.switches`).
@@ -63,6 +67,14 @@ class RolloutEngine(Protocol):
 
     def receive(self, version: int) -> None:
         """Take the weights that the policy is sending, and forget what was cached under the old ones. `version` marks later turns."""
+        ...
+
+    def load(self, bucket: Named) -> None:
+        """Take some of the weights from this process's memory; `loaded` follows the last of them."""
+        ...
+
+    def loaded(self, version: int) -> None:
+        """All weights are those of `version`: mark later turns with it, and forget what was cached under the old ones."""
         ...
 
 

@@ -2,19 +2,22 @@
 
 Between two calls an engine takes weights, or answers an evaluation; its requests stay where they are. An engine that dies, or gives no
 sign of life, loses them: they are asked of the others.
+Engines that come and go (rollout.elastic) are asked once they have the newest weights, and lose what they have when they leave.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
 from trainer import actors, heartbeat
 from trainer.actors import RunError
+from trainer.published import Published
 from trainer.rollout import Sampling
 from trainer.rollout.engines import Answers, RolloutEngines
 
@@ -28,9 +31,13 @@ class Seat:
     """One process of a rollout engine, and what it was asked."""
 
     actor: Any
+    alone: bool = False  # it comes and goes, and takes weights as they are published
+    version: int = -1  # of the weights of such an engine
+    coming: int = -1  # of those that it was told of
     asked: set[int] = field(default_factory=set)  # names of requests
     new: list[tuple[int, list[int]]] = field(default_factory=list)  # of which it does not know yet
     calls: list[Any] = field(default_factory=list)
+    tokens: int = 0  # of its answers
 
 
 class Calls:
@@ -38,10 +45,13 @@ class Calls:
 
     def __init__(self, engines: RolloutEngines, sampling: Sampling):
         self.engines, self.sampling = engines, sampling
-        self.actors: list[Any] = []  # those that have weights
-        self.seats: dict[int, Seat] = {}  # by the engine's number; none where its process died
-        self.dead: dict[int, Any] = {}  # processes that died, until another one has their number
+        self.actors: list[Any] = []  # of the sync group, those that have weights
+        self.guests: Mapping[str, Any] = {}  # by name, those that come and go and are ready
+        self.news: Published | None = None  # weights for these
+        self.seats: dict[str, Seat] = {}  # by the engine's name; none where its process died
+        self.dead: dict[str, Any] = {}  # processes that died, until another one has their name
         self.error: RunError | None = None  # what the last of them died of
+        self.failed: dict[str, str] = {}  # guests that did, and why
         self.busy = 0.0  # seconds of work, of all engines
         self.seconds = max(SLICE, AHEAD * len(engines.actors) / CALLS)
         self.watch, self.looked = heartbeat.Watch(), time.monotonic()
@@ -49,71 +59,100 @@ class Calls:
     @property
     def open(self) -> int:
         """Requests that are not answered."""
-        return sum(len(seat.asked) for seat in self.seats.values())
+        return sum(len(seat.asked) for seat in [*self.seats.values()])
 
     def find(self) -> list[int]:
-        """Look which processes there are. Returns the names of requests that went with one that was replaced."""
+        """Look which processes there are. Returns the names of requests that went with one that is gone or was replaced."""
         lost: list[int] = []
-        for number, actor in enumerate(self.actors):
-            seat = self.seats.get(number)
-            if self.dead.get(number) is actor or (seat and seat.actor is actor):
+        guests = self.guests
+        found = {f"rollout-{number}": actor for number, actor in enumerate(self.actors)} | dict(guests)
+        for name in self.seats.keys() - found.keys():
+            lost += self.seats.pop(name).asked
+        for name, actor in found.items():
+            seat = self.seats.get(name)
+            if self.dead.get(name) is actor or (seat and seat.actor is actor):
                 continue
-            self.dead.pop(number, None)
+            self.dead.pop(name, None)
             lost += seat.asked if seat else ()
-            self.seats[number] = Seat(actor)
+            self.seats[name] = Seat(actor, alone=name in guests)
         return lost
 
-    def ask(self, name: int, prompt_ids: list[int]) -> None:
-        """Of the engine that has least to do; `find` has found one."""
-        seat = min(self.seats.values(), key=lambda seat: len(seat.asked))
+    def free(self, version: int) -> list[Seat]:
+        """Engines that may be asked: those that have the weights of `version`, or newer ones."""
+        return [seat for seat in self.seats.values() if not seat.alone or seat.version >= version]
+
+    def ask(self, name: int, prompt_ids: list[int], version: int = 0) -> None:
+        """Of the engine that has least to do, of those that are `free`."""
+        seat = min(self.free(version), key=lambda seat: len(seat.asked))
         seat.asked.add(name)
         seat.new.append((name, prompt_ids))
 
     def forget(self) -> None:
         """All processes: a handle of one that has ended keeps its name taken."""
-        self.actors = []
+        self.actors, self.guests = [], {}
         self.seats.clear()
         self.dead.clear()
 
     def collect(self, seconds: float) -> tuple[dict[int, Answers], list[int]]:
         """Have the engines work, for at most `seconds`. Returns answers that are complete, and names of requests whose engine died.
 
-        Raises what an engine raised.
+        Raises what an engine of the sync group raised.
         """
         for seat in self.seats.values():
-            while seat.asked and len(seat.calls) < AHEAD:
-                seat.calls.append(seat.actor.work.remote(seat.new, self.sampling, self.seconds))
+            while len(seat.calls) < AHEAD and (seat.asked or (seat.alone and self._behind(seat))):
+                seat.calls.append(self._call(seat))
                 seat.new = []
-        numbers = {ref: number for number, seat in self.seats.items() for ref in seat.calls}
-        if not numbers:
+        names = {ref: name for name, seat in self.seats.items() for ref in seat.calls}
+        if not names:
             time.sleep(seconds)
             return {}, []
-        self._end_silent(list(numbers))
-        refs = list(numbers)
+        self._end_silent([ref for ref, name in names.items() if not self.seats[name].alone])
+        refs = list(names)
         some, _ = ray.wait(refs, num_returns=1, timeout=seconds, fetch_local=False)
         done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False) if some else ([], None)
         answers: dict[int, Answers] = {}
         lost: list[int] = []
         for ref in done:
-            number = numbers[ref]
-            if number not in self.seats:
+            name = names[ref]
+            if name not in self.seats:
                 continue
-            seat = self.seats[number]
+            seat = self.seats[name]
             seat.calls.remove(ref)
             try:
-                complete, busy = ray.get(ref)
-            except RayActorError as error:
+                complete, busy, *version = ray.get(ref)
+            except RayError as error:
+                if not seat.alone and not isinstance(error, RayActorError):
+                    raise
                 lost += seat.asked
-                self.dead[number] = self.seats.pop(number).actor
-                self.error = self.error or RunError(f"rollout-{number} died: {str(error).strip().splitlines()[0]}")
+                self.dead[name] = self.seats.pop(name).actor
+                self._died(name, seat, str(error).strip().splitlines()[-1 if seat.alone else 0])
                 continue
+            seat.version = version[0] if version else seat.version
             self.busy += busy
             seat.asked -= complete.keys()
+            seat.tokens += sum(len(turn.token_ids) for turns, _ in complete.values() for turn in turns)
             answers |= complete
         return answers, lost
 
+    def _behind(self, seat: Seat) -> bool:
+        return self.news is not None and seat.version < self.news.version
+
+    def _call(self, seat: Seat) -> Any:
+        if not seat.alone:
+            return seat.actor.work.remote(seat.new, self.sampling, self.seconds)
+        news = self.news if self._behind(seat) and seat.coming == seat.version else None
+        if news:
+            seat.coming = news.version
+        return seat.actor.work_alone.remote(seat.new, self.sampling, self.seconds, news)
+
+    def _died(self, name: str, seat: Seat, why: str) -> None:
+        if seat.alone:
+            self.failed[name] = why
+        else:
+            self.error = self.error or RunError(f"{name} died: {why}")
+
     def _end_silent(self, refs: list[Any]) -> None:
-        if self.engines.awaited or time.monotonic() - self.looked < heartbeat.EVERY:
+        if not refs or self.engines.awaited or time.monotonic() - self.looked < heartbeat.EVERY:
             return
         self.looked = time.monotonic()
         if ended := actors.end_silent(refs, self.watch):

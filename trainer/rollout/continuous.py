@@ -27,6 +27,8 @@ from trainer.divergence import require_sampled
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.producer import Score, seed_of
 from trainer.rollout.calls import Calls
+from trainer.rollout.elastic import LOOK as LOOK_AROUND
+from trainer.rollout.elastic import Elastic
 from trainer.stopping import Stopped, Stopping
 from trainer.worker_groups import WorkerGroups
 
@@ -52,8 +54,8 @@ class Continuous:
         rollout, self.samples = config.rollout, config.algorithm.group_size
         self.config, self.workers, self.loader, self.score = config, workers, loader, score
         self.batch, self.oldest = config.trainer.prompts_per_step, rollout.max_staleness
-        self.in_flight = rollout.in_flight or rollout.engines * rollout.max_sequences  # of each perhaps one answer, a long one, is left
         self.calls = Calls(workers.engines, workers.engines.sampling(self.samples))
+        self.elastic = Elastic(config, workers, self.calls) if rollout.elastic else None
         self.numbers = count()
         self.fresh: deque[Prompt] = deque()  # not begun
         self.again: deque[Group] = deque()  # begun, and lost with their engine
@@ -78,13 +80,15 @@ class Continuous:
             self.workers.sync()
         with self.changed:
             self.learned, self.learning, self.calls.actors = step - 1, 0, [*self.workers.engines.actors]
+            self.calls.news = self.workers.published if self.elastic else None
             self.changed.notify_all()
         clock.lap("sync")
         if not self.threads and step <= self.config.trainer.steps:
             self.since = self.progress = time.monotonic()
             for number, actor in enumerate(self.workers.engines.actors):
                 actor.call.remote("seed", seed_of(self.config, step) + number)
-            self.threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in (self._sample, self._score)]
+            works = (self._sample, self._score, *([self._look] if self.elastic else []))
+            self.threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in works]
             for thread in self.threads:
                 thread.start()
 
@@ -172,11 +176,13 @@ class Continuous:
         self.values = {
             "staleness": sum(age * number for age, number in ages.items()) / tokens,
             **{f"staleness/{age}": ages[age] / tokens for age in range(self.oldest + 1)},
-            "engines_idle": max(0.0, 1 - busy / ((now - self.since) * len(self.workers.engines.actors))),
+            "engines_idle": max(0.0, 1 - busy / ((now - self.since) * (len(self.calls.seats) or 1))),
             "in_flight": self.calls.open,
             "queued": len(self.scored),
             "thrown_tokens": self.counts["thrown_tokens"],
         }
+        if news := self.calls.news:
+            self.values |= {"engines": len(self.calls.seats), "sync_bytes": news.bytes, "changed_weights": news.changed}
         if self.config.rollout.no_signal == "replace":
             self.values["no_signal"] = self.counts["no_signal"] / (self.counts["no_signal"] + len(chosen))
         self.since = now
@@ -199,6 +205,8 @@ class Continuous:
         self.closing.signal = signal.SIGTERM
         for thread in self.threads:
             thread.join(END)
+        if self.elastic:
+            self.elastic.close()
         self.calls.forget()
 
     # The threads' side
@@ -212,11 +220,18 @@ class Continuous:
                 self.error = self.error or error
                 self.changed.notify_all()
 
+    def _look(self) -> None:
+        assert self.elastic is not None
+        self.elastic.look()
+        time.sleep(LOOK_AROUND)
+
     def _sample(self) -> None:
         with self.changed:
             self._lose(self.calls.find())
-            while self.calls.seats and self.calls.open < self.in_flight and (group := self._next()):
-                self.calls.ask(group.number, group.prompt.token_ids)
+            # By default each has at least one prompt per sequence: of each prompt perhaps one answer, a long one, is left.
+            most = self.config.rollout.in_flight or len(self.calls.seats) * self.config.rollout.max_sequences
+            while self.calls.free(self.learned) and self.calls.open < most and (group := self._next()):
+                self.calls.ask(group.number, group.prompt.token_ids, self.learned)
         answers, lost = self.calls.collect(LOOK)
         if answers or lost or self.calls.error:
             with self.changed:

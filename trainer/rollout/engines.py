@@ -9,15 +9,18 @@ import traceback
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainer import actors, heartbeat, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
+from trainer.published import Fetcher, Published
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
+Work = tuple[dict[int, "Answers"], float, int]
 Answers = tuple[list[Turn], list[str]]  # to one prompt, and their texts
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
@@ -29,6 +32,7 @@ class RolloutActor:
     def __init__(self, config: PpoConfig, model_path: str, seed: int, threads: int):
         actors.settle(threads)
         self.config, self.model_path, self.seed = config, model_path, seed
+        self.version = -1  # of weights that were published
 
     def facts(self) -> nodes.Facts:
         """Of this node; from now on `nodes.reach` of another finds it."""
@@ -66,6 +70,28 @@ class RolloutActor:
             raise RunError(f"rollout.engine={engine} does not start: {type(error).__name__}: {error}") from None
         heartbeat.ready.set()
         return 0 if node else self.engine.receivers()
+
+    def start_alone(self, plan: weights.Plan) -> None:
+        """`start`, and take weights as they are published: without a place in the sync group."""
+        self.start()
+        self.engine.seed(self.seed)
+        self.fetcher = Fetcher(plan)
+
+    def work_alone(self, requests: list[tuple[int, list[int]]], sampling: Sampling, seconds: float, news: Published | None) -> Work:
+        """`work` of such an engine, which takes the weights that have come by now. `news` may begin to come where none are on their way.
+
+        Returns the version of its weights besides, -1 before the first.
+        """
+        if news:
+            self.fetcher.begin(news)
+        if not requests and not self.engine.asked():
+            self.fetcher.done.wait(seconds)
+        if (buckets := self.fetcher.take()) is not None:
+            for bucket in buckets:
+                self.engine.load(bucket)
+            self.engine.loaded(self.fetcher.version)
+            self.version = self.fetcher.version
+        return *self.work(requests, sampling, seconds), self.version
 
     def sample(self, *args: Any) -> list[Episode]:
         """See `rollout.sample`."""
@@ -153,11 +179,21 @@ class RolloutEngines:
         place = self.config.placement
         threads = placement.threads(place, place.cpus_per_engine)
         bundle = self.plan.engine_bundle(number, node, self.config.rollout.nodes_per_engine)
-        name = f"rollout-{number}" + (f"-node-{node}" if node else "")
-        options = actors.options(self.group, bundle, placement.engine_share(self.config), threads, name)
+        name, share = f"rollout-{number}" + (f"-node-{node}" if node else ""), placement.engine_share(self.config)
+        options = actors.options(actors.in_bundle(self.group, bundle), share, threads, name)
         return RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
             self.config, self.model_path, self.config.run.seed + number, threads
         )
+
+    def alone(self, name: str, node: str, seed: int, plan: weights.Plan) -> tuple[Any, Any]:
+        """A rollout engine on this node, outside the placement group and the sync group; and the reference of its start."""
+        threads = placement.threads(self.config.placement, self.config.placement.cpus_per_engine)
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        options = actors.options(where, placement.engine_share(self.config), threads, name)
+        actor: Any = RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
+            self.config, self.model_path, seed, threads
+        )
+        return actor, actor.start_alone.remote(plan)
 
     def lost(self) -> list[int]:
         """Numbers of the rollout engines of which a process has ended, on any of their nodes."""

@@ -94,11 +94,17 @@ class HfEngine(SteppedEngine):
         self.plan = plan
         self.group = weights.join(rendezvous, rank)
 
-    @torch.no_grad()
     def receive(self, version: int) -> None:
         for bucket in weights.receive(self.group, self.plan, self.device):
-            for name, tensor in bucket:
-                self.parameters[name].copy_(tensor)
+            self.load(bucket)
+        self.loaded(version)
+
+    @torch.no_grad()
+    def load(self, bucket: weights.Named) -> None:
+        for name, tensor in bucket:
+            self.parameters[name].copy_(tensor)
+
+    def loaded(self, version: int) -> None:
         self.version = version
         if self.batch is not None:
             self.batch.switches.append((self.batch.length, version))

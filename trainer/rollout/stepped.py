@@ -49,6 +49,10 @@ class SteppedEngine(ABC):
         self.add(number, prompt_ids, sampling)
         self._asked[number] = name
 
+    def asked(self) -> int:
+        """Requests that `work` has not answered."""
+        return len(self._asked)
+
     def work(self, seconds: float) -> dict[int, list[Turn]]:
         """Work on what was asked for so long; less where nothing is left of it. Requests stay where they are from one call to the next,
         and while weights are received in between. Returns the answers that are complete.

@@ -64,8 +64,16 @@ class WeightReceiver:
     def receive_weights(self) -> None:
         for bucket in weights.receive(self.weight_group, self.weight_plan, self.device):
             self.model_runner.model.load_weights(bucket)
+        self.wait_for_copies()
+
+    def load_bucket(self, bucket: weights.Named) -> None:
+        self.model_runner.model.load_weights((name, tensor.to(self.device)) for name, tensor in bucket)
+        self.wait_for_copies()
+
+    def wait_for_copies(self) -> None:
+        """The buffers may be reused once this returns."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize()  # the buffers may be reused once this returns
+            torch.cuda.synchronize()
 
 
 @dataclass(slots=True)
@@ -107,6 +115,12 @@ class VllmEngine(SteppedEngine):
 
     def receive(self, version: int) -> None:
         self.llm.collective_rpc("receive_weights")
+        self.loaded(version)
+
+    def load(self, bucket: weights.Named) -> None:
+        self.llm.collective_rpc("load_bucket", args=(bucket,))
+
+    def loaded(self, version: int) -> None:
         self.llm.reset_prefix_cache()  # refused while requests are at work; `step` keeps what older weights computed from later prompts
         self.llm.llm_engine.set_weight_version(str(version))
         self.version = version

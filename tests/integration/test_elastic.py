@@ -1,0 +1,117 @@
+"""rollout.elastic on real Ray nodes: engines come, are killed and are drained mid-run, and every prompt is learned from once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from configs import settings
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+from ray.cluster_utils import Cluster
+from ray.core.generated import autoscaler_pb2
+
+from lab.waiting import wait_for
+from trainer import samples, train_ppo
+from trainer.configs.ppo import PpoConfig
+from trainer.data.loader import hold_out
+from trainer.data.prompts import load_prompts
+from trainer.metrics import read
+from trainer.models import load_tokenizer
+from trainer.rollout import elastic
+
+LABELS = {"flotilla.role": "rollout", "flotilla.fleet": "spot"}
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}, shutdown_at_exit=False)
+    ray.init(address=nodes.address, log_to_driver=False)
+    yield nodes
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def run(path: Path, rows: int, **changes: Any) -> PpoConfig:
+    """One pass over so many rows, of answers that are long for so small a model; it writes down every prompt that it learns from."""
+    rollout = {"mode": "async", "elastic": True, "max_sequences": 8, "max_new_tokens": 40} | changes.pop("rollout", {})
+    trainer = {"steps": rows // 8 - 2, "micro_batch_tokens": 512, "export_every": None, "checkpoint_every": 1000}
+    data = {"args": {"rows": rows, "length": 3}}
+    log = {"tensorboard": False, "plot": False, "samples_every": 1, "samples": 8}
+    return settings(path, rollout=rollout, trainer=trainer, data=data, log=log, **changes)
+
+
+def learned_once(config: PpoConfig, folder: Path) -> None:
+    prompts, _ = hold_out(config.data, load_prompts(config.data, load_tokenizer(config.model)).prompts, config.trainer.eval_prompts)
+    assert Counter(row["prompt"] for row in samples.read(folder)) == Counter(prompt.row["prompt"] for prompt in prompts)
+    ages = [f"staleness/{age}" for age in range(3)]
+    rows = read(folder)[1:]
+    assert all(sum(row[age] for age in ages) == pytest.approx(1) for row in rows), "no token is older than that"
+
+
+class Script:
+    """Acts while a run trains; what it raised is raised at its end, and a run that waits for it ends then too."""
+
+    def __init__(self, act: Any):
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._run, args=(act,), daemon=True)
+        self.thread.start()
+
+    def _run(self, act: Any) -> None:
+        try:
+            act()
+        except BaseException as error:
+            self.error = error
+            os.kill(os.getpid(), signal.SIGTERM)  # asks the run to stop
+
+    def end(self) -> None:
+        if self.error:
+            raise self.error
+        assert not self.thread.is_alive(), "the run was over first"
+
+
+def serving(folder: Path) -> dict[str, dict[str, Any]]:
+    """Engines that come and go and have answered, by name."""
+    file = folder / elastic.FILE
+    rows = json.loads(file.read_text())["engines"] if file.exists() else []
+    return {row["name"]: row for row in rows if row["node"] and row["tokens_per_second"] > 0}
+
+
+@pytest.fixture(autouse=True)
+def written_often(monkeypatch) -> None:
+    monkeypatch.setattr(elastic, "WRITE", 0.5)
+
+
+def test_an_engine_joins_mid_run_serves_and_is_drained(tiny_model, tmp_path, cluster, capfd):
+    config = run(tiny_model, 1200)
+
+    def act() -> None:
+        metrics = tmp_path / "metrics.jsonl"
+        wait_for("the first steps", lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3, 120)
+        node = cluster.add_node(num_cpus=1, labels=LABELS)
+        wait_for("an engine that came", lambda: serving(tmp_path), 120)
+        [(name, row)] = serving(tmp_path).items()
+        assert row["fleet"] == "spot" and row["version"] > 2
+        gcs = GcsClient(address=cluster.address)
+        reason = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")  # type: ignore[attr-defined]
+        assert gcs.drain_node(node.node_id, reason, "it is taken", (time.time_ns() // 1_000_000) + 60_000)[0]
+        wait_for("its end", lambda: name not in json.loads((tmp_path / elastic.FILE).read_text())["engines"], 20)
+
+    script = Script(act)
+    code = train_ppo.train(config, tmp_path)
+    script.end()
+    assert code == 0
+    out = capfd.readouterr().out
+    assert "elastic-" in out and "leaves: its node is about to go" in out and "started again" not in out
+    learned_once(config, tmp_path)
+    rows = read(tmp_path)[1:]
+    assert rows[0]["engines"] == 1 and max(row["engines"] for row in rows) == 2 and rows[-1]["engines"] == 1

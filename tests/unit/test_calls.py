@@ -1,0 +1,57 @@
+"""Which engines are asked for what, as engines come and go; Ray has no part in it."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from trainer.rollout import Sampling
+from trainer.rollout.calls import Calls
+from trainer.rollout.elastic import fitting
+
+
+@pytest.fixture
+def calls() -> Calls:
+    found = Calls(cast(Any, SimpleNamespace(actors=["a"], awaited=False)), Sampling(1))
+    found.actors = ["a"]
+    assert found.find() == []
+    return found
+
+
+def test_an_engine_that_came_is_asked_once_it_has_the_weights(calls):
+    calls.guests = {"elastic-0": "g"}
+    assert calls.find() == []
+    for name in range(3):
+        calls.ask(name, [1], version=5)
+    assert calls.seats["rollout-0"].asked == {0, 1, 2} and not calls.seats["elastic-0"].asked
+    calls.seats["elastic-0"].version = 5
+    for name in range(3, 6):
+        calls.ask(name, [1], version=5)
+    assert calls.seats["elastic-0"].asked == {3, 4, 5}
+    assert [seat.alone for seat in calls.free(6)] == [False], "newer weights are out"
+
+
+def test_what_an_engine_had_that_left_is_lost_once(calls):
+    calls.guests = {"elastic-0": "g"}
+    calls.find()
+    calls.seats["elastic-0"].version = 0
+    for name in range(4):
+        calls.ask(name, [1])
+    calls.guests = {}
+    had = calls.seats["elastic-0"].asked
+    assert sorted(calls.find()) == sorted(had) and had and calls.find() == []
+    assert calls.open == 4 - len(had) and list(calls.seats) == ["rollout-0"]
+
+
+def test_a_process_in_place_of_another_loses_what_that_one_had(calls):
+    calls.ask(7, [1])
+    calls.actors = ["b"]
+    assert calls.find() == [7]
+    assert calls.seats["rollout-0"].actor == "b" and calls.open == 0
+
+
+def test_a_node_gets_as_many_engines_as_find_room():
+    assert fitting({"CPU": 1, "GPU": 1}, {"CPU": 32, "GPU": 8}) == 8
+    assert fitting({"GPU": 0.5}, {"GPU": 0.9}) == 1
+    assert fitting({"CPU": 1, "spot": 1}, {"CPU": 4}) == 0
+    assert fitting({}, {"CPU": 4}) == 0
