@@ -72,6 +72,9 @@ def test_help_leaves_out_what_the_chosen_algorithm_does_not_read(capsys, tmp_pat
         *(everything - of_grpo),
         "rollout.gpu_memory",
         "rollout.options",
+        "rollout.pipeline_parallel",
+        "rollout.expert_parallel",
+        "rollout.nodes_per_engine",
     }
     assert shown("algorithm.name=grpo", "--help", "algorithm") == {key for key in of_grpo if key.startswith("algorithm.")}
 
