@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,6 +125,8 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     if ours:
         actors.connect()
     group = None
+    gc.collect()  # a traceback of an earlier run in this process may have handles, for which Ray takes the names of its actors for taken
+    before = set(ray.util.list_named_actors())
     try:
         members = roles_of(config)
         wanted = placement.plan(config)
@@ -134,7 +138,16 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
             ray.shutdown()
         elif group is not None:
             remove_placement_group(group)  # and with it the processes in it
+            _until_gone(before)
             heartbeat.forget()
+
+
+def _until_gone(others: set[str]) -> None:
+    """Until Ray has ended the processes of a run, whose names the next start in this one, after a divergence, takes again."""
+    deadline = time.monotonic() + actors.END_SECONDS
+    with suppress(RayError, RuntimeError):
+        while set(ray.util.list_named_actors()) - others and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
