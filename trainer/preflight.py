@@ -7,6 +7,7 @@ Each check returns its errors, a line each: what is wrong, a semicolon, what fix
 from __future__ import annotations
 
 import difflib
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from trainer.runs import check_model, resolved_paths
 LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations of models
 Check = Callable[[Any], list[str]]
 
 
@@ -41,6 +43,41 @@ def allowed(config: Config) -> list[str]:
 
 def model(config: Config) -> list[str]:
     return check_model(config.model)
+
+
+def split(config: PpoConfig) -> list[str]:
+    """Whether the model can be cut into the parts of a rollout engine; of a hub's model vLLM says so once it is there.
+
+    Key-value heads may be fewer than parts, which then have copies: https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html
+    """
+    rollout, shape = config.rollout, _shape(config)
+    parts, stages, layers = rollout.tensor_parallel, rollout.pipeline_parallel, shape.get("num_hidden_layers")
+    heads, pairs = shape.get("num_attention_heads"), shape.get("num_key_value_heads")
+    found = []
+    if heads and heads % parts:
+        found.append(f"rollout.tensor_parallel={parts}: the model's {heads} attention heads do not divide by it; {_divisors(heads)}")
+    elif pairs and pairs % parts and parts % pairs:
+        found.append(f"rollout.tensor_parallel={parts}: the model's {pairs} key-value heads do not divide by it; {_divisors(pairs)}")
+    if layers and layers < stages:
+        found.append(f"rollout.pipeline_parallel={stages}: the model has {layers} layers; {layers} or fewer")
+    if rollout.expert_parallel and shape and not any(shape.get(key) for key in EXPERTS):
+        found.append("rollout.expert_parallel=true: the model has no experts; leave it false")
+    return found
+
+
+def _shape(config: PpoConfig) -> dict[str, Any]:
+    """What the model's configuration says of its size; empty where it is not here to read."""
+    model = resolved_paths(config).model
+    file = Path(model.path or "").expanduser() / "config.json"
+    try:
+        whole = model.init or (json.loads(file.read_text()) if model.path and file.is_file() else {})
+    except ValueError:  # `model` and transformers say what is wrong with it
+        return {}
+    return whole.get("text_config") or whole  # of a model that sees, too
+
+
+def _divisors(number: int) -> str:
+    return f"{', '.join(str(n) for n in range(1, number + 1) if number % n == 0)} do"
 
 
 def data(config: Config) -> list[str]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("runs")
 
 
 def read(*argv: str, start: bool = False) -> PpoConfig:
-    checks = (preflight.model, preflight.data, preflight.reward)
+    checks = (preflight.model, preflight.split, preflight.data, preflight.reward)
     return parse(list(argv), prog="x", model=PpoConfig, checks=checks, before_start=(preflight.cluster,) if start else ())
 
 
@@ -49,6 +49,34 @@ def test_hub_names_pass_and_missing_folders_do_not():
     assert read(DATA, "model.path=Qwen/Qwen3-0.6B").model.path == "Qwen/Qwen3-0.6B"
     for path in ("./model", "/no/model", "a/b/c", "~/no-such-model"):
         assert errors(DATA, f"model.path={path}")[0].startswith(f"model.path={path}: no such folder; a hub name has the form")
+
+
+SHAPE = {"num_attention_heads": 12, "num_key_value_heads": 3, "num_hidden_layers": 4}
+
+
+@pytest.mark.parametrize(
+    ("shape", "setting", "error"),
+    [
+        (SHAPE, "tensor_parallel=5", "rollout.tensor_parallel=5: the model's 12 attention heads do not divide by it; 1, 2, 3, 4, 6, 12 do"),
+        (SHAPE, "tensor_parallel=2", "rollout.tensor_parallel=2: the model's 3 key-value heads do not divide by it; 1, 3 do"),
+        ({"text_config": SHAPE}, "tensor_parallel=5", "rollout.tensor_parallel=5: the model's 12 attention heads do not divide by it"),
+        (SHAPE, "pipeline_parallel=5", "rollout.pipeline_parallel=5: the model has 4 layers; 4 or fewer"),
+        (SHAPE, "expert_parallel=true", "rollout.expert_parallel=true: the model has no experts; leave it false"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_into_an_engines_parts_is_refused(tmp_path, shape, setting, error):
+    folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps(shape))
+    more = ["rollout.tensor_parallel=2"] if setting.startswith("expert") else []
+    found = errors(DATA, f"model.path={folder}", "placement.ranks=1", *more, f"rollout.{setting}")
+    assert any(line.startswith(error) for line in found), found
+
+
+@pytest.mark.parametrize("setting", ["tensor_parallel=6", "tensor_parallel=12", "pipeline_parallel=4"])
+def test_a_model_that_can_is_not(tmp_path, setting):
+    folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"num_key_value_heads": 6}))
+    assert read(DATA, f"model.path={folder}", f"rollout.{setting}").model.path == str(folder)
 
 
 def test_run_name_means_the_model_that_the_run_exported(runs):
