@@ -6,6 +6,7 @@ Each check returns its errors, a line each: what is wrong, a semicolon, what fix
 
 from __future__ import annotations
 
+import ast
 import difflib
 import json
 import math
@@ -63,6 +64,25 @@ def split(config: PpoConfig) -> list[str]:
     if rollout.expert_parallel and shape and not any(shape.get(key) for key in EXPERTS):
         found.append("rollout.expert_parallel=true: the model has no experts; leave it false")
     return found
+
+
+def options(config: PpoConfig) -> list[str]:
+    """rollout.options, held against the arguments of the vLLM that is installed: read from its source, as importing it takes seconds."""
+    found = find_spec("vllm")
+    file = Path((found and found.origin) or "").parent / "engine" / "arg_utils.py"
+    if not config.rollout.options or not file.is_file():
+        return []
+    classes = [node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == "EngineArgs"]
+    known = [
+        line.target.id for node in classes for line in node.body if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+    ]
+    wrong = [key for key in config.rollout.options if known and key not in known]
+    near = {key: difflib.get_close_matches(key, known, n=1) for key in wrong}
+    return [
+        f"rollout.options.{key}={show(config.rollout.options[key])}: this vLLM has no such argument; "
+        + (f"did you mean {near[key][0]}?" if near[key] else "its EngineArgs lists them")
+        for key in wrong
+    ]
 
 
 def _shape(config: PpoConfig) -> dict[str, Any]:

@@ -24,7 +24,8 @@ from trainer.configs.sections import values_read
 
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
-    checks = (preflight.allowed, preflight.model, preflight.split, preflight.data, preflight.evals, preflight.reward, preflight.sinks)
+    names = (preflight.allowed, preflight.options)
+    checks = (*names, preflight.model, preflight.split, preflight.data, preflight.evals, preflight.reward, preflight.sinks)
     before_start = (preflight.cluster,)
     return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("runs")
 
 
 def read(*argv: str, start: bool = False) -> PpoConfig:
-    checks = (preflight.model, preflight.split, preflight.data, preflight.reward)
+    checks = (preflight.options, preflight.model, preflight.split, preflight.data, preflight.reward)
     return parse(list(argv), prog="x", model=PpoConfig, checks=checks, before_start=(preflight.cluster,) if start else ())
 
 
@@ -77,6 +77,14 @@ def test_a_model_that_can_is_not(tmp_path, setting):
     folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")
     (folder / "config.json").write_text(json.dumps(SHAPE | {"num_key_value_heads": 6}))
     assert read(DATA, f"model.path={folder}", f"rollout.{setting}").model.path == str(folder)
+
+
+def test_options_that_this_vllm_does_not_know_are_refused_with_the_nearest():
+    assert errors(DATA, "model.path=Qwen/Qwen3-0.6B", "rollout.options={enforce_eagre: true, xyzzy: [1]}") == [
+        "rollout.options.enforce_eagre=true: this vLLM has no such argument; did you mean enforce_eager? (command line)",
+        "rollout.options.xyzzy=[1]: this vLLM has no such argument; its EngineArgs lists them (command line)",
+    ]
+    assert read(DATA, "model.path=Qwen/Qwen3-0.6B", "rollout.options.enforce_eager=true").rollout.options == {"enforce_eager": True}
 
 
 def test_run_name_means_the_model_that_the_run_exported(runs):
