@@ -5,12 +5,13 @@ Both sides know the plan beforehand, so a sync is one call per process however m
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Literal
 
 import torch
@@ -51,11 +52,11 @@ Bucket = tuple[Parameter, ...]
 Plan = tuple[Bucket, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group:
     """A process group, and where the buffers that it sends and receives lie: gloo's in CPU memory, whatever the members train on."""
 
-    processes: Any  # torch's classes for it are not in its type stubs
+    processes: Any  # torch's classes for it are not in its type stubs; None after `leave`
     device: torch.device
     memory: dict[int, torch.Tensor] = field(default_factory=dict)
 
@@ -69,6 +70,16 @@ class Group:
         if place not in self.memory or self.memory[place].numel() < size:
             self.memory[place] = torch.empty(size, dtype=torch.uint8)
         return self.memory[place][:size].view(dtype)
+
+    def leave(self) -> None:
+        """Close the connections, which tells members that still wait for this one: they would until the deadline where another one died.
+
+        gloo closes them with the last reference to the group, which errors of its own may hold; NCCL has to be ended first.
+        """
+        if self.processes is not None:
+            self.processes.abort()
+        self.processes = None
+        gc.collect()
 
 
 def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
@@ -132,14 +143,16 @@ def send(
                     sending.wait()
                 sending = broadcast(group, flat)
             except RuntimeError as error:
-                failed = error
+                failed, sending = error, None
+                group.leave()
             if publish and failed is None:
                 publish(flat)
-    try:
-        if sending is not None and failed is None:
+    if group is not None and sending is not None:
+        try:
             sending.wait()
-    except RuntimeError as error:
-        failed = error
+        except RuntimeError as error:
+            failed, sending = error, None
+            group.leave()
     if failed:
         text = "a rollout engine is gone, or did not take the weights in time (rollout.timeout)"
         raise RunError(f"weight sync: {_member(0)}: {text}: {_first_line(failed)}") from failed
@@ -147,21 +160,32 @@ def send(
 
 def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
     """Yield each bucket's (name, tensor) on `device` as it arrives, the next one on its way; the tensors are views of one buffer, which
-    the bucket after that is written to."""
+    the bucket after that is written to. Raises RunError where the sender, or a member that passes it on, is gone."""
     buffers = (group.buffer(index, bucket) for index, bucket in enumerate(plan))
-    on_the_way = [(flat := next(buffers), broadcast(group, flat))]
-    for bucket in plan:
-        flat, coming = on_the_way.pop()
-        coming.wait()
-        if (following := next(buffers, None)) is not None:
-            on_the_way.append((following, broadcast(group, following)))
-        yield unflatten(flat.to(device), bucket)
+    on_the_way: list[tuple[torch.Tensor, Any]] = []
+    try:
+        on_the_way += [(flat, broadcast(group, flat)) for flat in islice(buffers, 1)]
+        for bucket in plan:
+            flat, coming = on_the_way.pop()
+            coming.wait()
+            on_the_way += [(following, broadcast(group, following)) for following in islice(buffers, 1)]
+            yield unflatten(flat.to(device), bucket)
+    except RuntimeError as error:
+        coming = None
+        on_the_way.clear()
+        group.leave()
+        text = "the policy or a rollout engine is gone, or did not send the weights in time (rollout.timeout)"
+        raise RunError(f"weight sync: a rollout engine on {_here()}: {text}: {_first_line(error)}") from error
 
 
 def _member(rank: int) -> str:
     """The policy's rank 0 is the first; the others are the rollout engines' processes, in order."""
     name = "policy-0" if rank == 0 else f"process {rank} of the rollout engines"
-    return f"{name} on {socket.gethostname()} (pid {os.getpid()})"
+    return f"{name} on {_here()}"
+
+
+def _here() -> str:
+    return f"{socket.gethostname()} (pid {os.getpid()})"
 
 
 def _first_line(error: Exception) -> str:

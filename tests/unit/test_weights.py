@@ -1,4 +1,8 @@
 import os
+import re
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -72,6 +76,8 @@ def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():
             self.broadcasts += 1
             raise RuntimeError("Connection closed by peer")
 
+        def abort(self) -> None: ...
+
     processes, gathered = Gone(), []
 
     def gather(names: list[str]) -> list[torch.Tensor]:
@@ -101,3 +107,33 @@ def test_gloo_takes_its_buffers_in_cpu_memory_whatever_the_members_train_on():
     weights.send(weights.join(rendezvous, 0), plan, lambda names: [torch.ones(3)])
     thread.join(20)
     assert devices == [torch.device("meta")]  # a device that gloo cannot read: as a GPU's memory, it is only copied to
+
+
+ENGINE = """
+import os, signal, sys, torch
+from trainer import weights
+port, rank, dies = map(int, sys.argv[1:])
+group = weights.join(weights.Rendezvous("127.0.0.1", port, world=5, timeout=60, backend="gloo"), rank)
+plan = tuple((weights.Parameter(str(i), (1 << 16,), "float32"),) for i in range(40))
+for i, _ in enumerate(weights.receive(group, plan, torch.device("cpu"))):
+    if dies and i == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("dead", [1, 2, 3, 4])
+def test_a_member_that_dies_leaves_none_waiting(dead):
+    """Some have their weights from the sender and some from one another; the connections of those that live are whole."""
+    port = free_port()
+    commands = [[sys.executable, "-c", ENGINE, str(port), str(rank), str(int(rank == dead))] for rank in range(1, 5)]
+    engines = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for command in commands]
+    group = weights.join(Rendezvous("127.0.0.1", port, world=5, timeout=60, backend="gloo"), 0)
+    plan = tuple((Parameter(str(i), (1 << 16,), "float32"),) for i in range(40))
+    with pytest.raises(RunError, match="a rollout engine is gone"):
+        weights.send(group, plan, lambda names: [torch.ones(1 << 16)])
+    for rank, engine in enumerate(engines, 1):
+        errors = engine.communicate(timeout=20)[1]
+        if rank == dead:
+            assert engine.returncode == -signal.SIGKILL
+        else:
+            assert re.search(r"RunError: weight sync: a rollout engine on \S+ \(pid \d+\): the policy or a rollout engine is gone", errors)
