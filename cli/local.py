@@ -9,7 +9,7 @@ from typing import Any
 from cli.dashboard import dashboard, show_jobs
 from cli.project import show
 from cluster_tasks.local.commands import main
-from stacks.schema import Stack
+from stacks.schema import Fleet, Stack
 
 
 def up(stack: Stack, root: Path, options: Any) -> int:
@@ -25,8 +25,20 @@ def down(stack: Stack, root: Path, options: Any) -> int:
 def status(stack: Stack, root: Path, options: Any) -> int:
     code = _command(stack, root, "status", *(["--json"] if options.json else []), shown=False)
     if code == 0 and not options.json:
-        show_jobs(dashboard(stack, root), stack)
+        asked = dashboard(stack, root)
+        price = f"  {stack.monitoring.price:,.2f} USD/h" if stack.monitoring.price else ""
+        for address, fleet in asked.elastic_nodes().items():
+            print(f"elastic {fleet}  {address}  ALIVE{price}")
+        show_jobs(asked, stack)
     return code
+
+
+def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
+    changes = [f"{fleet.name}={count}" for fleet, count in counts]
+    os.chdir(root)
+    words = ["scale", *changes, "--file", f"build/{stack.name}/ray-cluster.dstack.yml"]
+    show(["python", "-m", "cluster_tasks.local", *words])
+    return main(words)
 
 
 def _command(stack: Stack, root: Path, command: str, *flags: str, shown: bool = True) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ from cli import tunnel
 from cli.dashboard import note_address
 from cli.project import CommandError, console, run
 from cluster_tasks.client import status as screen
-from cluster_tasks.client.dstack_run import wait
+from cluster_tasks.client.dstack_run import DstackRun, wait
 from cluster_tasks.client.launch import cluster
+from cluster_tasks.client.usage import of_run
+from cluster_tasks.ray import ROLLOUT
 from stacks.forward import LOOK_SECONDS, NoForward, forwarded
 from stacks.places import place_of
-from stacks.schema import Stack
+from stacks.schema import Fleet, Stack
 
 TIMEOUT = 1800
 
@@ -71,6 +74,8 @@ def down(stack: Stack, root: Path, options: Any) -> int:
 
 def _stop(stack: Stack, root: Path, options: Any) -> None:
     dstack = cluster(stack, None)
+    for node in [node for fleet in stack.elastic_fleets() for node in _elastic(dstack, fleet) if node.lives()]:
+        run(["dstack", "stop", "-y", node.name], root, dstack.env)
     if dstack.lives():
         run(["dstack", "stop", "-y", dstack.name], root, dstack.env)
         wait(lambda: f"waiting for {dstack.name} to end" if dstack.lives() else None, TIMEOUT)
@@ -83,9 +88,47 @@ def _stop(stack: Stack, root: Path, options: Any) -> None:
             run(["dstack", "fleet", "delete", "-y", fleet.name], root, dstack.env)
 
 
+def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
+    """A run for each elastic node; the first N of a fleet run, the others are stopped. dstack brings back those that it loses."""
+    os.chdir(root)
+    with forwarded(stack, say=_say):
+        dstack = cluster(stack, None)
+        if not dstack.lives():
+            raise CommandError(f"the cluster {stack.name} is not up, so there is nothing to join; first: flotilla up {stack.name}")
+        for fleet, count in counts:
+            for index, node in enumerate(_elastic(dstack, fleet)):
+                if index < count:
+                    node.wait_until_stopped(TIMEOUT)
+                    if not node.lives():
+                        file = f"build/{stack.name}/{fleet.name}{ROLLOUT}"
+                        run(["dstack", "apply", "-y", "-d", "-n", node.name, "-f", file], root, dstack.env)
+                elif node.lives():
+                    run(["dstack", "stop", "-y", node.name], root, dstack.env)
+    console.print(f"each joins as soon as dstack has a machine for it: flotilla status {stack.name}", markup=False)
+    return 0
+
+
+def _elastic(dstack: DstackRun, fleet: Fleet) -> list[DstackRun]:
+    """Every run that the fleet's nodes may have, whether it is there or not."""
+    return [replace(dstack, name=f"{dstack.name}-{fleet.name}-{index}") for index in range(fleet.nodes)]
+
+
+def _show_elastic(stack: Stack) -> None:
+    with forwarded(stack, LOOK_SECONDS, lambda _: None):
+        dstack = cluster(stack, None)
+        for fleet in stack.elastic_fleets():
+            for node in _elastic(dstack, fleet):
+                if (found := node.get()) and not found.status.is_finished():
+                    price = of_run(found) or stack.monitoring.price
+                    print(f"elastic {fleet.name}  {node.name}  {found.status.value}{f'  {price:,.2f} USD/h' if price else ''}")
+
+
 def status(stack: Stack, root: Path, options: Any) -> int:
     os.chdir(root)
-    return screen.main([stack.name, *(["--json"] if options.json else [])])
+    code = screen.main([stack.name, *(["--json"] if options.json else [])])
+    if stack.elastic_fleets() and not options.json:
+        _show_elastic(stack)
+    return code
 
 
 def _say(line: str) -> None:

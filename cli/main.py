@@ -23,7 +23,7 @@ describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
 look      preview STACK                 what would be created, its price, files
           preflight STACK               ask the cloud for quota and capacity
           render STACK                  the files of what is deployed, here
-start     up STACK                      a cluster on localhost:8265
+start     up STACK, scale STACK FLEET=N a cluster; elastic nodes of it
 use       submit STACK -- COMMAND       run a job, end with its exit code
           logs STACK [JOB]              follow a job, the newest; --node N
           debug WHAT STACK              stacks, collect, post-mortem: of a hang
@@ -55,6 +55,7 @@ OURS = {
     "up": "cli.clusters",
     "down": "cli.clusters",
     "status": "cli.clusters",
+    "scale": "cli.scale",
     "submit": "cli.jobs",
     "logs": "cli.jobs",
     "launch": "cli.launch",

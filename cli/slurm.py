@@ -14,7 +14,8 @@ from typing import Any
 from cli.dashboard import address, dashboard, note_address, show_jobs
 from cli.project import CommandError, console, folder, output, show
 from cluster_tasks.node.waiting import wait_until
-from stacks.schema import Stack
+from cluster_tasks.slurm import ROLLOUT
+from stacks.schema import Fleet, Stack
 
 TIMEOUT = 1800
 TUNNEL_SECONDS = 30
@@ -40,13 +41,40 @@ def up(stack: Stack, root: Path, options: Any) -> int:
     return 0
 
 
+def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
+    """`sbatch` of the array tasks that are missing, `scancel` of those beyond."""
+    job = running(stack, root)
+    if job is None:
+        raise CommandError(f"the cluster {stack.name} is not up, so there is nothing to join; first: flotilla up {stack.name}")
+    for fleet, count in counts:
+        here = elastic(stack, root, fleet, job)
+        if beyond := [known for index, (known, _) in here.items() if index >= count]:
+            show(["scancel", *beyond])
+            output(["scancel", *beyond], root)
+        if lacking := [str(index) for index in range(count) if index not in here]:
+            name, file = f"--job-name={fleet.name}-{job}", f"build/{stack.name}/{fleet.name}{ROLLOUT}"
+            command = ["sbatch", "--parsable", name, f"--array={','.join(lacking)}", file, job]
+            show(command)
+            output(command, root)
+    console.print(f"each joins as soon as Slurm has a node for it: flotilla status {stack.name}", markup=False)
+    return 0
+
+
+def elastic(stack: Stack, root: Path, fleet: Fleet, job: str) -> dict[int, tuple[str, str]]:
+    """The fleet's nodes of a cluster's job by their numbers: how Slurm calls each, and its state and place."""
+    lines = output(["squeue", "-h", "-r", "--me", "-n", f"{fleet.name}-{job}", "-o", "%K %F_%K %T %N"], root).splitlines()
+    rows = [line.split(maxsplit=2) for line in lines]
+    return {int(index): (known, " ".join(state)) for index, known, *state in rows}
+
+
 def down(stack: Stack, root: Path, options: Any) -> int:
     """`scancel`, and waits until the allocation is free. Jobs save first."""
     job = running(stack, root)
     if job is None:
         console.print("not up")
     else:
-        command = ["scancel", job]
+        nodes = [known for fleet in stack.elastic_fleets() for known, _ in elastic(stack, root, fleet, job).values()]
+        command = ["scancel", job, *nodes]
         show(command)
         output(command, root)
         wait(lambda: ("", f"job {job} to end") if running(stack, root) else ("ended", ""), TIMEOUT)
@@ -76,6 +104,9 @@ def status(stack: Stack, root: Path, options: Any) -> int:
         print(f"not up; start it with: flotilla up {stack.name}")
         return 1
     print(f"job {job}  {' '.join(state)}")
+    for fleet in stack.elastic_fleets():
+        for known, where in elastic(stack, root, fleet, job).values():
+            print(f"elastic {fleet.name}  {known}  {where}")
     if nodes is None:
         print(f"Ray: {address(stack, root)} does not answer; `flotilla up {stack.name}` forwards it once the job runs")
     else:

@@ -24,6 +24,9 @@ from stacks.slurm import MARGIN
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
 RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minutes between attempts
+FOREVER = "3650d"  # of a node that may come and go; dstack has no word for no end
+RANGE = "FLOTILLA_FLEET_NODES"  # how many nodes the fleet may have, for who scales it by the rendered file alone
+ROLLOUT = ".rollout.dstack.yml"  # ends the names of their files
 RUNTIME_ENV = "runtime-env.yaml"
 PROJECT = "project"  # where a job's files are on the head
 SHM = "8GB"  # container engines give 64 MB, where Ray's object store and NCCL need gigabytes; a limit, nothing is reserved
@@ -58,6 +61,38 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
         max_duration=task.max_duration,
         stop_duration=task.stop_duration,
         utilization_policy=_utilization(task.utilization) if task.utilization else None,
+    )
+
+
+def rollout_node(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
+    """The task of one node of an elastic fleet, which `flotilla scale` applies once for each: it joins the cluster that runs.
+
+    Nothing of the head's address is in it: the node reads the head's note, so that it finds a head that dstack has started elsewhere.
+    Raises ValueError as `ray_cluster`.
+    """
+    fleet = site.equipped(fleet)
+    join = ["--stack", stack.name, *node_flags(stack, fleet), "--join", stack.task.name, "--fleet", fleet.name]
+    cloud = place_of(stack).cloud
+    join += ["--spot", cloud.preemption] if cloud and fleet.capacity.kind == "spot" else []
+    join += ["--user", user] if (user := _becomes(stack)) else []
+    agent = shlex.join(["python3", NODE_AGENT.name, *join])
+    return present(
+        type="task",
+        name=f"{stack.task.name}-{fleet.name}",
+        nodes=1,
+        fleets=[fleet.name],
+        **software.software(stack, [fleet], NODE_AGENT.name),
+        user=_user(stack, [fleet]),
+        privileged=bool(site.mount) or None,
+        shell="bash",
+        env=[*_environment(stack, [fleet]), f"{RANGE}={fleet.nodes}"],
+        commands=[*site.mount, *software.commands(stack, [fleet], NODE_AGENT.name), f"exec {agent}"],
+        resources=fleet.requirements() | {"shm_size": stack.task.shm_size or SHM},
+        volumes=_volumes(stack, site) or None,
+        spot_policy="spot" if fleet.capacity.kind == "spot" else None,
+        retry={"on_events": RETRIED, "duration": FOREVER},
+        max_duration=stack.task.max_duration,
+        stop_duration=stack.task.stop_duration,
     )
 
 
@@ -159,7 +194,19 @@ def _commands(stack: Stack, fleets: list[Fleet], fleet: Fleet, more: list[str]) 
 
 def flags(stack: Stack, fleet: Fleet) -> list[str]:
     """The stack's name, and only what differs from the agent's defaults, so that the command stays readable."""
-    flags = ["--stack", stack.name]
+    flags = ["--stack", stack.name, *node_flags(stack, fleet)]
+    if stack.task.on_node_loss != "fail":
+        flags += ["--on-node-loss", stack.task.on_node_loss]
+    if stack.task.services:
+        flags += ["--services", json.dumps(services(stack))]
+    if stack.monitoring.enabled:
+        flags += ["--monitoring", json.dumps(monitoring(stack))]
+    return flags
+
+
+def node_flags(stack: Stack, fleet: Fleet) -> list[str]:
+    """Those of a fleet's nodes alone."""
+    flags = []
     if fleet.cpus is not None:
         flags += ["--num-cpus", str(fleet.cpus)]
     if fleet.resources:
@@ -169,12 +216,6 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
         flags += ["--host-resources", json.dumps(of_hosts)]
     if stack.task.join_timeout != type(stack.task).model_fields["join_timeout"].default:
         flags += ["--join-timeout", str(stack.task.join_timeout)]
-    if stack.task.on_node_loss != "fail":
-        flags += ["--on-node-loss", stack.task.on_node_loss]
-    if stack.task.services:
-        flags += ["--services", json.dumps(services(stack))]
-    if stack.monitoring.enabled:
-        flags += ["--monitoring", json.dumps(monitoring(stack))]
     return flags
 
 

@@ -17,6 +17,7 @@ from stacks.schema import Fleet, Stack
 from stacks.site import Site
 from stacks.slurm import ANY, megabytes
 
+ROLLOUT = ".rollout.sbatch"  # ends the names of the scripts of elastic fleets
 WIDTH = 138  # of lines, where words can go on the next
 SFT = "-m trainer.train_sft --config trainer/recipes/demo-sft.yaml"
 
@@ -43,7 +44,32 @@ SCRIPTS = (
 
 def scripts(stack: Stack, site: Site) -> dict[str, str]:
     """The text of each script by the name of its file."""
-    return {f"{script.name}.sbatch": render(stack, site, script) for script in SCRIPTS}
+    elastic = {f"{fleet.name}{ROLLOUT}": rollout_script(stack, site, fleet) for fleet in stack.elastic_fleets()}
+    return {f"{script.name}.sbatch": render(stack, site, script) for script in SCRIPTS} | elastic
+
+
+def rollout_script(stack: Stack, site: Site, fleet: Fleet) -> str:
+    """An array job, each task of it a node of an elastic fleet by itself: it joins the cluster of the job that is its argument."""
+    fleet, env = site.equipped(fleet), variables(stack)
+    inside = container(stack, fleet, (*env, "RAY_AUTH_TOKEN_PATH", "FLOTILLA_NODES", "FLOTILLA_NODE_ARGS"))
+    srun = ["srun", "--export=ALL", "--cpu-bind=none", "--nodes=1", "--ntasks=1", *inside.options]
+    pinned = ["--pin-ports"] if stack.slurm.exclusive else []
+    flags = ["--stack", stack.name, *ray.node_flags(stack, fleet), *pinned, f"--fleet={fleet.name}"]
+    agent = [*inside.prefix, "python3", "-B", '"$build/node"', *map(shlex.quote, flags), '"--join=$1"', *inside.flags]
+    own = ("nodes=", "ntasks-per-node=", "requeue", "no-requeue")
+    options = [f"job-name={fleet.name}", f"array=0-{fleet.nodes - 1}", f"output=build/{stack.name}/%x-%A-%a.log", "open-mode=append"]
+    options += [f"signal=B:USR1@{stack.slurm.notice}", "nodes=1", "ntasks-per-node=1", "requeue"]
+    options += [option for option in _nodes(stack, site, fleet) if not option.startswith(own)]
+    head = [
+        "#!/bin/bash",
+        f"# Nodes of fleet {fleet.name}, which join the cluster of job JOB:  flotilla scale {stack.name} {fleet.name}=N",
+        f"# Made from stacks/Pulumi.{stack.name}.yaml; edit that, not this.",
+        *(f"#SBATCH --{option}" for option in options),
+    ]
+    begin = [*_start(stack), '(($# == 1)) || fail "the job whose cluster these nodes join is missing"', *_environment(stack, [fleet], env)]
+    step = f'"${{run[@]}}" "${{agent[@]}}"{inside.stdin} & step=$!'
+    launch = [*inside.lines, f"run=({_wrapped(srun)})", f"agent=({_wrapped(agent)})", step]
+    return "\n\n".join("\n".join(lines) for lines in (head, begin, launch, [ROLLOUT_END]))
 
 
 def render(stack: Stack, site: Site, script: Script) -> str:
@@ -220,6 +246,15 @@ def _ready(stack: Stack) -> str:
     return f'ready="tunnel     {tunnel}\ndashboard  http://localhost:{port}\nsubmit     . {here}/env.sh && {submit}"'
 
 
+ROLLOUT_END = """\
+notice=
+trap 'notice=1; kill -USR1 "$step"' USR1 # before the time limit: the node gives its work back
+wait "$step"; code=$?
+while [ "$notice" ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
+# 75 and 77: the node is wanted again; 76: there is no head to join. After preemption Slurm itself puts it back into the queue.
+[[ $code == 7[57] ]] && echo "back into the queue" && scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" && exit
+exit "$code"
+"""
 END = """\
 notice=
 trap 'notice=1; kill -USR1 "$step"' USR1 # before the time limit and on preemption: the job saves and ends

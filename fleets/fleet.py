@@ -15,16 +15,16 @@ IDLE = "15m"  # dstack's own default is three days, which GPUs nobody uses cost
 def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     """One fleet definition for `dstack apply -f`.
 
-    `placement: cluster` always: dstack runs a task of several nodes on such fleets alone. Over SSH the hosts are listed;
+    `placement: cluster` for a cluster: dstack runs a task of several nodes on such fleets alone. Over SSH the hosts are listed;
     on a cloud, or where nothing is reachable (the local stack), dstack is asked for machines with these resources.
     """
-    head = {"type": "fleet", "name": fleet.name, "placement": "cluster"}
+    head = {"type": "fleet", "name": fleet.name, "placement": "any" if fleet.elastic else "cluster"}
     ssh = site.ssh.get(fleet.name)
     if ssh is not None:
         others = stack.cluster_fleets()[1:] if fleet == stack.cluster_fleets()[0] else ()
         return head | {"ssh_config": _ssh_config(_together(ssh, [site.ssh[other.name] for other in others]), site)}
     if site.backend is None:
-        return head | {"nodes": fleet.nodes, "resources": fleet.requirements()}
+        return head | {"nodes": str(fleet.nodes) if fleet.elastic else fleet.nodes, "resources": fleet.requirements()}
     return head | _offers(stack, site.backend, site.equipped(fleet))
 
 
@@ -33,7 +33,7 @@ def _offers(stack: Stack, backend: dict[str, Any], fleet: Fleet) -> dict[str, An
     named, place = fleet.machine is not None, place_of(stack)
     borrowed = place.batch  # nodes come with runs and go with them; dstack cannot hold one
     return present(
-        nodes=f"0..{fleet.nodes}" if named or borrowed else fleet.nodes,
+        nodes=f"0..{int(fleet.nodes)}" if named or borrowed or fleet.elastic else fleet.nodes,
         backends=[backend["type"]],
         availability_zones=list(stack.network.zones) or None,
         instance_types=[fleet.machine] if named else None,

@@ -73,6 +73,7 @@ def digests(files: Mapping[str, str]) -> dict[str, str]:
 def file_names(stack: Stack) -> list[str]:
     """Names of the files that are rendered for a stack, in the order of their use."""
     scripts = [f"{script.name}.sbatch" for script in slurm.SCRIPTS] if place_of(stack).batch else []
+    scripts += [f"{fleet.name}{slurm.ROLLOUT}" for fleet in stack.elastic_fleets()] if place_of(stack).batch else []
     if not uses_dstack(stack):
         return [*scripts, "runtime-env.yaml", "env.sh"]
     machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.dstack_fleets()]
@@ -80,7 +81,8 @@ def file_names(stack: Stack) -> list[str]:
     beyond = ["server-config.yml", *machines, *disk] if place_of(stack).remote else []
     job = ["ray-job.dstack.yml"] if stack.task.job else []
     way = ["ssh_config"] if stack.control_node else []
-    return [*scripts, *beyond, "ray-cluster.dstack.yml", *job, "runtime-env.yaml", *way, "env.sh"]
+    elastic = [f"{fleet.name}{ray.ROLLOUT}" for fleet in stack.elastic_fleets()]
+    return [*scripts, *beyond, "ray-cluster.dstack.yml", *elastic, *job, "runtime-env.yaml", *way, "env.sh"]
 
 
 def rendered(stack: Stack, site: Site) -> dict[str, str]:
@@ -114,6 +116,12 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
     start = "dstack apply -f" if place_of(stack).remote else "python -m cluster_tasks.local up"
     if uses_dstack(stack):
         files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
+        for elastic in stack.elastic_fleets():
+            name = f"{elastic.name}{ray.ROLLOUT}"
+            files[name] = (
+                f"A node of fleet {elastic.name}: flotilla scale {stack.name} {elastic.name}=N",
+                ray.rollout_node(stack, site, elastic),
+            )
     if stack.task.job and uses_dstack(stack):
         name = "ray-job.dstack.yml"
         files[name] = (f"One job on a cluster of its own: dstack apply -f {here}/{name}", ray.ray_job(stack, site, stack.task.job))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
 from stacks.lines import Location
@@ -83,6 +83,33 @@ def _ids(user: str) -> str:
     return user
 
 
+class Span(int):
+    """How many nodes an elastic fleet may have, such as 0..8: as a number the most; `least` is the fewest."""
+
+    least: int
+
+    @classmethod
+    def of(cls, low: int, high: int) -> Span:
+        span = cls(high)
+        span.least = low
+        return span
+
+    def __str__(self) -> str:
+        return f"{self.least}..{int(self)}"
+
+
+def _span(value: Any, handler: ValidatorFunctionWrapHandler) -> int:
+    """A range as dstack writes it; any other value is an integer's."""
+    if isinstance(value, Span) or not (found := isinstance(value, str) and re.fullmatch(r"(\d+)\.\.(\d+)", value)):
+        return value if isinstance(value, Span) else handler(value)
+    low, high = int(found[1]), int(found[2])
+    if low > high:
+        raise setting_error(f"{value!r} ends below its start")
+    if high == 0:
+        raise setting_error(f"{value!r} has room for no node; end it with 1 or more, or leave the fleet out")
+    return Span.of(low, high)
+
+
 def gigabytes(size: str) -> float:
     return float(size[:-2]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[-2:]]
 
@@ -108,6 +135,12 @@ def _complete(key: str) -> str:
 
 Count = Annotated[int, BeforeValidator(_no_boolean)]
 Positive = Annotated[int, Field(ge=1), BeforeValidator(_no_boolean)]
+NodeCount = Annotated[
+    int,
+    Field(ge=1, json_schema_extra={"allowed": "an integer >= 1, or a range such as 0..8 for role: rollout"}),
+    BeforeValidator(_no_boolean),
+    WrapValidator(_span),
+]
 Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(_no_boolean)]
 Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
 Text = Annotated[str, BeforeValidator(_as_text)]

@@ -113,6 +113,7 @@ def schema() -> dict[str, Any]:
     config["patternProperties"] = {f"^{PROJECT}:(?!({'|'.join(SETTINGS)})$)": False}
     fleet = made["$defs"]["Fleet"]
     fleet["required"] = [key for key in fleet["required"] if key != "nodes"]  # over SSH they are counted
+    fleet["properties"]["nodes"]["anyOf"][1]["pattern"] = r"^\d+(\.\.\d+)?$"
     made["$defs"]["Fabric"] = {"anyOf": [made["$defs"]["Fabric"], made["$defs"]["Fabric"]["properties"]["kind"]]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

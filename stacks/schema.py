@@ -30,6 +30,7 @@ from stacks.field_types import (
     Model,
     Mount,
     Name,
+    NodeCount,
     Port,
     Positive,
     ProjectId,
@@ -38,6 +39,7 @@ from stacks.field_types import (
     Region,
     Size,
     Sizes,
+    Span,
     TagValue,
     Text,
     User,
@@ -148,7 +150,13 @@ class Fleet(Model):
     """A group of homogeneous nodes."""
 
     name: Name = Field(description="Name of the dstack fleet.")
-    nodes: Count = Field(ge=1, description="Number of nodes; over SSH the number of hosts, when left out.")
+    role: Literal["cluster", "rollout"] = Field(
+        default="cluster",
+        description="cluster: nodes that start and end together. rollout: nodes for rollout engines that join and leave it.",
+    )
+    nodes: NodeCount = Field(
+        description="Number of nodes, or with role: rollout a range such as 0..8; over SSH the number of hosts, when left out."
+    )
     cpus: Positive | None = Field(default=None, description="CPUs per node; the Ray node offers this many.")
     arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
     memory: Sizes | None = Field(default=None, description="Memory per node, such as 512GB or 64GB..")
@@ -176,15 +184,35 @@ class Fleet(Model):
     @classmethod
     def _nodes_are_hosts(cls, values: Any) -> Any:
         if isinstance(values, dict) and "nodes" not in values and isinstance(ssh := values.get("ssh"), dict) and ssh.get("hosts"):
-            return values | {"nodes": len(ssh["hosts"])}
+            count = len(ssh["hosts"])
+            return values | {"nodes": f"0..{count}" if values.get("role") == "rollout" else count}
         return values
+
+    @property
+    def elastic(self) -> bool:
+        """Whether its nodes join and leave a running cluster."""
+        return self.role == "rollout"
+
+    @property
+    def least(self) -> int:
+        """The fewest nodes of it."""
+        return self.nodes.least if isinstance(self.nodes, Span) else self.nodes
 
     def errors(self) -> Iterator[PydanticCustomError]:
         yield from known(_rays_own(self))
+        yield from known(self._range())
         if self.ssh and self.nodes != len(self.ssh.hosts):
             yield setting_error(
                 f"{self.nodes} nodes, but ssh.hosts lists {len(self.ssh.hosts)}; leave nodes out, or let them agree", "nodes"
             )
+
+    def _range(self) -> Iterator[PydanticCustomError]:
+        if self.elastic and not isinstance(self.nodes, Span):
+            yield setting_error(
+                f"{self.nodes} is one number; nodes with role: rollout come and go: a range such as 0..{self.nodes}", "nodes"
+            )
+        if not self.elastic and isinstance(self.nodes, Span):
+            yield setting_error(f"'{self.nodes}' is a range, for role: rollout; nodes of a cluster start together: a number", "nodes")
 
     def requirements(self) -> dict[str, Any]:
         """What each node must have, in dstack's words (`resources`); what is left out falls to dstack's defaults."""
@@ -334,6 +362,10 @@ class Stack(Model):
         """Those whose nodes make up the cluster, the head's first."""
         by_name = {fleet.name: fleet for fleet in self.fleets}
         return tuple(by_name[name] for name in self.task.fleets) or self.fleets[:1]
+
+    def elastic_fleets(self) -> tuple[Fleet, ...]:
+        """Those whose nodes join and leave the running cluster."""
+        return tuple(fleet for fleet in self.fleets if fleet.elastic)
 
     def dstack_fleets(self) -> tuple[Fleet, ...]:
         """As dstack knows them: it places a run in one fleet, so those of a cluster are one, named after the first."""

@@ -3,6 +3,7 @@
     python -m cluster_tasks.local up     build/local/ray-cluster.dstack.yml    start, wait until it is whole
     python -m cluster_tasks.local status build/local/ray-cluster.dstack.yml    exit code 0 when it is whole, 1 when not
     python -m cluster_tasks.local down   build/local/ray-cluster.dstack.yml    stop; jobs may save a checkpoint first
+    python -m cluster_tasks.local scale  rollout=2                             nodes of an elastic fleet, which join and leave
     python -m cluster_tasks.local run    build/local/ray-cluster.dstack.yml    up, hold in the foreground, down on Ctrl-C
 
 The file is read with dstack's own parser, and its commands run as dstack runs them: joined with && in its shell, with its `files`
@@ -28,7 +29,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +40,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster_tasks.identity import TOKEN, KnownDashboard
+from cluster_tasks.local.elastic import SCALE, elastic_fleets, processes, wanted, write_wanted
 from cluster_tasks.local.plan import (
     MARKER,
     STOP_SECONDS,
@@ -57,7 +61,10 @@ from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
 from cluster_tasks.node.dashboard import missing, ray_token
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.waiting import wait_until
+from cluster_tasks.ray import ROLLOUT
+from stacks.change import parse_change
 from stacks.dstack_api import TaskConfiguration
+from stacks.errors import UserError
 from stacks.locks import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +80,8 @@ console = Console(emoji=False, highlight=False, soft_wrap=True)
 def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
     """Starts the cluster and returns when it is whole; with `hold`, when it has ended."""
     task, root, begin = read_task(file), file.parent.resolve(), time.monotonic()
-    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    rendered = [file, *sorted(root.glob(f"*{ROLLOUT}"))]
+    digest = hashlib.sha256(b"".join(each.read_bytes() for each in rendered)).hexdigest()
     with one_at_a_time(root / "cluster.lock", LocalError(f"another `up` of {root} is at work; wait for it")):
         cluster = Cluster.running(root)
         if cluster is not None:
@@ -92,6 +100,8 @@ def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
         place_files(task, root)
         make_ray_folder(root)
         plan = make_plan(task, root, ports, os.environ)
+        plan = replace(plan, elastic=processes(root, task, os.environ), scale=str(root / SCALE))
+        write_wanted(root, {name: fleet.least for name, fleet in elastic_fleets(root).items()})
         console.print(f"starting {len(plan.nodes)} nodes, logs in {root / 'logs'}")
         with (root / "logs/supervisor.log").open("wb") as output:
             supervisor = subprocess.Popen(
@@ -175,6 +185,37 @@ def status(file: Path, as_json: bool) -> int:
     return 0 if whole else 1
 
 
+def scale(file: Path, changes: list[str], timeout: float) -> int:
+    """Starts and stops nodes of elastic fleets, and returns when Ray has as many."""
+    root, start = file.parent.resolve(), time.monotonic()
+    fleets = elastic_fleets(root)
+    counts = dict(map(parse_change, changes))
+    for name, count in counts.items():
+        if name not in fleets:
+            near = get_close_matches(name, fleets, n=1)
+            guess = f"; did you mean {near[0]}?" if near else ""
+            raise LocalError(f"{name} is not an elastic fleet of {shown(file)}{guess} (role: rollout: {', '.join(fleets) or 'none'})")
+        fleets[name].check(count)
+    cluster = Cluster.running(root)
+    if cluster is None:
+        raise LocalError(f"not up; start it with: python -m cluster_tasks.local up {shown(file)}")
+    write_wanted(root, wanted(root) | counts)
+
+    def missing() -> str | None:
+        found = elastic_nodes(cluster)
+        lacking = [
+            f"{count} nodes of fleet {name}, {found.count(name)} are there" for name, count in counts.items() if found.count(name) != count
+        ]
+        if lacking and not cluster.supervisor:
+            raise LocalError(f"the cluster ended meanwhile:\n{tail(root)}")
+        return "; ".join(lacking) or None
+
+    if line := wait_until(missing, start + timeout, lambda line: console.print(f"waiting for {line}")):
+        raise LocalError(f"not within {timeout:.0f} s (--timeout): waiting for {line}; logs in {root / 'logs'}")
+    console.print(f"{', '.join(f'{name}={count}' for name, count in counts.items())} after {time.monotonic() - start:.1f} s")
+    return 0
+
+
 def down(file: Path, timeout: float) -> int:
     """Stops the cluster, and kills what is left of it, and nothing else."""
     root = file.parent.resolve()
@@ -224,6 +265,12 @@ def alive_nodes(task: TaskConfiguration, cluster: Cluster) -> dict[str, dict[str
         raise LocalError(str(error)) from None
 
 
+def elastic_nodes(cluster: Cluster) -> list[str]:
+    """The fleet of each elastic node that is ALIVE."""
+    root = Path(cluster.root)
+    return list(KnownDashboard(cluster.dashboard, token_of(root), source=str(root / TOKEN)).elastic_nodes().values())
+
+
 def say_next(file: Path, cluster: Cluster) -> None:
     console.print(f"dashboard  {cluster.dashboard}  (the page asks for the token: cat {shown(Path(cluster.root) / TOKEN)})")
     console.print(f"submit     {sourced(cluster)} && ray job submit --working-dir . -- python your_script.py")
@@ -251,8 +298,14 @@ def default_file() -> Path:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster_tasks.local", description="Runs a dstack task file on this machine.")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("up", "start"), ("run", "start and hold"), ("status", "show the nodes"), ("down", "stop")):
+    about = {"up": "start", "run": "start and hold", "status": "show the nodes", "down": "stop", "scale": "start or stop elastic nodes"}
+    for name, text in about.items():
         command = commands.add_parser(name, help=text)
+        if name == "scale":
+            command.add_argument("changes", nargs="+", metavar="FLEET=N", help="such as rollout=2")
+            command.add_argument("--file", type=Path, default=default_file(), help=f"default: {TASK_FILE} of this project")
+            command.add_argument("--timeout", type=float, default=120, help="seconds until Ray must have as many")
+            continue
         command.add_argument("file", type=Path, nargs="?", default=default_file(), help=f"default: {TASK_FILE} of this project")
         if name in ("up", "run"):
             command.add_argument("--port", help="of the dashboard; auto: the next free one")
@@ -268,8 +321,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if options.command in ("up", "run"):
             return up(options.file, options.port, options.timeout, hold=options.command == "run")
+        if options.command == "scale":
+            return scale(options.file, options.changes, options.timeout)
         return status(options.file, options.json) if options.command == "status" else down(options.file, options.timeout)
-    except LocalError as error:
+    except UserError as error:
         console.print(str(error), style="red", markup=False)
         return 2
     except KeyboardInterrupt:

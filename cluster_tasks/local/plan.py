@@ -117,18 +117,24 @@ def task_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, st
     return env
 
 
-def make_plan(task: TaskConfiguration, root: Path, ports: Ports, shell: Mapping[str, str]) -> Plan:
-    """The process of each node, as data."""
-    addresses, gpus = node_addresses(task), node_gpus(task)
+def shared_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, str]) -> dict[str, str]:
+    """What all nodes of a task have, whichever they are."""
     kept = {
         name: value for name, value in shell.items() if not name.startswith(("RAY_ADDRESS", "RAY_API_", "RAY_AUTH_", "DSTACK_", "SLURM_"))
     }
-    shared = kept | {
+    return kept | {
         MARKER: str(root),
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": token_of(root),
         "PATH": f"{Path(sys.executable).parent}:{shell.get('PATH', '/usr/bin:/bin')}",
         **task_environment(task, root, shell),
+    }
+
+
+def make_plan(task: TaskConfiguration, root: Path, ports: Ports, shell: Mapping[str, str]) -> Plan:
+    """The process of each node, as data."""
+    addresses, gpus = node_addresses(task), node_gpus(task)
+    shared = shared_environment(task, root, shell) | {
         "DSTACK_RUN_NAME": task.name or "local",
         "DSTACK_NODES_NUM": str(len(addresses)),
         "DSTACK_NODES_IPS": "\n".join(addresses),

@@ -9,6 +9,7 @@ theirs, so a tree cannot escape by forking twice.
     SIGTERM, or owner closed      the supervisor asks the head to stop (jobs save first), then the workers
     kill -9 of the supervisor     the guard kills every process below it
     kill -9 of the guard          the supervisor gets SIGTERM
+    an elastic node ends          the supervisor starts it again, while its fleet is scaled so
 
 `owner` is a pipe: the launcher sends the plan through it and holds it open. A further byte lets the cluster live on without its
 launcher.
@@ -25,7 +26,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
@@ -33,6 +34,8 @@ import psutil
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+AGAIN_SECONDS = 2  # after which an elastic node that has ended is started again
+ELASTIC_STOP_SECONDS = 45  # it drains, and Ray there ends
 STOP_GRACE_SECONDS = 20  # beyond the time that jobs have: for Ray itself
 
 log = logging.getLogger("supervisor")
@@ -42,11 +45,15 @@ log = logging.getLogger("supervisor")
 class NodeProcess:
     """One node's process tree."""
 
-    rank: int
+    rank: int  # of an elastic one its number in its fleet
     command: list[str]
     env: dict[str, str]
     folder: str
     log: str
+    fleet: str = ""  # of an elastic one, which runs while the fleet is scaled so
+
+    def __str__(self) -> str:
+        return f"{self.fleet} {self.rank}" if self.fleet else str(self.rank)
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class Plan:
 
     nodes: list[NodeProcess]  # in order of rank
     stop_seconds: int  # that jobs have to save when the cluster is stopped
+    elastic: list[NodeProcess] = field(default_factory=list)  # all that there may be
+    scale: str = ""  # file that says how many nodes of each fleet are wanted
 
     def send(self, pipe: IO[bytes]) -> None:
         """One line; never a file, since a person's environment holds secrets."""
@@ -64,7 +73,8 @@ class Plan:
     @classmethod
     def receive(cls, pipe: IO[bytes]) -> Plan:
         data: dict[str, Any] = json.loads(pipe.readline())
-        return cls(nodes=[NodeProcess(**node) for node in data["nodes"]], stop_seconds=data["stop_seconds"])
+        nodes, elastic = ([NodeProcess(**node) for node in data[key]] for key in ("nodes", "elastic"))
+        return cls(nodes, data["stop_seconds"], elastic, data["scale"])
 
 
 def guard(plan: Plan) -> int:
@@ -95,16 +105,18 @@ def supervise(plan: Plan) -> int:
         signal.signal(number, lambda number, _: asked.append(number))
     pids = {start(node): node.rank for node in plan.nodes}
     ended: dict[int, int] = {}  # rank: exit code
+    elastic = Elastic(plan.elastic, Path(plan.scale))
     owned = True
     while 0 not in ended and not asked:
         owned = watch_owner(owned, asked)
-        reap(pids, ended)
+        reap(pids, ended, elastic)
+        elastic.poll(time.monotonic())
     by_rank = {rank: pid for pid, rank in pids.items()}
     # The head first: jobs need all nodes to save their checkpoints.
     stop(by_rank[0], 0, pids, ended, plan.stop_seconds + STOP_GRACE_SECONDS)
     for rank, pid in by_rank.items():
         stop(pid, rank, pids, ended, STOP_GRACE_SECONDS)
-    kill_descendants()
+    kill_descendants()  # the elastic nodes too, which give nothing back to a cluster that has ended
     log.info("all nodes have ended")
     return max(ended.get(0, 0), 0)
 
@@ -122,7 +134,7 @@ def start(node: NodeProcess) -> int:
             preexec_fn=die_with_parent,  # noqa: PLW1509 - there are no threads here
         )
     process.returncode = 0  # reap() collects it, with all the others that become our children
-    log.info("node %d started, pid %d, log %s", node.rank, process.pid, node.log)
+    log.info("node %s started, pid %d, log %s", node, process.pid, node.log)
     return process.pid
 
 
@@ -139,7 +151,47 @@ def watch_owner(owned: bool, asked: list[int]) -> bool:
     return False
 
 
-def reap(pids: dict[int, int], ended: dict[int, int]) -> None:
+@dataclass
+class Elastic:
+    """The nodes of elastic fleets: as many of each run as its number in the file says; one that ends is started again."""
+
+    nodes: list[NodeProcess]
+    file: Path
+    running: dict[int, NodeProcess] = field(default_factory=dict)  # by pid
+    stopping: dict[int, float] = field(default_factory=dict)  # pid: when it is killed
+    resting: dict[tuple[str, int], float] = field(default_factory=dict)  # what has ended: when it may start again
+
+    def poll(self, now: float) -> None:
+        wanted = self.wanted()
+        for pid, node in self.running.items():
+            if node.rank >= wanted.get(node.fleet, 0) and pid not in self.stopping:
+                log.info("node %s is to end, pid %d", node, pid)
+                os.kill(pid, signal.SIGTERM)
+                self.stopping[pid] = now + ELASTIC_STOP_SECONDS
+            elif now > self.stopping.get(pid, now):
+                log.error("node %s did not end within %d s: killed", node, ELASTIC_STOP_SECONDS)
+                os.kill(pid, signal.SIGKILL)
+                self.stopping[pid] = now + ELASTIC_STOP_SECONDS
+        here = [(node.fleet, node.rank) for node in self.running.values()]
+        for node in self.nodes:
+            key = node.fleet, node.rank
+            if key not in here and node.rank < wanted.get(node.fleet, 0) and now > self.resting.get(key, 0):
+                self.running[start(node)] = node
+
+    def wanted(self) -> dict[str, int]:
+        try:
+            return json.loads(self.file.read_text())
+        except (OSError, ValueError):  # nobody has scaled yet
+            return {}
+
+    def ended(self, pid: int, code: int) -> None:
+        if (node := self.running.pop(pid, None)) is not None:
+            log.info("node %s ended with exit code %d", node, code)
+            self.stopping.pop(pid, None)
+            self.resting[node.fleet, node.rank] = time.monotonic() + AGAIN_SECONDS
+
+
+def reap(pids: dict[int, int], ended: dict[int, int], elastic: Elastic | None = None) -> None:
     """Collects all children that have ended, adopted ones too; notes the nodes among them."""
     while True:
         try:
@@ -151,6 +203,8 @@ def reap(pids: dict[int, int], ended: dict[int, int]) -> None:
         if pid in pids:
             ended[pids[pid]] = os.waitstatus_to_exitcode(status)
             log.info("node %d ended with exit code %d", pids[pid], ended[pids[pid]])
+        elif elastic:
+            elastic.ended(pid, os.waitstatus_to_exitcode(status))
 
 
 def stop(pid: int, rank: int, pids: dict[int, int], ended: dict[int, int], seconds: float) -> None:

@@ -21,6 +21,7 @@ In the order in which they are best read:
     agent                      the way from a command line to an exit code
     settings, account, checks  flags and what the scheduler says; whom Ray runs as; what is refused before it starts
     head, worker, torchrun     what a node becomes
+    elastic, meeting           what a node of an elastic fleet becomes, and how it finds the head
     watch, job                 what the head looks after: its nodes, its job
     service, services          commands that run beside Ray, for jobs
     monitoring, prometheus,    Prometheus and Grafana as such services, their files and settings;

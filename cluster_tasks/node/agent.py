@@ -15,6 +15,7 @@ from pathlib import Path
 from . import lifeline
 from .account import account_of, become
 from .checks import claim_checkpoints, make_dump_folders, one_list_of_gpus, quick_checks
+from .elastic import run_elastic
 from .errors import Failure, HeadEnded, Stopped, say
 from .head import run_head
 from .settings import Settings, read_settings
@@ -45,14 +46,15 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, OSError, subprocess.SubprocessError) as error:
         print(f"node: {error}", file=sys.stderr, flush=True)
         return 2
-    prefix = f"[node {settings.rank} %(asctime)s]"
+    prefix = f"[node {settings.fleet or settings.rank} %(asctime)s]"
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=f"{prefix} %(message)s", datefmt="%H:%M:%S")
     for line in warnings:
         log.warning("%s", line)
     try:
         if settings.torchrun:
             run_torchrun(settings)
-        return run_head(settings) if settings.rank == 0 else run_worker(settings)
+        become_node = run_elastic if settings.join else run_head if settings.rank == 0 else run_worker
+        return become_node(settings)
     except Failure as failure:
         say(str(failure))
         return failure.code

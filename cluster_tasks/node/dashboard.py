@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ASK_SECONDS = 10
+FLEET = "flotilla.fleet"  # label of an elastic node
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,15 @@ class Dashboard:
         except (OSError, KeyError, TypeError):  # while it starts it answers with errors
             return None
         return {node["node_ip"]: node["resources_total"] for node in nodes if node["state"] == "ALIVE"}
+
+    def elastic_nodes(self) -> dict[str, str]:
+        """Of the ALIVE nodes that joined the running cluster: their fleet by address. Empty where it does not answer."""
+        try:
+            nodes = self.ask("/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]
+        except (OSError, KeyError, TypeError):
+            return {}
+        fleets = {node["node_ip"]: (node.get("labels") or {}).get(FLEET) for node in nodes if node["state"] == "ALIVE"}
+        return {address: fleet for address, fleet in fleets.items() if fleet}
 
     def started(self) -> dict[str, float]:
         """When each ALIVE node started, by its own clock, in seconds since the epoch. Raises OSError."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from .dashboard import missing
 from .errors import RAY_FAILED, Failure, Reclaimed
 from .job import Job, stop_jobs
+from .meeting import noted
 from .monitoring import notify, taken, unset
 from .ports import SHUTDOWN_NOTICE, port_is_free
 from .preemption import Preemption
@@ -33,7 +34,7 @@ def run_head(settings: Settings) -> int:
             raise Failure(2, f"port {port} is in use on this node; choose another with {flag}")
     if line := unset(settings.monitoring) or next(iter(taken(settings.monitoring)), None):
         raise Failure(2, line)
-    with services_of(settings) as services, ray_node(settings) as ray:
+    with services_of(settings) as services, ray_node(settings) as ray, noted(settings):
         code = lead(settings, ray, services)
     if code == 0:
         send_shutdown_notice(settings)

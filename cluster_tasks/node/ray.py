@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from . import identity
+from .dashboard import FLEET
 from .monitoring import ray_environment
 from .network import interfaces
 from .ports import free_port, port_answers
@@ -37,6 +38,7 @@ RAY_DEFAULTS = {  # where the environment does not say otherwise
     "PYTHONUNBUFFERED": "1",  # the output of jobs reaches `ray job logs` as it is written
 }
 RAY_PART = re.compile(r"END (\w+)\.\w+ tail \(exit code\(s\)=(.*)\) -----")  # how Ray says which of its processes died
+RAYLET = re.compile(rb"--node_id=([0-9a-f]+)")  # in the command line of Ray's process for the node
 RAY_NOISE = re.compile(r"state-dump|(Queueing|Execution) time|(Event|Global) stats|grpc_(client|server)|^\s*$|will be killed")
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -56,6 +58,7 @@ def ray_command(settings: Settings) -> list[str]:
     flags |= PINNED_PORTS if settings.pin_ports else {}
     flags |= {"--num-gpus": 0 if settings.gpus == 0 else settings.num_gpus, "--resources": settings.resources or None}
     flags |= {"--object-store-memory": settings.object_store_mb and settings.object_store_mb * 2**20, "--temp-dir": settings.temp_dir}
+    flags |= {"--labels": f"flotilla.role=rollout,{FLEET}={settings.fleet}" if settings.join else None}
     given = [f"{name}={value}" for name, value in flags.items() if value is not None]
     return ["ray", "start", "--block", "--log-color=false", *(["--head"] if settings.rank == 0 else []), *given]
 
@@ -78,6 +81,15 @@ class Ray:
         who = ": " + ", ".join(f"{part} {code}" for part, code in died.items()) if died else f" with code {self.process.returncode}:"
         lines = [line for line in text.splitlines() if not RAY_NOISE.search(line)][-12:]
         return "\n".join([f"Ray ended on this node{who}", *lines])
+
+    def node_id(self) -> str | None:
+        """What Ray calls this node; None before its raylet has started. Ray tells it only to processes that it has connected."""
+        own = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        with contextlib.suppress(OSError):  # one of them has ended meanwhile
+            for child in own.read_text().split():
+                if found := RAYLET.search(Path(f"/proc/{child}/cmdline").read_bytes()):
+                    return found[1].decode()
+        return None
 
     def _text(self) -> str:
         self.output.seek(0)

@@ -21,6 +21,7 @@ from .service import Service, parse
 
 DASHBOARD_PORT = 8265  # on the node; flotilla:task.dashboard_port is where a person finds it
 STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
+DRAIN_SECONDS = 15  # with Ray's own end within 30, which is what Google's notice and Slurm's KillWait are
 SCONTROL_SECONDS = 30  # slurmctld may be busy
 
 
@@ -81,6 +82,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--runtime-env", help="file with the Ray runtime environment of the job")
     add("--torchrun", help="arguments of torchrun, which then runs in place of Ray; --port is where its ranks meet")
     add(FLAG, action="store_true", help="in a container: end all of it when standard input ends, as it does with the client")
+    add("--fleet", help="of an elastic node: the name of its fleet, a label of its Ray node; it joins the cluster of --join")
+    add("--join", help="the run whose head this node joins and leaves; its head leaves a note of where it is in FLOTILLA_RUNS")
+    add("--address", help="own address of a node with --join; default: the one from which it reaches the head")
+    add(
+        "--drain-seconds", type=int, default=DRAIN_SECONDS, help="that a node with --join has to give work back before its machine is taken"
+    )
     add("--when-ready", help="text to print when the cluster is ready, such as how to reach its dashboard")
     return parser
 
@@ -91,6 +98,10 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
     resources, of_hosts = json_flag("--resources", settings.resources), json_flag("--host-resources", settings.host_resources)
     settings.services = parse(settings.services)  # type: ignore[arg-type]  # the flag's text until here
     settings.monitoring = Monitoring.of(settings.monitoring)  # type: ignore[arg-type]  # the same
+    if settings.join and (settings.torchrun or settings.job or not settings.fleet):
+        raise ValueError("--join is for a node of an elastic fleet: it needs --fleet, and takes neither --job nor --torchrun")
+    if settings.join and not env.get("FLOTILLA_RUNS"):
+        raise ValueError("--join needs FLOTILLA_RUNS, the folder that all nodes see, in which the head leaves its note")
     if settings.services and settings.torchrun:
         raise ValueError("--services needs Ray; torchrun takes the agent's place, and nobody would look after them")
     settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))
@@ -145,6 +156,9 @@ def hostnames(nodes: str) -> str:
 
 def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str], int | None]:
     """Rank of this node, addresses of all, GPUs per node where the scheduler says it."""
+    if settings.join:  # alone until it has found the head: elastic.py
+        gpus = env.get("DSTACK_GPUS_PER_NODE") or env.get("SLURM_GPUS_ON_NODE")
+        return 0, [settings.address or ALONE], int(gpus) if gpus else None
     if settings.rank is not None and settings.addresses:
         return settings.rank, settings.addresses, None
     if "DSTACK_NODE_RANK" in env:

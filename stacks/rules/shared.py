@@ -16,6 +16,7 @@ from stacks.service import EVERY, HEAD
 
 DISK = (100, 64 * 1024)  # GB: room for an image with CUDA and its containers; the largest volume of either cloud
 NAME = 24  # characters of a stack's name on a cloud: its resources are named after it, buckets and roles with up to 64 in all
+RUN = 41  # characters of the name of a dstack run
 SERVICE = re.compile(r"[a-z][a-z0-9-]{0,40}")
 OWN_TAGS = ("environment", "project", "stack")
 
@@ -23,7 +24,7 @@ OWN_TAGS = ("environment", "project", "stack")
 def errors(stack: Stack) -> Iterator[PydanticCustomError]:
     """Errors in settings against one another, and against the place. Where a setting could not be read, those that do not depend on it."""
     place = place_of(stack)
-    for rule in (_foreign, _names, _cluster, _services, _head_ports, _dstack, _control, _checkpoints):
+    for rule in (_foreign, _names, _cluster, _elastic, _services, _head_ports, _dstack, _control, _checkpoints):
         yield from known(rule(stack, place))
     if place.cloud:
         for of_cloud in (_resources, _region, _volume, _mounts, _access, _monitoring):
@@ -115,12 +116,42 @@ def _cluster(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
             yield setting_error(f"{name!r} is not a fleet of this stack (allowed: {', '.join(fleets)})", *at)
         elif name in stack.task.fleets[:index]:
             yield setting_error(f"{name!r} is listed twice", *at)
+        elif stack.fleets[fleets.index(name)].elastic:
+            yield setting_error(f"{name!r} has role: rollout; its nodes join the running cluster by `flotilla scale`, so leave it out", *at)
         elif len(stack.task.fleets) > 1 and place.cloud and stack.fleets[fleets.index(name)].provision != "pulumi":
             text = "makes a cluster of several fleets, for which the machines must be there: flotilla:cloud ssh, or provision: pulumi"
             yield setting_error(f"{name!r} {text}", *at)
     jumps = [fleet.ssh.proxy_jump for fleet in stack.fleets if fleet.ssh and fleet.name in stack.task.fleets]
     if any(jump != jumps[0] for jump in jumps):
         yield setting_error("name fleets with different ssh.proxy_jump; to dstack they are one fleet, which has one", "task", "fleets")
+
+
+def _elastic(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
+    """Of fleets whose nodes join the running cluster: what is there without them, and how they find it."""
+    if stack.fleets[0].elastic:
+        yield setting_error("rollout, but the head is a node of the first fleet; put one with role: cluster before it", "fleets", 0, "role")
+        return
+    for index, fleet in enumerate(stack.fleets):
+        if fleet.elastic:
+            yield from known(_joins(stack, place, fleet, ("fleets", index)))
+
+
+def _joins(stack: Stack, place: Place, fleet: Fleet, at: tuple[str | int, ...]) -> Iterator[PydanticCustomError]:
+    kind, first = stack.checkpoints.kind, stack.fleets[0]
+    if fleet.provision == "pulumi":
+        text = "pulumi, but machines of Pulumi stay until `pulumi destroy`, and nodes with role: rollout come and go; take dstack"
+        yield setting_error(text, *at, "provision")
+    if place.remote and kind in ("instance", "network"):
+        text = f"rollout, but its nodes find the head by a note among the checkpoints, and checkpoints.kind {kind} is of one node alone"
+        yield setting_error(f"{text}; take {_shared_kinds(place)}", *at, "role")
+    longest = f"{stack.task.name}-{fleet.name}-{fleet.nodes - 1}"
+    if len(longest) > RUN:
+        text = f"{fleet.name!r} is long: the last node's run would be called {longest}, and dstack takes {RUN} characters at most"
+        yield setting_error(text, *at, "name")
+    networks = [each.ssh.network for each in (first, fleet) if each.ssh and each.ssh.network]
+    if len(networks) == 2 and not networks[0].overlaps(networks[1]):  # type: ignore[arg-type]  # of two versions it is False
+        text = f"{networks[1]} is apart from {networks[0]}, the network of fleet {first.name!r}; its nodes have to reach the head's ports"
+        yield setting_error(text, *at, "ssh", "network")
 
 
 def _services(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

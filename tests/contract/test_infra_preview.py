@@ -117,7 +117,8 @@ def test_a_mistake_ends_with_2_and_one_line_and_writes_nothing(project):
     edit(project, "local", lambda config: config["flotilla:fleets"][0].update(nodes="x"))
     done = preview(project, "local")
     assert done.returncode == 2
-    assert re.sub(r":\d+:", ":", done.stderr, count=1) == "stacks/Pulumi.local.yaml: flotilla:fleets[0].nodes: 'x' is not an integer >= 1\n"
+    line = "stacks/Pulumi.local.yaml: flotilla:fleets[0].nodes: 'x' is not an integer >= 1, or a range such as 0..8 for role: rollout\n"
+    assert re.sub(r":\d+:", ":", done.stderr, count=1) == line
     assert not (project / "build").exists()
 
 

@@ -8,11 +8,20 @@ from schema_stacks import LOCAL, SSH, as_pulumi, changed, unnumbered
 from stacks import load
 from stacks.load import StackError
 
+ELASTIC = {
+    "flotilla:cloud": "local",
+    "flotilla:fleets": [{"name": "laptop", "nodes": 2}, {"name": "rollout", "role": "rollout", "nodes": "0..4"}],
+}
+NEAR = {
+    "name": "rollout",
+    "role": "rollout",
+    "ssh": {"user": "ubuntu", "identity_file": "~/.ssh/id", "network": "10.0.0.0/24", "hosts": [{"hostname": "gpu3"}]},
+}
 DEFAULTS = {"flotilla:checkpoints": {}, "flotilla:dstack": {}, "flotilla:task": {}}
 NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
 FLEET_KEYS = (
-    "name, nodes, cpus, arch, memory, disk, gpu, resources, ssh, slurm, fabric, machine, provision, capacity, placement, nics, image, "
-    "idle_duration"
+    "name, role, nodes, cpus, arch, memory, disk, gpu, resources, ssh, slurm, fabric, machine, provision, capacity, placement, nics, "
+    "image, idle_duration"
 )
 KEYS = (
     "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, "
@@ -36,6 +45,36 @@ MISTAKES = [
     (LOCAL, "task.env", {"A": [1]}, "task.env.A: [1] is not text"),
     (LOCAL, "fleets.0.resources", {"v100": -1}, "fleets[0].resources.v100: -1 is not a number > 0"),
     (LOCAL, "fleets.0.resources", {"v100": "many"}, "fleets[0].resources.v100: 'many' is not a number > 0"),
+    # elastic fleets
+    (ELASTIC, "fleets.1.nodes", "3..1", "fleets[1].nodes: '3..1' ends below its start"),
+    (ELASTIC, "fleets.1.nodes", "0..0", "fleets[1].nodes: '0..0' has room for no node; end it with 1 or more"),
+    (ELASTIC, "fleets.1.nodes", 4, "fleets[1].nodes: 4 is one number; nodes with role: rollout come and go: a range such as 0..4"),
+    (ELASTIC, "fleets.1.nodes", "0..", "fleets[1].nodes: '0..' is not an integer >= 1, or a range such as 0..8 for role: rollout"),
+    (ELASTIC, "fleets.1.nodes", "-1..4", "fleets[1].nodes: '-1..4' is not an integer >= 1, or a range such as 0..8"),
+    (ELASTIC, "fleets.1.nodes", ..., "fleets[1].nodes: is missing; it is an integer >= 1, or a range such as 0..8 for role: rollout"),
+    (ELASTIC, "fleets.0.nodes", "1..2", "fleets[0].nodes: '1..2' is a range, for role: rollout; nodes of a cluster start together"),
+    (ELASTIC, "fleets.1.role", "spot", "fleets[1].role: 'spot' is not one of cluster, rollout"),
+    (ELASTIC, "fleets.0", ..., "fleets[0].role: rollout, but the head is a node of the first fleet; put one with role: cluster before it"),
+    (ELASTIC, "task.fleets", ["laptop", "rollout"], "task.fleets[1]: 'rollout' has role: rollout; its nodes join the running cluster"),
+    (ELASTIC, "fleets.1.name", "r" * 36, f"fleets[1].name: '{'r' * 36}' is long: the last node's run would be called ray-"),
+    (
+        ELASTIC,
+        "task.services",
+        {"search": {"command": "x", "on": "rollout"}},
+        "task.services.search.on: 'rollout' is not one of every, head, laptop",
+    ),
+    (
+        {**SSH, "flotilla:fleets": [*SSH["flotilla:fleets"], NEAR]},
+        "checkpoints",
+        {"kind": "instance"},
+        "fleets[1].role: rollout, but its nodes find the head by a note among the checkpoints, and checkpoints.kind instance is",
+    ),
+    (
+        {**SSH, "flotilla:fleets": [*SSH["flotilla:fleets"], NEAR], "flotilla:checkpoints": {"kind": "shared"}},
+        "fleets.1.ssh.network",
+        "10.9.0.0/24",
+        "fleets[1].ssh.network: 10.9.0.0/24 is apart from 10.0.0.0/24, the network of fleet 'gpus'; its nodes have to reach the head's",
+    ),
     # one of a few
     (LOCAL, "cloud", "azure", "cloud: 'azure' is not one of local, ssh, slurm, aws, gcp"),
     (LOCAL, "fleets.0.arch", "amd64", "fleets[0].arch: 'amd64' is not one of x86, arm"),

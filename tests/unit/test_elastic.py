@@ -1,0 +1,170 @@
+"""Fleets with role: rollout: their files for dstack and Slurm, the head's note by which their nodes find it, and what scale refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli import scale
+from cluster_tasks import slurm
+from cluster_tasks.local.supervisor import Elastic, NodeProcess
+from cluster_tasks.node.elastic import own_address
+from cluster_tasks.node.errors import Failure, Stopped
+from cluster_tasks.node.meeting import head_of, note_of, noted
+from cluster_tasks.node.ray import ray_command
+from cluster_tasks.node.settings import read_settings
+from cluster_tasks.ray import ray_cluster, rollout_node
+from fleets.fleet import fleet
+from stacks.change import parse_change
+from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
+from stacks.errors import UserError
+from stacks.schema import Stack
+from stacks.site import Site
+
+AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})
+GPUS = {"name": "gpus", "nodes": 2, "cpus": 96, "gpu": {"name": "H100", "count": 8}}
+ROLLOUT = {"name": "rollout", "role": "rollout", "nodes": "1..6", "cpus": 32, "gpu": {"name": "L40S", "count": 4}}
+
+
+def stack(cloud: str = "aws", **settings: Any) -> Stack:
+    shared = {"checkpoints": {"kind": "shared", "path": "/shared/me"}}
+    return Stack.model_validate({"name": "test", "cloud": cloud, "fleets": [GPUS, ROLLOUT]} | shared | settings)
+
+
+def test_a_cluster_and_its_head_count_the_nodes_of_the_cluster_alone() -> None:
+    task = ray_cluster(stack(), AWS)
+    assert task["nodes"] == 2
+    assert "rollout" not in json.dumps(task)
+
+
+def test_dstack_gets_a_fleet_that_shrinks_to_nothing_and_a_task_of_one_node_that_it_retries() -> None:
+    given = stack(fleets=[GPUS, ROLLOUT | {"capacity": {"kind": "spot"}}])
+    machines = fleet(given, AWS, given.fleets[1])
+    parse_apply_configuration(machines)
+    assert (machines["placement"], machines["nodes"]) == ("any", "0..6")
+    task = parse_apply_configuration(rollout_node(given, AWS, given.fleets[1]))
+    assert isinstance(task, TaskConfiguration)
+    assert (task.nodes, [getattr(named, "name", named) for named in task.fleets or ()], task.spot_policy) == (1, ["rollout"], "spot")
+    assert task.commands[-1].endswith("--stack test --num-cpus 32 --join ray --fleet rollout --spot imdsv2")
+    assert task.retry and not isinstance(task.retry, bool)
+    assert {event.value for event in task.retry.on_events or ()} == {"no-capacity", "interruption", "error"}
+
+
+def test_slurm_gets_an_array_of_nodes_in_a_partition_of_their_own(tmp_path: Path) -> None:
+    given = stack("slurm", fleets=[GPUS, ROLLOUT | {"slurm": {"partition": "preempt"}}], slurm={"partition": "gpu", "requeue": 0})
+    scripts = slurm.scripts(given, Site())
+    script = scripts["rollout.rollout.sbatch"]
+    options = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert {"array=0-5", "nodes=1", "requeue", "partition=preempt", "gpus-per-node=l40s:4"} <= {*options}
+    assert len(options) == len({option.partition("=")[0] for option in options})  # each once
+    assert '--fleet=rollout "--join=$1"' in script
+    assert "rollout" not in scripts["ray-cluster.sbatch"]
+    file = tmp_path / "script"
+    file.write_text(script)
+    subprocess.run(["bash", "-n", str(file)], check=True, timeout=20)
+
+
+def test_an_elastic_node_has_labels_and_the_address_from_which_it_reaches_the_head(tmp_path: Path) -> None:
+    settings = read_settings(["--join", "ray", "--fleet", "rollout"], {"FLOTILLA_RUNS": str(tmp_path)})
+    settings.rank, settings.addresses = 1, ["127.0.0.2", own_address("127.0.0.2", 6379)]
+    command = ray_command(settings)
+    assert "--labels=flotilla.role=rollout,flotilla.fleet=rollout" in command
+    assert {"--node-ip-address=127.0.0.1", "--address=127.0.0.2:6379"} <= {*command}
+
+
+@pytest.mark.parametrize(
+    ("words", "env", "message"),
+    [
+        (["--join", "ray"], {"FLOTILLA_RUNS": "/x"}, "it needs --fleet"),
+        (["--join", "ray", "--fleet", "a", "--job", "x"], {"FLOTILLA_RUNS": "/x"}, "takes neither --job nor --torchrun"),
+        (["--join", "ray", "--fleet", "a"], {}, "--join needs FLOTILLA_RUNS"),
+    ],
+)
+def test_an_elastic_node_refuses_what_is_not_for_it(words: list[str], env: dict[str, str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_settings(words, env)
+
+
+@pytest.mark.parametrize(("error", "stays"), [(None, False), (Stopped(), False), (Failure(75, "lost"), True)])
+def test_the_heads_note_stays_where_the_head_is_to_come_back(tmp_path, monkeypatch, error: Exception | None, stays: bool) -> None:
+    monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path))
+    monkeypatch.setenv("DSTACK_RUN_NAME", "ray")
+    settings = read_settings(["--rank", "0", "--addresses", "10.0.0.5", "--port", "7000"], {})
+    assert head_of("ray") is None
+    try:
+        with noted(settings):
+            assert head_of("ray") == ("10.0.0.5", 7000)
+            if error:
+                raise error
+    except (Stopped, Failure):
+        pass
+    assert note_of("ray").exists() == stays
+    note_of("ray").write_text('{"addr')  # half written
+    assert head_of("ray") is None
+
+
+def test_the_supervisor_runs_as_many_nodes_as_the_file_says_and_starts_a_dead_one_again(tmp_path: Path) -> None:
+    """In a process of its own, whose children are these nodes alone."""
+    code = f"""
+import os, signal, time
+from pathlib import Path
+from cluster_tasks.local import supervisor
+from cluster_tasks.local.supervisor import Elastic, NodeProcess, reap
+supervisor.AGAIN_SECONDS = 0.2
+env, log = {{"PATH": os.environ["PATH"]}}, "{tmp_path}/log"
+nodes = [NodeProcess(i, ["sleep", "60"], env, "{tmp_path}", log, "rollout") for i in range(3)]
+file = Path("{tmp_path}/scale.json")
+elastic = Elastic(nodes, file)
+def until(count):
+    end = time.monotonic() + 10
+    while len(elastic.running) != count or elastic.stopping:
+        assert time.monotonic() < end, elastic
+        elastic.poll(time.monotonic()); reap({{}}, {{}}, elastic); time.sleep(0.02)
+elastic.poll(time.monotonic()); assert not elastic.running
+file.write_text('{{"rollout": 2}}'); until(2)
+[first, second] = elastic.running
+os.kill(first, signal.SIGKILL); time.sleep(0.1); reap({{}}, {{}}, elastic); assert first not in elastic.running
+until(2); assert second in elastic.running
+file.write_text('{{"rollout": 0}}'); until(0)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, cwd=Path(__file__).parents[2])
+
+
+def test_a_node_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
+    elastic = Elastic(
+        [NodeProcess(0, ["sh", "-c", "trap '' TERM; while :; do sleep 1; done"], {}, ".", "/dev/null", "a")], tmp_path / "none"
+    )
+    process = subprocess.Popen(elastic.nodes[0].command, start_new_session=True)
+    elastic.running[process.pid] = elastic.nodes[0]
+    time.sleep(0.5)  # it ignores SIGTERM from here on
+    now = time.monotonic()
+    elastic.poll(now)
+    elastic.poll(now + 1000)
+    assert process.wait(10) == -9
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "message"),
+    [
+        ("rolout", 2, "has no elastic fleet rolout; did you mean rollout"),
+        ("gpus", 2, "gpus has role: cluster, whose nodes start and end together"),
+        ("rollout", 7, "gives fleet rollout 1 to 6 nodes"),
+        ("rollout", 0, "gives fleet rollout 1 to 6 nodes"),
+    ],
+)
+def test_scale_refuses_what_the_stack_does_not_have(name: str, count: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        scale.checked(stack(), name, count)
+
+
+@pytest.mark.parametrize("text", ["rollout", "rollout=", "rollout=-1", "rollout=two", "=2", "rollout=1.5"])
+def test_a_change_is_a_fleet_and_a_number(text: str) -> None:
+    with pytest.raises(UserError, match="is not FLEET=N"):
+        parse_change(text)
+    assert parse_change("rollout=3") == ("rollout", 3)
