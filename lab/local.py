@@ -16,7 +16,7 @@ import yaml
 
 from cluster_tasks.identity import environment
 from cluster_tasks.node.ports import free_port
-from cluster_tasks.ray import NODE_AGENT, ray_cluster
+from cluster_tasks.ray import NODE_AGENT, ROLLOUT, ray_cluster, rollout_node
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -48,6 +48,9 @@ class Cluster:
         """`python -m cluster_tasks.local ...` as a person types it."""
         return self._run(*LOCAL, command, str(self.file), *flags, timeout=300)
 
+    def scale(self, *counts: str) -> subprocess.CompletedProcess[str]:
+        return self._run(*LOCAL, "scale", "--file", str(self.file), *counts, timeout=150)
+
     def job(self, *command: str, flags: tuple[str, ...] = (), timeout: float = 400) -> subprocess.CompletedProcess[str]:
         """`ray job submit ...`, from the project's folder."""
         line = (RAY, "job", "submit", "--address", self.url, *flags, "--", *command)
@@ -75,10 +78,11 @@ def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "", **settin
     """The files that the stack `local` publishes, with a port of their own; `node_flags` are added to the agent's, `settings` to those of
     the task."""
     port = free_port()
-    task = {"fleets": [fleet["name"] for fleet in fleets], "dashboard_port": port} | settings
+    task = {"fleets": [fleet["name"] for fleet in fleets if fleet.get("role") != "rollout"], "dashboard_port": port} | settings
     monitoring = task.pop("monitoring", {})
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": list(fleets), "task": task, "monitoring": monitoring})
-    rendered = ray_cluster(stack, Site())
+    tasks = {f"{fleet.name}{ROLLOUT}": rollout_node(stack, Site(), fleet) for fleet in stack.elastic_fleets()}
+    tasks["ray-cluster.dstack.yml"] = rendered = ray_cluster(stack, Site())
     if node_flags:
         rendered["commands"][-1] += node_flags
     root = folder / "build/local"
@@ -86,6 +90,6 @@ def render(folder: Path, *fleets: dict[str, Any], node_flags: str = "", **settin
     (folder / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/cpu.txt", folder / "requirements")
     shutil.copytree(NODE_AGENT, root / NODE_AGENT.name)
-    file = root / "ray-cluster.dstack.yml"
-    file.write_text(yaml.safe_dump(rendered, sort_keys=False, width=1000))
-    return Cluster(file, port)
+    for name, written in tasks.items():
+        (root / name).write_text(yaml.safe_dump(written, sort_keys=False, width=1000))
+    return Cluster(root / "ray-cluster.dstack.yml", port)
