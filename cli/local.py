@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cli.dashboard import dashboard, show_jobs
+from cli.dashboard import dashboard, show_engines, show_jobs
 from cli.project import show
 from cluster_tasks.local.commands import main
 from stacks.schema import Fleet, Stack
@@ -29,6 +29,7 @@ def status(stack: Stack, root: Path, options: Any) -> int:
         price = f"  {stack.monitoring.price:,.2f} USD/h" if stack.monitoring.price else ""
         for address, fleet in asked.elastic_nodes().items():
             print(f"elastic {fleet}  {address}  ALIVE{price}")
+        show_engines(root / "build" / stack.name / "runs")
         show_jobs(asked, stack)
     return code
 

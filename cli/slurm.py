@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli.dashboard import address, dashboard, note_address, show_jobs
+from cli.dashboard import address, dashboard, note_address, show_engines, show_jobs
 from cli.project import CommandError, console, folder, output, show
 from cluster_tasks.node.waiting import wait_until
 from cluster_tasks.slurm import ROLLOUT
@@ -111,6 +111,7 @@ def status(stack: Stack, root: Path, options: Any) -> int:
         print(f"Ray: {address(stack, root)} does not answer; `flotilla up {stack.name}` forwards it once the job runs")
     else:
         print(f"Ray: {len(nodes)} of {wanted} nodes, {address(stack, root)}")
+        show_engines(stack.checkpoints.path)
         show_jobs(dashboard(stack, root), stack)
     return 0 if healthy else 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from cli import scale
+from cli.dashboard import show_engines
 from cluster_tasks import slurm
 from cluster_tasks.local.supervisor import Elastic, NodeProcess
 from cluster_tasks.node.elastic import own_address
@@ -168,3 +170,17 @@ def test_a_change_is_a_fleet_and_a_number(text: str) -> None:
     with pytest.raises(UserError, match="is not FLEET=N"):
         parse_change(text)
     assert parse_change("rollout=3") == ("rollout", 3)
+
+
+def test_status_shows_the_engines_of_runs_that_train_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stays = {"name": "rollout-0", "node": None, "fleet": None, "version": 12, "tokens_per_second": 1234.5, "in_flight": 8}
+    comes = {"name": "elastic-3", "node": "10.0.0.7", "fleet": "spot", "version": 11, "tokens_per_second": 80.0, "in_flight": 2}
+    for run, text in (("now", json.dumps({"engines": [stays, comes]})), ("killed", json.dumps({"engines": [stays]})), ("broken", "{")):
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "engines.json").write_text(text)
+    os.utime(tmp_path / "killed/engines.json", (0, 0))
+    show_engines(tmp_path)
+    assert capsys.readouterr().out.splitlines() == [
+        "engine rollout-0  of the cluster  run now  weights 12  1,234 tokens/s  8 in flight",
+        "engine elastic-3  on 10.0.0.7  run now  weights 11  80 tokens/s  2 in flight",
+    ]

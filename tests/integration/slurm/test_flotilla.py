@@ -32,11 +32,12 @@ def clone(slurm: Cluster) -> Path:
     stand_ins = folder / "standins"
     recipe_stand_ins.verl_in(stand_ins)
     recipe_stand_ins.hub_in(stand_ins)
+    fleet = {"cpus": 1, "gpu": {"name": "H100", "count": GPUS}}
     for name, nodes in (("slurm", 2), ("one", 1)):
         setup = [f". {sys.prefix}/bin/activate", f"export PYTHONPATH={stand_ins}"]
         settings: dict[str, Any] = {
             "cloud": "slurm",
-            "fleets": [{"name": "gpus", "nodes": nodes, "cpus": 1, "gpu": {"name": "H100", "count": GPUS}}],
+            "fleets": [fleet | {"name": "gpus", "nodes": nodes}, fleet | {"name": "spot", "role": "rollout", "nodes": "0..1"}],
             "slurm": {"partition": "gpu", "time": "15:00", "login": "root@ctl", "setup": setup},
             "checkpoints": {"kind": "shared", "path": str(folder / "runs")},
             "monitoring": {"enabled": True},
@@ -89,6 +90,45 @@ def test_up_waits_for_ray_opens_the_tunnel_takes_a_job_and_watches_the_nodes(
     seen = slurm.run(f"python {ROOT}/lab/targets.py 2", env=environment, seconds=120).stdout.split()
     code, output, error = flotilla("top slurm --once")
     assert code == 0 and all(node in output for node in seen), output + error
+
+
+def test_a_node_of_an_elastic_fleet_joins_comes_again_after_a_notice_and_leaves(slurm: Cluster, clone: Path, flotilla: Flotilla) -> None:
+    def nodes(count: int) -> Callable[[], bool]:
+        return lambda: f"Ray: {count} of 2 nodes" in flotilla("status slurm")[1]
+
+    job = json.loads((clone / "build/slurm/allocation.json").read_text())["job"]
+    code, output, error = flotilla("scale slurm spot=1")
+    submitted = f"$ sbatch --parsable --job-name=spot-{job} --array=0 build/slurm/spot.rollout.sbatch {job}"
+    assert code == 0 and submitted in error, output + error
+    wait_for("a third node", nodes(3), 120)
+    [line] = [line for line in flotilla("status slurm")[1].splitlines() if line.startswith("elastic spot")]
+    array = line.split()[2]
+    assert line.split()[3:] == ["RUNNING", "n3"]
+    slurm.run(f"scancel --batch --signal=USR1 {array}")  # the notice before the time limit, or before preemption
+    wait_for("its end", nodes(2), 60)
+    log = clone / f"build/slurm/spot-{job}-{array.replace('_', '-')}.log"
+    wait_for("its return", nodes(3), 240)
+    said = log.read_text()
+    assert "draining this node" in said and "back into the queue" in said
+    code, _, error = flotilla("scale slurm spot=0")
+    assert code == 0 and f"$ scancel {array}" in error
+    wait_for("its end", nodes(2), 60)
+    wait_for("Slurm to have seen it", lambda: "elastic" not in flotilla("status slurm")[1], 60)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("spot=2", "spot=2: stacks/Pulumi.slurm.yaml gives fleet spot 0 to 1 nodes (flotilla:fleets[].nodes)"),
+        (
+            "gpus=1",
+            "gpus=1: gpus has role: cluster, whose nodes start and end together; in stacks/Pulumi.slurm.yaml it needs role: rollout",
+        ),
+    ],
+)
+def test_scale_takes_what_the_stack_allows_alone(flotilla: Flotilla, change: str, said: str) -> None:
+    code, output, error = flotilla(f"scale slurm {change}")
+    assert (code, output) == (2, "") and said in " ".join(error.split())
 
 
 def test_two_clusters_run_a_recipe_of_which_one_prepares_and_both_resume(
