@@ -1,4 +1,4 @@
-"""The one file that knows DeepSpeed: a model, its optimizer and schedule, sharded as the ZeRO stage says.
+"""What knows DeepSpeed, with `offload`: a model, its optimizer and schedule, sharded as the ZeRO stage says.
 
 https://deepspeed.readthedocs.io/en/latest/initialize.html
 """
@@ -21,6 +21,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from trainer import offload
 from trainer.background import Memory, snapshot
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 
@@ -127,9 +128,10 @@ class Engine:
         import deepspeed
 
         self.world = torch.distributed.get_world_size()
-        self.optim = optim
+        self.optim, self.device = optim, device
         self.memory, self.copied, self.timeout = Memory(), threading.Event(), trainer.timeout
         self.copied.set()
+        self.away = False  # its states are in CPU memory, see `offload`
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
         config = _configuration(dtype, _stage(dtype, optim, trainer))
@@ -163,8 +165,7 @@ class Engine:
         Waits until what `save` was called for is copied. Returns the gradient's norm before clipping, the learning rate just used, and 1
         as `skipped` where it was not.
         """
-        if not self.copied.wait(self.timeout):
-            raise TimeoutError(f"the checkpoint was not copied to memory within {self.timeout} s (trainer.timeout)")
+        self._until_copied()
         lr = self.engine.get_lr()[0]
         if self.clip is not None:
             norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip))
@@ -179,6 +180,28 @@ class Engine:
             skipped = not self.engine.was_step_applied()
             norm = norms[0] if norms and norms[0] >= 0 else math.inf  # DeepSpeed has no norm, or -1, of what is not finite
         return {"grad_norm": norm, "lr": lr, "skipped": float(skipped)}
+
+    def offload(self) -> None:
+        """Move weights, gradients and optimizer state to CPU memory until `reload`; nothing is done where they are there.
+
+        Waits until what `save` was called for is copied.
+        """
+        if self.away:
+            return
+        self._until_copied()
+        offload.to_cpu(self.engine, self.device)
+        self.away = True
+
+    def reload(self) -> None:
+        """Take back what `offload` moved."""
+        if not self.away:
+            return
+        offload.back(self.engine, self.device)
+        self.away = False
+
+    def _until_copied(self) -> None:
+        if not self.copied.wait(self.timeout):
+            raise TimeoutError(f"the checkpoint was not copied to memory within {self.timeout} s (trainer.timeout)")
 
     def weights(self, names: list[str]) -> list[torch.Tensor]:
         """Whole parameters by name. Collective under ZeRO-3: every rank calls it with the same names in the same order."""

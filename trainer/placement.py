@@ -72,7 +72,8 @@ def own_bundles(config: PpoConfig) -> dict[str, Bundle]:
 def rank_share(config: PpoConfig, roles: int = 1) -> Bundle:
     """What one rank of each of `roles` takes of its bundle: equal parts, so that all find room in it together."""
     place = config.placement
-    return share({"CPU": place.cpus_per_rank, "GPU": place.gpus_per_rank, **place.rank_resources}, roles)
+    gpus = place.gpus_per_rank / 2 if place.colocate else place.gpus_per_rank  # the other half is the rollout engine's, in Ray's books
+    return share({"CPU": place.cpus_per_rank, "GPU": gpus, **place.rank_resources}, roles)
 
 
 def engine_share(config: PpoConfig) -> Bundle:
@@ -83,7 +84,9 @@ def engine_share(config: PpoConfig) -> Bundle:
 
 
 def gpus_per_engine(config: PpoConfig) -> float:
-    """GPUs of one rollout engine, on all its nodes: as set, or one per process; none where the ranks train on CPUs."""
+    """GPUs of one rollout engine, on all its nodes: as set, half of the rank's that it shares, one per process, or none as the ranks."""
+    if config.placement.colocate:
+        return config.placement.gpus_per_rank / 2
     if config.placement.gpus_per_engine is not None:
         return config.placement.gpus_per_engine
     return config.rollout.tensor_parallel * config.rollout.pipeline_parallel if config.placement.gpus_per_rank else 0

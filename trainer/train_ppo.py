@@ -89,6 +89,7 @@ class Run:
         """Begin a checkpoint; the `last` of this start is complete on return. Returns the seconds that it held the run up."""
         begin = time.perf_counter()
         workers, ranks = self.workers, self.config.placement.ranks
+        workers.to_ranks()
         state = {"model": workers.fingerprint, "world_size": ranks, "loader": self.producer.state(), "kl": self.controller.state()}
         self.checkpoints.save(step, state, workers.save, workers.saved, score=score, expected=workers.shards())
         if last:
@@ -96,6 +97,7 @@ class Run:
         return time.perf_counter() - begin
 
     def export(self, step: int, folder: Path) -> None:
+        self.workers.to_ranks()
         self.workers.policy.call("export", folder, model_card.files(self.folder, values_read(self.config), step))
         print(f"model: {folder}", flush=True)
 
@@ -120,6 +122,7 @@ class Run:
 
     def require_sound(self, rollout: Rollout, step: int) -> None:
         """Raises Diverged where the policy's weights after `step` give no numbers any more."""
+        self.workers.to_ranks()
         some = Rollout.of(rollout.episodes[: self.config.algorithm.group_size])
         require_finite(self.workers.policy.score(some).tolist(), step, step - self.skips.in_row)
 
@@ -249,6 +252,9 @@ def learn(
     """Advantages of a batch of scored episodes, then the optimizer steps on them."""
     algorithm, flat = config.algorithm, rollout.flat
     tokens_N = {"mask": flat.mask_N, "rollout": flat.rollout_N}
+    workers.to_ranks()
+    if workers.turns.shared:
+        clock.lap("turn")
     kl_in_reward = algorithm.kl.coef > 0 and algorithm.kl.where == "reward"
     if algorithm.epochs * algorithm.minibatches > 1 or kl_in_reward:
         tokens_N["old"] = workers.policy.score(rollout)

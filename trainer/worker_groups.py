@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trainer.errors import ConfigError
 from trainer.published import Published
 from trainer.roles import RoleGroup, roles_of
 from trainer.rollout.engines import Pending, RolloutEngines
+from trainer.turns import Turns
 from trainer.workers import Role
 
 
@@ -37,6 +39,7 @@ class WorkerGroups:
     fingerprint: str
     plan: weights.Plan
     folder: Path  # of the run
+    turns: Turns
     restarts: int = 0  # of rollout engines, in this run
     published: Published | None = None  # with rollout.elastic: the newest weights, for engines outside the sync group
     learned: int = 0  # steps that the policy has learned: the version of its weights
@@ -52,7 +55,19 @@ class WorkerGroups:
         finally:
             self.engines.awaited = False
 
+    def to_ranks(self) -> None:
+        """Where they share devices, the rollout engines sleep before ranks do anything. Raises RunError."""
+        try:
+            self.turns.to_ranks()
+        except (RunError, RayError) as error:
+            if not self.revive(error):
+                raise
+            self.turns.to_ranks()
+
     def _sync(self) -> None:
+        self.turns.to_engines(self._send)
+
+    def _send(self) -> None:
         new = self.published is None or self.published.version != self.learned
         version = self.learned if self.config.rollout.elastic and new else None
         refs = [rank.send.remote(version) for rank in self.policy.ranks] + self.engines.receive(self.learned)
@@ -68,7 +83,9 @@ class WorkerGroups:
             except RunError as error:
                 if not (owed := pending.owed()):
                     raise
-                self.revive(error)  # unless a sync has done it since
+                # Unless a sync has restarted them since, after which it may have been the ranks' turn.
+                if not self.revive(error) and self.turns.whose == "ranks":
+                    self.sync()
                 pending.ask(owed)
 
     def revive(self, error: Exception) -> bool:
@@ -88,10 +105,13 @@ class WorkerGroups:
         again = f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)"
         print(again, flush=True)
         faults.note(self.folder, self.learned + 1, f"{again}: {error}")
-        self.engines.start_again(lost)
-        self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
+        self.turns.start_engines(partial(self._start_again, lost))
         self._sync()
         return True
+
+    def _start_again(self, lost: list[int]) -> None:
+        self.engines.start_again(lost)
+        self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
 
     def save(self, folder: Path) -> None:
         """Have every trained role copied to memory, and written below `folder` from there."""
@@ -114,6 +134,21 @@ class WorkerGroups:
         return [group for group in (self.policy, self.critic, self.reference) if group and group.role.objective]
 
 
+@dataclass
+class Sharing:
+    """Roles whose ranks share devices with rollout engines."""
+
+    roles: list[RoleGroup]
+
+    def offload(self) -> None:
+        for role in self.roles:
+            role.call("offload")
+
+    def reload(self) -> None:
+        for role in self.roles:
+            role.call("reload")
+
+
 @contextmanager
 def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     """Connect to Ray (the cluster of the job, or one of this machine's own), start all processes, and end them on leaving.
@@ -132,7 +167,8 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
         wanted = placement.plan(config)
         placement.check(wanted, placement.fixed_nodes(ray.nodes()), config.placement)
         group = placement.reserve(wanted, config.placement)
-        yield _start(config, folder, initial_model(config, folder), wanted, members, group)
+        model_path = initial_model(config, folder)
+        yield _start(config, folder, model_path, wanted, members, group)
     finally:
         if ours:
             ray.shutdown()
@@ -170,6 +206,9 @@ def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
 def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.Placement, members: list[Role], group: Any) -> WorkerGroups:
     # Rollout engines first: they take longest to start.
     engines = RolloutEngines(config, model_path, group, wanted)
+    if config.placement.colocate:  # one after the other: vLLM measures what is free of a device
+        engines.started()
+        engines.sleep()
     together = sum(role.bundle is None for role in members)
     roles = {role.name: RoleGroup(config, role, model_path, group, wanted, together) for role in members}
     seconds = config.trainer.timeout
@@ -178,7 +217,10 @@ def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.P
     _require_shared(folder, roles)
     plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
     engines.connect(policy.ranks, plan, seconds)
-    return WorkerGroups(policy, roles.get("critic"), roles.get("reference"), engines, config, policy.call("fingerprint")[0], plan, folder)
+    sharing = Sharing([role for role in roles.values() if role.role.bundle is None])
+    turns = Turns(engines, sharing, shared=config.placement.colocate)
+    fingerprint = policy.call("fingerprint")[0]
+    return WorkerGroups(policy, roles.get("critic"), roles.get("reference"), engines, config, fingerprint, plan, folder, turns)
 
 
 def initial_model(config: PpoConfig, folder: Path) -> str:

@@ -165,6 +165,14 @@ class Worker:
     def _gather(self, names: list[str]) -> list[torch.Tensor]:
         return self.engine.weights([f"lm.{name}" for name in names])
 
+    # Turns on a device that others share
+
+    def offload(self) -> None:
+        self.engine.offload()
+
+    def reload(self) -> None:
+        self.engine.reload()
+
     # Checkpoints
 
     def save(self, folder: Path) -> None:

@@ -76,6 +76,18 @@ def test_a_seed_gives_the_same_answers_and_another_seed_others(engine):
     assert drawn(engine, 6) != first
 
 
+def test_an_engine_that_slept_answers_as_before_and_asking_twice_changes_nothing(engine):
+    """On CPUs vLLM frees nothing, and pauses all the same."""
+    before = drawn(engine, 5)
+    for _ in range(2):
+        engine.sleep()
+    engine.wake("weights")
+    engine.sleep()  # as for an engine that a dead one beside it has stopped on its way
+    for memory in ("weights", "weights", "kv_cache", "kv_cache"):
+        engine.wake(memory)
+    assert drawn(engine, 5) == before
+
+
 def test_requests_are_answered_one_by_one_and_one_with_a_seed_alike_whoever_runs_beside_it(engine, lm):
     """More tokens are asked for than one step of the engine has: prompts must not be read in parts."""
     mine = (PROMPTS[1].token_ids, Sampling(12, 0.8, samples=4, seed=40))

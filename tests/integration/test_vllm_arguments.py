@@ -38,6 +38,12 @@ def test_memory_is_shared_out_on_gpus_and_fixed_on_cpus():
     assert on_gpu["max_num_seqs"] == 7, "rollout.options has the last word"
 
 
+def test_only_a_colocated_rollout_engine_is_able_to_sleep():
+    colocated = config(placement={"colocate": True})
+    assert arguments(colocated, "m", 0, GPU)["enable_sleep_mode"] and not arguments(config(), "m", 0, GPU)["enable_sleep_mode"]
+    assert "enable_sleep_mode" not in arguments(colocated, "m", 0, CPU)
+
+
 def test_requests_of_a_split_rollout_engine_bring_seeds_that_the_batchs_seed_decides():
     def seeds(seed: int) -> list[int | None]:
         return list(islice(request_seeds(seed, processes=2), 8))

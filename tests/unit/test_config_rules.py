@@ -55,12 +55,28 @@ CONFLICTS = {
         "placement.gpus_per_engine=1",
     ],
     "placement.colocate, rollout.mode": ["placement.colocate=true", "rollout.mode=one_step", "placement.gpus_per_rank=0"],
-    "placement.colocate, rollout.engines, rollout.tensor_parallel, placement.ranks": [
+    "placement.colocate, rollout.engines, placement.ranks": ["placement.colocate=true", "placement.ranks=2", "trainer.zero_stage=2"],
+    "placement.colocate, placement.gpus_per_engine": ["placement.colocate=true", "placement.gpus_per_engine=0.5", "trainer.zero_stage=2"],
+    "placement.colocate, placement.gpus_per_rank": ["placement.colocate=true", "placement.gpus_per_rank=0.5", "trainer.zero_stage=2"],
+    "placement.colocate, rollout.tensor_parallel, rollout.pipeline_parallel": [
         "placement.colocate=true",
-        "rollout.engines=2",
-        "placement.gpus_per_rank=0",
+        "rollout.tensor_parallel=2",
+        "rollout.nodes_per_engine=2",
+        "trainer.zero_stage=2",
     ],
-    "placement.colocate, placement.gpus_per_rank, placement.gpus_per_engine": ["placement.colocate=true"],
+    "placement.colocate, algorithm.kl.coef, trainer.zero_stage": [
+        "placement.colocate=true",
+        "algorithm.kl.coef=0.1",
+        "trainer.zero_stage=3",
+    ],
+    "placement.colocate, model.dtype, trainer.zero_stage": ["placement.colocate=true"],
+    "rollout.sleep_level, placement.colocate": ["rollout.sleep_level=1"],
+    "rollout.sleep_level, rollout.engine": [
+        "placement.colocate=true",
+        "placement.gpus_per_rank=0",
+        "rollout.engine=hf",
+        "rollout.sleep_level=1",
+    ],
     "placement.gpus_per_rank, placement.ranks": ["placement.gpus_per_rank=0.5", "placement.ranks=2"],
     "placement.reference_resources, algorithm.kl.coef": ["placement.reference_resources.v100=1"],
     "placement.gpus_per_reference, placement.reference_resources": ["placement.gpus_per_reference=0.5"],
@@ -84,13 +100,6 @@ CONFLICTS = {
         "rollout.tensor_parallel=4",
         "rollout.nodes_per_engine=3",
     ],
-    "rollout.nodes_per_engine, placement.colocate": [
-        "rollout.tensor_parallel=2",
-        "rollout.nodes_per_engine=2",
-        "placement.colocate=true",
-        "placement.gpus_per_rank=0",
-        "placement.ranks=2",
-    ],
     "rollout.expert_parallel, rollout.tensor_parallel": ["rollout.expert_parallel=true"],
     "rollout.options": ["rollout.options.data_parallel_size=2"],
     "critic.warmup_steps, critic.schedule, trainer.steps": ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=100"],
@@ -106,6 +115,25 @@ def test_settings_that_do_not_fit_together_are_refused(keys, tmp_path):
     (line,) = errors(*BASE, *(setting.replace("{rows}", str(rows)) for setting in CONFLICTS[keys]))
     assert ", ".join(re.findall(r"(?:^|, )([a-z]+[a-z_.]*)=", line)) == keys
     assert "command line" in line.rpartition("(")[2]
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["rollout.mode=async", "rollout.elastic=true"], "placement.colocate=true, rollout.mode=async: rollout engines that sleep while"),
+        (["rollout.engines=2"], "rollout.engines=2, placement.ranks=1: there cannot be more colocated rollout engines than ranks"),
+        (["rollout.pipeline_parallel=2"], "rollout.pipeline_parallel=2: a colocated rollout engine lives in one rank's bundle"),
+        (["placement.gpus_per_engine=1"], "placement.gpus_per_engine=1.0: colocated rollout engines have the ranks' GPUs"),
+        (
+            ["trainer.zero_stage=1"],
+            "model.dtype=bfloat16, trainer.zero_stage=1: DeepSpeed moves the states of bfloat16 models off the GPU in",
+        ),
+        (["rollout.options.enable_sleep_mode=false"], "enable_sleep_mode: not options; use "),
+    ],
+)
+def test_what_cannot_be_colocated_is_refused_once(argv, said):
+    (line,) = errors(*BASE, "placement.colocate=true", "trainer.zero_stage=2", *argv)
+    assert said in line
 
 
 def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
@@ -126,6 +154,11 @@ def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
         ["placement.gpus_per_engine=0"],
         ["placement.reference_resources.v100=1", "placement.gpus_per_reference=0", "algorithm.kl.coef=0.1"],
         ["placement.gpus_per_rank=0", "placement.colocate=true"],
+        ["placement.colocate=true", "rollout.sleep_level=1", "trainer.zero_stage=2"],
+        ["placement.colocate=true", "rollout.engine=hf", "trainer.zero_stage=2"],
+        ["placement.colocate=true", "model.dtype=float32"],
+        ["placement.colocate=true", "algorithm.kl.coef=0.1", "trainer.zero_stage=3", "placement.reference_resources.v100=1"],
+        ["placement.colocate=true", "placement.ranks=2", "rollout.engines=2", "trainer.zero_stage=3"],
         ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=150", "algorithm.epochs=2"],
         ["placement.gpus_per_engine=0.5", "placement.gpus_per_rank=0.5"],
         ["trainer.micro_batch_tokens=2048"],

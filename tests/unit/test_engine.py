@@ -64,3 +64,24 @@ def test_a_step_waits_until_the_checkpoint_before_it_is_copied(tmp_path, stage, 
     engine.load(tmp_path)
     assert torch.equal(engine.weights(["weight"])[0], saved)
     assert torch.equal(learn(), after)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_that_leave_the_device_between_steps_change_no_number(stage, dtype):
+    init_distributed(0, 1, "127.0.0.1", free_port(), 60, torch.device("cpu"))
+    kind = getattr(torch, dtype)
+
+    def trained(*, away: bool) -> torch.Tensor:
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 32), torch.nn.Linear(32, 32)).to(kind)
+        engine = Engine(model, OptimConfig(lr=0.1), TrainerConfig(zero_stage=stage), 3, torch.device("cpu"))
+        for _ in range(3):
+            engine.backward(engine(torch.ones(1, 32, dtype=kind)).float().square().sum(), last=True)
+            engine.step()
+            for call in (engine.offload, engine.offload, engine.reload, engine.reload) if away else ():
+                call()
+        return engine.weights(["1.weight"])[0].clone()
+
+    assert torch.equal(trained(away=True), trained(away=False))

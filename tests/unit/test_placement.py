@@ -31,6 +31,13 @@ def test_colocated_rollout_engines_live_in_the_ranks_bundles():
     assert [plan.engine_bundle(i) for i in range(2)] == [0, 1]
 
 
+def test_a_colocated_rollout_engine_and_a_rank_have_halves_of_one_gpu():
+    settings = config(placement={"colocate": True, "ranks": 2}, rollout={"engines": 2}, trainer={"zero_stage": 2})
+    assert [bundle["GPU"] for bundle in placement.plan(settings).bundles] == [1, 1]
+    assert placement.rank_share(settings)["GPU"] == placement.engine_share(settings)["GPU"] == 0.5
+    assert placement.sync_backend(settings) == "gloo"  # NCCL takes one process per GPU
+
+
 @pytest.mark.parametrize("roles", [1, 2, 3])
 def test_the_roles_of_a_rank_find_room_in_its_bundle_as_ray_counts(roles):
     settings = config(placement={"cpus_per_rank": 2, "rank_resources": {"h100": 1}})

@@ -28,6 +28,7 @@ WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is e
 # Arguments of vLLM that settings own, or that a rollout engine relies on.
 OWNED = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "nnodes", "node_rank"} | {
     *("master_addr", "master_port", "distributed_executor_backend", "model", "worker_extension_cls", "logprobs_mode"),
+    "enable_sleep_mode",
 }
 
 
@@ -65,7 +66,7 @@ class RayPlacementConfig(PlacementConfig):
     gpus_per_reference: Annotated[
         float | None, Only("placement.reference_resources", why="without resources of its own the reference model shares the ranks' GPUs")
     ] = Field(default=None, ge=0, le=1, description="GPUs per rank of a reference model with bundles of its own. Default: gpus_per_rank.")
-    colocate: bool = Field(default=False, description="Rollout engines live in the ranks' bundles, on the same nodes; on CPUs only as yet.")
+    colocate: bool = Field(default=False, description="Ranks and rollout engines take turns on the same GPUs, or CPUs.")
     wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
 
 
@@ -159,11 +160,6 @@ class PpoConfig(Config):
                 f"{split} processes (tensor_parallel x pipeline_parallel) do not divide into {rollout.nodes_per_engine} equal parts",
             ),
             Rule(
-                rollout.nodes_per_engine > 1 and place.colocate,
-                ("rollout.nodes_per_engine", "placement.colocate"),
-                "a rollout engine in one rank's bundle is on one node; use colocate false",
-            ),
-            Rule(
                 rollout.expert_parallel and split == 1,
                 ("rollout.expert_parallel", "rollout.tensor_parallel"),
                 "experts are spread over the processes of a rollout engine, and it has one",
@@ -172,7 +168,7 @@ class PpoConfig(Config):
                 bool(owned),
                 ("rollout.options",),
                 f"{', '.join(owned)}: not options; use rollout.tensor_parallel, pipeline_parallel, expert_parallel and nodes_per_engine; "
-                "rollout.engines are data parallel already, and weight sync and log-probabilities need the rest as it is",
+                "rollout.engines are data parallel already, and weight sync, sleep and log-probabilities need the rest as it is",
             ),
             Rule(
                 0 < place.gpus_per_rank < 1 and place.ranks > 1,
@@ -185,10 +181,39 @@ class PpoConfig(Config):
                 "NCCL takes one rank per GPU; use gpus_per_reference 1, or 1 rank",
             ),
             Rule(
-                place.colocate and (place.gpus_per_rank > 0 or bool(gpus)),
-                ("placement.colocate", "placement.gpus_per_rank", "placement.gpus_per_engine"),
-                "not available on GPUs yet; use colocate false, and where there is one GPU only, gpus_per_rank 0.5 and gpus_per_engine "
-                "0.5 with rollout.gpu_memory below 0.5",
+                place.colocate and bool(gpus or (place.gpus_per_rank and gpus is not None)),
+                ("placement.colocate", "placement.gpus_per_engine"),
+                "colocated rollout engines have the ranks' GPUs; leave gpus_per_engine out",
+            ),
+            Rule(
+                place.colocate and 0 < place.gpus_per_rank < 1,
+                ("placement.colocate", "placement.gpus_per_rank"),
+                "a rank and its rollout engine take turns on a whole GPU; use 1, or 0 for CPUs",
+            ),
+            Rule(
+                place.colocate and place.gpus_per_rank > 0 and self.model.dtype == "bfloat16" and step.zero_stage < 2,
+                ("placement.colocate", "model.dtype", "trainer.zero_stage"),
+                "DeepSpeed moves the states of bfloat16 models off the GPU in stages 2 and 3 only",
+            ),
+            Rule(
+                place.colocate and split > 1,
+                ("placement.colocate", "rollout.tensor_parallel", "rollout.pipeline_parallel"),
+                "a colocated rollout engine lives in one rank's bundle; use 1 of both, and as many engines as ranks",
+            ),
+            Rule(
+                place.colocate and place.gpus_per_rank > 0 and rollout.engines < place.ranks,
+                ("placement.colocate", "rollout.engines", "placement.ranks"),
+                "there must be a rollout engine per rank, or GPUs would idle while others sample",
+            ),
+            Rule(
+                place.colocate and algorithm.kl.coef > 0 and step.zero_stage == 3 and not place.reference_resources,
+                ("placement.colocate", "algorithm.kl.coef", "trainer.zero_stage"),
+                "DeepSpeed cannot move a sharded model that does not learn off the GPU; use zero_stage 2, or placement.reference_resources",
+            ),
+            Rule(
+                place.colocate and rollout.engine != "vllm" and rollout.sleep_level != 2,
+                ("rollout.sleep_level", "rollout.engine"),
+                "vLLM alone has it; hf keeps its weights in CPU memory while the ranks train",
             ),
             Rule(
                 bool(gpus) and gpus != split and (gpus > 1 or split > 1),
@@ -216,8 +241,8 @@ class PpoConfig(Config):
                 "one answer is like itself; groups of 2 and more differ or do not",
             ),
             Rule(
-                place.colocate and rollout.engines * split > place.ranks,
-                ("placement.colocate", "rollout.engines", "rollout.tensor_parallel", "placement.ranks"),
-                "colocated rollout engines cannot span more GPUs than there are ranks",
+                place.colocate and rollout.engines > place.ranks,
+                ("placement.colocate", "rollout.engines", "placement.ranks"),
+                "there cannot be more colocated rollout engines than ranks",
             ),
         ]

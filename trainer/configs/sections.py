@@ -148,6 +148,9 @@ class RolloutConfig(Section):
     gpu_memory: Annotated[float, WITH_VLLM] = Field(default=0.5, gt=0, le=1, description="Share of GPU memory for vLLM.")
     max_sequences: int = Field(default=256, ge=1, description="Sequences in flight per rollout engine.")
     options: Annotated[dict[str, Any], WITH_VLLM] = Field(default_factory=dict, description="Further keyword arguments of vllm.LLM.")
+    sleep_level: Annotated[Literal[1, 2], Only("placement.colocate", why="rollout engines with devices of their own never sleep")] = Field(
+        default=2, description="While the ranks train, vLLM drops its weights (2) or keeps them in CPU memory (1)."
+    )
     bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
     restarts: int = Field(default=3, ge=0, description="Rollout engines whose process died are restarted this often; then the run ends.")

@@ -77,6 +77,14 @@ class RolloutEngine(Protocol):
         """All weights are those of `version`: mark later turns with it, and forget what was cached under the old ones."""
         ...
 
+    def sleep(self) -> None:
+        """Free what it has of a device that others share. It has no requests; where it sleeps already, nothing is done."""
+        ...
+
+    def wake(self, memory: str) -> None:
+        """Take "weights", to be received anew, or "kv_cache" back; nothing is done where it is awake."""
+        ...
+
 
 async def sample(engine: RolloutEngine, prompts: list[Prompt], groups: list[int], sampling: Sampling, seed: int) -> list[Episode]:
     """`sampling.samples` episodes per prompt, in the order of the prompts. The same seed and weights give the same tokens."""

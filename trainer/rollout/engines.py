@@ -18,6 +18,7 @@ from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.published import Fetcher, Published
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
+from trainer.turns import Memory
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
 Work = tuple[dict[int, "Answers"], float, int]
@@ -218,9 +219,7 @@ class RolloutEngines:
 
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
         """Join all rollout engines with the policy's ranks (of which the first sends) in one sync group."""
-        refs = [ref for engine in self.starts for ref in engine]
-        counts = iter(actors.wait(refs, timeout, "starting the rollout engines (trainer.timeout)"))
-        receivers = [sum(next(counts) for _ in engine) for engine in self.starts]
+        receivers = self.started()
         address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address (trainer.timeout)")
         rendezvous = weights.Rendezvous(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
@@ -231,6 +230,24 @@ class RolloutEngines:
     def receive(self, version: int) -> list[Any]:
         """Begin taking the weights that the policy sends; `version` is how many steps it had learned."""
         return [actor.call.remote("receive", version) for actor in self.actors]
+
+    def sleep(self) -> None:
+        """Once they have done what they were asked, free the devices that they share. Raises RunError."""
+        self._call("sleep")
+
+    def wake(self, memory: Memory) -> None:
+        """Raises RunError."""
+        self._call("wake", memory)
+
+    def _call(self, method: str, *args: Any) -> None:
+        refs = [actor.call.remote(method, *args) for actor in self.actors]
+        actors.wait(refs, self.config.rollout.timeout, f"rollout engines: {method} (rollout.timeout)")
+
+    def started(self) -> list[int]:
+        """Wait until all are up; the number of processes of each that receive weights. Raises RunError at trainer.timeout."""
+        refs = [ref for engine in self.starts for ref in engine]
+        counts = iter(actors.wait(refs, self.config.trainer.timeout, "starting the rollout engines (trainer.timeout)"))
+        return [sum(next(counts) for _ in engine) for engine in self.starts]
 
     def sampling(self, samples: int, greedy: bool = False) -> Sampling:
         """How answers are sampled, so many to each prompt."""

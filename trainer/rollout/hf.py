@@ -109,6 +109,15 @@ class HfEngine(SteppedEngine):
         if self.batch is not None:
             self.batch.switches.append((self.batch.length, version))
 
+    def sleep(self) -> None:
+        self.lm.to("cpu")
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake(self, memory: str) -> None:
+        if memory == "weights":  # a cache lasts only as long as its batch
+            self.lm.to(self.device)
+
     def seed(self, value: int) -> None:
         self.generator = torch.Generator(self.device).manual_seed(value)
 

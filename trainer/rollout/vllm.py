@@ -48,6 +48,7 @@ from trainer.runs import run_folder
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
+ALL = {"weights", "kv_cache"}  # that vLLM puts to sleep
 
 
 class WeightReceiver:
@@ -99,6 +100,7 @@ class VllmEngine(SteppedEngine):
         self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
         if self.device.type == "cpu" and self.processes == 1 and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
+        self.awake = set(ALL)
         self.requests: dict[int, _Request] = {}
         self.admission = Admission(self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens)
         # In this process, by VLLM_ENABLE_V1_MULTIPROCESSING.
@@ -124,6 +126,16 @@ class VllmEngine(SteppedEngine):
         self.llm.reset_prefix_cache()  # refused while requests are at work; `step` keeps what older weights computed from later prompts
         self.llm.llm_engine.set_weight_version(str(version))
         self.version = version
+
+    def sleep(self) -> None:
+        if self.awake == ALL:  # with weights alone it is on its way to wake up; vLLM does not put a part to sleep
+            self.llm.sleep(self.config.sleep_level)
+            self.awake = set()
+
+    def wake(self, memory: str) -> None:
+        if memory not in self.awake:
+            self.llm.wake_up([memory])
+            self.awake.add(memory)
 
     def seed(self, value: int) -> None:
         # The engine runs in this process and schedules alike each time, so on CPUs the process's seed makes a batch repeat bit for bit.
@@ -272,7 +284,7 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
     if device.type == "cpu":
         given |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
     else:
-        given["gpu_memory_utilization"] = rollout.gpu_memory
+        given |= {"gpu_memory_utilization": rollout.gpu_memory, "enable_sleep_mode": config.placement.colocate}
     return given | rollout.options
 
 
