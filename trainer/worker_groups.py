@@ -17,7 +17,7 @@ import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
-from trainer import actors, faults, heartbeat, models, placement, weights
+from trainer import actors, faults, heartbeat, memory, models, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode
@@ -168,6 +168,8 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
         placement.check(wanted, placement.fixed_nodes(ray.nodes()), config.placement)
         group = placement.reserve(wanted, config.placement)
         model_path = initial_model(config, folder)
+        if config.placement.gpus_per_rank:
+            print(_memory(config, model_path, group), flush=True)
         yield _start(config, folder, model_path, wanted, members, group)
     finally:
         if ours:
@@ -184,6 +186,20 @@ def _until_gone(others: set[str]) -> None:
     with suppress(RayError, RuntimeError):
         while set(ray.util.list_named_actors()) - others and time.monotonic() < deadline:
             time.sleep(0.05)
+
+
+def _memory(config: PpoConfig, model_path: str, group: Any) -> str:
+    """How the first rank's GPU is going to be filled. Raises ConfigError where that cannot be, or where the GPU is missing."""
+    gpus = placement.rank_share(config).get("GPU", 0)
+    once: Any = ray.remote(max_calls=1)(_gpu_bytes)  # the process ends with the call, or what CUDA has taken would stay
+    asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=actors.in_bundle(group, 0))
+    total = actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
+    lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
+    return memory.check(config, memory.Shape.of(lm), total)
+
+
+def _gpu_bytes(gpus: float) -> int:
+    return torch.cuda.get_device_properties(placement.device_of(gpus, "placement.gpus_per_rank")).total_memory
 
 
 def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
