@@ -71,6 +71,12 @@ test-hosts: .venv/dev ## dstack, Slurm tests; root installs Docker, sshd, Slurm
 	@bash .ci/setup hosts
 	$(BIN)/pytest -m "hosts and not slow"
 
+# Where requirements/gpu.txt is installed, such as in an image, with pytest and pytest-timeout; elsewhere they are skipped.
+# A process for each file: vLLM has one engine per process that can sleep.
+.PHONY: test-gpu
+test-gpu: ## tests that need a GPU, in an environment that uses it
+	@for file in tests/gpu/test_*.py; do $(or $(wildcard $(BIN)/python),python3) -m pytest -m gpu -rs "$$file"; done
+
 .PHONY: test-all
 test-all: .venv/dev ## all tests; root installs what make test-hosts does
 	@bash .ci/setup hosts
