@@ -22,6 +22,7 @@ NAMES = (
     "preview",
     "nodes",
     "rollouts",
+    "driver",
     "step",
     "demo",
     "recipes",

@@ -38,10 +38,15 @@ class Turn:
         return bool(self.logprobs)
 
     @property
+    def spans(self) -> list[tuple[int, int]]:
+        """Versions of the weights that it was sampled with, in order, and how many tokens each sampled."""
+        starts = [(0, self.version), *self.switches, (len(self.token_ids), 0)]
+        return [(version, until - at) for (at, version), (until, _) in pairwise(starts)]
+
+    @property
     def versions(self) -> list[int]:
         """Of the weights that each token was sampled with."""
-        starts = [(0, self.version), *self.switches, (len(self.token_ids), 0)]
-        return [version for (at, version), (until, _) in pairwise(starts) for _ in range(until - at)]
+        return [version for version, tokens in self.spans for _ in range(tokens)]
 
 
 @dataclass(slots=True)

@@ -1,5 +1,6 @@
 """Which engines are asked for what, as engines come and go; Ray has no part in it."""
 
+import random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,16 +26,39 @@ def test_an_engine_that_came_is_asked_once_it_has_the_weights(calls):
         calls.ask(name, [1], version=5)
     assert calls.seats["rollout-0"].asked == {0, 1, 2} and not calls.seats["elastic-0"].asked
     calls.seats["elastic-0"].version = 5
+    calls.offer("elastic-0")
     for name in range(3, 6):
         calls.ask(name, [1], version=5)
     assert calls.seats["elastic-0"].asked == {3, 4, 5}
-    assert [seat.alone for seat in calls.free(6)] == [False], "newer weights are out"
+    assert calls.free(6) == "rollout-0", "newer weights are out"
+
+
+def test_each_request_goes_to_the_engine_that_has_least_to_do_and_to_the_first_of_several(calls):
+    """Whatever was asked, answered, lost and found before."""
+    draw = random.Random(0)
+    calls.actors = list(range(7))
+    calls.find()
+    for name in range(2000):
+        least = min(calls.seats.values(), key=lambda seat: (len(seat.asked), seat.place))
+        calls.ask(name, [1])
+        assert name in least.asked
+        for engine, seat in calls.seats.items():
+            if seat.asked and draw.random() < 0.15:
+                calls.open -= 1
+                seat.asked.remove(draw.choice(sorted(seat.asked)))
+                calls.offer(engine)
+        if draw.random() < 0.02:
+            calls.actors = [actor if draw.random() < 0.5 else object() for actor in calls.actors]
+            calls.find()
+        assert calls.open == sum(len(seat.asked) for seat in calls.seats.values())
+        assert len(calls.least) <= 8 * 7 + 64
 
 
 def test_what_an_engine_had_that_left_is_lost_once(calls):
     calls.guests = {"elastic-0": "g"}
     calls.find()
     calls.seats["elastic-0"].version = 0
+    calls.offer("elastic-0")
     for name in range(4):
         calls.ask(name, [1])
     calls.guests = {}

@@ -7,9 +7,11 @@ Engines that come and go (rollout.elastic) are asked once they have the newest w
 
 from __future__ import annotations
 
+import heapq
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import ray
@@ -24,6 +26,7 @@ from trainer.rollout.engines import Answers, RolloutEngines
 SLICE = 0.05  # seconds that a call works: how long weights may have to wait
 AHEAD = 2  # calls that an engine has: one at work, and one that follows at once
 CALLS = 1000  # a second, of all engines; with more of them each call is longer
+TOGETHER = 0.01  # share of the calls that are waited for together, as each wait looks at all of them
 
 
 @dataclass
@@ -31,6 +34,7 @@ class Seat:
     """One process of a rollout engine, and what it was asked."""
 
     actor: Any
+    place: int  # in the order in which they came
     alone: bool = False  # it comes and goes, and takes weights as they are published
     version: int = -1  # of the weights of such an engine
     coming: int = -1  # of those that it was told of
@@ -55,65 +59,95 @@ class Calls:
         self.busy = 0.0  # seconds of work, of all engines
         self.seconds = max(SLICE, AHEAD * len(engines.actors) / CALLS)
         self.watch, self.looked = heartbeat.Watch(), time.monotonic()
-
-    @property
-    def open(self) -> int:
-        """Requests that are not answered."""
-        return sum(len(seat.asked) for seat in [*self.seats.values()])
+        self.open = 0  # requests that are not answered
+        self.places = count()
+        self.least: list[tuple[int, int, str]] = []  # a heap: what a seat was asked, its place and name; true of it, or left from before
+        self.found: tuple[Any, Any] = (None, None)  # processes that `find` saw last
+        self.due: dict[str, None] = {}  # names of seats that may be called
+        self.names: dict[Any, str] = {}  # of seats, by their calls
+        self.told: Published | None = None  # weights that all guests were due for
 
     def find(self) -> list[int]:
         """Look which processes there are. Returns the names of requests that went with one that is gone or was replaced."""
         lost: list[int] = []
         guests = self.guests
+        if self.found[0] is self.actors and self.found[1] is guests:
+            return lost
+        self.found = self.actors, guests
         found = {f"rollout-{number}": actor for number, actor in enumerate(self.actors)} | dict(guests)
         for name in self.seats.keys() - found.keys():
-            lost += self.seats.pop(name).asked
+            lost += self._remove(name).asked
         for name, actor in found.items():
             seat = self.seats.get(name)
             if self.dead.get(name) is actor or (seat and seat.actor is actor):
                 continue
             self.dead.pop(name, None)
-            lost += seat.asked if seat else ()
-            self.seats[name] = Seat(actor, alone=name in guests)
+            lost += self._remove(name).asked if seat else ()
+            self.seats[name] = Seat(actor, seat.place if seat else next(self.places), alone=name in guests)
+            self.offer(name)
         return lost
 
-    def free(self, version: int) -> list[Seat]:
-        """Engines that may be asked: those that have the weights of `version`, or newer ones."""
-        return [seat for seat in self.seats.values() if not seat.alone or seat.version >= version]
+    def offer(self, name: str) -> None:
+        """Have `free` look at this engine anew: it was asked, or has less to do, or newer weights."""
+        self.due[name] = None
+        heapq.heappush(self.least, (len(self.seats[name].asked), self.seats[name].place, name))
+        if len(self.least) > 8 * len(self.seats) + 64:  # most are left from before
+            self.least = [(len(seat.asked), seat.place, name) for name, seat in self.seats.items()]
+            heapq.heapify(self.least)
+
+    def free(self, version: int) -> str | None:
+        """The engine that has least to do, of those that have the weights of `version`, or newer ones; the first of several."""
+        while self.least:
+            asked, place, name = self.least[0]
+            seat = self.seats.get(name)
+            if seat and (len(seat.asked), seat.place) == (asked, place) and (not seat.alone or seat.version >= version):
+                return name
+            heapq.heappop(self.least)
+        return None
 
     def ask(self, name: int, prompt_ids: list[int], version: int = 0) -> None:
-        """Of the engine that has least to do, of those that are `free`."""
-        seat = min(self.free(version), key=lambda seat: len(seat.asked))
+        """Of the engine that is `free`."""
+        free = self.free(version)
+        assert free is not None
+        seat = self.seats[free]
         seat.asked.add(name)
         seat.new.append((name, prompt_ids))
+        self.open += 1
+        self.offer(free)
 
     def forget(self) -> None:
         """All processes: a handle of one that has ended keeps its name taken."""
-        self.actors, self.guests = [], {}
-        self.seats.clear()
-        self.dead.clear()
+        self.actors, self.guests, self.found = [], {}, (None, None)
+        for kept in (self.seats, self.dead, self.names, self.due):
+            kept.clear()
+        self.open = 0
 
     def collect(self, seconds: float) -> tuple[dict[int, Answers], list[int]]:
         """Have the engines work, for at most `seconds`. Returns answers that are complete, and names of requests whose engine died.
 
         Raises what an engine of the sync group raised.
         """
-        for seat in self.seats.values():
-            while len(seat.calls) < AHEAD and (seat.asked or (seat.alone and self._behind(seat))):
+        if self.news is not self.told:
+            self.told = self.news
+            self.due |= dict.fromkeys(self.guests)
+        for name in self.due:
+            seat = self.seats.get(name)
+            while seat and len(seat.calls) < AHEAD and (seat.asked or (seat.alone and self._behind(seat))):
                 seat.calls.append(self._call(seat))
                 seat.new = []
-        names = {ref: name for name, seat in self.seats.items() for ref in seat.calls}
-        if not names:
+                self.names[seat.calls[-1]] = name
+        self.due.clear()
+        if not self.names:
             time.sleep(seconds)
             return {}, []
-        self._end_silent([ref for ref, name in names.items() if not self.seats[name].alone])
-        refs = list(names)
-        some, _ = ray.wait(refs, num_returns=1, timeout=seconds, fetch_local=False)
+        self._end_silent()
+        refs = list(self.names)
+        some, _ = ray.wait(refs, num_returns=1 + int(len(refs) * TOGETHER), timeout=seconds, fetch_local=False)
         done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False) if some else ([], None)
         answers: dict[int, Answers] = {}
         lost: list[int] = []
         for ref in done:
-            name = names[ref]
+            name = self.names.pop(ref, "")
             if name not in self.seats:
                 continue
             seat = self.seats[name]
@@ -124,15 +158,24 @@ class Calls:
                 if not seat.alone and not isinstance(error, RayActorError):
                     raise
                 lost += seat.asked
-                self.dead[name] = self.seats.pop(name).actor
+                self.dead[name] = self._remove(name).actor
                 self._died(name, seat, str(error).strip().splitlines()[-1 if seat.alone else 0])
                 continue
             seat.version = version[0] if version else seat.version
             self.busy += busy
+            self.open -= len(seat.asked & complete.keys())
             seat.asked -= complete.keys()
+            self.offer(name)
             seat.tokens += sum(len(turn.token_ids) for turns, _ in complete.values() for turn in turns)
             answers |= complete
         return answers, lost
+
+    def _remove(self, name: str) -> Seat:
+        seat = self.seats.pop(name)
+        self.open -= len(seat.asked)
+        for ref in seat.calls:
+            self.names.pop(ref, None)
+        return seat
 
     def _behind(self, seat: Seat) -> bool:
         return self.news is not None and seat.version < self.news.version
@@ -151,9 +194,10 @@ class Calls:
         else:
             self.error = self.error or RunError(f"{name} died: {why}")
 
-    def _end_silent(self, refs: list[Any]) -> None:
-        if not refs or self.engines.awaited or time.monotonic() - self.looked < heartbeat.EVERY:
+    def _end_silent(self) -> None:
+        if self.engines.awaited or time.monotonic() - self.looked < heartbeat.EVERY:
             return
         self.looked = time.monotonic()
-        if ended := actors.end_silent(refs, self.watch):
+        refs = [ref for ref, name in self.names.items() if not self.seats[name].alone]
+        if refs and (ended := actors.end_silent(refs, self.watch)):
             self.error = RunError("; ".join(ended))

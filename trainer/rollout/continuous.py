@@ -63,6 +63,7 @@ class Continuous:
         self.sampled: list[Group] = []  # of these, complete
         self.scored: list[Group] = []
         self.learned = 0  # steps, whose weights the engines have
+        self.dropped = 0  # step for which `_drop` has looked: what is begun later is newer
         self.learning = 0  # groups that the loop has taken and not learned
         self.in_vain = 0  # groups without a signal in a row
         self.counts: Counter[str] = Counter()  # since the last step
@@ -100,9 +101,10 @@ class Continuous:
                 self.changed.wait(LOOK)
                 if self.calls.error:
                     self._revive()
-            for group in chosen:
-                del self.open[group.number]
-                self.scored.remove(group)
+            taken = {group.number for group in chosen}
+            for number in taken:
+                del self.open[number]
+            self.scored = [group for group in self.scored if group.number not in taken]
             self.learning = len(chosen)
             self.changed.notify_all()
             self._describe(step, chosen)
@@ -145,11 +147,12 @@ class Continuous:
     def _choose(self, step: int) -> list[Group] | None:
         """The oldest groups, once there is a step's worth; and once no other would come too late after them, where that is waited for."""
         dropping = self.config.rollout.stragglers == "drop"
-        if dropping:
+        if dropping and self.dropped != step:
             self._drop(step)
-        chosen = sorted(self.scored, key=lambda group: (group.version, group.number))[: self.batch]
-        if len(chosen) < self.batch:
+            self.dropped = step
+        if len(self.scored) < self.batch:
             return None
+        chosen = sorted(self.scored, key=lambda group: (group.version, group.number))[: self.batch]
         left = Counter(group.version for group in self.open.values())
         left.subtract(group.version for group in chosen)
         return chosen if dropping or in_time(left, step, self.batch, self.oldest) else None
@@ -170,7 +173,9 @@ class Continuous:
         return group
 
     def _describe(self, step: int, chosen: list[Group]) -> None:
-        ages = Counter(step - 1 - version for group in chosen for e in group.episodes for turn in e.turns for version in turn.versions)
+        ages: Counter[int] = Counter()  # of tokens
+        for version, tokens in (span for group in chosen for e in group.episodes for turn in e.turns for span in turn.spans):
+            ages[step - 1 - version] += tokens
         tokens, now = sum(ages.values()), time.monotonic()
         busy, self.calls.busy = self.calls.busy, 0.0
         self.values = {
@@ -230,7 +235,7 @@ class Continuous:
             self._lose(self.calls.find())
             # By default each has at least one prompt per sequence: of each prompt perhaps one answer, a long one, is left.
             most = self.config.rollout.in_flight or len(self.calls.seats) * self.config.rollout.max_sequences
-            while self.calls.free(self.learned) and self.calls.open < most and (group := self._next()):
+            while self.calls.open < most and self.calls.free(self.learned) and (group := self._next()):
                 self.calls.ask(group.number, group.prompt.token_ids, self.learned)
         answers, lost = self.calls.collect(LOOK)
         if answers or lost or self.calls.error:
@@ -276,10 +281,11 @@ class Continuous:
         self.score([episode for group in groups for episode in group.episodes], step, self.closing)
         with self.changed:
             self.progress = time.monotonic()
+            done = {group.number for group in groups}
+            groups = [group for group in self.sampled if group.number in done]  # the others were thrown away meanwhile
+            self.sampled = [group for group in self.sampled if group.number not in done]
             for group in groups:
-                if group in self.sampled:  # it was not thrown away meanwhile
-                    self.sampled.remove(group)
-                    self._take(group)
+                self._take(group)
             self.changed.notify_all()
 
     def _take(self, group: Group) -> None:
