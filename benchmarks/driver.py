@@ -28,7 +28,7 @@ from trainer.rollout.continuous import Continuous
 from trainer.stopping import Stopping
 
 ENGINES = (10, 100, 1000)
-STEPS, WARM_UP = {10: 300, 100: 40, 1000: 8}, {10: 60, 100: 8, 1000: 3}
+STEPS, WARM_UP = {10: 150, 100: 30, 1000: 7}, {10: 50, 100: 8, 1000: 3}
 GROUPS, SAMPLES, ROOM, TOKENS = 8, 4, 16, 200  # per engine: prompts of a step, answers to each, prompts at a time, tokens of an answer
 LONGER = 20  # times the seconds of benchmarks/rollouts.py: answers of 10 s
 TRAINING = 5.0  # seconds
@@ -42,7 +42,7 @@ class Others:
         self.now, self.spent = 0.0, 0.0
         self.order = count()
         self.calls: list[tuple[float, int, Any]] = []  # heap: when a call ends, and its answers
-        self.complete: dict[Any, tuple[dict[int, Any], float]] = {}
+        self.complete: dict[Any, tuple[dict[int, Any], float, int]] = {}
         draws = [random.Random(seed) for seed in range(engines)]
         self.actors = [SimpleNamespace(work=SimpleNamespace(remote=self._outside(Working(self, draw)))) for draw in draws]
         self.wait, self.get = self._outside(self._wait), self._outside(self._get)
@@ -65,7 +65,7 @@ class Others:
         self.now = self.now if len(self.complete) >= num_returns else until
         return list(self.complete), []
 
-    def _get(self, ref: Any) -> tuple[dict[int, Any], float]:
+    def _get(self, ref: Any) -> tuple[dict[int, Any], float, int]:
         return self.complete.pop(ref)
 
 
@@ -74,7 +74,7 @@ class Working:
 
     def __init__(self, others: Others, draw: random.Random) -> None:
         self.others, self.draw = others, draw
-        self.free = 0.0  # when it has done its calls
+        self.free = draw.uniform(0, 2)  # when it has done its calls: they do not all end at once
         self.asked: list[tuple[float, int]] = []  # heap: when an answer ends, and its name
 
     def __call__(self, requests: list[tuple[int, list[int]]], sampling: Sampling, length: float) -> object:
@@ -87,7 +87,7 @@ class Working:
             turns = [Turn([1] * TOKENS, [-1.0] * TOKENS, "stop") for _ in range(SAMPLES)]
             answers[heapq.heappop(self.asked)[1]] = (turns, [""] * SAMPLES)
         ref = object()
-        heapq.heappush(self.others.calls, (self.free, next(self.others.order), (ref, (answers, length))))
+        heapq.heappush(self.others.calls, (self.free, next(self.others.order), (ref, (answers, length, 1))))
         return ref
 
 

@@ -81,7 +81,7 @@ def wait(refs: Any, seconds: float, what: str) -> Any:
 def end_silent(refs: list[Any], watch: heartbeat.Watch) -> list[str]:
     """End those that owe answers to these calls and are silent; call it every heartbeat.EVERY seconds. Returns what to say of each."""
     late = _late(refs)
-    return [_end(late[actor], actor, why) for actor, why in watch.look(late).items()]
+    return [end(late[actor], actor, f"{why} (trainer.silence)") for actor, why in watch.look(late).items()]
 
 
 def _late(refs: Any) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def _places(late: Mapping[str, Any]) -> list[str]:
     return [process(actor) + (f" at {beat.at}" if beat and beat.at else "") for actor, beat in beats.items()]
 
 
-def _end(ref: Any, actor: str, why: str) -> str:
+def end(ref: Any, actor: str, why: str) -> str:
     """End a process that does not go on, so that it keeps neither its devices nor those who wait for it. Returns what to say of it.
 
     Its stack goes to stderr.
@@ -115,7 +115,7 @@ def _end(ref: Any, actor: str, why: str) -> str:
     if beat and beat.stack:
         print(f"{who} {why}; its main thread was last at\n{beat.stack}", file=sys.stderr, flush=True)
     at = f", it was last at {beat.at}" if beat else ""
-    return f"{who} {why} (trainer.silence){state}{at}{_log(who)}"
+    return f"{who} {why}{state}{at}{_log(who)}"
 
 
 def _known(actor: str) -> Any:

@@ -26,6 +26,7 @@ HARMLESS = (
     "trainer.eval_pass",
     "rollout.timeout",
     "rollout.restarts",
+    "rollout.slow",
     "rollout.in_flight",
     "rollout.max_logprob_diff",
     "divergence.patience",

@@ -30,6 +30,7 @@ from trainer.data.prompts import load_prompts
 from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.models import load_tokenizer
+from trainer.rollout import slow
 from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its seconds are not those of a test
 from trainer.stopping import STOPPED
 
@@ -141,6 +142,34 @@ def test_what_an_engine_had_when_it_died_is_asked_of_the_others(tiny_model, tmp_
     assert train_ppo.train(config, tmp_path) == 0
     killer.join(10)
     assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in capfd.readouterr().out
+    assert learned(tmp_path) == epoch(config)
+    until_gone()
+
+
+def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_model, tmp_path, capfd, monkeypatch):
+    """It is stopped for most of the time: its calls return, and weights arrive."""
+    monkeypatch.setattr(slow, "LEAST", 3.0)
+    ended = threading.Event()
+
+    def slow_down() -> None:
+        actor = ray.get_actor("rollout-0")
+        pid = ray._private.state.actors(actor._actor_id.hex())["Pid"]  # type: ignore[attr-defined]
+        while not ended.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            ended.wait(1.0)
+            os.kill(pid, signal.SIGCONT)
+            ended.wait(0.02)
+
+    config = continuous(tiny_model, rollout={"engines": 2, "max_new_tokens": 100}, trainer={"micro_batch_tokens": 512})
+    slower = at_step(tmp_path, 4, slow_down)
+    try:
+        assert train_ppo.train(config, tmp_path) == 0
+    finally:
+        ended.set()
+        slower.join(10)
+    out = capfd.readouterr().out
+    assert "rollout-0 is slow: " in out and "rollout-1 is slow" not in out and "started again" not in out
+    assert "rollout-0 is slow: " in (tmp_path / "faults.jsonl").read_text()
     assert learned(tmp_path) == epoch(config)
     until_gone()
 

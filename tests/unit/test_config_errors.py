@@ -23,6 +23,8 @@ pytestmark = pytest.mark.usefixtures("runs")
         ("trainer.on=1", "trainer.on: no such setting (command line)"),
         ("zzzz.qqqq=5", "zzzz.qqqq: no such setting (command line)"),
         ("trainer.steps=0", "trainer.steps=0: must be an integer, at least 1 (command line)"),
+        ("rollout.slow=1", "rollout.slow=1: must be a number, above 1 or null (command line)"),
+        ("rollout.slow=fast", "rollout.slow=fast: must be a number, above 1 or null (command line)"),
         ("trainer.steps=five", "trainer.steps=five: must be an integer, at least 1 (command line)"),
         ("trainer.steps=true", "trainer.steps=true: must be an integer, at least 1 (command line)"),
         ("trainer.steps=", "trainer.steps=null: must be an integer, at least 1 (command line)"),

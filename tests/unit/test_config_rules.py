@@ -25,6 +25,7 @@ CONFLICTS = {
     "rollout.gpu_memory, rollout.engine": ["rollout.gpu_memory=0.9", "rollout.engine=hf"],
     "rollout.max_logprob_diff, rollout.mode": ["rollout.max_logprob_diff=1", "rollout.mode=one_step"],
     "rollout.max_staleness, rollout.mode": ["rollout.max_staleness=1"],
+    "rollout.slow, rollout.mode": ["rollout.slow=20"],
     "rollout.elastic, rollout.mode": ["rollout.elastic=true", "rollout.mode=one_step"],
     "rollout.elastic, rollout.tensor_parallel": ["rollout.elastic=true", "rollout.mode=async", "rollout.tensor_parallel=2"],
     "rollout.max_engines, rollout.elastic": ["rollout.max_engines=4", "rollout.mode=async"],

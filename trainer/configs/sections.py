@@ -126,6 +126,9 @@ class RolloutConfig(Section):
     no_signal: Annotated[Literal["keep", "replace"], WITH_ASYNC] = Field(
         default="keep", description="Groups whose rewards are all alike: learned from, or replaced by those of the next prompts (DAPO)."
     )
+    slow: Annotated[float | None, WITH_ASYNC] = Field(
+        default=10, gt=1, description="An engine whose steps take so many times as long as the others' is avoided; null avoids none."
+    )
     elastic: Annotated[bool, WITH_ASYNC] = Field(
         default=False, description="Start more rollout engines on Ray nodes with the label flotilla.role=rollout, which may come and go."
     )

@@ -26,6 +26,8 @@ class Sampling:
 
 
 class RolloutEngine(Protocol):
+    steps: int  # that it has taken, for all its requests together
+
     async def generate(self, prompt_ids: list[int], sampling: Sampling) -> list[Turn]:
         """`sampling.samples` turns that follow on `prompt_ids`: token ids, as many log-probabilities, how they ended, weight version.
 

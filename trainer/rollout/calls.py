@@ -42,6 +42,15 @@ class Seat:
     new: list[tuple[int, list[int]]] = field(default_factory=list)  # of which it does not know yet
     calls: list[Any] = field(default_factory=list)
     tokens: int = 0  # of its answers
+    worked: float = 0.0  # seconds, and steps that it took in them; since trainer/rollout/slow.py has looked at them
+    steps: int = 0
+    silent: float = 0.0  # seconds since a call returned
+    last: float | None = None  # seconds per step when they were looked at
+
+    @property
+    def pace(self) -> float | None:
+        """Seconds per step; None before the first."""
+        return self.last or (self.worked / self.steps if self.steps else None)
 
 
 class Calls:
@@ -59,6 +68,7 @@ class Calls:
         self.busy = 0.0  # seconds of work, of all engines
         self.seconds = max(SLICE, AHEAD * len(engines.actors) / CALLS)
         self.watch, self.looked = heartbeat.Watch(), time.monotonic()
+        self.slow: dict[str, None] = {}  # names of seats that are asked for nothing
         self.open = 0  # requests that are not answered
         self.places = count()
         self.least: list[tuple[int, int, str]] = []  # a heap: what a seat was asked, its place and name; true of it, or left from before
@@ -99,7 +109,7 @@ class Calls:
         """The engine that has least to do, of those that have the weights of `version`, or newer ones; the first of several."""
         while self.least:
             asked, place, name = self.least[0]
-            seat = self.seats.get(name)
+            seat = self.seats.get(name) if name not in self.slow else None
             if seat and (len(seat.asked), seat.place) == (asked, place) and (not seat.alone or seat.version >= version):
                 return name
             heapq.heappop(self.least)
@@ -118,7 +128,7 @@ class Calls:
     def forget(self) -> None:
         """All processes: a handle of one that has ended keeps its name taken."""
         self.actors, self.guests, self.found = [], {}, (None, None)
-        for kept in (self.seats, self.dead, self.names, self.due):
+        for kept in (self.seats, self.dead, self.names, self.due, self.slow):
             kept.clear()
         self.open = 0
 
@@ -153,7 +163,7 @@ class Calls:
             seat = self.seats[name]
             seat.calls.remove(ref)
             try:
-                complete, busy, *version = ray.get(ref)
+                complete, busy, steps, *version = ray.get(ref)
             except RayError as error:
                 if not seat.alone and not isinstance(error, RayActorError):
                     raise
@@ -163,6 +173,7 @@ class Calls:
                 continue
             seat.version = version[0] if version else seat.version
             self.busy += busy
+            seat.worked, seat.steps, seat.silent = seat.worked + busy, seat.steps + steps, 0.0
             self.open -= len(seat.asked & complete.keys())
             seat.asked -= complete.keys()
             self.offer(name)
@@ -172,6 +183,7 @@ class Calls:
 
     def _remove(self, name: str) -> Seat:
         seat = self.seats.pop(name)
+        self.slow.pop(name, None)
         self.open -= len(seat.asked)
         for ref in seat.calls:
             self.names.pop(ref, None)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
+from trainer import faults
 from trainer.actors import RunError
 from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
@@ -29,6 +30,7 @@ from trainer.producer import Score, seed_of
 from trainer.rollout.calls import Calls
 from trainer.rollout.elastic import LOOK as LOOK_AROUND
 from trainer.rollout.elastic import Elastic
+from trainer.rollout.slow import Slow
 from trainer.stopping import Stopped, Stopping
 from trainer.worker_groups import WorkerGroups
 
@@ -56,9 +58,11 @@ class Continuous:
         self.batch, self.oldest = config.trainer.prompts_per_step, rollout.max_staleness
         self.calls = Calls(workers.engines, workers.engines.sampling(self.samples))
         self.elastic = Elastic(config, workers, self.calls) if rollout.elastic else None
+        self.slow = Slow(rollout.slow, self.calls) if rollout.slow else None
         self.numbers = count()
         self.fresh: deque[Prompt] = deque()  # not begun
         self.again: deque[Group] = deque()  # begun, and lost with their engine
+        self.twice: deque[Group] = deque()  # to be asked of a second engine, as their own is slow
         self.open: dict[int, Group] = {}  # begun and not learned from
         self.sampled: list[Group] = []  # of these, complete
         self.scored: list[Group] = []
@@ -231,10 +235,17 @@ class Continuous:
         time.sleep(LOOK_AROUND)
 
     def _sample(self) -> None:
+        slow = self.slow.look() if self.slow else []
+        for what, _ in slow:
+            print(what, flush=True)
+            faults.note(self.workers.folder, self.learned + 1, what)
         with self.changed:
+            self.twice.extend(self.open[number] for _, numbers in slow for number in numbers if number in self.open)
             self._lose(self.calls.find())
             # By default each has at least one prompt per sequence: of each prompt perhaps one answer, a long one, is left.
-            most = self.config.rollout.in_flight or len(self.calls.seats) * self.config.rollout.max_sequences
+            serving = len(self.calls.seats) - len(self.calls.slow)
+            most = self.config.rollout.in_flight or serving * self.config.rollout.max_sequences
+            most += sum(len(self.calls.seats[name].asked) for name in self.calls.slow)
             while self.calls.open < most and self.calls.free(self.learned) and (group := self._next()):
                 self.calls.ask(group.number, group.prompt.token_ids, self.learned)
         answers, lost = self.calls.collect(LOOK)
@@ -247,6 +258,10 @@ class Continuous:
 
     def _next(self) -> Group | None:
         """What is asked next; None while all is begun that may be."""
+        while self.twice:
+            group = self.twice.popleft()  # its version stays: its first engine may still answer
+            if self.open.get(group.number) is group and not group.episodes:
+                return group
         if self.again:
             group = self.again.popleft()
             group.version = self.learned
@@ -259,7 +274,12 @@ class Continuous:
         return self._new(self.fresh.popleft())
 
     def _lose(self, numbers: list[int]) -> None:
-        for group in (self.open[number] for number in sorted(numbers) if number in self.open):
+        if not numbers:
+            return
+        asked = {number for seat in self.calls.seats.values() for number in seat.asked}
+        lost = {number for number in numbers if number not in asked}  # of no second engine
+        self.twice = deque(group for group in self.twice if group.number not in lost)
+        for group in (self.open[number] for number in sorted(lost) if number in self.open and not self.open[number].episodes):
             group.version = self.learned  # at least; it is begun anew
             self.again.append(group)
 

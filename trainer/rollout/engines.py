@@ -21,7 +21,7 @@ from trainer.rollout import RolloutEngine, Sampling, nodes, sample
 from trainer.turns import Memory
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
-Work = tuple[dict[int, "Answers"], float, int]
+Work = tuple[dict[int, "Answers"], float, int, int]
 Answers = tuple[list[Turn], list[str]]  # to one prompt, and their texts
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
@@ -98,17 +98,17 @@ class RolloutActor:
         """See `rollout.sample`."""
         return asyncio.run(sample(self.engine, *args))
 
-    def work(self, requests: list[tuple[int, list[int]]], sampling: Sampling, seconds: float) -> tuple[dict[int, Answers], float]:
+    def work(self, requests: list[tuple[int, list[int]]], sampling: Sampling, seconds: float) -> tuple[dict[int, Answers], float, int]:
         """Ask for these, by name and prompt, and work for so long on all that was asked (`RolloutEngine.work`).
 
-        Returns the answers that are complete, and the seconds that it worked.
+        Returns the answers that are complete, the seconds that it worked, and the steps that it took.
         """
-        begin = time.perf_counter()
+        begin, steps = time.perf_counter(), self.engine.steps
         for name, prompt_ids in requests:
             self.engine.ask(name, prompt_ids, sampling)
         complete = self.engine.work(seconds)
         answers = {name: (turns, self.engine.decode([turn.token_ids for turn in turns])) for name, turns in complete.items()}
-        return answers, time.perf_counter() - begin
+        return answers, time.perf_counter() - begin, self.engine.steps - steps
 
     def call(self, method: str, *args: Any) -> Any:
         return getattr(self.engine, method)(*args)
@@ -135,7 +135,11 @@ class Pending:
     def result(self) -> list[Episode]:
         """Wait for them. Raises RunError at the deadline or when a rollout engine died or fell silent."""
         refs = [self.refs[i] for i in self.parts]
-        parts = actors.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
+        self.engines.awaited = True
+        try:
+            parts = actors.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
+        finally:
+            self.engines.awaited = False
         return [episode for part in parts for episode in part]
 
 

@@ -20,6 +20,7 @@ class SteppedEngine(ABC):
 
     def __init__(self) -> None:
         self.version = 0
+        self.steps = 0  # that it has taken
         self._answers: dict[int, asyncio.Future[list[Turn]]] = {}
         self._numbers = count()
         self._asked: dict[int, int] = {}  # number of a request that is not awaited: what it was called by who asked
@@ -64,6 +65,7 @@ class SteppedEngine(ABC):
         return complete
 
     def _step(self) -> None:
+        self.steps += 1
         for number, turns in self.step().items():
             if number in self._asked:
                 self._complete[self._asked.pop(number)] = turns
