@@ -28,10 +28,10 @@ from trainer.rollout.continuous import Continuous
 from trainer.stopping import Stopping
 
 ENGINES = (10, 100, 1000)
-STEPS, WARM_UP = {10: 150, 100: 30, 1000: 7}, {10: 50, 100: 8, 1000: 3}
+STEPS, WARM_UP = {10: 90, 100: 18, 1000: 6}, {10: 30, 100: 6, 1000: 3}
 GROUPS, SAMPLES, ROOM, TOKENS = 8, 4, 16, 200  # per engine: prompts of a step, answers to each, prompts at a time, tokens of an answer
-LONGER = 20  # times the seconds of benchmarks/rollouts.py: answers of 10 s
-TRAINING = 5.0  # seconds
+LONGER = 2  # times the seconds of benchmarks/rollouts.py: answers of a second
+TRAINING = 1.0  # seconds
 GROWTH, MOST = 1.2, 100.0  # limits: 1000 engines beside 10, and microseconds
 
 

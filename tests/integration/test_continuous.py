@@ -148,7 +148,7 @@ def test_what_an_engine_had_when_it_died_is_asked_of_the_others(tiny_model, tmp_
 
 def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_model, tmp_path, capfd, monkeypatch):
     """It is stopped for most of the time: its calls return, and weights arrive."""
-    monkeypatch.setattr(slow, "LEAST", 3.0)
+    monkeypatch.setattr(slow, "LEAST", 2.0)
     ended = threading.Event()
 
     def slow_down() -> None:
@@ -156,11 +156,11 @@ def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_mode
         pid = ray._private.state.actors(actor._actor_id.hex())["Pid"]  # type: ignore[attr-defined]
         while not ended.is_set():
             os.kill(pid, signal.SIGSTOP)
-            ended.wait(1.0)
+            ended.wait(0.4)
             os.kill(pid, signal.SIGCONT)
-            ended.wait(0.02)
+            ended.wait(0.03)
 
-    config = continuous(tiny_model, rollout={"engines": 2, "max_new_tokens": 100}, trainer={"micro_batch_tokens": 512})
+    config = continuous(tiny_model, rollout={"engines": 2, "max_new_tokens": 50, "slow": 4}, trainer={"micro_batch_tokens": 256})
     slower = at_step(tmp_path, 4, slow_down)
     try:
         assert train_ppo.train(config, tmp_path) == 0
