@@ -93,11 +93,30 @@ class WorkerGroups:
 
         False when none died. Raises `error` when that happened more often than rollout.restarts allows.
         """
-        lost, limit = self.engines.lost(), self.config.rollout.restarts
-        if not lost:
+        if not (lost := self.engines.lost()):
             return False
+        while lost:  # more may die while some start; one that is gone is not to be waited for in `connect`
+            self._note(lost, error)
+            try:
+                self.turns.start_engines(partial(self._start_again, lost))
+            except (RunError, RayError) as late:
+                error = late
+                if not (lost := self.engines.lost()):
+                    raise
+                continue
+            lost = self.engines.lost()
+        self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
+        try:
+            self._sync()
+        except (RunError, RayError) as late:
+            if not self.revive(late):
+                raise
+        return True
+
+    def _note(self, lost: list[int], error: Exception) -> None:
+        """Count rollout engines that died, and say so. Raises `error` when that happened more often than rollout.restarts allows."""
         self.restarts += len(lost)
-        if self.restarts > limit:
+        if self.restarts > (limit := self.config.rollout.restarts):
             raise error
         if isinstance(error, RunError):
             print(f"warning: {error}", flush=True)
@@ -105,13 +124,10 @@ class WorkerGroups:
         again = f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)"
         print(again, flush=True)
         faults.note(self.folder, self.learned + 1, f"{again}: {error}")
-        self.turns.start_engines(partial(self._start_again, lost))
-        self._sync()
-        return True
 
     def _start_again(self, lost: list[int]) -> None:
         self.engines.start_again(lost)
-        self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
+        self.engines.started()
 
     def save(self, folder: Path) -> None:
         """Have every trained role copied to memory, and written below `folder` from there."""
