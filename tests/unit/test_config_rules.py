@@ -129,7 +129,7 @@ def test_settings_that_do_not_fit_together_are_refused(keys, tmp_path):
             ["trainer.zero_stage=1"],
             "model.dtype=bfloat16, trainer.zero_stage=1: DeepSpeed moves the states of bfloat16 models off the GPU in",
         ),
-        (["rollout.options.enable_sleep_mode=false"], "enable_sleep_mode: not options; use "),
+        (["rollout.options.enable_sleep_mode=false"], "enable_sleep_mode: not for options; use "),
     ],
 )
 def test_what_cannot_be_colocated_is_refused_once(argv, said):

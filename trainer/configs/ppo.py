@@ -157,7 +157,7 @@ class PpoConfig(Config):
             Rule(
                 split % rollout.nodes_per_engine != 0,
                 ("rollout.nodes_per_engine", "rollout.tensor_parallel", "rollout.pipeline_parallel"),
-                f"{split} processes (tensor_parallel x pipeline_parallel) do not divide into {rollout.nodes_per_engine} equal parts",
+                f"tensor_parallel x pipeline_parallel is {split}, which does not divide into {rollout.nodes_per_engine} equal parts",
             ),
             Rule(
                 rollout.expert_parallel and split == 1,
@@ -167,7 +167,7 @@ class PpoConfig(Config):
             Rule(
                 bool(owned),
                 ("rollout.options",),
-                f"{', '.join(owned)}: not options; use rollout.tensor_parallel, pipeline_parallel, expert_parallel and nodes_per_engine; "
+                f"{', '.join(owned)}: not for options; use rollout.tensor_parallel, pipeline_parallel, expert_parallel, nodes_per_engine; "
                 "rollout.engines are data parallel already, and weight sync, sleep and log-probabilities need the rest as it is",
             ),
             Rule(

@@ -19,6 +19,8 @@ def test_a_node_joins_comes_again_after_its_container_was_killed_and_leaves(lab:
     machine = {"cpus": 1, "memory": "1GB..", "disk": "100MB.."}
     first, second = (machine | {"ssh": ssh | {"hosts": [{"hostname": host.address}]}} for host in lab.hosts)
     lab.stack(fleets=[first | {"name": "lab"}, second | {"name": "spot", "role": "rollout", "nodes": "0..1"}])
+    lab.fleet()
+    wait_for("a host that is free for another fleet", lambda: len(lab.instances()) == 1, 60, 0.5)
 
     def nodes(count: int) -> Callable[[], bool]:
         return lambda: json.loads(lab.user("python -m cli status lab --json 2>/dev/null").stdout)["ray_nodes"] == count
@@ -38,7 +40,10 @@ def test_a_node_joins_comes_again_after_its_container_was_killed_and_leaves(lab:
         wait_for("its last words", lambda: "draining this node" in lab.logs("ray-spot-0"), 60, 1)
         wait_for("the end of its run", lambda: "ray-spot-0" not in lab.runs(), 60, 1)
     finally:
-        done = lab.user("python -m cli down lab", timeout=300)  # with the fleets
+        done = lab.user("python -m cli down lab --keep-machines", timeout=300)
+        lab.must("dstack fleet delete -y spot")
+        wait_for("the end of fleet spot", lambda: "spot" not in lab.must("dstack fleet list"), 120, 1)
         lab.stack()
         lab.fleet()
+        wait_for("both hosts", lambda: lab.instances() == ["idle", "idle"], 120, 0.5)
     assert done.returncode == 0, done.stdout
