@@ -35,6 +35,7 @@ class Settings(argparse.Namespace):
     patience: int  # seconds that a lost node has to return
     services: tuple[Service, ...]  # of all nodes
     monitoring: Monitoring | None  # the head's
+    join: str = ""  # run whose cluster this node joins, as one of an elastic fleet
     alerts_port: int | None = None  # on the head, where alerts are posted from
     dashboard: Dashboard  # the head's, as the head itself reaches it
     place: Path  # of the services' logs
