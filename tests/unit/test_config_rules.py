@@ -103,6 +103,10 @@ CONFLICTS = {
     ],
     "rollout.expert_parallel, rollout.tensor_parallel": ["rollout.expert_parallel=true"],
     "rollout.options": ["rollout.options.data_parallel_size=2"],
+    "rollout.options, placement.gpus_per_engine, placement.gpus_per_rank": [
+        "rollout.options.speculative_config.method=ngram",
+        "placement.gpus_per_rank=0",
+    ],
     "critic.warmup_steps, critic.schedule, trainer.steps": ["algorithm.name=ppo", "critic.schedule=linear", "critic.warmup_steps=100"],
     "trainer.eval_every, trainer.eval_prompts, evals": ["trainer.eval_every=5", "trainer.eval_prompts=0"],
     "model.attention, model.dtype, placement.gpus_per_rank": ["model.attention=flash_attention_2", "model.dtype=float32"],

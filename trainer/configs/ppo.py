@@ -171,6 +171,11 @@ class PpoConfig(Config):
                 "rollout.engines are data parallel already, and weight sync, sleep and log-probabilities need the rest as it is",
             ),
             Rule(
+                sampling_on_cpus and "speculative_config" in rollout.options,
+                ("rollout.options", "placement.gpus_per_engine", "placement.gpus_per_rank"),
+                "vLLM's speculative decoding on CPUs gives log-probabilities that are not the model's; leave speculative_config out",
+            ),
+            Rule(
                 0 < place.gpus_per_rank < 1 and place.ranks > 1,
                 ("placement.gpus_per_rank", "placement.ranks"),
                 "NCCL takes one rank per GPU; use gpus_per_rank 1, or 1 rank",
