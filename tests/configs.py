@@ -14,6 +14,12 @@ from trainer.errors import ConfigError
 
 BASE = ["model.path=gpt2", "data.path=package.module:rows"]
 PROG = "python -m trainer.train_ppo"
+ON_ONE_GPU: dict[str, Any] = {  # changes to `settings`
+    "model": {"dtype": "bfloat16"},
+    "rollout": {"engine": "vllm", "gpu_memory": 0.3, "options": {"enforce_eager": True}, "max_logprob_diff": None},
+    "trainer": {"zero_stage": 2},
+    "placement": {"gpus_per_rank": 1, "colocate": True},
+}
 
 
 def ok(*argv: str) -> PpoConfig:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from typing import Any
 
 import pytest
 import torch
-from configs import settings
+from configs import ON_ONE_GPU, settings
 
 from trainer import models, placement, weights
 from trainer.actors import free_port
@@ -16,18 +15,12 @@ from trainer.episodes import Prompt
 from trainer.rollout import Sampling, sample
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
-COLOCATED: dict[str, Any] = {
-    "model": {"dtype": "bfloat16"},
-    "rollout": {"engine": "vllm", "gpu_memory": 0.3, "options": {"enforce_eager": True}, "max_logprob_diff": None},
-    "trainer": {"zero_stage": 2},
-    "placement": {"gpus_per_rank": 1, "colocate": True},
-}
 
 
 def test_an_engine_that_sleeps_frees_the_gpu_and_answers_with_the_weights_that_came(wide_model):
     """They come through gloo, as between processes that share a GPU."""
     vllm = pytest.importorskip("trainer.rollout.vllm", reason="vLLM is not installed")
-    config = settings(wide_model, **COLOCATED)
+    config = settings(wide_model, **ON_ONE_GPU)
     assert placement.sync_backend(config) == "gloo"
     engine = vllm.VllmEngine(config, str(wide_model), 0)
     lm = models.load_lm(config.model, 0, torch.device("cpu"))

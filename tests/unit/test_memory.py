@@ -7,27 +7,19 @@ from typing import Any
 import pytest
 from configs import settings
 
+from benchmarks.gpu.colocated import QWEN_1_5B
 from trainer import memory, models
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
 
-QWEN_1_5B = {
-    "model_type": "qwen2",
-    "hidden_size": 1536,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 12,
-    "num_key_value_heads": 2,
-    "intermediate_size": 8960,
-    "vocab_size": 151_936,
-    "tie_word_embeddings": True,
-}
+INIT = {"model_type": "qwen2", "tie_word_embeddings": True, **QWEN_1_5B}
 GPU = 80e9
 
 
 @pytest.fixture(scope="module")
 def shape() -> memory.Shape:
-    return memory.Shape.of(models.without_weights(ModelConfig(init=QWEN_1_5B, tokenizer="characters:ab")))
+    return memory.Shape.of(models.without_weights(ModelConfig(init=INIT, tokenizer="characters:ab")))
 
 
 def colocated(tmp_path, **changes: Any) -> PpoConfig:
