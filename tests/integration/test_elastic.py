@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -24,8 +25,11 @@ from trainer import samples, train_ppo
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
+from trainer.episodes import Episode, Prompt, Turn
 from trainer.metrics import read
 from trainer.models import load_tokenizer
+from trainer.rewards.model import reward_model
+from trainer.rewards.terms import Mistake
 from trainer.rollout import elastic
 
 LABELS = {"flotilla.role": "rollout", "flotilla.fleet": "spot"}
@@ -115,3 +119,18 @@ def test_an_engine_joins_mid_run_serves_and_is_drained(tiny_model, tmp_path, clu
     learned_once(config, tmp_path)
     rows = read(tmp_path)[1:]
     assert rows[0]["engines"] == 1 and max(row["engines"] for row in rows) == 2 and rows[-1]["engines"] == 1
+
+
+def test_a_reward_model_is_not_placed_on_a_node_that_may_go(cluster, monkeypatch):
+    cluster.add_node(num_cpus=1, num_gpus=1, labels=LABELS)
+    states, kill = [], ray.kill
+
+    def seen(actor: Any) -> None:
+        states.append(ray._private.state.actors(actor._actor_id.hex())["State"])  # type: ignore[attr-defined]
+        kill(actor)
+
+    monkeypatch.setattr(ray, "kill", seen)
+    episode = Episode(Prompt(0, [1], {"prompt": "1"}), 0, [Turn([2], [0.0], "stop")], "2")
+    with pytest.raises(Mistake, match=r"its model was not up within 6 s \(start_seconds\)"):
+        asyncio.run(reward_model([episode], model="none", gpus=1, start_seconds=6))
+    assert states == ["PENDING_CREATION"]

@@ -56,13 +56,16 @@ async def _started(model: str, gpus: float, max_tokens: int, seconds: float) -> 
     import ray
     from ray.exceptions import RayTaskError
 
+    from trainer.placement import ELASTIC, ROLE
+
     if not ray.is_initialized():
         if not os.environ.get("RAY_ADDRESS"):
             raise Mistake(None, "its model needs a Ray cluster, and there is none", final=True)
         kept = signal.getsignal(signal.SIGTERM)
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
         signal.signal(signal.SIGTERM, kept)  # Ray's would end this process, which the run does
-    actor: Any = ray.remote(num_cpus=1, num_gpus=gpus)(RewardModel).remote(model, gpus, max_tokens)
+    stays = {ROLE: f"!{ELASTIC}"}
+    actor: Any = ray.remote(num_cpus=1, num_gpus=gpus, label_selector=stays)(RewardModel).remote(model, gpus, max_tokens)
     try:
         await asyncio.wait_for(_result(actor.load.remote()), seconds)
     except TimeoutError:
