@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import pytest
 import ray
 import yaml
 from configs import settings
+from ray_actors import until_gone
 
 from benchmarks import rollouts
 from lab.waiting import wait_for
@@ -81,12 +81,6 @@ def at_step(folder: Path, step: int, act: Callable[[], object]) -> threading.Thr
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     return thread
-
-
-def until_gone() -> None:
-    """Until Ray has ended all processes of a run, which it does some time after their placement group was given back."""
-    gc.collect()  # a traceback may hold handles of them
-    wait_for("the end of all processes", lambda: not ray.util.list_named_actors(), 30)
 
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 from configs import settings
+from ray_actors import stop_process, until_gone
 
 from trainer import export, faults, runs, train_ppo, worker_groups
 from trainer.actors import RunError
@@ -49,15 +49,6 @@ def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     return thread
-
-
-def until_gone() -> None:
-    """Until Ray has ended all processes of a run, which it does some time after their placement group was given back."""
-    gc.collect()  # as long as the run's error has a traceback with handles of them, this process takes their names for taken
-    deadline = time.monotonic() + 30
-    while names := ray.util.list_named_actors():
-        assert time.monotonic() < deadline, f"{names} are still there"
-        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -146,70 +137,6 @@ def test_a_rollout_engine_that_dies_is_started_again_and_computes_the_same_bits(
     assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("zero_stage", "deaths"),
-    [
-        (0, {2: "wake weights", 3: "sleep", 4: "wake kv_cache"}),  # asleep, awake with ranks that need it away, with weights received
-        (2, {}),
-        (3, {}),
-    ],
-)
-def test_ranks_and_rollout_engines_that_take_turns_compute_the_same_bits(tiny_model, tmp_path, monkeypatch, zero_stage, deaths):
-    """Also when the rollout engine dies: at a step, before it is asked for something."""
-    plain, turns, at = tmp_path / "plain", tmp_path / "turns", dict(deaths)
-    changes: dict[str, Any] = {
-        "algorithm": {"kl": {"coef": 0.1 if zero_stage < 3 else 0}},
-        "trainer": {"steps": max({2, *at}), "zero_stage": zero_stage},
-    }
-    assert train_ppo.train(settings(tiny_model, **changes), plain) == 0
-    until_gone()
-    order: list[str] = []
-    original = RolloutEngines._call
-    workers: list[worker_groups.WorkerGroups] = []
-    begin = worker_groups.WorkerGroups.to_ranks
-
-    def call(self: RolloutEngines, method: str, *args: Any) -> None:
-        what = " ".join((method, *args))
-        if workers and at.get(workers[0].learned + 1) == what:
-            at.pop(workers[0].learned + 1)
-            ray.kill(ray.get_actor("rollout-0"))
-        original(self, method, *args)
-        order.append(what)
-
-    monkeypatch.setattr(RolloutEngines, "_call", call)
-    monkeypatch.setattr(worker_groups.WorkerGroups, "to_ranks", lambda self: [workers.append(self), begin(self)][1])
-    assert train_ppo.train(settings(tiny_model, **changes, placement={"colocate": True}), turns) == 0
-    assert not at, f"was not reached: {at}"
-    assert order[:3] == ["sleep", "sleep", "wake weights"] and set(order) == {"sleep", "wake weights", "wake kv_cache"}
-    assert all(not result.different for result in compare(read(plain), read(turns)))
-    assert (plain / "model" / "model.safetensors").read_bytes() == (turns / "model" / "model.safetensors").read_bytes()
-
-
-@pytest.mark.slow
-def test_turns_with_vllm_compute_the_same_bits(wide_model, tmp_path):
-    pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
-    plain, turns = tmp_path / "plain", tmp_path / "turns"
-    changes: dict[str, Any] = {"rollout": {"engine": "vllm"}, "trainer": {"steps": 2, "zero_stage": 2}}
-    assert train_ppo.train(settings(wide_model, **changes), plain) == 0
-    until_gone()
-    assert train_ppo.train(settings(wide_model, **changes, placement={"colocate": True}), turns) == 0
-    assert all(not result.different for result in compare(read(plain), read(turns)))
-    assert (plain / "model" / "model.safetensors").read_bytes() == (turns / "model" / "model.safetensors").read_bytes()
-
-
-def test_a_run_that_takes_turns_and_loses_a_rank_resumes_to_the_same_bits(tiny_model, whole, tmp_path):
-    colocated = settings(tiny_model, placement={"colocate": True})
-    killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
-    with pytest.raises(RunError, match="died"):
-        train_ppo.train(colocated, tmp_path)
-    killer.join(10)
-    assert read(tmp_path)[-1]["step"] < 6
-    until_gone()
-    assert train_ppo.train(colocated, tmp_path) == 0
-    assert all(not result.different for result in compare(read(whole), read(tmp_path)))
-    assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
-
-
 def test_what_a_rollout_engine_owed_when_a_sync_found_it_dead_is_sampled_again(tiny_model, whole, tmp_path, monkeypatch):
     """The next step's episodes are on their way when an evaluation gives the rollout engines their weights once more."""
     begin, calls = RolloutEngines.start, []
@@ -224,12 +151,6 @@ def test_what_a_rollout_engine_owed_when_a_sync_found_it_dead_is_sampled_again(t
     monkeypatch.setattr(RolloutEngines, "start", start)
     assert train_ppo.train(settings(tiny_model, trainer={"steps": 3, "eval_every": 1}), tmp_path) == 0
     assert [row["reward"] for row in read(tmp_path)[1:]] == [row["reward"] for row in read(whole)[1:4]]
-
-
-def stop_process(name: str) -> None:
-    """SIGSTOP: it keeps its connections, and does nothing any more."""
-    actor = ray.get_actor(name)
-    os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
 
 
 def test_a_rank_that_is_stopped_ends_the_run_long_before_its_deadline(tiny_model, whole, tmp_path):

@@ -1,0 +1,23 @@
+"""A run's processes, for tests that end or stop them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+
+import ray
+
+from lab.waiting import wait_for
+
+
+def until_gone() -> None:
+    """Until Ray has ended all processes of a run, which it does some time after their placement group was given back."""
+    gc.collect()  # as long as the run's error has a traceback with handles of them, this process takes their names for taken
+    wait_for("the end of all processes", lambda: not ray.util.list_named_actors(), 30, every=0.05)
+
+
+def stop_process(name: str) -> None:
+    """SIGSTOP: it keeps its connections, and does nothing any more."""
+    actor = ray.get_actor(name)
+    os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
