@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -14,8 +13,6 @@ from cluster_tasks.ray import hourly
 from stacks.places import place_of
 from stacks.schema import Stack
 
-ENGINES = "engines.json"  # in the folder of a run with rollout.elastic, written every five seconds (trainer/rollout/elastic.py)
-FRESH_SECONDS = 30
 URL = "dashboard.url"  # in build/<stack>/, where `flotilla up --port` has moved it
 
 
@@ -51,21 +48,6 @@ def show_jobs(asked: Dashboard, stack: Stack) -> None:
         print(f"job {job.name}  {job.status}  {job.command}")
     for line in found.lines():
         print(line)
-
-
-def show_engines(runs: Path) -> None:
-    """One line for each rollout engine of the runs that train now with rollout.elastic, below a folder that this machine sees."""
-    for file in sorted(runs.glob(f"*/{ENGINES}")):
-        try:
-            if time.time() - file.stat().st_mtime > FRESH_SECONDS:
-                continue  # of a run that was killed
-            engines = json.loads(file.read_text())["engines"]
-        except (OSError, ValueError):
-            continue  # the run has ended meanwhile
-        for row in engines:
-            where = f"on {row['node']}" if row["node"] else "of the cluster"
-            figures = f"weights {row['version']}  {row['tokens_per_second']:,.0f} tokens/s  {row['in_flight']} in flight"
-            print(f"engine {row['name']}  {where}  run {file.parent.name}  {figures}")
 
 
 def unreachable(asked: Dashboard, stack: Stack, error: OSError) -> CommandError:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
-from cli.dashboard import dashboard, show_engines, show_jobs
+from cli.dashboard import dashboard, show_jobs
 from cli.project import show
-from cluster_tasks.local.commands import main
+from cluster_tasks.client.elastic import NO_ELASTIC, Elastic, joined
+from cluster_tasks.local.commands import main, state
 from stacks.schema import Fleet, Stack
 
 
@@ -23,15 +25,26 @@ def down(stack: Stack, root: Path, options: Any) -> int:
 
 
 def status(stack: Stack, root: Path, options: Any) -> int:
-    code = _command(stack, root, "status", *(["--json"] if options.json else []), shown=False)
-    if code == 0 and not options.json:
-        asked = dashboard(stack, root)
-        price = f"  {stack.monitoring.price:,.2f} USD/h" if stack.monitoring.price else ""
-        for address, fleet in asked.elastic_nodes().items():
-            print(f"elastic {fleet}  {address}  ALIVE{price}")
-        show_engines(root / "build" / stack.name / "runs")
-        show_jobs(asked, stack)
+    os.chdir(root)
+    file = Path(f"build/{stack.name}/ray-cluster.dstack.yml")
+    if options.json:
+        known = state(file)
+        serving = _elastic(stack, root) if known["up"] else NO_ELASTIC
+        print(json.dumps(known | serving.as_json(), indent=2))
+        return 0 if known["whole"] and not serving.short else 1
+    code = _command(stack, root, "status", shown=False)
+    if code == 0:
+        serving = _elastic(stack, root)
+        for line in serving.lines():
+            print(line)
+        show_jobs(dashboard(stack, root), stack)
+        code = 1 if serving.short else 0
     return code
+
+
+def _elastic(stack: Stack, root: Path) -> Elastic:
+    asked = dashboard(stack, root)
+    return Elastic.of(stack, joined(asked, stack), asked)
 
 
 def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from cli.project import CommandError, console, run
 from cluster_tasks.client import status as screen
 from cluster_tasks.client.dstack_run import DstackRun, wait
 from cluster_tasks.client.launch import cluster
-from cluster_tasks.client.usage import of_run
 from cluster_tasks.ray import ROLLOUT
 from stacks.forward import LOOK_SECONDS, NoForward, forwarded
 from stacks.places import place_of
@@ -48,6 +46,8 @@ def _up(stack: Stack, root: Path, options: Any) -> int:
         return f"waiting for Ray: {found} of {wanted} nodes" if found < wanted else None
 
     wait(missing, seconds)
+    for fleet in stack.elastic_fleets():
+        _start(stack, root, dstack, fleet, fleet.least)
     console.print(f"dashboard  {dstack.dashboard.url}")
     console.print(f"submit     flotilla submit {stack.name} -- python -m trainer.train_ppo --config run.yaml", markup=False)
     console.print(f"stop       flotilla down {stack.name}")
@@ -74,7 +74,7 @@ def down(stack: Stack, root: Path, options: Any) -> int:
 
 def _stop(stack: Stack, root: Path, options: Any) -> None:
     dstack = cluster(stack, None)
-    for node in [node for fleet in stack.elastic_fleets() for node in _elastic(dstack, fleet) if node.lives()]:
+    for node in [node for fleet in stack.elastic_fleets() for node in dstack.of_fleet(fleet.name, fleet.nodes) if node.lives()]:
         run(["dstack", "stop", "-y", node.name], root, dstack.env)
     if dstack.lives():
         run(["dstack", "stop", "-y", dstack.name], root, dstack.env)
@@ -96,39 +96,26 @@ def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
         if not dstack.lives():
             raise CommandError(f"the cluster {stack.name} is not up, so there is nothing to join; first: flotilla up {stack.name}")
         for fleet, count in counts:
-            for index, node in enumerate(_elastic(dstack, fleet)):
-                if index < count:
-                    node.wait_until_stopped(TIMEOUT)
-                    if not node.lives():
-                        file = f"build/{stack.name}/{fleet.name}{ROLLOUT}"
-                        run(["dstack", "apply", "-y", "-d", "-n", node.name, "-f", file], root, dstack.env)
-                elif node.lives():
+            for node in dstack.of_fleet(fleet.name, fleet.nodes)[count:]:
+                if node.lives():
                     run(["dstack", "stop", "-y", node.name], root, dstack.env)
+            _start(stack, root, dstack, fleet, count)
     console.print(f"each joins as soon as dstack has a machine for it: flotilla status {stack.name}", markup=False)
     return 0
 
 
-def _elastic(dstack: DstackRun, fleet: Fleet) -> list[DstackRun]:
-    """Every run that the fleet's nodes may have, whether it is there or not."""
-    return [replace(dstack, name=f"{dstack.name}-{fleet.name}-{index}") for index in range(fleet.nodes)]
-
-
-def _show_elastic(stack: Stack) -> None:
-    with forwarded(stack, LOOK_SECONDS, lambda _: None):
-        dstack = cluster(stack, None)
-        for fleet in stack.elastic_fleets():
-            for node in _elastic(dstack, fleet):
-                if (found := node.get()) and not found.status.is_finished():
-                    price = of_run(found) or stack.monitoring.price
-                    print(f"elastic {fleet.name}  {node.name}  {found.status.value}{f'  {price:,.2f} USD/h' if price else ''}")
+def _start(stack: Stack, root: Path, dstack: DstackRun, fleet: Fleet, count: int) -> None:
+    """Those of the fleet's first nodes that are missing."""
+    for node in dstack.of_fleet(fleet.name, count):
+        node.wait_until_stopped(TIMEOUT)
+        if not node.lives():
+            file = f"build/{stack.name}/{fleet.name}{ROLLOUT}"
+            run(["dstack", "apply", "-y", "-d", "-n", node.name, "-f", file], root, dstack.env)
 
 
 def status(stack: Stack, root: Path, options: Any) -> int:
     os.chdir(root)
-    code = screen.main([stack.name, *(["--json"] if options.json else [])])
-    if stack.elastic_fleets() and not options.json:
-        _show_elastic(stack)
-    return code
+    return screen.main([stack.name, *(["--json"] if options.json else [])])
 
 
 def _say(line: str) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli.dashboard import address, dashboard, note_address, show_engines, show_jobs
+from cli.dashboard import address, dashboard, note_address, show_jobs
 from cli.project import CommandError, console, folder, output, show
+from cluster_tasks.client.elastic import Elastic, ElasticNode
 from cluster_tasks.node.waiting import wait_until
 from cluster_tasks.slurm import ROLLOUT
 from stacks.schema import Fleet, Stack
@@ -34,6 +35,8 @@ def up(stack: Stack, root: Path, options: Any) -> int:
     else:
         console.print(f"job {job} is there; it is used as it is")
     said = wait(lambda: ready(stack, root, job), options.timeout or TIMEOUT)
+    for fleet in stack.elastic_fleets():
+        _start(stack, root, fleet, job, fleet.least)
     url = _forward(stack, root, said, options.port)
     console.print(f"dashboard  {url}")
     console.print(f"submit     flotilla submit {stack.name} -- python -m trainer.train_ppo --config run.yaml", markup=False)
@@ -51,13 +54,19 @@ def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
         if beyond := [known for index, (known, _) in here.items() if index >= count]:
             show(["scancel", *beyond])
             output(["scancel", *beyond], root)
-        if lacking := [str(index) for index in range(count) if index not in here]:
-            name, file = f"--job-name={fleet.name}-{job}", f"build/{stack.name}/{fleet.name}{ROLLOUT}"
-            command = ["sbatch", "--parsable", name, f"--array={','.join(lacking)}", file, job]
-            show(command)
-            output(command, root)
+        _start(stack, root, fleet, job, count)
     console.print(f"each joins as soon as Slurm has a node for it: flotilla status {stack.name}", markup=False)
     return 0
+
+
+def _start(stack: Stack, root: Path, fleet: Fleet, job: str, count: int) -> None:
+    """Those of the fleet's first nodes that are missing."""
+    here = elastic(stack, root, fleet, job) if count else {}
+    if lacking := [str(index) for index in range(count) if index not in here]:
+        name, file = f"--job-name={fleet.name}-{job}", f"build/{stack.name}/{fleet.name}{ROLLOUT}"
+        command = ["sbatch", "--parsable", name, f"--array={','.join(lacking)}", file, job]
+        show(command)
+        output(command, root)
 
 
 def elastic(stack: Stack, root: Path, fleet: Fleet, job: str) -> dict[int, tuple[str, str]]:
@@ -92,27 +101,32 @@ def status(stack: Stack, root: Path, options: Any) -> int:
     job = running(stack, root)
     # A line for each component of a job of several fleets, which Slurm starts and ends together.
     state = output(["squeue", "-h", "-j", job, "-o", "%T %r %M %N"], root).split() if job else []
-    nodes = dashboard(stack, root).alive_nodes() if job else None
+    asked = dashboard(stack, root)
+    nodes = asked.alive_nodes() if job else None
     wanted = sum(fleet.nodes for fleet in stack.cluster_fleets())
     healthy = nodes is not None and len(nodes) >= wanted
+    joining = [
+        ElasticNode(fleet.name, known, where, stack.monitoring.price)
+        for fleet in stack.elastic_fleets()
+        for known, where in (elastic(stack, root, fleet, job).values() if job else ())
+    ]
+    serving = Elastic.of(stack, joining, asked if nodes is not None else None)
+    healthy = healthy and not serving.short
     if options.json:
-        print(
-            json.dumps({"job": job, "state": state[0] if state else None, "ray_nodes": nodes and len(nodes), "healthy": healthy}, indent=2)
-        )
+        about = {"job": job, "state": state[0] if state else None, "ray_nodes": nodes and len(nodes), "healthy": healthy}
+        print(json.dumps(about | serving.as_json(), indent=2))
         return 0 if healthy else 1
     if job is None:
         print(f"not up; start it with: flotilla up {stack.name}")
         return 1
     print(f"job {job}  {' '.join(state)}")
-    for fleet in stack.elastic_fleets():
-        for known, where in elastic(stack, root, fleet, job).values():
-            print(f"elastic {fleet.name}  {known}  {where}")
+    for line in serving.lines():
+        print(line)
     if nodes is None:
         print(f"Ray: {address(stack, root)} does not answer; `flotilla up {stack.name}` forwards it once the job runs")
     else:
         print(f"Ray: {len(nodes)} of {wanted} nodes, {address(stack, root)}")
-        show_engines(stack.checkpoints.path)
-        show_jobs(dashboard(stack, root), stack)
+        show_jobs(asked, stack)
     return 0 if healthy else 1
 
 

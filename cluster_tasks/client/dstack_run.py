@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -91,6 +91,10 @@ class DstackRun:
                     console.print(f"waiting for the dstack server: {error}", markup=False)
                 said = True
                 time.sleep(1)
+
+    def of_fleet(self, name: str, nodes: int) -> list[DstackRun]:
+        """The run of every node that an elastic fleet may have, whether it is there or not."""
+        return [replace(self, name=f"{self.name}-{name}-{index}") for index in range(nodes)]
 
     def fleets(self) -> list[Fleet]:
         return self.client.client.fleets.list(self.client.project)

@@ -26,8 +26,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster_tasks.client.dstack_run import ROOT, DstackRun
+from cluster_tasks.client.elastic import NO_ELASTIC, Elastic, ElasticNode
 from cluster_tasks.client.launch import cluster
-from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, progress, submitted
+from cluster_tasks.client.usage import PRICE_HINT, look, of_run, per_1000_steps, progress, submitted
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.price import hourly
@@ -85,6 +86,7 @@ class Status:
     run_cost: float = 0.0  # dollars, as dstack counts it over all attempts of the run
     gpu_idle_share: float | None = None  # now; None where the dashboard is not forwarded, or has no GPUs
     trouble: list[str] = field(default_factory=list)
+    serving: Elastic = NO_ELASTIC
 
     @property
     def cost(self) -> float:
@@ -111,7 +113,17 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     trouble += [f"no fleet {name}" for name in sorted(names - {fleet.name for fleet in fleets})]
     trouble += run_trouble(run.name, found, alive) + stranger
     state = found.status.value if found else None
-    return Status(stack.name, machines, state, nodes, alive, jobs, run_cost(stack, found, now), idle(run.dashboard, alive, now), trouble)
+    serving = Elastic.of(stack, elastic_nodes(stack, run), run.dashboard if alive is not None else None)
+    trouble += serving.short if found and not found.status.is_finished() else []
+    cost, idles = run_cost(stack, found, now), idle(run.dashboard, alive, now)
+    return Status(stack.name, machines, state, nodes, alive, jobs, cost, idles, trouble, serving)
+
+
+def elastic_nodes(stack: Stack, run: DstackRun) -> list[ElasticNode]:
+    """Those that are there, or on their way. Raises ClusterError."""
+    found = [(fleet.name, node.name, node.get()) for fleet in stack.elastic_fleets() for node in run.of_fleet(fleet.name, fleet.nodes)]
+    living = [(fleet, name, node) for fleet, name, node in found if node and not node.status.is_finished()]
+    return [ElasticNode(fleet, name, node.status.value, of_run(node) or stack.monitoring.price) for fleet, name, node in living]
 
 
 def run_cost(stack: Stack, run: Run | None, now: datetime) -> float:
@@ -180,6 +192,8 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
         console.print(f"Ray: not forwarded to this machine; {before}dstack attach {run.name}")
     else:
         console.print(f"Ray: {status.ray_nodes} nodes alive, {run.dashboard.url}")
+    for shown in (*status.serving.nodes, *status.serving.engines):
+        console.print(shown.line(), markup=False)
     for job in status.jobs:
         console.print(f"job {job.name}  {job.status}  {job.hours:.1f} h  {job.command}", markup=False)
         for line in filter(None, (job.progress, job.checkpoint and f"checkpoint {job.checkpoint}")):
@@ -198,6 +212,11 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
         console.print(f"not healthy: {line}", markup=False)
 
 
+def as_json(status: Status) -> dict[str, Any]:
+    known = {name: value for name, value in asdict(status).items() if name != "serving"}
+    return known | status.serving.as_json() | {"cost": round(status.cost, 2), "healthy": not status.trouble}
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m cluster_tasks.client.status", description="One screen about a stack's cluster on dstack."
@@ -214,7 +233,7 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if options.json:
-        print(json.dumps(asdict(status) | {"cost": round(status.cost, 2), "healthy": not status.trouble}, indent=2))
+        print(json.dumps(as_json(status), indent=2))
     else:
         show(status, run, f"python -m fleets.server forward {stack.name}, then " if stack.control_node else "")
     return 1 if status.trouble else 0

@@ -135,13 +135,16 @@ def as_job(job: dict[str, Any], now: float, printed: str) -> JobUse:
 
 def output(dashboard: Dashboard, job: dict[str, Any]) -> str:
     """The last lines that a job printed; a long run's log is not read as a whole every few seconds."""
+    return log(dashboard, job, f"job-driver-{job['submission_id']}.log", LINES)
+
+
+def log(dashboard: Dashboard, job: dict[str, Any], name: str, lines: int = 1) -> str:
+    """The last lines of a file among Ray's logs on the node of a job's driver; empty where there is none (yet)."""
     node = (job.get("driver_info") or {}).get("node_ip_address")
     where = f"node_id={job['driver_node_id']}" if job.get("driver_node_id") else f"node_ip={node}"
     try:
-        return dashboard.read(f"/api/v0/logs/file?{where}&filename=job-driver-{job['submission_id']}.log&lines={LINES}").decode(
-            errors="replace"
-        )
-    except OSError:  # it has printed nothing yet
+        return dashboard.read(f"/api/v0/logs/file?{where}&filename={name}&lines={lines}").decode(errors="replace")
+    except OSError:
         return ""
 
 

@@ -69,6 +69,7 @@ from stacks.locks import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILE = Path("build/local/ray-cluster.dstack.yml")
+DASHBOARD = ["the dashboard"]  # is missing, where it does not answer
 STOP_LIMIT = STOP_SECONDS + 2 * STOP_GRACE_SECONDS  # jobs save, the head ends, the workers end
 
 console = Console(emoji=False, highlight=False, soft_wrap=True)
@@ -149,13 +150,13 @@ def watch(supervisor: subprocess.Popen[bytes], root: Path) -> int:
     return code
 
 
-def status(file: Path, as_json: bool) -> int:
-    """Prints the nodes; 0 when all are there, else 1."""
+def state(file: Path) -> dict[str, Any]:
+    """The nodes, and whether all are there."""
     task, root = read_task(file), file.parent.resolve()
     cluster = Cluster.running(root)
     found = alive_nodes(task, cluster) if cluster else {}
     alive = found or {}
-    lacking = missing(node_addresses(task), node_gpus(task), alive) if found is not None else ["the dashboard"]
+    lacking = missing(node_addresses(task), node_gpus(task), alive) if found is not None else DASHBOARD
     absent = "MISSING" if found is not None else "UNKNOWN"
     nodes = [
         {"rank": rank, "address": address, "state": "ALIVE" if address in alive else absent}
@@ -163,26 +164,33 @@ def status(file: Path, as_json: bool) -> int:
         | {"log": str(root / f"logs/node-{rank}.log")}
         for rank, address in enumerate(node_addresses(task))
     ]
+    about = {"dashboard": cluster.dashboard, "pid": cluster.pid, "started": cluster.started} if cluster else {}
     whole = cluster is not None and not lacking
+    return {"up": cluster is not None, "whole": whole, "missing": lacking, "nodes": nodes} | about
+
+
+def status(file: Path, as_json: bool) -> int:
+    """Prints the nodes; 0 when all are there, else 1."""
+    known, root = state(file), file.parent.resolve()
+    cluster = Cluster.running(root)
     if as_json:
-        about = {"dashboard": cluster.dashboard, "pid": cluster.pid, "started": cluster.started} if cluster else {}
-        print(json.dumps({"up": cluster is not None, "whole": whole, "missing": lacking, "nodes": nodes} | about, indent=2))
-        return 0 if whole else 1
+        print(json.dumps(known, indent=2))
+        return 0 if known["whole"] else 1
     if cluster is None:
         console.print(f"not up; start it with: python -m cluster_tasks.local up {shown(file)}")
         return 1
     table = Table("rank", "address", "state", "CPUs", "GPUs", "log")
-    for row in nodes:
+    for row in known["nodes"]:
         cells = row | {"log": os.path.relpath(str(row["log"]))}  # whole also where there are 80 columns
         table.add_row(*(f"{value:g}" if isinstance(value, float) else str(value) for value in cells.values()))
     console.print(table)
-    if found is None:
+    if known["missing"] == DASHBOARD:
         console.print(f"the dashboard at {cluster.dashboard} does not answer; the head's log: {root / 'logs/node-0.log'}")
     else:
-        waiting = f", waiting for {', '.join(lacking)}" if lacking else ""
+        waiting = f", waiting for {', '.join(known['missing'])}" if known["missing"] else ""
         console.print(f"dashboard {cluster.dashboard}, up since {cluster.started}{waiting}")
     console.print(f"to use it:  {sourced(cluster)}")
-    return 0 if whole else 1
+    return 0 if known["whole"] else 1
 
 
 def scale(file: Path, changes: list[str], timeout: float) -> int:

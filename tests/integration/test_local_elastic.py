@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -16,9 +18,11 @@ import pytest
 import yaml
 from configs import settings
 
+from cli import local
 from cluster_tasks.local.plan import ray_folder
 from lab.local import PROJECT, Cluster, command, render
 from lab.waiting import wait_for
+from stacks.schema import Stack
 from trainer import samples
 from trainer.configs.sections import values_read
 from trainer.data.tasks import sort_digits
@@ -52,7 +56,19 @@ def scaled(cluster: Cluster, count: int) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_run_trains_on_while_nodes_join_die_come_again_and_leave(cluster: Cluster, tiny_model: Path, tmp_path: Path) -> None:
+def status(root: Path, capsys: pytest.CaptureFixture[str], as_json: bool) -> Any:
+    """What `flotilla status` prints about the stack, for programs or line by line."""
+    capsys.readouterr()
+    token = root / "build/local/ray.token"
+    token.with_name("env.sh").write_text(f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}\n")  # what of it counts here
+    stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": FLEETS, "monitoring": {"price": 1.5}})
+    with contextlib.chdir(root):
+        assert local.status(stack, root, SimpleNamespace(json=as_json)) == 0
+    out = capsys.readouterr().out
+    return json.loads(out) if as_json else out.splitlines()
+
+
+def test_a_run_trains_on_while_nodes_join_die_come_again_and_leave(cluster: Cluster, tiny_model: Path, tmp_path: Path, capsys) -> None:
     config = settings(
         tiny_model,
         rollout={"mode": "async", "elastic": True, "max_sequences": 8, "max_new_tokens": 40},
@@ -76,6 +92,14 @@ def test_a_run_trains_on_while_nodes_join_die_come_again_and_leave(cluster: Clus
     scaled(cluster, 1)
     wait_for("an engine on the new node", lambda: serving(run), 120)
     [first] = serving(run)
+    shown = status(tmp_path, capsys, as_json=True)
+    assert shown["elastic"] == [{"fleet": "spot", "name": "127.0.0.101", "state": "ALIVE", "price": 1.5}]
+    stays, came = shown["engines"]
+    assert (stays["name"], stays["node"], stays["price"]) == ("rollout-0", None, None)
+    assert (came["name"], came["node"], came["run"], came["price"]) == (first, "127.0.0.101", "words", 1.5) and came["version"] > 2
+    lines = status(tmp_path, capsys, as_json=False)
+    assert "elastic spot  127.0.0.101  ALIVE  1.50 USD/h" in lines
+    assert any(line.startswith(f"engine {first}  on 127.0.0.101  run words  weights ") for line in lines)
     temp = str(ray_folder(cluster.root) / "spot-0")
     [raylet] = [p for p in psutil.process_iter() if command(p)[0].endswith("/raylet") and temp in " ".join(command(p))]
     os.kill(raylet.pid, signal.SIGKILL)

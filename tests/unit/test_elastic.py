@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -11,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from dstack_answers import served
 
 from cli import scale
-from cli.dashboard import show_engines
 from cluster_tasks import slurm
+from cluster_tasks.client.elastic import Elastic as Serving
+from cluster_tasks.client.elastic import ElasticNode
 from cluster_tasks.local.supervisor import Elastic, NodeProcess
+from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.elastic import own_address
 from cluster_tasks.node.errors import Failure, Stopped
 from cluster_tasks.node.meeting import head_of, note_of, noted
@@ -172,15 +174,30 @@ def test_a_change_is_a_fleet_and_a_number(text: str) -> None:
     assert parse_change("rollout=3") == ("rollout", 3)
 
 
-def test_status_shows_the_engines_of_runs_that_train_now(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_names_a_fleet_with_fewer_nodes_than_it_is_to_have() -> None:
+    found = Serving.of(stack(), [], None)
+    assert found.short == ["fleet rollout has 0 of at least 1 nodes"]
+    assert found.lines() == ["not healthy: fleet rollout has 0 of at least 1 nodes"]
+    assert not Serving.of(stack(), [ElasticNode("rollout", "ray-rollout-0", "running", None)], None).short
+
+
+def test_status_shows_the_engines_of_jobs_that_run_now_and_what_each_costs() -> None:
     stays = {"name": "rollout-0", "node": None, "fleet": None, "version": 12, "tokens_per_second": 1234.5, "in_flight": 8}
-    comes = {"name": "elastic-3", "node": "10.0.0.7", "fleet": "spot", "version": 11, "tokens_per_second": 80.0, "in_flight": 2}
-    for run, text in (("now", json.dumps({"engines": [stays, comes]})), ("killed", json.dumps({"engines": [stays]})), ("broken", "{")):
-        (tmp_path / run).mkdir()
-        (tmp_path / run / "engines.json").write_text(text)
-    os.utime(tmp_path / "killed/engines.json", (0, 0))
-    show_engines(tmp_path)
-    assert capsys.readouterr().out.splitlines() == [
-        "engine rollout-0  of the cluster  run now  weights 12  1,234 tokens/s  8 in flight",
-        "engine elastic-3  on 10.0.0.7  run now  weights 11  80 tokens/s  2 in flight",
+    first = {"name": "elastic-3", "node": "10.0.0.7", "fleet": "rollout", "version": 11, "tokens_per_second": 80.0, "in_flight": 2}
+    rows = [stays, first, first | {"name": "e"}]
+    jobs = [{"submission_id": name, "status": state, "driver_node_id": "n"} for name, state in (("now", "RUNNING"), ("old", "FAILED"))]
+    pages = {"/api/jobs/": [*jobs, {"submission_id": "no-engines", "status": "RUNNING", "driver_node_id": "n"}]}
+    pages |= {
+        f"/api/v0/logs/file?node_id=n&filename=engines-{name}.json&lines=1": {"run": "demo", "engines": rows} for name in ("now", "old")
+    }
+    with served() as answers:
+        answers.pages = pages
+        found = Serving.of(stack(), [ElasticNode("rollout", "ray-rollout-0", "running", 3.0)], Dashboard(answers.url, None))
+    assert found.lines() == [
+        "elastic rollout  ray-rollout-0  running  3.00 USD/h",
+        "engine rollout-0  of the cluster  run demo  weights 12  1,234 tokens/s  8 in flight",
+        "engine elastic-3  on 10.0.0.7  run demo  weights 11  80 tokens/s  2 in flight  1.50 USD/h",
+        "engine e  on 10.0.0.7  run demo  weights 11  80 tokens/s  2 in flight  1.50 USD/h",
     ]
+    assert found.as_json()["engines"][1] == first | {"run": "demo", "price": 1.5}
+    assert found.as_json()["elastic"] == [{"fleet": "rollout", "name": "ray-rollout-0", "state": "running", "price": 3.0}]

@@ -141,6 +141,18 @@ def test_jobs_are_shown_with_what_the_trainer_said_last(server: Answers, tmp_pat
     ]
 
 
+def test_elastic_nodes_are_shown_to_people_and_programs(server: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    one, other = ({"ssh": {"user": "me", "identity_file": "~/key", "hosts": [host]}} for host in HOSTS)
+    fleets = [one | {"name": "gpus"}, other | {"name": "spot", "role": "rollout"}]
+    checkpoints = {"kind": "shared", "path": "/mnt"}
+    wanted = Stack.model_validate({"name": "lab", "cloud": "ssh", "checkpoints": checkpoints, "fleets": fleets})
+    found = look(server, tmp_path, wanted)
+    status.show(found, asked(server, tmp_path))
+    assert "elastic spot  ray-spot-0  running\n" in capsys.readouterr().out
+    assert status.as_json(found)["elastic"] == [{"fleet": "spot", "name": "ray-spot-0", "state": "running", "price": None}]
+    assert status.as_json(found)["engines"] == []
+
+
 def test_what_is_wrong_is_on_the_screen(server: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     server.run, server.fleets, server.pages = None, [], {}
     status.show(look(server, tmp_path), asked(server, tmp_path))

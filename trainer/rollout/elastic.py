@@ -31,6 +31,7 @@ from trainer.worker_groups import WorkerGroups
 LOOK, WRITE = 1.0, 5.0  # seconds between two looks at the nodes, and between two states written
 FAILURES = 3  # of engines on a node, after which it gets no more
 FILE = "engines.json"
+JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for what it was given as a job
 NUMBERS = count()  # of this process: a name is never used again
 
 
@@ -56,6 +57,7 @@ class Elastic:
         self.nodes: dict[str, Any] = {}  # alive, by id
         self.tokens: dict[str, int] = {}  # as last written
         self.written = time.monotonic()
+        self.files = [workers.folder / FILE, *among_logs()]
 
     def look(self) -> None:
         """Start engines on nodes that came, forget those of nodes that went, and hand those that are ready to `Calls`."""
@@ -87,7 +89,8 @@ class Elastic:
         for guest in self.guests.values():
             ray.kill(guest.actor)
         self.guests.clear()
-        (self.workers.folder / FILE).unlink(missing_ok=True)
+        for file in self.files:
+            file.unlink(missing_ok=True)
 
     def _start(self, node: str, free: Mapping[str, float]) -> None:
         if any(guest.node == node and not guest.ready for guest in self.guests.values()):
@@ -145,12 +148,19 @@ class Elastic:
                 }
             )
         self.tokens, self.written = {name: seat.tokens for name, seat in [*self.calls.seats.items()]}, now
-        write(self.workers.folder / FILE, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "engines": rows})
+        for file in self.files:
+            write(file, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self.workers.folder.name, "engines": rows})
 
 
 def fitting(share: Bundle, free: Mapping[str, float]) -> int:
     """How many engines find room."""
     return min((int((free.get(name, 0) + 1e-6) / amount) for name, amount in share.items()), default=0)
+
+
+def among_logs() -> list[Path]:
+    """A file that Ray's dashboard shows to who knows the job's name, such as `flotilla status`; none where this is no job of Ray."""
+    job = json.loads(os.environ.get(JOB) or "{}").get("metadata", {}).get("job_submission_id")
+    return [Path(ray._private.worker._global_node.get_logs_dir_path()) / f"engines-{job}.json"] if job else []  # type: ignore[attr-defined]
 
 
 def write(file: Path, value: Any) -> None:
