@@ -85,7 +85,7 @@ def rollout_node(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
         user=_user(stack, [fleet]),
         privileged=bool(site.mount) or None,
         shell="bash",
-        env=[*_environment(stack, [fleet]), f"{RANGE}={fleet.nodes}"],
+        env=[*_environment(stack, [fleet]), f"{RANGE}={fleet.least}..{stack.most(fleet)}"],
         commands=[*site.mount, *software.commands(stack, [fleet], NODE_AGENT.name), f"exec {agent}"],
         resources=fleet.requirements() | {"shm_size": stack.task.shm_size or SHM},
         volumes=_volumes(stack, site) or None,

@@ -57,7 +57,7 @@ def rollout_script(stack: Stack, site: Site, fleet: Fleet) -> str:
     flags = ["--stack", stack.name, *ray.node_flags(stack, fleet), *pinned, f"--fleet={fleet.name}"]
     agent = [*inside.prefix, "python3", "-B", '"$build/node"', *map(shlex.quote, flags), '"--join=$1"', *inside.flags]
     own = ("nodes=", "ntasks-per-node=", "requeue", "no-requeue")
-    options = [f"job-name={fleet.name}", f"array=0-{fleet.nodes - 1}", f"output=build/{stack.name}/%x-%A-%a.log", "open-mode=append"]
+    options = [f"job-name={fleet.name}", f"array=0-{stack.most(fleet) - 1}", f"output=build/{stack.name}/%x-%A-%a.log", "open-mode=append"]
     options += [f"signal=B:USR1@{stack.slurm.notice}", "nodes=1", "ntasks-per-node=1", "requeue"]
     options += [option for option in _nodes(stack, site, fleet) if not option.startswith(own)]
     head = [

@@ -24,7 +24,7 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
         others = stack.cluster_fleets()[1:] if fleet == stack.cluster_fleets()[0] else ()
         return head | {"ssh_config": _ssh_config(_together(ssh, [site.ssh[other.name] for other in others]), site)}
     if site.backend is None:
-        return head | {"nodes": str(fleet.nodes) if fleet.elastic else fleet.nodes, "resources": fleet.requirements()}
+        return head | {"nodes": f"{fleet.least}..{stack.most(fleet)}" if fleet.elastic else fleet.nodes, "resources": fleet.requirements()}
     return head | _offers(stack, site.backend, site.equipped(fleet))
 
 
@@ -33,7 +33,7 @@ def _offers(stack: Stack, backend: dict[str, Any], fleet: Fleet) -> dict[str, An
     named, place = fleet.machine is not None, place_of(stack)
     borrowed = place.batch  # nodes come with runs and go with them; dstack cannot hold one
     return present(
-        nodes=f"0..{int(fleet.nodes)}" if named or borrowed or fleet.elastic else fleet.nodes,
+        nodes=f"0..{stack.most(fleet)}" if named or borrowed or fleet.elastic else fleet.nodes,
         backends=[backend["type"]],
         availability_zones=list(stack.network.zones) or None,
         instance_types=[fleet.machine] if named else None,

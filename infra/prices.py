@@ -1,18 +1,23 @@
 """What a stack's machines cost, from the catalogue of list prices that gpuhunt (dstack's own) publishes; kept for a day.
 
+    python -m infra.prices aws-dev        of each fleet; --json for programs
+
 Machines alone; what else of a plan is paid for is named by `left_out`. Where the catalogue cannot be had, the dated list beside each
 cloud's program, prices.csv, stands in. It has no spot prices: the on-demand price, which spot never exceeds, is the most they can be.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
+import json
 import os
+import sys
 import time
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -22,7 +27,10 @@ from gpuhunt import CatalogItem
 from gpuhunt._internal import storage
 from gpuhunt._internal.catalog import CATALOG_URL
 
+from stacks.errors import UserError
+from stacks.load import load
 from stacks.places import PLACES, cloud_of, control_of
+from stacks.project import project_root
 from stacks.schema import Fleet, Stack
 
 HOURS = 730  # of a month
@@ -129,7 +137,8 @@ def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem], bound: bool) ->
         return FleetCost(fleet.name, fleet.machine, fleet.nodes, None, why)
     if kind == "spot" and bound:
         kind, at_most = "on-demand", True
-    return _priced(stack, fleet.name, fleet.machine, fleet.nodes, items, kind, at_most)
+    cost = _priced(stack, fleet.name, fleet.machine, int(fleet.nodes), items, kind, at_most)
+    return replace(cost, nodes=min(cost.nodes, fleet.pays_for(cost.each)))
 
 
 def _priced(
@@ -209,3 +218,24 @@ def _read(file: Path, provider: str) -> list[CatalogItem]:
             return list(storage.load(lines, provider=provider))
     except (OSError, ValueError, KeyError) as error:
         raise PricesUnknown(f"{file} cannot be read: {error}") from error
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m infra.prices", description="What the machines of a stack on a cloud cost.")
+    parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
+    parser.add_argument("--json", action="store_true")
+    options: Any = parser.parse_args(arguments)
+    try:
+        stack = load(options.stack, project_root())
+        if cloud_of(stack) is None:
+            raise UserError(f"flotilla:cloud: {stack.cloud} has no list of prices; flotilla:monitoring.price says what a node costs")
+        found = cost(stack)
+    except (UserError, PricesUnknown) as error:
+        print(error, file=sys.stderr)
+        return 2
+    print(json.dumps(asdict(found)) if options.json else "\n".join(found.lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -157,6 +157,9 @@ class Fleet(Model):
     nodes: NodeCount = Field(
         description="Number of nodes, or with role: rollout a range such as 0..8; over SSH the number of hosts, when left out."
     )
+    hourly_budget: Quantity | None = Field(
+        default=None, description="USD an hour that its nodes may cost together, with role: rollout; no more are started than it pays for."
+    )
     cpus: Positive | None = Field(default=None, description="CPUs per node; the Ray node offers this many.")
     arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
     memory: Sizes | None = Field(default=None, description="Memory per node, such as 512GB or 64GB..")
@@ -198,6 +201,12 @@ class Fleet(Model):
         """The fewest nodes of it."""
         return self.nodes.least if isinstance(self.nodes, Span) else self.nodes
 
+    def pays_for(self, price: float | None) -> int:
+        """How many nodes its budget pays for, at so many USD an hour each; all where it has no budget, or nobody knows the price."""
+        if self.hourly_budget is None or price is None:
+            return int(self.nodes)
+        return int(self.hourly_budget / price + 1e-9)
+
     def errors(self) -> Iterator[PydanticCustomError]:
         yield from known(_rays_own(self))
         yield from known(self._range())
@@ -211,6 +220,8 @@ class Fleet(Model):
             yield setting_error(
                 f"{self.nodes} is one number; nodes with role: rollout come and go: a range such as 0..{self.nodes}", "nodes"
             )
+        if not self.elastic and self.hourly_budget is not None:
+            yield setting_error("is for role: rollout; nodes of a cluster start together, whatever they cost", "hourly_budget")
         if not self.elastic and isinstance(self.nodes, Span):
             yield setting_error(f"'{self.nodes}' is a range, for role: rollout; nodes of a cluster start together: a number", "nodes")
 
@@ -366,6 +377,10 @@ class Stack(Model):
     def elastic_fleets(self) -> tuple[Fleet, ...]:
         """Those whose nodes join and leave the running cluster."""
         return tuple(fleet for fleet in self.fleets if fleet.elastic)
+
+    def most(self, fleet: Fleet) -> int:
+        """Nodes that an elastic fleet may have: fewer than its range where monitoring.price says that its budget does not pay for more."""
+        return min(int(fleet.nodes), fleet.pays_for(self.monitoring.price))
 
     def dstack_fleets(self) -> tuple[Fleet, ...]:
         """As dstack knows them: it places a run in one fleet, so those of a cluster are one, named after the first."""

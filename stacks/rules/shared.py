@@ -148,10 +148,23 @@ def _joins(stack: Stack, place: Place, fleet: Fleet, at: tuple[str | int, ...]) 
     if len(longest) > RUN:
         text = f"{fleet.name!r} is long: the last node's run would be called {longest}, and dstack takes {RUN} characters at most"
         yield setting_error(text, *at, "name")
+    if fleet.hourly_budget is not None:
+        yield from known(_budget(stack, place, fleet, at))
     networks = [each.ssh.network for each in (first, fleet) if each.ssh and each.ssh.network]
     if len(networks) == 2 and not networks[0].overlaps(networks[1]):  # type: ignore[arg-type]  # of two versions it is False
         text = f"{networks[1]} is apart from {networks[0]}, the network of fleet {first.name!r}; its nodes have to reach the head's ports"
         yield setting_error(text, *at, "ssh", "network")
+
+
+def _budget(stack: Stack, place: Place, fleet: Fleet, at: tuple[str | int, ...]) -> Iterator[PydanticCustomError]:
+    """It has to pay for the fewest nodes, and for one. On a cloud `flotilla scale` knows list prices besides."""
+    price, least = stack.monitoring.price, max(1, fleet.least)
+    if price is None and place.cloud is None:
+        text = f"needs to know what a node costs, for which flotilla:cloud {place.name} has no list; say it in flotilla:monitoring.price"
+        yield setting_error(text, *at, "hourly_budget")
+    elif price is not None and fleet.pays_for(price) < least:
+        pays = f"{fleet.hourly_budget:g} USD an hour pays for {fleet.pays_for(price)} nodes at {price:g} (flotilla:monitoring.price)"
+        yield setting_error(f"{pays}, but at least {least} are wanted (nodes: {fleet.nodes})", *at, "hourly_budget")
 
 
 def _services(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

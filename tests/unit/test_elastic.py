@@ -28,9 +28,11 @@ from fleets.fleet import fleet
 from stacks.change import parse_change
 from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 from stacks.errors import UserError
+from stacks.load import load
 from stacks.schema import Stack
 from stacks.site import Site
 
+PROJECT = Path(__file__).parents[2]
 AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})
 GPUS = {"name": "gpus", "nodes": 2, "cpus": 96, "gpu": {"name": "H100", "count": 8}}
 ROLLOUT = {"name": "rollout", "role": "rollout", "nodes": "1..6", "cpus": 32, "gpu": {"name": "L40S", "count": 4}}
@@ -165,6 +167,43 @@ def test_a_node_that_ignores_its_end_is_killed(tmp_path: Path) -> None:
 def test_scale_refuses_what_the_stack_does_not_have(name: str, count: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         scale.checked(stack(), name, count)
+
+
+def test_a_budget_bounds_what_is_rendered_and_what_scale_starts() -> None:
+    given = stack("slurm", fleets=[GPUS, ROLLOUT | {"hourly_budget": 10}], monitoring={"price": 2.5})
+    assert given.most(given.fleets[1]) == 4
+    assert "#SBATCH --array=0-3\n" in slurm.scripts(given, Site())["rollout.rollout.sbatch"]
+    assert "FLOTILLA_FLEET_NODES=1..4" in rollout_node(given, Site(), given.fleets[1])["env"]
+    assert fleet(given, AWS, given.fleets[1])["nodes"] == "0..4"
+    scale.affordable(given, given.fleets[1], 4, *scale.price(given, given.fleets[1], Path()))
+    costs = r"rollout=5: 5 nodes cost 12.50 USD an hour, 2.50 each by flotilla:monitoring.price, but stacks/Pulumi.test.yaml gives fleet "
+    with pytest.raises(UserError, match=costs + r"rollout 10.00 \(flotilla:fleets\[\].hourly_budget\), which pays for 4"):
+        scale.affordable(given, given.fleets[1], 5, *scale.price(given, given.fleets[1], Path()))
+
+
+def test_on_a_cloud_the_list_price_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUHUNT_CATALOG_URL", "http://127.0.0.1:9")  # no catalogue but the list that comes with the project
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    machines = "machine: g6.8xlarge, capacity: {kind: spot}"
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "infra").symlink_to(PROJECT / "infra")
+    (tmp_path / "Pulumi.yaml").write_text((PROJECT / "Pulumi.yaml").read_text())
+    (tmp_path / "stacks/Pulumi.test.yaml").write_text(
+        f"""config:
+  flotilla:cloud: aws
+  flotilla:region: us-east-1
+  flotilla:dstack: {{host: elsewhere}}
+  flotilla:checkpoints: {{kind: bucket}}
+  flotilla:fleets:
+    - {{name: gpus, nodes: 1, machine: g6.8xlarge}}
+    - {{name: rollout, role: rollout, nodes: 0..8, hourly_budget: 10, {machines}}}
+"""
+    )
+    given = load("test", tmp_path)
+    each, source = scale.price(given, given.fleets[1], tmp_path)
+    assert 1 < each < 5 and source.startswith("list prices of 20")
+    with pytest.raises(UserError, match=rf"rollout=8: 8 nodes cost .* list prices of .* which pays for {int(10 / each)}$"):
+        scale.affordable(given, given.fleets[1], 8, each, source)
 
 
 @pytest.mark.parametrize("text", ["rollout", "rollout=", "rollout=-1", "rollout=two", "=2", "rollout=1.5"])

@@ -22,6 +22,7 @@ MODULES = (
     "infra.policy",
     "infra.preflight",
     "infra.preview",
+    "infra.prices",
     "trainer.compare",
     "trainer.metrics",
 )

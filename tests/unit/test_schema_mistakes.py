@@ -20,8 +20,8 @@ NEAR = {
 DEFAULTS = {"flotilla:checkpoints": {}, "flotilla:dstack": {}, "flotilla:task": {}}
 NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
 FLEET_KEYS = (
-    "name, role, nodes, cpus, arch, memory, disk, gpu, resources, ssh, slurm, fabric, machine, provision, capacity, placement, nics, "
-    "image, idle_duration"
+    "name, role, nodes, hourly_budget, cpus, arch, memory, disk, gpu, resources, ssh, slurm, fabric, machine, provision, capacity, "
+    "placement, nics, image, idle_duration"
 )
 KEYS = (
     "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, "
@@ -53,6 +53,20 @@ MISTAKES = [
     (ELASTIC, "fleets.1.nodes", "-1..4", "fleets[1].nodes: '-1..4' is not an integer >= 1, or a range such as 0..8"),
     (ELASTIC, "fleets.1.nodes", ..., "fleets[1].nodes: is missing; it is an integer >= 1, or a range such as 0..8 for role: rollout"),
     (ELASTIC, "fleets.0.nodes", "1..2", "fleets[0].nodes: '1..2' is a range, for role: rollout; nodes of a cluster start together"),
+    (ELASTIC, "fleets.0.hourly_budget", 9, "fleets[0].hourly_budget: is for role: rollout; nodes of a cluster start together, whatever"),
+    (ELASTIC, "fleets.1.hourly_budget", 0, "fleets[1].hourly_budget: 0 is not a number > 0"),
+    (
+        ELASTIC,
+        "fleets.1.hourly_budget",
+        9,
+        "fleets[1].hourly_budget: needs to know what a node costs, for which flotilla:cloud local has no list; say it in flotilla:",
+    ),
+    (
+        {**ELASTIC, "flotilla:monitoring": {"price": 4}},
+        "fleets.1",
+        {"name": "rollout", "role": "rollout", "nodes": "3..4", "hourly_budget": 9},
+        "fleets[1].hourly_budget: 9 USD an hour pays for 2 nodes at 4 (flotilla:monitoring.price), but at least 3 are wanted (nodes: 3..4)",
+    ),
     (ELASTIC, "fleets.1.role", "spot", "fleets[1].role: 'spot' is not one of cluster, rollout"),
     (ELASTIC, "fleets.0", ..., "fleets[0].role: rollout, but the head is a node of the first fleet; put one with role: cluster before it"),
     (ELASTIC, "task.fleets", ["laptop", "rollout"], "task.fleets[1]: 'rollout' has role: rollout; its nodes join the running cluster"),
