@@ -50,9 +50,10 @@ def settle(threads: int | None) -> None:
 
 
 def wait(refs: Any, seconds: float, what: str) -> Any:
-    """`ray.get` with a deadline, and an ear for signs of life (trainer/heartbeat.py): who is silent for trainer.silence is ended, and
-    all that are waited for where none of them does anything for that long. Threads beside the main one, such as that which writes
-    checkpoints, leave the latter to it: a rank may wait for a rollout engine that only the main thread knows to be stopped.
+    """`ray.get` with a deadline, and an ear for signs of life (trainer/heartbeat.py): who is silent for trainer.silence is ended (a rollout
+    engine for rollout.silence), and all that are waited for where none of them does anything for that long. Threads beside the main one,
+    such as that which writes checkpoints, leave the latter to it: a rank may wait for a rollout engine that only the main thread knows
+    to be stopped.
 
     Raises RunError naming `what`, and which process on which node, when one died or was silent, or the deadline passed; errors of a
     person's own code and settings come through as they were raised.
@@ -81,7 +82,7 @@ def wait(refs: Any, seconds: float, what: str) -> Any:
 def end_silent(refs: list[Any], watch: heartbeat.Watch) -> list[str]:
     """End those that owe answers to these calls and are silent; call it every heartbeat.EVERY seconds. Returns what to say of each."""
     late = _late(refs)
-    return [end(late[actor], actor, f"{why} (trainer.silence)") for actor, why in watch.look(late).items()]
+    return [end(late[actor], actor, why) for actor, why in watch.look(late).items()]
 
 
 def _late(refs: Any) -> dict[str, Any]:

@@ -27,6 +27,7 @@ HARMLESS = (
     "rollout.timeout",
     "rollout.restarts",
     "rollout.slow",
+    "rollout.silence",
     "rollout.in_flight",
     "rollout.max_logprob_diff",
     "divergence.patience",

@@ -41,10 +41,11 @@ class Beat(NamedTuple):
     at: str  # where its main thread is
     stack: str = ""  # the same, whole
     idle: bool = False  # nothing but this runs
+    silence: float | None = None  # seconds of silence alone, where fewer are enough (rollout.silence)
 
 
-def begin(limit: float) -> None:
-    """From now on this actor gives signs of life, as long as it lives."""
+def begin(limit: float, silence: float | None = None) -> None:
+    """From now on this actor gives signs of life, as long as it lives. `silence`: see `Beat`; once it is `ready`."""
     key = _key(ray.get_runtime_context().get_actor_id() or "")
     main = threading.main_thread().ident or 0
 
@@ -55,7 +56,8 @@ def begin(limit: float) -> None:
             usage = _usage(PROC / "self", threading.get_native_id())
             idle = ready.is_set() and not _debugged(stack) and usage.none_since(before)
             before = usage
-            value = json.dumps(Beat(number, limit, _place(stack), "".join(traceback.format_list(stack)), idle)).encode()
+            sooner = silence if silence and silence < limit and ready.is_set() else None
+            value = json.dumps(Beat(number, limit, _place(stack), "".join(traceback.format_list(stack)), idle, sooner)).encode()
             with suppress(Exception):  # of a Ray that does not answer; the next beat may get through
                 internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
             time.sleep(EVERY)
@@ -152,8 +154,12 @@ class Watch:
                 continue
             self.silence[actor], self.numbers[actor] = 0.0, beat.number
             self.idle[actor] = self.idle.get(actor, 0.0) + silent if beat.idle else 0.0
-        silent = {a: f"gave no sign of life for {self.silence[a]:.0f} s" for a, beat in beats.items() if self.silence[a] > beat.limit}
-        stuck = {a: f"did nothing for {self.idle[a]:.0f} s" for a, beat in beats.items() if self.idle[a] > beat.limit}
+        silent = {
+            a: f"gave no sign of life for {self.silence[a]:.0f} s ({'rollout' if beat.silence else 'trainer'}.silence)"
+            for a, beat in beats.items()
+            if self.silence[a] > (beat.silence or beat.limit)
+        }
+        stuck = {a: f"did nothing for {self.idle[a]:.0f} s (trainer.silence)" for a, beat in beats.items() if self.idle[a] > beat.limit}
         return silent or (stuck if self.deadlocks and len(stuck) == len(actors) else {})
 
 

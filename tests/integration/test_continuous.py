@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 import ray
 import yaml
 from configs import settings
-from ray_actors import until_gone
+from ray_actors import stop_process, until_gone
 
 from benchmarks import rollouts
 from lab.waiting import wait_for
@@ -168,13 +169,19 @@ def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_mode
     until_gone()
 
 
-def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, capfd):
-    def stop() -> None:
-        actor = ray.get_actor("rollout-0")
-        os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
+def test_an_engine_that_is_stopped_holds_a_weight_sync_for_its_silence_alone(tiny_model, tmp_path, capfd):
+    config = continuous(tiny_model, rollout={"engines": 2, "silence": 10})
+    stopper = at_step(tmp_path, 4, lambda: stop_process("rollout-0"))
+    assert train_ppo.train(config, tmp_path) == 0
+    stopper.join(10)
+    assert re.search(r"rollout-0 \(.*\) gave no sign of life for \d+ s \(rollout\.silence\)", capfd.readouterr().out)
+    assert learned(tmp_path) == epoch(config)
+    until_gone()
 
+
+def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, capfd):
     config = continuous(tiny_model, trainer={"silence": 10})
-    stopper = at_step(tmp_path, 4, stop)
+    stopper = at_step(tmp_path, 4, lambda: stop_process("rollout-0"))
     assert train_ppo.train(config, tmp_path) == 0
     stopper.join(10)
     assert "(trainer.silence)" in capfd.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -19,18 +20,21 @@ from configs import settings
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
+from ray_actors import stop_process
 
 from lab.waiting import wait_for
 from trainer import samples, train_ppo
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
+from trainer.data.tasks import sort_digits
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.metrics import read
 from trainer.models import load_tokenizer
 from trainer.rewards.model import reward_model
 from trainer.rewards.terms import Mistake
-from trainer.rollout import elastic
+from trainer.rollout import elastic, slow
+from trainer.stopping import STOPPED
 
 LABELS = {"flotilla.role": "rollout", "flotilla.fleet": "spot"}
 
@@ -49,7 +53,7 @@ def run(path: Path, rows: int, **changes: Any) -> PpoConfig:
     """One pass over so many rows, of answers that are long for so small a model; it writes down every prompt that it learns from."""
     rollout = {"mode": "async", "elastic": True, "max_sequences": 8, "max_new_tokens": 40} | changes.pop("rollout", {})
     trainer = {"steps": rows // 8 - 2, "micro_batch_tokens": 512, "export_every": None, "checkpoint_every": 1000}
-    data = {"args": {"rows": rows, "length": 3}}
+    data = {"args": {"rows": rows, "length": 6}}
     log = {"tensorboard": False, "plot": False, "samples_every": 1, "samples": 8}
     return settings(path, rollout=rollout, trainer=trainer, data=data, log=log, **changes)
 
@@ -134,3 +138,37 @@ def test_a_reward_model_is_not_placed_on_a_node_that_may_go(cluster, monkeypatch
     with pytest.raises(Mistake, match=r"its model was not up within 6 s \(start_seconds\)"):
         asyncio.run(reward_model([episode], model="none", gpus=1, start_seconds=6))
     assert states == ["PENDING_CREATION"]
+
+
+@pytest.mark.parametrize(
+    ("rollout", "why"),
+    [
+        ({"slow": 4}, r"elastic-\d+ leaves: it did not answer for \d+ s \(rollout.slow\)"),
+        ({"slow": None, "silence": 10}, r"elastic-\d+ leaves: it gave no sign of life for \d+ s \(rollout.silence\)"),
+    ],
+)
+def test_an_engine_that_is_stopped_is_named_and_replaced_and_holds_nothing(tiny_model, tmp_path, cluster, capfd, monkeypatch, rollout, why):
+    monkeypatch.setattr(slow, "LEAST", 2.0)
+    config = run(tiny_model, 20_000, rollout=rollout)
+
+    def act() -> None:
+        metrics = tmp_path / "metrics.jsonl"
+        cluster.add_node(num_cpus=1, labels=LABELS)
+        wait_for("an engine that came", lambda: serving(tmp_path), 120)
+        [name] = serving(tmp_path)
+        stop_process(name)
+        steps = len(metrics.read_text().splitlines())
+        wait_for("another one", lambda: serving(tmp_path) and name not in serving(tmp_path), 120)
+        assert len(metrics.read_text().splitlines()) > steps + 3
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    script = Script(act)
+    code = train_ppo.train(config, tmp_path)
+    script.thread.join(10)
+    script.end()
+    assert code == STOPPED
+    out = capfd.readouterr().out
+    assert re.search(why, out) and "started again" not in out
+    assert (" is slow: " in out) == bool(rollout["slow"])
+    learned = Counter(row["prompt"] for row in samples.read(tmp_path))
+    assert learned <= Counter(row["prompt"] for row in sort_digits(**config.data.args)), "every prompt is learned from once at most"

@@ -38,7 +38,17 @@ def looks(beats, number: int, idle: dict[str, bool], stopped: tuple[str, ...] = 
 @pytest.mark.parametrize("rests", [False, True])
 def test_one_that_is_stopped_is_ended_alone_also_where_it_rested_last_and_others_wait_for_it(beats, rests):
     ended = looks(beats, 10, {"engine": rests, "policy": True}, stopped=("engine",))
-    assert ended == {"engine": "gave no sign of life for 10 s"}
+    assert ended == {"engine": "gave no sign of life for 10 s (trainer.silence)"}
+
+
+def test_an_engine_that_nobody_has_to_wait_for_is_ended_sooner(beats):
+    found, clock = beats
+    watch, ended = Watch(), {}
+    for beat in range(10):
+        found["engine"], found["policy"] = Beat(0, 100.0, "", silence=LIMIT), Beat(beat, 100.0, "")
+        clock[0] += EVERY + 0.05
+        ended = ended or watch.look(found)
+    assert ended == {"engine": "gave no sign of life for 10 s (rollout.silence)"}
 
 
 def test_all_that_rest_are_ended_together(beats):

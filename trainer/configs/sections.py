@@ -129,6 +129,11 @@ class RolloutConfig(Section):
     slow: Annotated[float | None, WITH_ASYNC] = Field(
         default=10, gt=1, description="An engine whose steps take so many times as long as the others' is avoided; null avoids none."
     )
+    silence: Annotated[int, WITH_ASYNC] = Field(
+        default=30,
+        ge=10,
+        description="trainer.silence of an engine that has started, where that is longer: the next sync waits for it.",
+    )
     elastic: Annotated[bool, WITH_ASYNC] = Field(
         default=False, description="Start more rollout engines on Ray nodes with the label flotilla.role=rollout, which may come and go."
     )

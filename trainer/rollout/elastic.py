@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from trainer import faults, placement
+from trainer import faults, heartbeat, placement
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.placement import Bundle
@@ -42,6 +42,7 @@ class Guest:
     node: str
     actor: Any
     start: Any  # the reference of its start
+    since: float  # time.monotonic() at its start
     ready: bool = False
 
 
@@ -57,6 +58,7 @@ class Elastic:
         self.nodes: dict[str, Any] = {}  # alive, by id
         self.tokens: dict[str, int] = {}  # as last written
         self.written = time.monotonic()
+        self.watch = heartbeat.Watch(deadlocks=False)
         self.files = [workers.folder / FILE, *among_logs()]
 
     def look(self) -> None:
@@ -68,6 +70,7 @@ class Elastic:
         except (RayError, RuntimeError) as error:  # the next look may get through
             print(f"warning: rollout.elastic: Ray does not say which nodes there are: {error}", flush=True)
             return
+        silent = self.watch.look(_id(guest) for guest in self.guests.values() if guest.ready)
         for name, guest in [*self.guests.items()]:
             if guest.node not in self.nodes:
                 self._leave(name, "its node is gone")
@@ -75,6 +78,8 @@ class Elastic:
                 self._leave(name, "its node is about to go")
             elif name in self.calls.failed:
                 self._fail(name, self.calls.failed[name])
+            elif why := silent.get(_id(guest)):
+                self._fail(name, f"it {why}")
             elif not guest.ready:
                 self._join(name, guest)
         for node, state in self.nodes.items():
@@ -100,10 +105,12 @@ class Elastic:
                 return
             number = next(NUMBERS)
             name, seed = f"elastic-{number}", self.config.run.seed + self.config.rollout.engines + number
-            self.guests[name] = Guest(node, *self.workers.engines.alone(name, node, seed, self.workers.plan))
+            self.guests[name] = Guest(node, *self.workers.engines.alone(name, node, seed, self.workers.plan), time.monotonic())
 
     def _join(self, name: str, guest: Guest) -> None:
         if not ray.wait([guest.start], timeout=0, fetch_local=False)[0]:
+            if time.monotonic() - guest.since > (limit := self.config.trainer.timeout):
+                self._fail(name, f"it did not start within {limit} s (trainer.timeout)")
             return
         try:
             ray.get(guest.start)
@@ -150,6 +157,10 @@ class Elastic:
         self.tokens, self.written = {name: seat.tokens for name, seat in [*self.calls.seats.items()]}, now
         for file in self.files:
             write(file, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "run": self.workers.folder.name, "engines": rows})
+
+
+def _id(guest: Guest) -> str:
+    return guest.actor._actor_id.hex()
 
 
 def fitting(share: Bundle, free: Mapping[str, float]) -> int:

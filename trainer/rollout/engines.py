@@ -54,7 +54,8 @@ class RolloutActor:
 
         Raises RunError with the engine's own word.
         """
-        heartbeat.begin(self.config.trainer.silence)
+        rollout = self.config.rollout
+        heartbeat.begin(self.config.trainer.silence, rollout.silence if rollout.mode == "async" else None)
         engine = self.config.rollout.engine
         module, name = ENGINES[engine].split(":")
         try:
@@ -224,6 +225,8 @@ class RolloutEngines:
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
         """Join all rollout engines with the policy's ranks (of which the first sends) in one sync group."""
         receivers = self.started()
+        seconds = self.config.rollout.timeout  # they may be at work; who joins waits for the others for a short time alone
+        actors.wait(self.ready(), seconds, "rollout engines before they join the weight sync (rollout.timeout)")
         address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address (trainer.timeout)")
         rendezvous = weights.Rendezvous(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
         ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]

@@ -40,10 +40,10 @@ class Slow:
             seat.silent = seat.silent + min(passed, 2 * EVERY) if seat.calls else 0.0
             typical = self._typical(name)
             if name in self.calls.slow:
-                if not seat.asked:
+                if not seat.asked and seat.silent <= 2 * EVERY:  # one that comes and goes has calls that ask for nothing, to fetch weights
                     self._forgive(name, seat)
-                elif seat.silent > 2 * self._limit(typical or 0.0):
-                    found.append((self._end(name, seat), []))
+                elif seat.silent > 2 * self._limit(typical or 0.0) and (what := self._end(name, seat)):
+                    found.append((what, []))
             elif typical is not None and (what := self._slow(name, seat, typical)):
                 self.calls.slow[name] = None
                 found.append((what, sorted(seat.asked)))
@@ -76,11 +76,13 @@ class Slow:
         seat.last, seat.worked, seat.steps = None, 0.0, 0
         self.calls.offer(name)
 
-    def _end(self, name: str, seat: Seat) -> str:
-        """Its calls then fail, as those of an engine that died."""
-        ref = seat.calls[0]
-        what = actors.end(ref, ref.task_id().actor_id().hex(), f"did not answer for {seat.silent:.0f} s (rollout.slow)")
+    def _end(self, name: str, seat: Seat) -> str | None:
+        """Its calls then fail, as those of an engine that died. One that comes and goes nobody waits for: rollout/elastic.py ends it."""
+        ref, why = seat.calls[0], f"did not answer for {seat.silent:.0f} s (rollout.slow)"
         seat.silent = 0.0
-        if not seat.alone:
-            self.calls.error = RunError(what)
+        if seat.alone:
+            self.calls.failed[name] = f"it {why}"
+            return None
+        what = actors.end(ref, ref.task_id().actor_id().hex(), why)
+        self.calls.error = RunError(what)
         return f"{name} is ended: {what}"
