@@ -29,8 +29,9 @@ class Rendezvous:
     address: str
     port: int
     world: int
-    timeout: int  # seconds, for joining and for each broadcast
+    timeout: int  # seconds, for each broadcast
     backend: Literal["nccl", "gloo"]
+    joining: int = 60  # seconds within which all have to be there: one that died meanwhile is not to be waited for as long as for weights
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Group:
 
     processes: Any  # torch's classes for it are not in its type stubs; None after `leave`
     device: torch.device
+    timeout: timedelta = timedelta(minutes=30)  # of each broadcast
     memory: dict[int, torch.Tensor] = field(default_factory=dict)
 
     def buffer(self, index: int, bucket: Bucket) -> torch.Tensor:
@@ -98,26 +100,27 @@ def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
 def join(rendezvous: Rendezvous, rank: int) -> Group:
     """A process group of its own, beside the one that the process trains or serves in; with NCCL on the process's current GPU.
 
-    Raises RunError, which says who waited where and for whom, after `rendezvous.timeout` seconds.
+    Raises RunError, which says who waited where and for whom, after `rendezvous.joining` seconds.
     """
     try:
         return _join(rendezvous, rank)
     except RuntimeError as error:  # torch's own for a store, a peer and a deadline
         place = f"all {rendezvous.world} members at {rendezvous.address}:{rendezvous.port}"
-        late = f"waited for {place}, at most {rendezvous.timeout} s (rollout.timeout)"
+        late = f"waited for {place}, at most {rendezvous.joining} s"
         raise RunError(f"weight sync: {_member(rank)} {late}: {_first_line(error)}") from error
 
 
 def _join(rendezvous: Rendezvous, rank: int) -> Group:
-    timeout = timedelta(seconds=rendezvous.timeout)
+    timeout, joining = timedelta(seconds=rendezvous.timeout), timedelta(seconds=rendezvous.joining)
     c10d: Any = dist
-    store = c10d.PrefixStore("weights", c10d.TCPStore(rendezvous.address, rendezvous.port, rendezvous.world, rank == 0, timeout))
-    if rendezvous.backend == "nccl":
+    store = c10d.PrefixStore("weights", c10d.TCPStore(rendezvous.address, rendezvous.port, rendezvous.world, rank == 0, joining))
+    if rendezvous.backend == "nccl":  # which connects at the first broadcast, by the store
+        store.set_timeout(timeout)
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
         device = torch.device("cuda", torch.cuda.current_device())
-        return Group(c10d.ProcessGroupNCCL(store, rank, rendezvous.world, options), device)
-    return Group(c10d.ProcessGroupGloo(store, rank, rendezvous.world, timeout), torch.device("cpu"))
+        return Group(c10d.ProcessGroupNCCL(store, rank, rendezvous.world, options), device, timeout)
+    return Group(c10d.ProcessGroupGloo(store, rank, rendezvous.world, joining), torch.device("cpu"), timeout)
 
 
 def send(
@@ -203,5 +206,5 @@ def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:
 def broadcast(group: Group, tensor: torch.Tensor) -> Any:
     """Begin it, from the first member to all others; `wait` of what is returned ends it."""
     options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor = 0, 0
+    options.rootRank, options.rootTensor, options.timeout = 0, 0, group.timeout
     return group.processes.broadcast([tensor], options)

@@ -95,17 +95,16 @@ class WorkerGroups:
         """
         if not (lost := self.engines.lost()):
             return False
-        while lost:  # more may die while some start; one that is gone is not to be waited for in `connect`
+        while lost:  # more may die while some start, or join
             self._note(lost, error)
             try:
                 self.turns.start_engines(partial(self._start_again, lost))
+                if not (lost := self.engines.lost()):
+                    self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
             except (RunError, RayError) as late:
                 error = late
                 if not (lost := self.engines.lost()):
                     raise
-                continue
-            lost = self.engines.lost()
-        self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
         try:
             self._sync()
         except (RunError, RayError) as late:

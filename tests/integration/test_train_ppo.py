@@ -18,7 +18,7 @@ import ray
 from configs import settings
 from ray_actors import stop_process, until_gone
 
-from trainer import export, faults, runs, train_ppo, worker_groups
+from trainer import export, faults, runs, train_ppo, weights, worker_groups
 from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.errors import ConfigError
@@ -227,6 +227,23 @@ def test_ppo_with_critic_and_kl_in_the_reward_over_two_ranks(tiny_model, tmp_pat
     assert rows[0]["kl"] != 0
     assert rows[-1]["kl_coef"] != 0.05
     assert any(row["ratio"] != 1 for row in rows)
+
+
+def test_a_rollout_engine_that_dies_while_it_joins_the_weight_sync_is_not_waited_for(tiny_model, whole, tmp_path, monkeypatch, capfd):
+    """The policy waits for it in the store, for a time of its own."""
+    sync, calls, rendezvous = worker_groups.WorkerGroups._sync, Counter(), weights.Rendezvous
+
+    def kill(what: str, at: int) -> None:
+        calls[what] += 1
+        if calls[what] == at:
+            ray.kill(ray.get_actor("rollout-0"))
+
+    monkeypatch.setattr(worker_groups.WorkerGroups, "_sync", lambda self: [kill("sync", 3), sync(self)])
+    monkeypatch.setattr(weights, "Rendezvous", lambda *given: [rendezvous(*given, joining=3), kill("join", 2)][0])
+    assert train_ppo.train(settings(tiny_model), tmp_path) == 0
+    assert "rollout-0: the process died; started again (2 of 3, rollout.restarts)" in capfd.readouterr().out
+    assert calls["join"] == 3
+    assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
 
 @pytest.mark.parametrize("algorithm", ["dr_grpo", "rloo", "reinforce_plus_plus"])

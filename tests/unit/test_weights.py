@@ -59,13 +59,13 @@ def test_weights_arrive_bit_for_bit_whatever_the_bucket_size():
 def test_joining_ends_with_an_error_when_a_member_is_missing():
     port = free_port()
     with pytest.raises(RunError, match=rf"^weight sync: policy-0 on \S+ \(pid {os.getpid()}\) waited for all 2 members") as late:
-        weights.join(Rendezvous("127.0.0.1", port, world=2, timeout=1, backend="gloo"), 0)
-    assert f" at 127.0.0.1:{port}, at most 1 s (rollout.timeout): " in str(late.value)
+        weights.join(Rendezvous("127.0.0.1", port, world=2, timeout=1, backend="gloo", joining=1), 0)
+    assert f" at 127.0.0.1:{port}, at most 1 s: " in str(late.value)
 
 
 def test_a_rollout_engine_without_a_policy_says_which_it_is():
     with pytest.raises(RunError, match=r"^weight sync: process 1 of the rollout engines on \S+ \(pid \d+\) waited for all 2 members"):
-        weights.join(Rendezvous("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo"), 1)
+        weights.join(Rendezvous("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo", joining=1), 1)
 
 
 def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():
