@@ -42,6 +42,8 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
         whole = weights(checkpoint.folder)
     except FileNotFoundError as error:
         raise ConfigError(f"{checkpoint.folder}: {error.filename or error} was removed meanwhile; export a newer step") from None
+    if f"{PREFIX}score.weight" in whole:  # of train_rm
+        lm = models.without_weights(config, classifier=True)
     dtype = next(lm.parameters()).dtype
     named = {name: whole[PREFIX + name].to(dtype) for name, _ in lm.named_parameters()}
     files = model_card.files(run, settings, checkpoint.step)
@@ -52,7 +54,7 @@ def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Of the policy, by the engine's names, from all ranks' shards; on CPUs."""
     import torch
 
-    folder = checkpoint / "policy" if (checkpoint / "policy").is_dir() else checkpoint  # train_sft has no other role
+    folder = checkpoint / "policy" if (checkpoint / "policy").is_dir() else checkpoint  # of one role alone
     file = folder / ENGINE / "mp_rank_00_model_states.pt"
     if file.exists():  # without ZeRO-3 every rank has them whole
         return torch.load(file, map_location="cpu", mmap=True, weights_only=False)["module"]

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -90,6 +91,20 @@ class ValueModel(nn.Module):
         return (self.lm.get_output_embeddings()(_hidden(self.lm, batch))[:, 0].float(),)
 
 
+class ScoreModel(nn.Module):
+    """A classifier of one output: what it says (N,) before each target token, all of which it has read by the last.
+
+    transformers' own class for the architecture, as it loads and saves it; it looks at the last token alone.
+    """
+
+    def __init__(self, lm: Any):
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor]:
+        return (self.lm.score(_hidden(self.lm, batch))[:, 0].float(),)
+
+
 def _hidden(lm: Any, batch: Batch) -> torch.Tensor:
     """Hidden states (N, D) that predict the targets.
 
@@ -102,23 +117,30 @@ def _hidden(lm: Any, batch: Batch) -> torch.Tensor:
     return hidden.flatten(0, 1)[batch.index_N]
 
 
-def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False) -> Any:
+def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
     """The language model of `config.path`, or one with random weights drawn from `seed`; without dropout, in train mode too.
 
+    With `classifier` it is one of one output, whose head is drawn from `seed` where the path has none.
     Raises ConfigError when transformers cannot read the path or the configuration, or when the head is not one that this trainer applies.
     """
-    dtype = getattr(torch, config.dtype)
+    settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": config.attention}
+    kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    labels = {"num_labels": 1} if classifier else {}
+    if classifier or not config.path:
+        torch.manual_seed(seed)
     try:
         if config.path:
-            lm = AutoModelForCausalLM.from_pretrained(config.path, dtype=dtype, attn_implementation=config.attention)
+            lm = kind.from_pretrained(config.path, **settings, **labels)
         else:
-            torch.manual_seed(seed)
-            lm = AutoModelForCausalLM.from_config(_init_config(config), dtype=dtype, attn_implementation=config.attention)
+            lm = kind.from_config(_init_config(config, **labels), **settings)
     except ConfigError:
         raise
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
-    _require_plain_head(lm, config)
+    if classifier:
+        _require_score(lm, config)
+    else:
+        _require_plain_head(lm, config)
     _remove_dropout(lm)
     lm.train(train)  # transformers checkpoints nothing in eval mode, in which models are loaded
     if train and config.gradient_checkpointing:
@@ -126,15 +148,17 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     return lm.to(device)  # type: ignore[arg-type]
 
 
-def without_weights(config: ModelConfig) -> Any:
+def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
     """The language model that `load_lm` gives, on the device meta: its configuration and the names of its parameters."""
+    kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    labels = {"num_labels": 1} if classifier else {}
     try:
-        found = AutoConfig.from_pretrained(config.path) if config.path else _init_config(config)
+        found = AutoConfig.from_pretrained(config.path, **labels) if config.path else _init_config(config, **labels)
         with torch.device("meta"):
-            lm = AutoModelForCausalLM.from_config(found, dtype=getattr(torch, config.dtype))
+            lm = kind.from_config(found, dtype=getattr(torch, config.dtype))
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
-    if config.path:
+    if config.path and not classifier:
         with contextlib.suppress(OSError):  # models without one have their defaults
             lm.generation_config = GenerationConfig.from_pretrained(config.path)
     return lm
@@ -149,6 +173,12 @@ def _require_plain_head(lm: Any, config: ModelConfig) -> None:
             raise ConfigError(f"{name}: {settings.model_type} has {key}={value}, which changes logits after the head; not supported yet")
     if lm.get_output_embeddings() is None:
         raise ConfigError(f"{name}: {settings.model_type} has no output head; a causal language model is needed")
+
+
+def _require_score(lm: Any, config: ModelConfig) -> None:
+    if not isinstance(getattr(lm, "score", None), nn.Linear):
+        name = f"model.path={config.path}" if config.path else "model.init"
+        raise ConfigError(f"{name}: a classifier of {lm.config.model_type} has no linear head over its last token; take a decoder model")
 
 
 def _remove_dropout(lm: nn.Module) -> None:
@@ -186,7 +216,7 @@ def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
 
 
-def _init_config(config: ModelConfig) -> PreTrainedConfig:
+def _init_config(config: ModelConfig, **also: Any) -> PreTrainedConfig:
     """The architecture of `model.init`. transformers would take any key, so a misspelt one is refused here."""
     given = dict(config.init or {})
     model_type = given.pop("model_type", None)
@@ -199,7 +229,7 @@ def _init_config(config: ModelConfig) -> PreTrainedConfig:
             raise ConfigError(f"model.init.{key}: {model_type} has no such setting" + (f"; did you mean {near[0]}?" if near else ""))
     tokenizer = load_tokenizer(config)
     ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos", "bos")}
-    return AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer), **ids, **given})
+    return AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer), **ids, **given, **also})
 
 
 def export(

@@ -19,9 +19,9 @@ from typing import Any
 from trainer import placement, rewards
 from trainer.config_help import settings, show
 from trainer.configs.data import DataConfig, RowsConfig
+from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config
-from trainer.configs.sft import SftConfig
 from trainer.data import rows
 from trainer.errors import ConfigError
 from trainer.runs import check_model, resolved_paths
@@ -170,7 +170,7 @@ def _nodes() -> list[dict[str, float]]:
     return placement.fixed_nodes(ray.nodes())
 
 
-def gpu(config: SftConfig) -> list[str]:
+def gpu(config: OfflineConfig) -> list[str]:
     """That there is a GPU at all; which rank has which one, torch says."""
     wanted = config.placement.gpus_per_rank
     missing = [f"placement.gpus_per_rank={wanted:g}: this machine has no GPU; 0 uses CPUs"] if wanted and not has_gpu() else []

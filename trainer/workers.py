@@ -46,6 +46,7 @@ class Role:
     objective: Objective | None = None  # None: it is asked, and never learns
     updates: int = 1  # optimizer steps that the learning rate's schedule spans
     together: int = 1  # so many consecutive sequences are compared with each other, and never parted
+    classifier: bool = False  # the model has one output for a sequence, in place of one for each token of the vocabulary
     bundle: placement.Bundle | None = None  # of resources for each rank; None: it shares the bundles of the ranks
     gpus_setting: str = "placement.gpus_per_rank"  # named where a GPU is missing
 
@@ -98,7 +99,7 @@ class Worker:
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
         shard = config.trainer.zero_stage == 3 and source.path is not None
         with sharded(getattr(torch, source.dtype)) if shard else nullcontext():
-            lm = models.load_lm(source, config.run.seed, self.device, train=role.objective is not None)
+            lm = models.load_lm(source, config.run.seed, self.device, train=role.objective is not None, classifier=role.classifier)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
         self.engine = Engine(role.head(lm), role.optim, config.trainer, role.updates, self.device, config.divergence)
@@ -119,17 +120,32 @@ class Worker:
 
         `tokens_N` and `numbers` are what the objective reads besides the sequences.
         """
+        sums, batches = self._sums(sequences, tokens_N, counts, count, numbers)
+        sums["real_tokens"] = sum(b.real_tokens for b in batches)
+        sums["padded_tokens"] = sum(b.input_ids_RL.numel() for b in batches)
+        return {**sums, **self.engine.step()}
+
+    @torch.no_grad()
+    def evaluate(
+        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
+    ) -> dict[str, float]:
+        """What `update` says of the loss and its statistics, with nothing learned."""
+        return self._sums(sequences, tokens_N, counts, count, numbers)[0]
+
+    def _sums(
+        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None
+    ) -> tuple[dict[str, float], list[Batch]]:
+        """Of the objective over micro-batches, with gradients where they are enabled."""
         assert self.role.objective is not None, f"{self.role.name} does not learn"
         batches = self._pack(sequences, count)
         attach(batches, tokens_N, counts, numbers)
         sums: Counter[str] = Counter()
         for i, batch in enumerate(map(self._to_device, batches)):
             loss, stats = self.role.objective(batch, self.engine(batch))
-            self.engine.backward(loss, last=i == len(batches) - 1)
+            if torch.is_grad_enabled():
+                self.engine.backward(loss, last=i == len(batches) - 1)
             sums.update({name: float(value) for name, value in {"loss": loss.detach(), **stats}.items()})
-        sums["real_tokens"] = sum(b.real_tokens for b in batches)
-        sums["padded_tokens"] = sum(b.input_ids_RL.numel() for b in batches)
-        return {**sums, **self.engine.step()}
+        return dict(sums), batches
 
     def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:
         return pack(sequences, **packing(self.config), pad_id=self.pad_id, count=count, together=self.role.together)

@@ -13,6 +13,8 @@ from configs import BASE, PROG, ok, recipe
 
 from trainer.cli import exits_cleanly, parse, to_yaml
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.preferences import DpoConfig, RmConfig
+from trainer.configs.sections import Config
 from trainer.configs.sft import SftConfig
 from trainer.errors import ConfigError
 
@@ -129,6 +131,7 @@ def test_the_config_needs_neither_torch_nor_ray():
     assert done.stdout == "[]\n"
 
 
+ENTRY_POINTS: dict[str, type[Config]] = {"sft": SftConfig, "rm": RmConfig, "dpo": DpoConfig}
 RECIPES = sorted((ROOT / "trainer" / "recipes").glob("*.yaml"))
 
 
@@ -140,7 +143,7 @@ def test_every_recipe_is_a_valid_config(file, runs):
         assert path.removeprefix("run:") in {recipe.stem for recipe in RECIPES}
         (runs / path.removeprefix("run:") / "model").mkdir(parents=True)
         (runs / path.removeprefix("run:") / "model" / "config.json").write_text("{}")
-    model = SftConfig if "sft" in file.stem else PpoConfig
+    model = ENTRY_POINTS.get(file.stem.rpartition("-")[2], PpoConfig)
     config = parse(["--config", str(file)], prog=PROG, model=model)
     assert parse(["--config", recipe(runs.parent, to_yaml(config))], prog=PROG, model=model) == config
 

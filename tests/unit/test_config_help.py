@@ -10,6 +10,7 @@ from configs import PROG, errors, recipe
 from trainer.cli import parse
 from trainer.config_help import settings
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.preferences import DpoConfig, RmConfig
 from trainer.configs.sections import Config
 from trainer.configs.sft import SftConfig
 
@@ -23,7 +24,7 @@ def help_of(capsys: pytest.CaptureFixture[str], model: type[Config], *argv: str)
     return capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model", [PpoConfig, SftConfig])
+@pytest.mark.parametrize("model", [PpoConfig, SftConfig, RmConfig, DpoConfig])
 def test_help_shows_every_setting_that_is_read_with_default_and_description(capsys, model):
     text = help_of(capsys, model)
     for key, field in settings(model).items():

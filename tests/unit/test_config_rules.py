@@ -7,6 +7,7 @@ import re
 import pytest
 from configs import BASE, errors, ok, recipe
 
+from trainer.configs.preferences import DpoConfig, RmConfig
 from trainer.configs.sections import broken_rules
 from trainer.configs.sft import SftConfig
 
@@ -181,12 +182,53 @@ def test_settings_that_fit_are_not_refused(argv):
         ("reward.function=nonsense", "it learns from the answers of the data, not from rewards"),
         ("critic.lr=1", "it trains no value model"),
         ("algorithm.name=ppo", "there are no advantages; of this section it reads algorithm.aggregation alone"),
-        ("trainer.eval_every=5", "it neither samples nor evaluates"),
+        ("trainer.eval_pass=2", "it samples no answers"),
+        ("trainer.keep_best=true", "its evaluation has no reward; the newest checkpoints stay"),
+        ("trainer.silence=20", "torchrun watches its processes, and trainer.timeout their collectives"),
         ("placement.ranks=2", "torchrun starts its processes, not Ray"),
     ],
 )
 def test_what_an_entry_point_does_not_read_is_refused(argument, why):
     assert errors(*BASE, argument, model=SftConfig) == [f"{argument}: not read by train_sft; {why} (command line)"]
+
+
+@pytest.mark.parametrize(
+    ("model", "argv", "said"),
+    [
+        (SftConfig, ["trainer.eval_every=5"], "trainer.eval_every=5, trainer.eval_prompts=0: not read; without rows that are held out"),
+        (SftConfig, ["data.learn=[user]"], 'data.learn=["user"], data.messages=null: not read; without conversations the answer is'),
+        (SftConfig, ["data.messages=m", "data.learn=[critic]"], "data.learn.0=critic: must be"),
+        (SftConfig, ["data.messages=m", "data.learn=[]"], "data.learn=[]: must be"),
+        (SftConfig, ["data.messages=m", "data.system=x"], "data.messages=m, data.system=x: conversations are learned as they are"),
+        (SftConfig, ["data.messages=m", "data.chat=never"], "data.messages=m, data.chat=never: conversations need the chat template"),
+        (SftConfig, ["data.messages=m", "data.answer=a"], "data.answer=a, data.messages=m: a conversation has it already"),
+        (SftConfig, ["data.messages=m", "data.prompt=p"], "data.prompt=p, data.messages=m: a conversation has it already"),
+        (RmConfig, ["data.answer=a"], "data.answer=a: not read; it learns from data.chosen and data.rejected"),
+        (RmConfig, ["data.chosen=a", "data.rejected=a"], "data.chosen=a, data.rejected=a: they must be two columns"),
+        (RmConfig, ["algorithm.center=-1"], "algorithm.center=-1: must be a number, at least 0"),
+        (RmConfig, ["algorithm.beta=1"], "algorithm.beta=1: not read by train_rm; it learns from pairs"),
+        (RmConfig, ["reward.function=x"], "reward.function=x: not read by train_rm; it learns from data, not from rewards"),
+        (DpoConfig, ["algorithm.loss=dpo"], "algorithm.loss=dpo: must be sigmoid, ipo, robust, simpo or kto"),
+        (DpoConfig, ["algorithm.beta=0"], "algorithm.beta=0: must be a number, above 0"),
+        (DpoConfig, ["algorithm.loss=robust"], "algorithm.loss=robust, algorithm.label_smoothing=0.0: robust corrects for a share of"),
+        (
+            DpoConfig,
+            ["algorithm.loss=ipo", "algorithm.label_smoothing=0.1"],
+            "algorithm.loss=ipo: not read; the others know no wrong labels",
+        ),
+        (DpoConfig, ["algorithm.label_smoothing=0.5"], "algorithm.label_smoothing=0.5: must be a number"),
+        (DpoConfig, ["algorithm.gamma=1"], "algorithm.loss=sigmoid: not read; simpo alone has it"),
+        (DpoConfig, ["algorithm.loss=simpo", "algorithm.length_normalized=true"], "not read; simpo is so, kto is not"),
+        (DpoConfig, ["algorithm.desirable=2"], "algorithm.loss=sigmoid: not read; kto alone has it"),
+        (DpoConfig, ["algorithm.loss=kto", "algorithm.undesirable=0"], "algorithm.undesirable=0: must be a number, above 0"),
+        (DpoConfig, ["algorithm.loss=kto", "trainer.prompts_per_step=1"], "kto compares a prompt with the answers of others"),
+        (DpoConfig, ["rollout.engines=2"], "rollout.engines=2: not read by train_dpo; it samples no answers"),
+        (DpoConfig, ["data.margin=m"], "data.margin: no such setting"),
+    ],
+)
+def test_mistakes_of_learning_from_data_are_one_error_each(model, argv, said):
+    (line,) = errors(*BASE, *argv, model=model)
+    assert said in line
 
 
 def test_what_a_file_sets_in_vain_is_named_with_its_lines(tmp_path):

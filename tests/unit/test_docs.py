@@ -17,6 +17,7 @@ from stacks.load import parse as parse_stack
 from stacks.schema import Stack
 from trainer import cli, config_help
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.preferences import DpoConfig, RmConfig
 from trainer.configs.sections import Config
 from trainer.configs.sft import SftConfig
 from trainer.errors import ConfigError
@@ -24,7 +25,12 @@ from trainer.errors import ConfigError
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "benchmarks")
-TRAINERS: dict[str, type[Config]] = {"trainer.train_ppo": PpoConfig, "trainer.train_sft": SftConfig}
+TRAINERS: dict[str, type[Config]] = {
+    "trainer.train_ppo": PpoConfig,
+    "trainer.train_sft": SftConfig,
+    "trainer.train_rm": RmConfig,
+    "trainer.train_dpo": DpoConfig,
+}
 SECTIONS = tuple(PpoConfig.model_fields)
 FOREIGN = "## From verl or OpenRLHF"  # below it, keys of other systems stand beside ours
 # Other trainers' versions are those of their recipes.
@@ -183,7 +189,10 @@ def test_every_override_in_the_text_is_accepted(page):
 
 @named(PAGES)
 def test_every_setting_that_is_named_exists(page):
-    known = {*config_help.settings(PpoConfig), *(f"{key}.{name}" for key, name in [("algorithm", "kl")])}
+    known = {
+        *(key for model in TRAINERS.values() for key in config_help.settings(model)),
+        *(f"{key}.{name}" for key, name in [("algorithm", "kl")]),
+    }
     free = tuple(f"{key}." for key in ("model.init", "data.args", "data.template", "reward.args", "rollout.options"))
     names = [span.partition("=")[0] for span in spans(own(page))]
     if FOREIGN in page.read_text():  # the last column of its table is ours

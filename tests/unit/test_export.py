@@ -21,7 +21,7 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel
 from trainer.objectives.supervised import supervised
-from trainer.train_sft import update
+from trainer.offline import update
 from trainer.workers import Role, Worker
 
 BATCH = [Sequence([3, 4, 5], [6, 7, 8, 9]) for _ in range(4)]
@@ -46,7 +46,7 @@ def trained(runs: Path, model: dict[str, Any], stage: int, role: str = "") -> Wo
     config = SftConfig.model_validate(values)
     worker = Worker(config, Role("policy", PolicyModel, 0, config.optim, partial(supervised, config.algorithm), 2), 0, 1, None, 1)
     worker.start("127.0.0.1", free_port())
-    update(worker, BATCH, 0, 1)
+    update(worker, BATCH)
     run = runs / "a"
     with Checkpoints(run / "checkpoints").writing(1, {}, score=0.25) as draft:
         worker.save(draft / role)

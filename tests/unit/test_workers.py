@@ -25,8 +25,9 @@ from trainer.errors import ConfigError
 from trainer.models import PolicyModel, ValueModel
 from trainer.objectives import Stats
 from trainer.objectives.supervised import supervised
+from trainer.offline import update
 from trainer.roles import roles_of
-from trainer.train_sft import Saver, update
+from trainer.saver import Saver
 from trainer.workers import Role, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +59,7 @@ def started(path: Path, role_of: Callable[[SftConfig], Role] = supervised_role, 
 
 
 def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, float]]:
-    return [update(worker, batch, 0, 1) for batch in batches]
+    return [update(worker, batch) for batch in batches]
 
 
 @pytest.mark.parametrize(("dtype", "stage"), [("float32", 0), ("bfloat16", 2)])
@@ -104,10 +105,10 @@ def test_a_checkpoint_without_every_ranks_shard_is_none(tiny_model, tmp_path):
 
 LOOK = """
 import sys, torch
-from trainer.train_sft import _from_rank_0
+from trainer.saver import from_rank_0
 rank = int(sys.argv[1])
 torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2)
-print(_from_rank_0(lambda: f"seen by {rank}", rank, 2))
+print(from_rank_0(lambda: f"seen by {rank}", rank, 2))
 torch.distributed.destroy_process_group()
 """
 
@@ -203,7 +204,7 @@ def judge(config: SftConfig) -> Role:
 @pytest.mark.parametrize("budget", [18, 24, 200])
 def test_a_reward_model_learns_which_answer_was_chosen(tiny_model, budget):
     worker = learner(tiny_model, judge, budget)
-    found = [update(worker, PAIRS, 0, 1) for _ in range(20)]
+    found = [update(worker, PAIRS) for _ in range(20)]
     assert found[0]["loss"] == pytest.approx(0.6931, abs=1e-4), "a head of zeros knows nothing: log 2"
     assert found[-1]["loss"] < 0.1
     scores_N = worker.score(PAIRS, 0)
@@ -215,6 +216,6 @@ def test_a_reward_model_learns_which_answer_was_chosen(tiny_model, budget):
 def test_dpo_prefers_the_chosen_answers_to_the_reference(tiny_model):
     worker = learner(tiny_model, lambda config: Role("policy", PolicyModel, 0, config.optim, partial(dpo, 0.5), 20, together=2))
     reference_N = worker.score(PAIRS, 0)
-    found = [update(worker, PAIRS, 0, 1, {"reference": reference_N}) for _ in range(10)]
+    found = [update(worker, PAIRS, {"reference": reference_N}) for _ in range(10)]
     assert found[0]["loss"] == pytest.approx(0.6931, abs=1e-4), "the policy is the reference yet"
     assert found[-1]["loss"] < 0.3

@@ -83,6 +83,10 @@ class DataConfig(Section):
         """Where rows come from, by the name in `mix`; without one these settings themselves, under ""."""
         return {name: each.of(self) for name, each in self.mix.items()} or {"": self}
 
+    def columns(self, *, answers: bool = True) -> dict[str, str]:
+        """Those that a row must have, by the setting that names them."""
+        return {"data.prompt": self.prompt} | ({"data.answer": self.answer} if answers else {})
+
     def function(self) -> bool:
         return ":" in self.path and not self.path.endswith(FILES)
 

@@ -2,37 +2,53 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from trainer.configs.ppo import PpoLogConfig, PpoTrainerConfig, RayPlacementConfig
-from trainer.configs.sections import Config, LossConfig, PlacementConfig, Rule
+from trainer.configs.data import DataConfig
+from trainer.configs.offline import OfflineConfig
+from trainer.configs.sections import LossConfig, Only, Rule
+
+Author = Literal["system", "user", "assistant", "tool"]
 
 
-class SftConfig(Config):
+class SftDataConfig(DataConfig):
+    messages: str | None = Field(
+        default=None, description="Column of whole conversations, a list of chat messages each, in place of prompt and answer."
+    )
+    learn: Annotated[list[Author], Only("data.messages", why="without conversations the answer is learned")] = Field(
+        default=["assistant"], min_length=1, description="Whose messages of a conversation are learned."
+    )
+
+    def columns(self, *, answers: bool = True) -> dict[str, str]:
+        return {"data.messages": self.messages} if self.messages else super().columns(answers=answers)
+
+
+class SftConfig(OfflineConfig):
     ENTRY: ClassVar = "train_sft"
     READS_NOT: ClassVar = {
-        "rollout": "it samples no answers",
+        **OfflineConfig.READS_NOT,
         "reward": "it learns from the answers of the data, not from rewards",
-        "critic": "it trains no value model",
-        "evals": "it does not evaluate",
         "algorithm": "there are no advantages; of this section it reads algorithm.aggregation alone",
-        **{f"trainer.{name}": "it neither samples nor evaluates" for name in PpoTrainerConfig.model_fields},
-        **{f"log.{name}": "it samples no answers" for name in PpoLogConfig.model_fields},
-        **{f"placement.{name}": "torchrun starts its processes, not Ray" for name in RayPlacementConfig.model_fields},
     }
 
-    placement: PlacementConfig = Field(default=PlacementConfig(), description="CPUs and GPUs; torchrun says how many ranks there are.")
+    data: SftDataConfig = Field(description="Prompts and answers, or conversations.")  # pyright: ignore[reportIncompatibleVariableOverride]
     algorithm: LossConfig = Field(default=LossConfig(), description="The loss.")
 
     def rules(self) -> list[Rule]:
-        longest, room = self.data.max_prompt_tokens, self.trainer.micro_batch_tokens
+        data = self.data
         return [
             *super().rules(),
             Rule(
-                room <= longest,
-                ("trainer.micro_batch_tokens", "data.max_prompt_tokens"),
-                f"the longest prompt ({longest} tokens) and its answer must fit into a micro-batch",
+                bool(data.messages) and data.system is not None,
+                ("data.messages", "data.system"),
+                "conversations are learned as they are; leave data.system out",
             ),
+            *(
+                Rule(bool(data.messages) and getattr(data, key) != key, (f"data.{key}", "data.messages"), "a conversation has it already")
+                for key in ("prompt", "answer")
+            ),
+            Rule(bool(data.messages) and data.chat == "never", ("data.messages", "data.chat"), "conversations need the chat template"),
+            Rule(bool(data.messages) and bool(data.mix), ("data.messages", "data.mix"), "conversations come from one data.path"),
         ]

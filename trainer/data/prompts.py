@@ -95,7 +95,7 @@ def _ids(asked: list[Any], places: list[str], config: DataConfig, tokenizer: Pre
     for where, (text, _), tokens in zip(places, texts, found, strict=True):
         if not tokens:
             raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
-        _require_known(text, tokens, tokenizer, f"data.prompt: {where}")
+        require_known(text, tokens, tokenizer, f"data.prompt: {where}")
     return found
 
 
@@ -119,12 +119,16 @@ def _tokenized(texts: list[str], tokenizer: PreTrainedTokenizerBase, special: bo
 
 
 def answer_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What SFT learns after the prompt: the answer, and the token that ends it."""
-    answer = prompt.row["answer"]
+    """What SFT learns after the prompt."""
+    return text_ids(prompt.row["answer"], tokenizer, f"data.answer: row {prompt.index}")
+
+
+def text_ids(answer: Any, tokenizer: PreTrainedTokenizerBase, what: str) -> list[int]:
+    """An answer, and the token that ends it. Raises ConfigError."""
     if not isinstance(answer, str):
-        raise ConfigError(f"data.answer: row {prompt.index}: {answer!r} is not text")
+        raise ConfigError(f"{what}: {answer!r} is not text")
     ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
-    _require_known(answer, ids, tokenizer, f"data.answer: row {prompt.index}")
+    require_known(answer, ids, tokenizer, what)
     return [*ids, tokenizer.eos_token_id]  # type: ignore[list-item]
 
 
@@ -152,7 +156,7 @@ def _text(prompt: Any, config: DataConfig, tokenizer: PreTrainedTokenizerBase, w
     return text, not chat
 
 
-def _require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, what: str) -> None:
+def require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, what: str) -> None:
     """Raises ConfigError for a character that `characters:` does not list: it would be padding."""
     unknown = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if getattr(unknown, "unk_token", None) == tokenizer.pad_token and tokenizer.pad_token_id in tokens:
@@ -164,7 +168,20 @@ def _require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerB
 def _conversation(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> str:
     if config.system is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system}, *messages]
+    return rendered(messages, config, tokenizer, where, answer=True)
+
+
+def rendered(
+    messages: list[dict[str, Any]],
+    config: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    *,
+    answer: bool,
+    what: str = "data.prompt",
+) -> str:
+    """By the chat template; with `answer` up to where an answer begins. Raises ConfigError."""
     try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **config.template)  # type: ignore[return-value]
+        return tokenizer.apply_chat_template(messages, add_generation_prompt=answer, tokenize=False, **config.template)  # type: ignore[return-value]
     except Exception as error:  # a template is a program of its own and raises what it likes
-        raise ConfigError(f"data.prompt: {where}: the chat template refuses the messages: {error}") from error
+        raise ConfigError(f"{what}: {where}: the chat template refuses the messages: {error}") from error

@@ -21,9 +21,8 @@ RETURNED: dict[Any, Collection[Any]] = {}  # all rows of functions that return t
 def check(config: DataConfig, *, answers: bool = True) -> None:
     """That the data can be read, and the columns of its first row. Raises ConfigError."""
     where, columns = first_row(config)
-    column(columns, config.prompt, "data.prompt", where)
-    if answers:
-        column(columns, config.answer, "data.answer", where)
+    for setting, name in config.columns(answers=answers).items():
+        column(columns, name, setting, where)
 
 
 @contextmanager

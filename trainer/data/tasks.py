@@ -20,6 +20,19 @@ def sort_digits(rows: int = 1000, length: int = 6, seed: int = 0) -> Iterator[di
         yield {"prompt": f"s{''.join(digits)}=", "answer": "".join(sorted(digits))}
 
 
+def sorted_pairs(rows: int = 1000, length: int = 6, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Prompts of `sort_digits`; "chosen" is the answer, "rejected" the same with two digits exchanged, or one replaced."""
+    rng = random.Random(seed)
+    for row in sort_digits(rows, length, seed):
+        digits = list(row["answer"])
+        first, second = rng.randrange(length), rng.randrange(length)
+        if digits[first] == digits[second]:
+            digits[first] = rng.choice([digit for digit in "0123456789" if digit != digits[first]])
+        else:
+            digits[first], digits[second] = digits[second], digits[first]
+        yield {"prompt": row["prompt"], "chosen": row["answer"], "rejected": "".join(digits)}
+
+
 def arithmetic(rows: int = 1000, digits: int = 2, operations: str = "+-", seed: int = 0) -> Iterator[dict[str, str]]:
     """Prompt "17+45=", answer "62": two numbers of up to `digits` digits and one of `operations` (of +, -, *)."""
     _at_least_one(rows=rows, digits=digits)

@@ -1,0 +1,103 @@
+"""Settings of train_rm and train_dpo: learning which of two answers is better."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from trainer.configs.base import Section
+from trainer.configs.data import DataConfig
+from trainer.configs.offline import OfflineConfig
+from trainer.configs.sections import Only, Rule
+
+
+class PairsConfig(DataConfig):
+    chosen: str = Field(default="chosen", description="Column of the better answer: text, or chat messages that end with it.")
+    rejected: str = Field(default="rejected", description="Column of the worse answer, as chosen.")
+
+    def columns(self, *, answers: bool = True) -> dict[str, str]:
+        return {"data.prompt": self.prompt, "data.chosen": self.chosen, "data.rejected": self.rejected}
+
+
+class RmDataConfig(PairsConfig):
+    margin: str | None = Field(default=None, description="Column of a number: by how much the better answer is better.")
+
+    def columns(self, *, answers: bool = True) -> dict[str, str]:
+        return super().columns(answers=answers) | ({"data.margin": self.margin} if self.margin else {})
+
+
+class PreferencesConfig(OfflineConfig):
+    data: PairsConfig = Field(description="Prompts, each with a better and a worse answer.")  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def rules(self) -> list[Rule]:
+        data = self.data
+        return [
+            *super().rules(),
+            Rule(data.answer != "answer", ("data.answer",), "not read; it learns from data.chosen and data.rejected"),
+            Rule(data.chosen == data.rejected, ("data.chosen", "data.rejected"), "they must be two columns"),
+        ]
+
+
+class RmLossConfig(Section):
+    center: float = Field(default=0.0, ge=0, description="Weight of the squared sum of both scores, which keeps scores around 0.")
+
+
+class RmConfig(PreferencesConfig):
+    ENTRY: ClassVar = "train_rm"
+    READS_NOT: ClassVar = {
+        **OfflineConfig.READS_NOT,
+        "algorithm": "it learns from pairs; of this section it reads algorithm.center alone",
+    }
+
+    data: RmDataConfig = Field(description="Prompts, each with a better and a worse answer.")  # pyright: ignore[reportIncompatibleVariableOverride]
+    algorithm: RmLossConfig = Field(default=RmLossConfig(), description="The loss.")
+
+
+class PreferenceConfig(Section):
+    loss: Literal["sigmoid", "ipo", "robust", "simpo", "kto"] = Field(
+        default="sigmoid", description="sigmoid is DPO's; simpo needs no reference; kto learns from each answer by itself."
+    )
+    beta: float = Field(default=0.1, gt=0, description="How dear the distance from the reference model is; of simpo a scale.")
+    length_normalized: Annotated[bool, Only("algorithm.loss", ("sigmoid", "ipo", "robust"), "simpo is so, kto is not")] = Field(
+        default=False, description="Log-probabilities of an answer are divided by its tokens."
+    )
+    label_smoothing: Annotated[float, Only("algorithm.loss", ("sigmoid", "robust"), "the others know no wrong labels")] = Field(
+        default=0.0, ge=0, lt=0.5, description="Share of pairs whose order is believed to be wrong."
+    )
+    gamma: Annotated[float, Only("algorithm.loss", ("simpo",), "simpo alone has it")] = Field(
+        default=0.5, ge=0, description="Margin by which simpo wants the better answer to be likelier."
+    )
+    desirable: Annotated[float, Only("algorithm.loss", ("kto",), "kto alone has it")] = Field(
+        default=1.0, gt=0, description="Weight of the better answers."
+    )
+    undesirable: Annotated[float, Only("algorithm.loss", ("kto",), "kto alone has it")] = Field(
+        default=1.0, gt=0, description="Weight of the worse answers."
+    )
+    sft_coef: float = Field(default=0.0, ge=0, description="Weight of the better answers' cross-entropy per token, added to the loss.")
+
+
+class DpoConfig(PreferencesConfig):
+    ENTRY: ClassVar = "train_dpo"
+    READS_NOT: ClassVar = {
+        **OfflineConfig.READS_NOT,
+        "algorithm": "it learns from pairs, without samples and advantages",
+    }
+
+    algorithm: PreferenceConfig = Field(default=PreferenceConfig(), description="The loss.")
+
+    def rules(self) -> list[Rule]:
+        algorithm = self.algorithm
+        return [
+            *super().rules(),
+            Rule(
+                algorithm.loss == "robust" and algorithm.label_smoothing == 0,
+                ("algorithm.loss", "algorithm.label_smoothing"),
+                "robust corrects for a share of wrong labels; set label_smoothing to it, or use sigmoid",
+            ),
+            Rule(
+                algorithm.loss == "kto" and self.trainer.prompts_per_step < 2,
+                ("algorithm.loss", "trainer.prompts_per_step"),
+                "kto compares a prompt with the answers of others; use at least 2",
+            ),
+        ]

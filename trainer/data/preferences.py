@@ -1,0 +1,70 @@
+"""Pairs of answers to a prompt, the better one and the worse one, read from the columns of a row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from trainer.configs.preferences import PairsConfig
+from trainer.data.prompts import PromptSet, load_prompts, require_known
+from trainer.episodes import Prompt
+from trainer.errors import ConfigError
+
+
+def load_pairs(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    """Prompts as `load_prompts` reads them, whose rows have both answers as text under "chosen" and "rejected".
+
+    Raises ConfigError, naming the row, where one is no answer to the prompt, or both are the same.
+    """
+    found = load_prompts(config, tokenizer, answers=False)
+    return PromptSet([_paired(prompt, config) for prompt in found.prompts], found.dropped)
+
+
+def _paired(prompt: Prompt, config: PairsConfig) -> Prompt:
+    where, asked = f"row {prompt.index}", prompt.row[config.prompt]
+    chosen = answer_of(prompt.row.get(config.chosen), asked, f"data.chosen: {where}", config.chosen)
+    rejected = answer_of(prompt.row.get(config.rejected), asked, f"data.rejected: {where}", config.rejected)
+    if chosen == rejected:
+        raise ConfigError(f"data.rejected: {where}: both answers are {chosen[:60]!r}; there is nothing to prefer; leave the row out")
+    return Prompt(prompt.index, prompt.token_ids, prompt.row | {"prompt": asked, "chosen": chosen, "rejected": rejected})
+
+
+def answer_of(value: Any, prompt: Any, what: str, column: str) -> str:
+    """The text of an answer: itself, or the last of chat messages, which may begin with those of the prompt. Raises ConfigError."""
+    if value is None:
+        raise ConfigError(f"{what}: column {column!r} is missing or empty; a pair has both answers")
+    if isinstance(value, str):
+        return value
+    if not (isinstance(value, list) and value and isinstance(value[-1], dict) and isinstance(value[-1].get("content"), str)):
+        raise ConfigError(f"{what}: neither text nor a list of chat messages that ends with the answer")
+    *before, last = value
+    if last.get("role", "assistant") != "assistant":
+        raise ConfigError(f"{what}: the last message is of {last['role']!r}, not of the assistant")
+    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if before and [_plain(message) for message in before] != [_plain(message) for message in asked]:
+        raise ConfigError(f"{what}: the messages before the answer are not those of data.prompt")
+    return last["content"]
+
+
+def _plain(message: Any) -> tuple[Any, Any]:
+    return (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, message)
+
+
+def conversation_ids(tokenizer: PreTrainedTokenizerBase, prompt: Any, answer: str, what: str) -> list[int]:
+    """What a classifier reads of a prompt and an answer, as `reward_model` gives it to one.
+
+    By the chat template, or without one as a pair of texts. It ends with the token by which transformers' classifiers judge: the last
+    that is no padding. Raises ConfigError.
+    """
+    if tokenizer.chat_template:
+        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+        text: Any = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": answer}], tokenize=False)
+        ids: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
+    else:
+        text, ids = f"{prompt}{answer}", tokenizer(prompt, answer)["input_ids"]
+    ids = list(ids)
+    require_known(text, ids, tokenizer, what)
+    while ids and ids[-1] == tokenizer.pad_token_id:
+        ids.pop()
+    return ids

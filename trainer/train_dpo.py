@@ -1,0 +1,95 @@
+"""Direct preference optimization and its relatives, from pairs of answers. Alone, as a Ray job, or under torchrun:
+
+python -m trainer.train_dpo --config trainer/recipes/demo-dpo.yaml
+torchrun --nproc-per-node 8 -m trainer.train_dpo --config ...
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from trainer import preflight
+from trainer.cli import exits_cleanly, parse
+from trainer.configs.preferences import DpoConfig
+
+
+def read(argv: list[str]) -> DpoConfig:
+    """The settings, once all that they name has been looked at."""
+    checks, before_start = (preflight.allowed, preflight.model, preflight.data, preflight.sinks), (preflight.gpu,)
+    return parse(argv, prog="python -m trainer.train_dpo", model=DpoConfig, checks=checks, before_start=before_start)
+
+
+if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
+    with exits_cleanly():
+        CONFIG = read(sys.argv[1:])
+
+from pathlib import Path
+
+from trainer.data.packing import Sequence
+from trainer.data.preferences import load_pairs
+from trainer.data.prompts import text_ids
+from trainer.episodes import Prompt
+from trainer.models import PolicyModel
+from trainer.objectives.preference import preference
+from trainer.offline import Offline, main, score
+from trainer.reference import Reference, prepare
+from trainer.workers import Role, Worker
+
+
+class Dpo(Offline[DpoConfig]):
+    together = 2
+    reference: Reference | None = None  # but for simpo
+    mismatched: dict[int, Sequence]  # by a row's index: its prompt, and the better answer of the row after it (kto)
+
+    def role(self) -> Role:
+        config = self.config
+        objective = partial(preference, config.algorithm)
+        return Role("policy", PolicyModel, config.placement.gpus_per_rank, config.optim, objective, config.updates(), self.together)
+
+    def rows(self) -> list[Prompt]:
+        found = load_pairs(self.config.data, self.tokenizer).prompts
+        self.place = {row.index: i for i, row in enumerate(found)}
+        return found
+
+    def sequences(self, row: Prompt) -> list[Sequence]:
+        pair = [
+            Sequence(row.token_ids, text_ids(row.row[which], self.tokenizer, f"data.{which}: row {row.index}"))
+            for which in ("chosen", "rejected")
+        ]
+        if self.reference:
+            at = 2 * self.place[row.index]
+            for i, sequence in enumerate(pair):
+                sequence.tokens = {"reference": self.reference.of(at + i)}
+        return pair
+
+    def prepare(self, worker: Worker, rows: list[Prompt], folder: Path, *, fresh: bool) -> None:
+        loss = self.config.algorithm.loss
+        if loss == "simpo":
+            return
+        pairs = [self.sequences(row) for row in rows]
+        everything = [sequence for pair in pairs for sequence in pair]
+        if loss == "kto":
+            others = [Sequence(row.token_ids, pairs[(i + 1) % len(rows)][0].response_ids) for i, row in enumerate(rows)]
+            self.mismatched = {row.index: sequence for row, sequence in zip(rows, others, strict=True)}
+            everything += others + others[:1] * (len(others) % 2)  # whole pairs, as ranks get them
+        found = prepare(worker, everything, folder, 2 * self.config.trainer.prompts_per_step, fresh=fresh)
+        if loss == "kto":
+            for i, row in enumerate(rows):
+                self.mismatched[row.index].tokens = {"reference": found.of(2 * len(rows) + i)}
+        self.reference = found
+
+    def numbers(self, worker: Worker, rows: list[Prompt]) -> dict[str, float]:
+        """Of kto the mean gain of the policy on the reference over answers to other prompts, at least 0."""
+        if self.config.algorithm.loss != "kto":
+            return {}
+        others = [self.mismatched[row.index] for row in rows]
+        asked = others + others[:1] * (len(others) % 2)
+        gained = float(score(worker, asked)[: sum(len(s.response_ids) for s in others)].sum())
+        before = sum(float(s.tokens["reference"].sum()) for s in others)  # type: ignore[union-attr]
+        return {"kl": max(gained - before, 0.0) / len(others)}
+
+
+if __name__ == "__main__":
+    with exits_cleanly():
+        sys.exit(main(Dpo, CONFIG))  # pyright: ignore[reportPossiblyUnboundVariable]  # read above, under the same condition

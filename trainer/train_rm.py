@@ -1,0 +1,71 @@
+"""A reward model from pairs of answers. Alone, as a Ray job, or under torchrun:
+
+python -m trainer.train_rm --config trainer/recipes/demo-rm.yaml
+torchrun --nproc-per-node 8 -m trainer.train_rm --config ...
+
+The exported folder is a sequence classification model of transformers, which reward.function=reward_model loads.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from trainer import preflight
+from trainer.cli import exits_cleanly, parse
+from trainer.configs.preferences import RmConfig
+
+
+def read(argv: list[str]) -> RmConfig:
+    """The settings, once all that they name has been looked at."""
+    checks, before_start = (preflight.allowed, preflight.model, preflight.data, preflight.sinks), (preflight.gpu,)
+    return parse(argv, prog="python -m trainer.train_rm", model=RmConfig, checks=checks, before_start=before_start)
+
+
+if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
+    with exits_cleanly():
+        CONFIG = read(sys.argv[1:])
+
+import math
+from dataclasses import replace
+
+from trainer.data.packing import Sequence
+from trainer.data.preferences import conversation_ids, load_pairs
+from trainer.episodes import Prompt
+from trainer.errors import ConfigError
+from trainer.models import ScoreModel
+from trainer.objectives.pairwise import pairwise
+from trainer.offline import Offline, main
+from trainer.workers import Role
+
+
+class Rm(Offline[RmConfig]):
+    together = 2
+
+    def role(self) -> Role:
+        config = self.config
+        objective = partial(pairwise, config.algorithm)
+        role = Role("policy", ScoreModel, config.placement.gpus_per_rank, config.optim, objective, config.updates(), self.together)
+        return replace(role, classifier=True)
+
+    def rows(self) -> list[Prompt]:
+        prompts = load_pairs(self.config.data, self.tokenizer).prompts
+        for prompt in prompts if self.config.data.margin else ():
+            margin = prompt.row.get(self.config.data.margin or "")
+            if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
+                raise ConfigError(f"data.margin: row {prompt.index}: {margin!r} is no number")
+        return prompts
+
+    def sequences(self, row: Prompt) -> list[Sequence]:
+        """The last token of a sequence is predicted but never fed, so a token after the answer has it read to its end."""
+        margin = {"margin": [float(row.row[self.config.data.margin])]} if self.config.data.margin else {}
+        ids = [
+            conversation_ids(self.tokenizer, row.row["prompt"], row.row[which], f"data.{which}: row {row.index}")
+            for which in ("chosen", "rejected")
+        ]
+        return [Sequence(each, [each[-1]], margin) for each in ids]
+
+
+if __name__ == "__main__":
+    with exits_cleanly():
+        sys.exit(main(Rm, CONFIG))  # pyright: ignore[reportPossiblyUnboundVariable]  # read above, under the same condition
