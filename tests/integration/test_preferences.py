@@ -91,7 +91,7 @@ def test_dpo_begins_at_log_2_and_learns_the_order(runs):
     assert last["eval_loss"] < 0.65 and last["eval_accuracy"] > 0.6
 
 
-@pytest.mark.parametrize(("name", "settings"), [("rm", []), ("dpo", []), ("dpo", ["algorithm.loss=kto"])])
+@pytest.mark.parametrize(("name", "settings"), [("rm", []), ("dpo", ["algorithm.loss=kto"])])
 def test_a_run_that_was_killed_resumes_to_the_same_numbers(runs, name, settings):
     whole = name
     if settings:

@@ -106,8 +106,8 @@ def learned(config: SftDataConfig, template: str = CHAT) -> list[tuple[str, str]
     found = tokenizer(template)
     return [
         (
-            found.decode(p.token_ids),
-            "".join(found.decode([i]) if m else " " for i, m in zip(p.row["response_ids"], p.row["mask"], strict=True)),
+            str(found.decode(p.token_ids)),
+            "".join(str(found.decode([i])) if m else " " for i, m in zip(p.row["response_ids"], p.row["mask"], strict=True)),
         )
         for p in load_conversations(config, found).prompts
     ]
