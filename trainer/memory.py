@@ -1,4 +1,9 @@
-"""How a run's GPUs are filled, estimated from the settings and the model's configuration before any process loads weights."""
+"""How a run's GPUs are filled, estimated from the settings and the model's configuration before any process loads weights.
+
+Weights, gradients and optimizer as ZeRO counts them (https://arxiv.org/abs/1910.02054), with what DeepSpeed adds to it. Activations by
+the method of https://arxiv.org/abs/2205.05198: what each operation keeps for the backward pass, here of the models that transformers
+has today (RMSNorm, gated MLP). tests/unit/test_memory_measured.py holds both against what torch allocates.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import Config
 from trainer.errors import ConfigError
 
 GIB = 2**30
 PROCESS = 1 * GIB  # CUDA context, NCCL, workspaces, fragments: of each process on a GPU
-BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size, in stages 2 and 3
-LOGITS = 4 * 4 * (1 << 26)  # a chunk of models.CHUNK_ELEMENTS in float32: logits, log-probabilities, entropy's, gradient
+BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size, which stages 1 to 3 allocate in full
+CHUNK = 1 << 26  # models.CHUNK_ELEMENTS, without torch
+LOGITS = 12  # bytes of each element of a chunk of logits: float32 log-probabilities, and two more while entropy or gradient are made
 Parts = dict[str, float]  # bytes by what they are for
 
 FIXES = {
@@ -21,20 +28,25 @@ FIXES = {
     "weights": "more placement.ranks with trainer.zero_stage 3, or a smaller model",
     "reference": "placement.reference_resources",
     "rollout engine": "a lower rollout.gpu_memory",
+    "rollout engine's weights": "a higher rollout.tensor_parallel without placement.colocate",
+    "workspace": "a higher rollout.gpu_memory",
     "KV cache of the longest sequence": "a higher rollout.gpu_memory",
 }
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model its memory depends on."""
+    """What of a model its memory and its speed depend on."""
 
     parameters: int
     layers: int
     hidden: int
-    intermediate: int
+    intermediate: int  # of all experts that a token goes through
     heads: int
+    queries: int  # numbers per token and layer: heads x their width
     key_values: int  # numbers per token and layer in the KV cache
+    vocabulary: int
+    active: int  # parameters that a token goes through; fewer than all where there are experts
 
     @classmethod
     def of(cls, lm: Any) -> Shape:
@@ -45,7 +57,12 @@ class Shape:
         pairs = getattr(own, "num_key_value_heads", None) or heads
         inner = getattr(own, "intermediate_size", None) or 4 * own.hidden_size
         count = sum(parameter.numel() for parameter in lm.parameters())  # tied ones once
-        return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, 2 * pairs * width)
+        experts = sum(parameter.numel() for name, parameter in lm.named_parameters() if ".experts." in name)
+        chosen, of = getattr(own, "num_experts_per_tok", None), _experts(own)
+        active = count - round(experts * (1 - chosen / of)) if experts and chosen and of else count
+        if experts and chosen:
+            inner = chosen * (getattr(own, "moe_intermediate_size", None) or inner)
+        return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, heads * width, 2 * pairs * width, own.vocab_size, active)
 
 
 def check(config: PpoConfig, shape: Shape, total: float) -> str:
@@ -56,73 +73,163 @@ def check(config: PpoConfig, shape: Shape, total: float) -> str:
     """
     lines, errors = [], []
     for when, parts, room, setting in plan(config, shape, total):
-        used = sum(parts.values())
-        listed = ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
-        lines.append(f"memory of a GPU, {when}: {_gib(used)} of {_gib(room)} GiB ({listed})")
-        if used > room:
-            largest = sorted((name for name in parts if parts[name]), key=lambda name: -parts[name])
-            fixes = "; or ".join(dict.fromkeys(FIXES[name] for name in largest if name in FIXES))
-            errors.append(f"{setting}: {when} needs {_gib(used)} GiB of a GPU, there are {_gib(room)} ({listed}); use {fixes}")
+        lines.append(f"memory of a GPU, {when}: {_gib(sum(parts.values()))} of {_gib(room)} GiB ({listed(parts)})")
+        errors += too_much(when, parts, room, setting)
     if errors and config.placement.colocate:
         raise ConfigError("\n".join(errors))
     return "\n".join(lines + [f"warning: {error}" for error in errors])
 
 
-def plan(config: PpoConfig, shape: Shape, total: float) -> list[tuple[str, Parts, float, str]]:
-    """For each time in a step that may need the most: its name, what is on the GPU, how many bytes there are, and the setting to name."""
-    place, rollout = config.placement, config.rollout
-    learning = 1 + (config.algorithm.name == "ppo")
-    referred = config.algorithm.kl.coef > 0 and not place.reference_resources
+def too_much(when: str, parts: Parts, room: float, setting: str) -> list[str]:
+    """An error with the numbers, and the settings to change, largest part first; none where it fits."""
+    used = sum(parts.values())
+    if used <= room:
+        return []
+    largest = sorted((name for name in parts if parts[name]), key=lambda name: -parts[name])
+    fixes = "; or ".join(dict.fromkeys(FIXES[name] for name in largest if name in FIXES))
+    return [f"{setting}: {when} needs {_gib(used)} GiB of a GPU, there are {_gib(room)} ({listed(parts)}); use {fixes}"]
+
+
+def listed(parts: Parts) -> str:
+    return ", ".join(f"{name} {_gib(size)}" for name, size in parts.items() if size)
+
+
+def plan(config: Config, shape: Shape, total: float, ranks: int | None = None) -> list[tuple[str, Parts, float, str]]:
+    """For each time in a step that may need the most: its name, what is on the GPU, how many bytes there are, and the setting to name.
+
+    `ranks` are those of torchrun, which the settings of other entry points than train_ppo do not say.
+    """
+    place = config.placement
+    learning, referred = learners(config), refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
+    together = isinstance(config, PpoConfig) and config.placement.colocate
     # Each process keeps what it has freed, until its states leave the GPU.
-    working = learning * activations(config, shape) + referred * activations(config, shape, learning=False)
-    parts = _states(config, shape) | {"activations": working, "processes": PROCESS * (learning + referred + place.colocate)}
+    working = activations(config, shape) + (learning - 1) * activations(config, shape, head=False)
+    working += referred * activations(config, shape, learning=False)
+    parts = states(config, shape, ranks_of(config, ranks)) | {
+        "activations": working,
+        "processes": PROCESS * (learning + referred + together),
+    }
     room, setting = total * min(place.gpus_per_rank, 1), f"trainer.micro_batch_tokens={config.trainer.micro_batch_tokens}"
-    weights = shape.parameters * _bytes(config) / (rollout.tensor_parallel * rollout.pipeline_parallel)
-    if place.colocate:  # weights are sent before the ranks' states leave
+    if not isinstance(config, PpoConfig):
+        return [("training", parts, room, setting)]
+    rollout = config.rollout
+    weights = shape.parameters * size_of(config) / (rollout.tensor_parallel * rollout.pipeline_parallel)
+    if together:  # weights are sent before the ranks' states leave
         parts, setting = parts | {"rollout engine's weights": weights}, "placement.colocate=true"
     times = [("training", parts, room, setting)]
     if rollout.engine != "vllm":
         return times
     share = f"rollout.gpu_memory={rollout.gpu_memory:g}"
-    if place.colocate:
+    if together:
         times.append(("sampling", {"rollout engine": rollout.gpu_memory * total, "processes": parts["processes"]}, total, share))
-    longest = config.data.max_prompt_tokens + rollout.max_new_tokens
-    cache = longest * shape.layers * shape.key_values * _bytes(config) / (rollout.tensor_parallel * rollout.pipeline_parallel)
+    cache = longest(config) * cache_per_token(config, shape) / (rollout.tensor_parallel * rollout.pipeline_parallel)
     inside = {"weights": weights, "KV cache of the longest sequence": cache, "workspace": PROCESS}
     times.append(("a rollout engine", inside, rollout.gpu_memory * total, share))
     return times
 
 
-def activations(config: PpoConfig, shape: Shape, *, learning: bool = True) -> float:
+def activations(config: Config, shape: Shape, *, learning: bool = True, head: bool = True) -> float:
     """Of a micro-batch: of every layer; where nothing is learned, of one; with gradient checkpointing, of one and every layer's input.
 
-    Per token and layer: inputs of both norms (in float32 besides), of the attention and its projections, of the gated MLP.
+    Without the `head` that has logits it is a critic's.
     """
-    tokens, size = config.trainer.micro_batch_tokens, _bytes(config)
-    layer = tokens * size * (16 * shape.hidden + 4 * shape.intermediate)
-    if config.model.attention == "eager":
-        layer += tokens * tokens * shape.heads * (4 + size)
+    tokens, size = config.trainer.micro_batch_tokens, size_of(config)
+    layer = tokens * layer_activations(config, shape)
+    logits = _logits(tokens, shape, size) if head else 0
     if not learning:
-        return layer + LOGITS
-    kept = shape.layers * tokens * shape.hidden * size + layer if config.model.gradient_checkpointing else shape.layers * layer
-    return kept + LOGITS
+        return layer + logits
+    if not config.model.gradient_checkpointing:
+        return shape.layers * layer + tokens * _norm(size) * shape.hidden + logits
+    inputs = (shape.layers + 1) * tokens * shape.hidden * size
+    gradient = tokens * size * (shape.intermediate + shape.hidden)  # of what is being recomputed
+    return inputs + max(layer + gradient, logits)
 
 
-def _states(config: PpoConfig, shape: Shape) -> Parts:
+def _logits(tokens: int, shape: Shape, size: int) -> float:
+    """Of one chunk; where there are several, each makes a gradient of the whole head beside that of the ones before."""
+    whole, chunk = tokens * shape.vocabulary, max(CHUNK, shape.vocabulary)
+    return LOGITS * min(whole, chunk) + (size * shape.vocabulary * shape.hidden if whole > chunk else 0)
+
+
+def layer_activations(config: Config, shape: Shape) -> float:
+    """Bytes per token that a layer keeps for its backward pass.
+
+    Two norms; queries, keys, values, the attention's output; of the gated MLP both projections, the activation and the product. Sequences
+    that share a row have a mask, which sdpa keeps as numbers, and keys and values for every head.
+    """
+    size, row = size_of(config), _row(config)
+    norms, mlp = 2 * _norm(size) * shape.hidden, 4 * size * shape.intermediate
+    if config.model.attention == "flash_attention_2":
+        return norms + mlp + size * (2 * shape.queries + shape.key_values) + 4 * shape.heads
+    attention = size * 4 * shape.queries
+    if config.model.attention == "eager":
+        return norms + mlp + attention + row * shape.heads * (4 if size == 4 else 4 + size)
+    return norms + mlp + attention + size * row + 4 * shape.heads
+
+
+def _norm(size: int) -> int:
+    """Bytes per number that RMSNorm keeps: its input in float32, that normalized, and its output, which the projections after it share."""
+    return 4 + 2 * size
+
+
+def longest(config: Config) -> int:
+    """Tokens of the longest sequence; where answers are the data's, as long as the prompts at most: nobody has read them yet."""
+    prompt = config.data.max_prompt_tokens
+    return prompt + config.rollout.max_new_tokens if isinstance(config, PpoConfig) else min(2 * prompt, config.trainer.micro_batch_tokens)
+
+
+def _row(config: Config) -> int:
+    """Tokens of a row of a micro-batch: as data/packing.py tries first."""
+    return min(longest(config), config.trainer.micro_batch_tokens)
+
+
+def cache_per_token(config: Config, shape: Shape) -> int:
+    """Bytes of the KV cache: keys and values of every layer."""
+    return shape.layers * shape.key_values * size_of(config)
+
+
+def learners(config: Config) -> int:
+    """Models that learn, on the same GPUs: the policy, and a critic."""
+    return 1 + (isinstance(config, PpoConfig) and config.algorithm.name == "ppo")
+
+
+def refers(config: Config) -> bool:
+    return isinstance(config, PpoConfig) and config.algorithm.kl.coef > 0
+
+
+def ranks_of(config: Config, ranks: int | None = None) -> int:
+    return config.placement.ranks if isinstance(config, PpoConfig) else ranks or 1
+
+
+def stage_of(config: Config) -> int:
+    """As engine.Engine asks of DeepSpeed."""
+    return max(config.trainer.zero_stage, 1) if size_of(config) == 2 else config.trainer.zero_stage
+
+
+def states(config: Config, shape: Shape, ranks: int) -> Parts:
     """Of policy, critic and reference on a GPU of the ranks, whichever is at work."""
-    step, ranks, size, count = config.trainer, config.placement.ranks, _bytes(config), shape.parameters
-    learning = 1 + (config.algorithm.name == "ppo")
-    stage = max(step.zero_stage, 1) if size == 2 else step.zero_stage  # as engine.Engine asks of DeepSpeed
-    split = ranks if stage else 1
+    learning, stage, size, count = learners(config), stage_of(config), size_of(config), shape.parameters
     weights = size * count / (ranks if stage == 3 else 1)
-    gradients = min(count, BUCKET) * size + 4 * count / ranks if stage >= 2 else (4 if size == 4 else 6) * count
-    optimizer = 0 if step.offload_optimizer else (12 if stage else 8) * count / split  # ZeRO keeps a float32 copy of the weights
-    reference = weights if config.algorithm.kl.coef > 0 and not config.placement.reference_resources else 0
-    parts = {"weights": weights * learning, "gradients": gradients * learning, "optimizer": optimizer * learning}
-    return parts | {"reference": reference}
+    optimizer = 0 if config.trainer.offload_optimizer else (12 * count / ranks if stage else 8 * count)  # ZeRO's has float32 weights
+    own = refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
+    parts = {"weights": weights, "gradients": _gradients(stage, size, count, ranks), "optimizer": optimizer}
+    return {name: part * learning for name, part in parts.items()} | {"reference": weights if own else 0}
 
 
-def _bytes(config: PpoConfig) -> int:
+def _gradients(stage: int, size: int, count: int, ranks: int) -> float:
+    """Of the type of the weights, and their sums in float32, which are the same where that is the type."""
+    if stage >= 2:
+        return 4 * count / ranks + BUCKET * (4 if stage == 3 else size)
+    return 4 * count + (size * count if size == 2 else 0) + (BUCKET * 4 if stage and size == 4 else 0)
+
+
+def _experts(own: Any) -> int | None:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return next((found for name in names if (found := getattr(own, name, None))), None)
+
+
+def size_of(config: Config) -> int:
+    """Bytes of a weight."""
     return 4 if config.model.dtype == "float32" else 2
 
 

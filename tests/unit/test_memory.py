@@ -37,7 +37,17 @@ def colocated(tmp_path, **changes: Any) -> PpoConfig:
 
 
 def test_parameters_are_counted_without_weights(shape):
-    assert shape == memory.Shape(1_543_714_304, layers=28, hidden=1536, intermediate=8960, heads=12, key_values=512)
+    assert shape == memory.Shape(
+        parameters=1_543_714_304,
+        layers=28,
+        hidden=1536,
+        intermediate=8960,
+        heads=12,
+        queries=1536,
+        key_values=512,
+        vocabulary=151_936,
+        active=1_543_714_304,
+    )
 
 
 def test_one_80_gb_gpu_holds_policy_reference_and_rollout_engine_of_a_1_5b_model(shape, tmp_path):
@@ -47,7 +57,7 @@ def test_one_80_gb_gpu_holds_policy_reference_and_rollout_engine_of_a_1_5b_model
     assert training["optimizer"] == 12 * shape.parameters  # a float32 copy and both moments
     lines = memory.check(config, shape, GPU).splitlines()
     assert [line.split(": ")[0] for line in lines] == [f"memory of a GPU, {when}" for when in ("training", "sampling", "a rollout engine")]
-    assert lines[0].startswith("memory of a GPU, training: 42.6 of 74.5 GiB (weights 2.9, gradients 6.7, optimizer 17.3, reference 2.9, ")
+    assert lines[0].startswith("memory of a GPU, training: 42.0 of 74.5 GiB (weights 2.9, gradients 6.7, optimizer 17.3, reference 2.9, ")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +91,7 @@ def test_with_gpus_of_their_own_what_may_not_fit_is_said_and_not_refused(shape, 
     """The plan is an estimate, and such runs fail by themselves, soon and on one side only."""
     config = colocated(tmp_path, placement={"colocate": False})
     assert "warning" not in memory.check(config, shape, GPU)
-    assert "warning: trainer.micro_batch_tokens=16384: training needs 38.7 GiB" in memory.check(config, shape, 30e9)
+    assert "warning: trainer.micro_batch_tokens=16384: training needs 38.1 GiB" in memory.check(config, shape, 30e9)
     times = memory.plan(config, shape, GPU)
     assert [when for when, *_ in times] == ["training", "a rollout engine"]
     assert times[0][1]["processes"] == 2 * memory.PROCESS
