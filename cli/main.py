@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
+from cli import plan
 from cli.project import CODE, console, find_root
 from stacks.errors import UserError
 from stacks.extras import missing
@@ -20,7 +21,7 @@ One stack file becomes a Ray cluster on localhost:8265; a trainer runs on it.
 usage: flotilla VERB ...                flotilla VERB --help says more
 describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
           bootstrap STACK               bucket and key for Pulumi's state
-look      preview STACK                 what would be created, its price, files
+look      plan RUN.yaml, preview STACK  memory, time, cost of a run; of a stack
           preflight STACK               ask the cloud for quota and capacity
           render STACK                  the files of what is deployed, here
 start     up STACK, scale STACK FLEET=N a cluster; elastic nodes of it
@@ -64,6 +65,8 @@ OURS = {
     "debug": "cli.debug",
 }
 
+VERBS = (*PASSED, *OURS, *TRAINER, "train", "plan")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 2 for a mistake, 130 after Ctrl-C, else the verb's own."""
@@ -72,8 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(HELP, end="")
         return 0
     verb, rest = words[0], words[1:]
-    if verb not in (*PASSED, *OURS, *TRAINER, "train"):
-        near = difflib.get_close_matches(verb, [*PASSED, *OURS, *TRAINER, "train"], n=1)
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else "flotilla --help lists them"
         console.print(f"error: {verb!r} is no verb; {hint}", markup=False)
         return 2
@@ -100,6 +103,8 @@ def perform(verb: str, arguments: list[str]) -> int:
     root = CODE if {"-h", "--help"} & set(flags) else find_root(Path.cwd())  # help is given everywhere
     if verb == "train":
         return train(root, arguments)
+    if verb == "plan":
+        return run_trainer(root, plan.MODULE, plan.words(arguments, root))
     if verb in TRAINER:
         return run_trainer(root, TRAINER[verb], arguments)
     if verb in OURS:
