@@ -18,9 +18,9 @@ MODULE = "trainer.plan"
 
 def words(arguments: list[str], root: Path) -> list[str]:
     """The arguments of `python -m trainer.plan` that the stack's name, if there is one, stands for. Raises UserError."""
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if not arguments or {"-h", "--help"} & set(arguments):
         print(USAGE, file=sys.stderr)
-        return ["--help"]
+        return ["--help"] if arguments else []
     run, *rest = arguments
     if not rest or rest[0].startswith("-") or "=" in rest[0]:
         return [run, *rest]
