@@ -17,7 +17,8 @@ class Clock:
     def lap(self, name: str) -> None:
         """What passed since the last one was spent on `name`."""
         now = time.perf_counter()
-        self.laps[f"seconds_{name}"], self.at = now - self.at, now
+        key = f"seconds_{name}"
+        self.laps[key], self.at = self.laps.get(key, 0.0) + now - self.at, now
 
     def report(self, rollout: Rollout) -> dict[str, float]:
         """All laps, and rates: of all tokens, and of those that were sampled."""

@@ -60,6 +60,7 @@ class Episode:
     reward: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)  # what the reward was made of, before weights; empty for a single number
     failed: bool = False  # its reward could not be computed
+    baseline: float = 0.0  # with remax, the reward of the greedy answer to its prompt
 
     @property
     def response_ids(self) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 from typing import Any, Protocol
 
 from trainer.clock import Clock
@@ -14,6 +15,7 @@ from trainer.rollout.engines import Pending
 from trainer.stopping import Stopped, Stopping
 from trainer.worker_groups import WorkerGroups
 
+Group = list[Episode]  # answers to one prompt
 Score = Callable[[list[Episode], int, Stopping], None]  # sets rewards; `rewards.scorer.Scorer.score` says what it raises
 
 
@@ -47,14 +49,21 @@ class Producer(Protocol):
         ...
 
 
+ROUNDS = 4  # rollout.extra_rounds, where that is not set
+
+
 class Batches:
-    """rollout.mode sync and one_step: all answers of a step are sampled together, with weights as of the step before, or one older."""
+    """rollout.mode sync and one_step: all answers of a step are sampled together, with weights as of the step before, or one older.
+
+    In sync, groups without a signal are replaced within the step (`rollout.no_signal`), and remax has its greedy answers sampled too.
+    """
 
     def __init__(self, config: PpoConfig, workers: WorkerGroups, loader: Loader | Mixture, score: Score):
         self.config, self.workers, self.loader, self.score = config, workers, loader, score
         self.ahead = config.rollout.mode == "one_step"
         self.pending: Pending | None = None
         self.position = loader.state()  # before the step that is sampled
+        self.values: dict[str, float] = {}
 
     def begin(self, step: int, clock: Clock) -> None:
         if self.pending is None:
@@ -71,12 +80,58 @@ class Batches:
             self._sample(step + 1)
             clock.lap("sync")
         try:
-            self.score(episodes, step, stopping)
+            groups = self._scored(episodes, seed_of(self.config, step), step, stopping, clock)
+            if self.config.rollout.no_signal == "replace":
+                self._replace(groups, step, stopping, clock)
         except Stopped:
             self.position = position
             raise
+        if self.config.algorithm.name == "remax":
+            self.values["reward_greedy"] = fmean(group[0].baseline for group in groups)
+        return [episode for group in groups for episode in group]
+
+    def _scored(self, episodes: list[Episode], seed: int, step: int, stopping: Stopping, clock: Clock) -> list[Group]:
+        """Groups with their rewards; with remax that of a greedy answer to the same prompt is their baseline."""
+        size = self.config.algorithm.group_size
+        groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
+        if self.config.algorithm.name != "remax":
+            self.score(episodes, step, stopping)
+            clock.lap("reward")
+            return groups
+        greedy = self.workers.episodes(self.workers.engines.start([group[0].prompt for group in groups], 1, seed, greedy=True))
+        require_sampled(greedy, step)
+        clock.lap("generate")
+        for group, best in zip(groups, greedy, strict=True):
+            best.group = group[0].group
+        self.score([episode for group, best in zip(groups, greedy, strict=True) for episode in (*group, best)], step, stopping)
         clock.lap("reward")
-        return episodes
+        for group, best in zip(groups, greedy, strict=True):
+            for episode in group:
+                episode.baseline = best.reward
+                episode.failed |= best.failed and self.config.reward.on_error == "drop"  # there is nothing to compare it with
+        return groups
+
+    def _replace(self, groups: list[Group], step: int, stopping: Stopping, clock: Clock) -> None:
+        """Put groups of the next prompts in the places of those whose rewards are all alike, a few times over; then keep what there is.
+
+        The loader's state before the next step is taken after this, so a run that resumes goes on with the prompts that follow.
+        """
+        replaced = thrown = 0
+        for extra in range(1, (self.config.rollout.extra_rounds or ROUNDS) + 1):
+            if not (vain := [place for place, group in enumerate(groups) if alike(group, self.config.algorithm.name)]):
+                break
+            seed = seed_of(self.config, step) + (extra << 8)  # rollout engines add their number
+            prompts = self.loader.next(len(vain))
+            episodes = self.workers.episodes(self.workers.engines.start(prompts, self.config.algorithm.group_size, seed))
+            require_sampled(episodes, step)
+            clock.lap("generate")
+            for episode in episodes:
+                episode.group = vain[episode.group]
+            for place, group in zip(vain, self._scored(episodes, seed, step, stopping, clock), strict=True):
+                thrown += sum(len(episode.response_ids) for episode in groups[place])
+                groups[place] = group
+            replaced += len(vain)
+        self.values |= {"no_signal": replaced / (replaced + len(groups)), "thrown_tokens": thrown}
 
     def _sample(self, step: int) -> None:
         self.position = self.loader.state()
@@ -85,7 +140,7 @@ class Batches:
             self.pending = self.workers.engines.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
 
     def metrics(self) -> dict[str, float]:
-        return {}
+        return self.values
 
     def state(self) -> dict[str, Any]:
         return self.position
@@ -96,6 +151,12 @@ class Batches:
 
     def close(self) -> None:
         pass
+
+
+def alike(group: Group, algorithm: str) -> bool:
+    """Whether nothing can be learned from these: their rewards, and with remax the baseline, are the same."""
+    rewards = {episode.reward for episode in group if not episode.failed}
+    return len(rewards | {group[0].baseline} if algorithm == "remax" and rewards else rewards) <= 1
 
 
 def seed_of(config: PpoConfig, step: int) -> int:

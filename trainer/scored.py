@@ -10,12 +10,27 @@ import torch
 
 from trainer.algorithms.advantages import Estimate, estimate
 from trainer.configs.ppo import PpoConfig
-from trainer.configs.reward import RewardConfig
+from trainer.configs.reward import OverlongConfig, RewardConfig
 from trainer.configs.sections import AlgorithmConfig
 from trainer.data.packing import select
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
+from trainer.rewards.verifiable import overlong
 from trainer.roles import Rollout
+
+OVERLONG = "overlong"  # the term of reward.overlong
+
+
+def punish_overlong(episodes: list[Episode], config: OverlongConfig, max_new_tokens: int) -> None:
+    """Take off their rewards what DAPO's soft punishment says (https://arxiv.org/abs/2503.14476, equation 13); a term from now on.
+
+    Answers without a reward get none.
+    """
+    if config.buffer:
+        for episode in (e for e in episodes if not e.failed):
+            cost = overlong("", {}, config.max_length or max_new_tokens, config.buffer, token_ids=episode.response_ids)
+            episode.reward += cost
+            episode.terms = {**episode.terms, OVERLONG: cost}
 
 
 def advantages(
@@ -33,6 +48,7 @@ def advantages(
         None if values_N is None else values_N[where],
         None if kl_N is None else kl_N[where],
         kl_coef,
+        torch.tensor([e.baseline for e in chosen]),
     )
     if len(chosen) == len(rollout.episodes):
         return advantages_n, returns_n
@@ -95,7 +111,8 @@ def describe(rollout: Rollout, config: RewardConfig) -> dict[str, float]:
     kept = [rollout.episodes[i] for i in rollout.kept]
     rewards_E = torch.tensor([e.reward for e in kept])
     scored = [e.terms for e in kept if e.terms]
-    terms = {f"reward/{name}": sum(terms[name] for terms in scored) / len(scored) for name in config.term_weights() if scored}
+    names = [*config.term_weights(), *([OVERLONG] if config.overlong.buffer else [])]
+    terms = {f"reward/{name}": sum(terms[name] for terms in scored) / len(scored) for name in names if scored}
     of_source: dict[str, list[float]] = {}
     for episode in kept:
         if "mix" in episode.prompt.row:

@@ -1,4 +1,4 @@
-"""Reinforcement learning from rewards: GRPO, Dr. GRPO, RLOO, REINFORCE++, and PPO with a critic.
+"""Reinforcement learning from rewards: GRPO, Dr. GRPO, RLOO, REINFORCE++, ReMax, and PPO with a critic.
 
     ray job submit --working-dir . -- python -m trainer.train_ppo --config trainer/recipes/demo.yaml trainer.steps=5
 
@@ -57,7 +57,7 @@ from trainer.roles import Rollout
 from trainer.rollout.continuous import Continuous
 from trainer.runs import held, run_folder, save_resolved
 from trainer.samples import Samples
-from trainer.scored import advantages, describe, evaluations, left_out
+from trainer.scored import advantages, describe, evaluations, left_out, punish_overlong
 from trainer.sinks import sinks
 from trainer.stopping import STOPPED, Stopped, Stopping, stop_signals
 from trainer.worker_groups import WorkerGroups, start
@@ -176,6 +176,13 @@ def score(rewards: Scorer, folder: Path, episodes: list[Episode], step: int, sto
         faults.note(folder, step, rewards.lost)
 
 
+def score_to_learn(config: PpoConfig, rewards: Scorer, folder: Path, episodes: list[Episode], step: int, stopping: Stopping) -> None:
+    """`score`, and what is taken off rewards that are learned from."""
+    together = config.rollout.mode != "async" and config.rollout.no_signal == "keep"  # they are all that the step has
+    score(rewards, folder, episodes, step, stopping, whole=together)
+    punish_overlong(episodes, config.reward.overlong, config.rollout.max_new_tokens)
+
+
 def stopped(run: Run, why: Stopped, learned: int) -> int:
     """Save what was learned before a step whose episodes the run did not wait for."""
     run.checkpoints.wait()
@@ -218,7 +225,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
         Scorer(config.reward) as rewards,  # may have processes on the cluster
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
-        closing(kind(config, workers, loader, partial(score, rewards, folder, whole=kind is Batches))) as producer,
+        closing(kind(config, workers, loader, partial(score_to_learn, config, rewards, folder))) as producer,
         stop_signals() as stopping,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)

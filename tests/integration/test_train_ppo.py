@@ -255,6 +255,37 @@ def test_other_estimators_run_with_kl_in_the_loss(tiny_model, tmp_path, algorith
     assert [row["step"] for row in read(tmp_path)] == [1, 2]
 
 
+@pytest.mark.parametrize("loss", ["gspo", "cispo", "sapo"])
+def test_other_losses_learn_from_minibatches_on_two_ranks(tiny_model, tmp_path, loss):
+    algorithm = {"loss": loss, "minibatches": 2, "importance_level": "sequence", "importance_mode": "mask"}
+    config = settings(tiny_model, algorithm=algorithm, trainer={"steps": 2, "eval_prompts": 0}, placement={"ranks": 2})
+    assert train_ppo.train(config, tmp_path) == 0
+    assert all(row["ratio"] != 1 and row["grad_norm"] > 0 for row in read(tmp_path))
+
+
+REPLACING = {
+    "algorithm": {"name": "remax", "group_size": 2},
+    "rollout": {"no_signal": "replace", "extra_rounds": 2},
+    "reward": {"overlong": {"buffer": 3}},
+}
+
+
+def test_remax_and_replaced_groups_resume_with_the_same_bits(tiny_model, tmp_path):
+    """Killed after step 2 against never: the loader goes on after the prompts that replaced others."""
+    assert train_ppo.train(settings(tiny_model, **REPLACING), tmp_path / "whole") == 0
+    rows = read(tmp_path / "whole")[1:]
+    assert all(-1 <= row["reward/overlong"] < 0 and "reward_greedy" in row for row in rows)
+    assert any(row["no_signal"] > 0 for row in rows)
+    killer = when((tmp_path / "cut" / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
+    with pytest.raises(RunError, match="died"):
+        train_ppo.train(settings(tiny_model, **REPLACING), tmp_path / "cut")
+    killer.join(10)
+    until_gone()
+    assert train_ppo.train(settings(tiny_model, **REPLACING), tmp_path / "cut") == 0
+    compared = ("reward", "loss", "grad_norm", "no_signal", "reward_greedy", "reward/overlong")
+    assert [[row[key] for key in compared] for row in read(tmp_path / "cut")[1:]] == [[row[key] for key in compared] for row in rows]
+
+
 def test_one_step_off_samples_with_weights_that_are_one_step_old(tiny_model, tmp_path):
     assert train_ppo.train(settings(tiny_model, rollout={"mode": "one_step"}, trainer={"steps": 4}), tmp_path) == 0
     rows = read(tmp_path)[1:]

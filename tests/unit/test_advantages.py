@@ -104,13 +104,14 @@ def test_estimate_does_not_depend_on_the_order_of_episodes(name: str):
     torch.manual_seed(0)
     algorithm = AlgorithmConfig(name=name)  # type: ignore[arg-type]
     lengths = [3, 1, 4, 2]
-    rewards_E, group_E = torch.randn(4), T([0, 1, 0, 1])
+    rewards_E, baselines_E, group_E = torch.randn(4), torch.randn(4), T([0, 1, 0, 1])
     values, kls = [torch.randn(n) for n in lengths], [torch.randn(n).abs() for n in lengths]
 
     def run(order: list[int]) -> list[torch.Tensor]:
         lengths_E = T([lengths[i] for i in order])
         values_N, kl_N = torch.cat([values[i] for i in order]), torch.cat([kls[i] for i in order])
-        advantages_N, _ = estimate(algorithm, rewards_E[order], group_E[order], lengths_E, torch.ones(10), values_N, kl_N, 0.1)
+        given = (rewards_E[order], group_E[order], lengths_E, torch.ones(10), values_N, kl_N, 0.1, baselines_E[order])
+        advantages_N, _ = estimate(algorithm, *given)
         return list(advantages_N.split(lengths_E.tolist()))
 
     straight, turned = run([0, 1, 2, 3]), run([2, 0, 3, 1])
@@ -125,6 +126,21 @@ def test_kl_in_the_reward_lowers_an_answers_score_by_its_sum():
     # Scores 1 - 1 = 0 and 3 - 1 = 2 (the tool's token has no part): mean 1.
     assert advantages_N.tolist() == [-1.0, -1.0, 1.0, 0.0]
     assert returns_N is None
+
+
+def test_remax_compares_with_the_greedy_answer():
+    # Rewards 1 and 0.25 against greedy ones of 0.5 and 0.75: 0.5 for both tokens of the first, -0.5 for the one that the second wrote.
+    algorithm, baselines_E = AlgorithmConfig(name="remax", group_size=1), T([0.5, 0.75])
+    given = (algorithm, T([1.0, 0.25]), T([0, 1]), T([2, 2]), T([1.0, 1.0, 1.0, 0.0]))
+    assert estimate(*given, baselines_E=baselines_E)[0].tolist() == [0.5, 0.5, -0.5, 0.0]
+    # With a KL of 1 in each token and a coefficient of 0.125: scores 1 - 0.25 and 0.25 - 0.125.
+    advantages_N, _ = estimate(*given, kl_N=torch.ones(4), kl_coef=0.125, baselines_E=baselines_E)
+    assert advantages_N.tolist() == [0.25, 0.25, -0.625, 0.0]
+
+
+def test_remax_without_baselines_is_refused():
+    with pytest.raises(ValueError, match="greedy"):
+        estimate(AlgorithmConfig(name="remax"), T([1.0]), T([0]), T([1]), torch.ones(1))
 
 
 def test_ppo_without_values_is_refused():

@@ -15,6 +15,15 @@ T = torch.tensor
 CLIP: Any = {"clip_low": 0.2, "clip_high": 0.3}
 
 
+def clip_loss(
+    logp_N: torch.Tensor, old_N: torch.Tensor, advantages_N: torch.Tensor, mask_N: torch.Tensor, **settings: float
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Of one answer with all these tokens."""
+    counts = denominators(torch.ones_like(mask_N), torch.zeros(len(mask_N), dtype=torch.int64), 1)
+    given = batch(counts, mask=mask_N, advantages=advantages_N)
+    return policy_loss(AlgorithmConfig.model_validate(settings), given, logp_N, old_N)
+
+
 def ratio(*values: float) -> torch.Tensor:
     return T([math.log(v) for v in values])
 
@@ -31,7 +40,7 @@ def ratio(*values: float) -> torch.Tensor:
 )
 def test_the_clipped_objective_by_hand(r: float, advantage: float, loss: float, clipped: bool):
     logp_N = ratio(r).requires_grad_()
-    loss_N, stats = policy_loss(logp_N, torch.zeros(1), T([advantage]), torch.ones(1), **CLIP)
+    loss_N, stats = clip_loss(logp_N, torch.zeros(1), T([advantage]), torch.ones(1), **CLIP)
     assert loss_N.item() == pytest.approx(loss)
     assert stats["clipped"] == float(clipped)
     loss_N.sum().backward()
@@ -41,18 +50,13 @@ def test_the_clipped_objective_by_hand(r: float, advantage: float, loss: float, 
 
 def test_dual_clip_bounds_the_loss_of_bad_tokens():
     logp_N = ratio(10.0, 10.0, 2.0).requires_grad_()
-    loss_N, stats = policy_loss(logp_N, torch.zeros(3), T([-1.0, 1.0, -1.0]), torch.ones(3), dual_clip=3.0, **CLIP)
+    loss_N, stats = clip_loss(logp_N, torch.zeros(3), T([-1.0, 1.0, -1.0]), torch.ones(3), dual_clip=3.0, **CLIP)
     torch.testing.assert_close(loss_N, T([3.0, -1.3, 2.0]))
     assert stats["clipped"] == 2
 
 
-def test_the_importance_weight_scales_the_loss():
-    loss_N, _ = policy_loss(torch.zeros(2), torch.zeros(2), T([1.0, 1.0]), torch.ones(2), weight_N=T([0.0, 2.0]), **CLIP)
-    assert loss_N.tolist() == [0.0, -2.0]
-
-
 def test_statistics_are_sums_over_learnt_tokens():
-    _, stats = policy_loss(ratio(2.0, 1.0, 50.0), torch.zeros(3), T([1.0, 1.0, 1.0]), T([1.0, 1.0, 0.0]), **CLIP)
+    _, stats = clip_loss(ratio(2.0, 1.0, 50.0), torch.zeros(3), T([1.0, 1.0, 1.0]), T([1.0, 1.0, 0.0]), **CLIP)
     assert stats["tokens"] == 2
     assert stats["ratio"] == pytest.approx(3.0)
     assert stats["clipped"] == 1
@@ -62,7 +66,7 @@ def test_statistics_are_sums_over_learnt_tokens():
 def test_whatever_stands_at_tool_tokens_neither_loss_nor_gradient_notice():
     logp_N = T([-1.0, -2.0, -3.0]).requires_grad_()
     mask_N, episode_N = T([1.0, 0.0, 0.0]), T([0, 0, 0])
-    loss_N, _ = policy_loss(logp_N, T([-1.0, float("nan"), -math.inf]), T([1.0, float("nan"), math.inf]), mask_N, **CLIP)
+    loss_N, _ = clip_loss(logp_N, T([-1.0, float("nan"), -math.inf]), T([1.0, float("nan"), math.inf]), mask_N, **CLIP)
     loss = aggregate(loss_N, mask_N, episode_N, "token", denominators(mask_N, episode_N, 1))
     loss.backward()
     assert loss.item() == -1.0
@@ -71,7 +75,7 @@ def test_whatever_stands_at_tool_tokens_neither_loss_nor_gradient_notice():
 
 
 def test_a_ratio_beyond_float32_gives_a_finite_loss():
-    loss_N, _ = policy_loss(T([0.0]), T([-1000.0]), T([-1.0]), torch.ones(1), **CLIP)
+    loss_N, _ = clip_loss(T([0.0]), T([-1000.0]), T([-1.0]), torch.ones(1), **CLIP)
     assert torch.isfinite(loss_N).all()
 
 

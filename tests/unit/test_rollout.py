@@ -11,7 +11,7 @@ import torch
 from trainer import models
 from trainer.algorithms.advantages import group_relative
 from trainer.configs.ppo import PpoConfig
-from trainer.configs.sections import ModelConfig
+from trainer.configs.sections import AlgorithmConfig, ModelConfig
 from trainer.data.packing import Sequence, attach, flatten, pack, scatter
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.objectives.aggregation import aggregate, denominators
@@ -156,7 +156,7 @@ def test_conversations_of_two_turns_train_on_exactly_the_tokens_that_the_policy_
         attach(batches, {"mask": flat.mask_N, "old": before_N, "advantages": advantages_N})
         for batch in batches:
             t = batch.tokens_N
-            loss_N, _ = policy_loss(policy(batch)[0], t["old"], t["advantages"], t["mask"], clip_low=0.2, clip_high=0.2)
+            loss_N, _ = policy_loss(AlgorithmConfig(), batch, policy(batch)[0], t["old"])
             aggregate(loss_N, t["mask"], batch.episode_N, "token", counts).backward()
         return [p.grad.clone() for p in policy.parameters() if p.grad is not None]
 

@@ -8,10 +8,10 @@ import pytest
 
 from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
-from trainer.configs.reward import RewardConfig
+from trainer.configs.reward import OverlongConfig, RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.roles import Rollout
-from trainer.scored import describe, evaluation, pass_at
+from trainer.scored import describe, evaluation, pass_at, punish_overlong
 
 ALONE = Episode(Prompt(0, [1, 2, 3], {}), 0, [Turn([5, 6], [-0.5, -0.5], "stop")], reward=1.0)
 CONVERSATION = Episode(
@@ -60,3 +60,21 @@ def test_an_evaluation_counts_who_passes_and_leaves_dropped_answers_out_of_the_m
     assert evaluation(episodes, config) == {"eval_reward": 0.35, "eval_pass@1": pytest.approx(1 / 3), "eval_pass@2": pytest.approx(2 / 3)}
     greedy = PpoConfig.model_validate(values | {"trainer": {}})
     assert evaluation(episodes[::2], greedy) == {"eval_reward": pytest.approx(1.25 / 3)}
+
+
+def test_long_answers_cost_what_dapo_says_and_it_is_a_term_of_its_own():
+    # Of 10 tokens the last 4 are the buffer, so 6 are free: 6 -> 0, 7 -> (6 - 7) / 4 = -0.25, 9 -> -0.75, 10 and more -> -1.
+    episodes = [Episode(Prompt(0, [1], {}), 0, [Turn([5] * n, [-0.5] * n, "stop")], reward=1.0) for n in (6, 7, 9, 10, 12)]
+    episodes.append(Episode(Prompt(0, [1], {}), 0, [Turn([5] * 12, [-0.5] * 12, "stop")], failed=True))
+    config = RewardConfig(overlong=OverlongConfig(buffer=4, max_length=10))
+    punish_overlong(episodes, config.overlong, max_new_tokens=20)
+    assert [e.reward for e in episodes] == [1.0, 0.75, 0.25, 0.0, 0.0, 0.0]
+    assert [e.terms for e in episodes] == [{"overlong": -cost} for cost in (0.0, 0.25, 0.75, 1.0, 1.0)] + [{}]
+    assert describe(Rollout.of(episodes), config)["reward/overlong"] == -0.6
+    punish_overlong(episodes[:1], OverlongConfig(buffer=4), max_new_tokens=8)
+    assert episodes[0].reward == 0.5, "without max_length it is what is sampled at most: 8 - 4 = 4 free, (4 - 6) / 4"
+
+
+def test_nothing_is_taken_off_by_default():
+    punish_overlong([ALONE], RewardConfig().overlong, max_new_tokens=2)
+    assert (ALONE.reward, ALONE.terms) == (1.0, {})

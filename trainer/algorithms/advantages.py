@@ -133,6 +133,7 @@ class Signals:
     values_N: torch.Tensor | None
     kl_N: torch.Tensor | None
     kl_coef: float
+    baselines_E: torch.Tensor | None
 
     def scores_E(self) -> torch.Tensor:
         """Rewards less the KL of the whole answer, for methods that know one reward per answer."""
@@ -164,6 +165,13 @@ def _reinforce_plus_plus(s: Signals) -> Estimate:
     return reinforce_plus_plus(s.rewards_E, s.group_E, s.kl_N, s.mask_N, s.lengths_E, **its), None
 
 
+def _remax(s: Signals) -> Estimate:
+    """ReMax (https://arxiv.org/abs/2310.10505, algorithm 1): reward minus that of the greedy answer to the same prompt."""
+    if s.baselines_E is None:
+        raise ValueError("remax needs the rewards of greedy answers")
+    return s.spread(s.scores_E() - s.baselines_E), None
+
+
 def _ppo(s: Signals) -> Estimate:
     if s.values_N is None:
         raise ValueError("ppo needs the critic's values")
@@ -177,6 +185,7 @@ ADVANTAGES: dict[str, Callable[[Signals], Estimate]] = {
     "dr_grpo": _dr_grpo,
     "rloo": _rloo,
     "reinforce_plus_plus": _reinforce_plus_plus,
+    "remax": _remax,
     "ppo": _ppo,
 }
 
@@ -190,10 +199,12 @@ def estimate(
     values_N: torch.Tensor | None = None,
     kl_N: torch.Tensor | None = None,
     kl_coef: float = 0.0,
+    baselines_E: torch.Tensor | None = None,
 ) -> Estimate:
     """Advantages [N] and, for ppo, returns [N], over the global batch.
 
     `kl_N` is given only where the KL is part of the reward (kl.where = "reward"); use the k1 estimate. `values_N` is ppo's critic.
+    `baselines_E` are remax's: the rewards of greedy answers.
     """
-    signals = Signals(algorithm, rewards_E, group_E, lengths_E, mask_N, values_N, kl_N, kl_coef)
+    signals = Signals(algorithm, rewards_E, group_E, lengths_E, mask_N, values_N, kl_N, kl_coef, baselines_E)
     return ADVANTAGES[algorithm.name](signals)

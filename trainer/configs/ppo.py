@@ -241,13 +241,69 @@ class PpoConfig(Config):
                 f"the {rollout.engines} rollout engines that stay count too; raise max_engines, or leave it out",
             ),
             Rule(
-                rollout.mode == "async" and rollout.no_signal == "replace" and algorithm.group_size == 1,
+                rollout.mode != "one_step" and rollout.no_signal == "replace" and algorithm.group_size == 1 and algorithm.name != "remax",
                 ("rollout.no_signal", "algorithm.group_size"),
                 "one answer is like itself; groups of 2 and more differ or do not",
             ),
+            Rule(
+                rollout.mode == "async" and rollout.no_signal == "replace" and rollout.extra_rounds is not None,
+                ("rollout.extra_rounds", "rollout.mode"),
+                "async has no rounds; it samples on until a step is full",
+            ),
+            Rule(
+                algorithm.name == "remax" and rollout.mode != "sync",
+                ("algorithm.name", "rollout.mode"),
+                "remax compares an answer with the greedy one of the same weights; use mode sync",
+            ),
+            Rule(
+                algorithm.importance_mode == "mask"
+                and algorithm.importance_cap is not None
+                and (algorithm.importance_low or 0) >= algorithm.importance_cap,
+                ("algorithm.importance_low", "algorithm.importance_cap"),
+                "no weight is above the one and below the other; lower importance_low",
+            ),
+            Rule(
+                algorithm.importance_mode == "mask" and algorithm.importance_cap is not None and algorithm.importance_cap < 1,
+                ("algorithm.importance_mode", "algorithm.importance_cap"),
+                "tokens on which rollout engine and policy agree weigh 1, and would be masked; use a cap of 1 or more",
+            ),
+            Rule(
+                (algorithm.importance_low or 0) > 1,
+                ("algorithm.importance_low",),
+                "tokens on which rollout engine and policy agree weigh 1, and would be masked; use 1 or less",
+            ),
+            Rule(
+                algorithm.loss == "sapo" and algorithm.tau_neg < algorithm.tau_pos,
+                ("algorithm.tau_neg", "algorithm.tau_pos"),
+                "the gate of bad answers must not be the wider one; SAPO wants tau_neg at least tau_pos",
+            ),
+            *_overlong(self.reward, rollout.max_new_tokens),
             Rule(
                 place.colocate and rollout.engines > place.ranks,
                 ("placement.colocate", "rollout.engines", "placement.ranks"),
                 "there cannot be more colocated rollout engines than ranks",
             ),
         ]
+
+
+def _overlong(reward: RewardConfig, most: int) -> list[Rule]:
+    """Of reward.overlong, with answers of at most so many tokens."""
+    buffer, given = reward.overlong.buffer, reward.overlong.max_length
+    longest = given or most
+    return [
+        Rule(
+            buffer > longest,
+            ("reward.overlong.buffer", "reward.overlong.max_length" if given else "rollout.max_new_tokens"),
+            f"the buffer is a part of the {longest} tokens; lower it",
+        ),
+        Rule(
+            0 < buffer <= longest and longest - buffer >= most,
+            ("reward.overlong.max_length", "reward.overlong.buffer", "rollout.max_new_tokens"),
+            f"the punishment begins at {longest - buffer} tokens, which no answer exceeds; lower max_length",
+        ),
+        Rule(
+            buffer > 0 and "overlong" in reward.term_weights(),
+            ("reward.overlong.buffer", "reward.terms" if reward.terms else "reward.weights"),
+            "there is a term of that name, which would be punished twice; rename it, or leave one of them out",
+        ),
+    ]

@@ -18,6 +18,15 @@ class TermConfig(Section):
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
 
 
+class OverlongConfig(Section):
+    buffer: int = Field(
+        default=0, ge=0, description="The last so many of max_length tokens cost up to 1 of the reward (DAPO); 0 punishes nothing."
+    )
+    max_length: Annotated[int | None, Only("reward.overlong.buffer", why="without a buffer nothing is punished")] = Field(
+        default=None, ge=1, description="Tokens of an answer from which on it costs 1. Default: rollout.max_new_tokens."
+    )
+
+
 class RewardConfig(Section):
     function: Annotated[str, WITHOUT_TERMS] = Field(
         default="exact", description="A name from trainer.rewards, or package.module:function(text, row) -> float."
@@ -36,6 +45,7 @@ class RewardConfig(Section):
         default="fail", description="A failed reward ends the run, counts as 0, or leaves its answer out of the loss."
     )
     workers: int = Field(default=1, ge=1, description="Processes that compute rewards; a batch is dealt to them in equal shares.")
+    overlong: OverlongConfig = Field(default=OverlongConfig(), description="Taken off the rewards that are learned from.")
 
     def functions(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Each function and its arguments, by the section that names it."""

@@ -18,6 +18,9 @@ from trainer.configs.data import DataConfig
 Beta = Annotated[float, Field(ge=0, lt=1)]
 WITH_KL = Only("algorithm.kl.coef", why="a coefficient of 0 leaves the reference model out")
 WITH_CRITIC = Only("algorithm.name", ("ppo",), "only ppo trains a value model")
+WITH_CLIP = Only("algorithm.loss", ("clip", "gspo"), "the others do not clip the loss")
+WITH_SAPO = Only("algorithm.loss", ("sapo",), "it alone has temperatures")
+WITH_CORRECTION = Only("algorithm.importance_cap", why="without a cap nothing is corrected")
 WITH_ASYNC = Only("rollout.mode", ("async",), "the other modes wait for all answers of a step")
 WITH_VLLM = Only("rollout.engine", ("vllm",), "vLLM alone has it")
 
@@ -81,13 +84,27 @@ class AlgorithmConfig(LossConfig):
         default="token",
         description="What the loss is averaged over, across the global batch; constant: sequences of rollout.max_new_tokens (Dr. GRPO).",
     )
-    name: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "ppo"] = Field(
+    name: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "ppo"] = Field(
         default="grpo", description="How advantages are made; ppo trains a value model."
     )
     group_size: int = Field(default=8, ge=1, description="Answers sampled per prompt.")
-    clip_low: float = Field(default=0.2, gt=0, lt=1, description="The ratio of probabilities is clipped below 1 - clip_low.")
-    clip_high: float = Field(default=0.2, gt=0, description="The ratio of probabilities is clipped above 1 + clip_high.")
-    dual_clip: float | None = Field(default=None, gt=1, description="Bound of the ratio where the advantage is negative.")
+    loss: Literal["clip", "gspo", "cispo", "sapo"] = Field(
+        default="clip",
+        description="PPO's clipped loss, or that with one ratio for an answer (GSPO), clipped weights (CISPO), or a soft gate (SAPO).",
+    )
+    clip_low: Annotated[float, WITH_CLIP] = Field(
+        default=0.2, gt=0, lt=1, description="The ratio of probabilities is clipped below 1 - clip_low."
+    )
+    clip_high: Annotated[float, Only("algorithm.loss", ("clip", "gspo", "cispo"), "sapo does not clip")] = Field(
+        default=0.2, gt=0, description="The ratio of probabilities is clipped above 1 + clip_high."
+    )
+    dual_clip: Annotated[float | None, Only("algorithm.loss", ("clip",), "the others bound the ratio in their own way")] = Field(
+        default=None, gt=1, description="Bound of the ratio where the advantage is negative."
+    )
+    tau_pos: Annotated[float, WITH_SAPO] = Field(
+        default=1.0, gt=0, description="Temperature of the gate where the advantage is positive; higher closes it sooner."
+    )
+    tau_neg: Annotated[float, WITH_SAPO] = Field(default=1.05, gt=0, description="Temperature of the gate where it is not.")
     epochs: int = Field(default=1, ge=1, description="Passes over each batch of episodes.")
     minibatches: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
     gamma: Annotated[float, Only("algorithm.name", ("reinforce_plus_plus", "ppo"), "the others know no rewards per token")] = Field(
@@ -103,6 +120,15 @@ class AlgorithmConfig(LossConfig):
     entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     importance_cap: float | None = Field(
         default=2.0, gt=0, description="Cap of the weight exp(old - rollout); null switches the correction off."
+    )
+    importance_level: Annotated[Literal["token", "sequence"], WITH_CORRECTION] = Field(
+        default="token", description="A weight for each token, or one for an answer: the product over its tokens."
+    )
+    importance_mode: Annotated[Literal["truncate", "mask"], WITH_CORRECTION] = Field(
+        default="truncate", description="What is above importance_cap counts as the cap, or not at all."
+    )
+    importance_low: Annotated[float | None, Only("algorithm.importance_mode", ("mask",), "truncated weights have no lower bound")] = Field(
+        default=None, gt=0, description="Weights below it do not count either; null sets no lower bound."
     )
     kl: KlConfig = Field(default=KlConfig(), description="Distance kept from the reference model.")
 
@@ -123,8 +149,13 @@ class RolloutConfig(Section):
     stragglers: Annotated[Literal["wait", "drop"], WITH_ASYNC] = Field(
         default="wait", description="Answers that would become too old: the next step waits for them, or they are sampled anew."
     )
-    no_signal: Annotated[Literal["keep", "replace"], WITH_ASYNC] = Field(
+    no_signal: Annotated[
+        Literal["keep", "replace"], Only("rollout.mode", ("sync", "async"), "one_step samples the next prompts before it knows the rewards")
+    ] = Field(
         default="keep", description="Groups whose rewards are all alike: learned from, or replaced by those of the next prompts (DAPO)."
+    )
+    extra_rounds: Annotated[int | None, Only("rollout.no_signal", ("replace",), "nothing is replaced")] = Field(
+        default=None, ge=1, le=15, description="In mode sync, how often in a step groups are replaced before they are kept. Default: 4."
     )
     slow: Annotated[float | None, WITH_ASYNC] = Field(
         default=10, gt=1, description="An engine whose steps take so many times as long as the others' is avoided; null avoids none."

@@ -36,9 +36,11 @@ class Loader:
         """Epochs served completely."""
         return self.served // len(self.prompts)
 
-    def next(self) -> list[Prompt]:
-        chosen = [self._at(self.served + i) for i in range(self.batch)]
-        self.served += self.batch
+    def next(self, count: int | None = None) -> list[Prompt]:
+        """A batch, or `count` prompts."""
+        count = self.batch if count is None else count
+        chosen = [self._at(self.served + i) for i in range(count)]
+        self.served += count
         return chosen
 
     def _at(self, position: int) -> Prompt:
@@ -86,8 +88,8 @@ class Mixture:
         self.shares = {name: weights[name] / sum(weights.values()) for name in sources}
         self.batch = batch
 
-    def next(self) -> list[Prompt]:
-        return [self._one() for _ in range(self.batch)]
+    def next(self, count: int | None = None) -> list[Prompt]:
+        return [self._one() for _ in range(self.batch if count is None else count)]
 
     def _one(self) -> Prompt:
         served = 1 + sum(loader.served for loader in self.loaders.values())

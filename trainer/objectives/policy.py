@@ -1,6 +1,8 @@
-"""Policy gradients: PPO's clipped loss, an entropy bonus and the KL divergence from a reference model."""
+"""Policy gradients: one of the losses of `LOSSES`, an entropy bonus and the KL divergence from a reference model."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 
@@ -10,6 +12,15 @@ from trainer.configs.sections import AlgorithmConfig
 from trainer.episodes import Batch
 from trainer.objectives import Stats
 from trainer.objectives.aggregation import mean
+from trainer.objectives.cispo import cispo
+from trainer.objectives.clip import clip
+from trainer.objectives.gspo import gspo
+from trainer.objectives.sapo import sapo
+
+# (settings, logp_N, log_ratio_N, batch) -> loss per token [N], and the tokens whose gradient it removed [N]. `log_ratio_N` is logp - old,
+# within +-MAX_LOG_RATIO, 0 at tokens with mask 0, where whatever is returned does not count.
+Loss = Callable[[AlgorithmConfig, torch.Tensor, torch.Tensor, Batch], tuple[torch.Tensor, torch.Tensor]]
+LOSSES: dict[str, Loss] = {"clip": clip, "gspo": gspo, "cispo": cispo, "sapo": sapo}
 
 
 def policy(algorithm: AlgorithmConfig, batch: Batch, output: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Stats]:
@@ -22,17 +33,17 @@ def policy(algorithm: AlgorithmConfig, batch: Batch, output: tuple[torch.Tensor,
     t, (logp_N, entropy_N) = batch.tokens_N, output
     # Without old log-probabilities this is the only update on these episodes: old and current policy are the same.
     old_N = t["old"] if "old" in t else logp_N.detach()
-    weight_N, mismatch = importance_weight(old_N, t["rollout"], algorithm.importance_cap, t["mask"])
-    loss_N, stats = policy_loss(
-        logp_N,
+    weight_N, mismatch = importance_weight(
         old_N,
-        t["advantages"],
+        t["rollout"],
+        algorithm.importance_cap,
         t["mask"],
-        clip_low=algorithm.clip_low,
-        clip_high=algorithm.clip_high,
-        dual_clip=algorithm.dual_clip,
-        weight_N=weight_N,
+        episode_N=batch.episode_N if algorithm.importance_level == "sequence" else None,
+        mode=algorithm.importance_mode,
+        low=algorithm.importance_low,
     )
+    loss_N, stats = policy_loss(algorithm, batch, logp_N, old_N)
+    loss_N = loss_N * weight_N
     if algorithm.entropy_coef:
         loss_N = loss_N - algorithm.entropy_coef * entropy_N
     if "reference" in t:
@@ -45,39 +56,17 @@ def policy(algorithm: AlgorithmConfig, batch: Batch, output: tuple[torch.Tensor,
     return mean(loss_N, batch, algorithm.aggregation), stats
 
 
-def policy_loss(
-    logp_N: torch.Tensor,
-    old_N: torch.Tensor,
-    advantages_N: torch.Tensor,
-    mask_N: torch.Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    weight_N: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, Stats]:
-    """PPO's clipped loss per token [N] (https://arxiv.org/abs/1707.06347), the ratio within 1-clip_low and 1+clip_high.
-
-    `dual_clip` c > 1 bounds the loss of tokens with a negative advantage by -c*A (https://arxiv.org/abs/1912.09729).
-    `weight_N` is the importance weight of trainer/algorithms/importance_sampling.py.
+def policy_loss(algorithm: AlgorithmConfig, batch: Batch, logp_N: torch.Tensor, old_N: torch.Tensor) -> tuple[torch.Tensor, Stats]:
+    """The loss that `algorithm.loss` names, per token [N], before any importance weight.
 
     The statistics are sums over tokens with mask 1 (add them over micro-batches and ranks, divide by `tokens`): `ratio`, `clipped`
-    (tokens whose gradient clipping removed) and `kl_old`, the k3 estimate of KL(old || current).
+    (tokens whose gradient the loss removed) and `kl_old`, the k3 estimate of KL(old || current).
     """
-    learnt_N = mask_N.bool()
+    learnt_N = batch.tokens_N["mask"].bool()
     log_ratio_N = torch.where(learnt_N, logp_N - old_N, 0.0).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    ratio_N = log_ratio_N.exp()
-    free_N = -advantages_N * ratio_N
-    loss_N = torch.maximum(free_N, -advantages_N * ratio_N.clamp(1 - clip_low, 1 + clip_high))
-    clipped_N = loss_N > free_N
-    if dual_clip is not None:
-        bound_N = -advantages_N * dual_clip
-        over_N = (advantages_N < 0) & (loss_N > bound_N)
-        loss_N = torch.where(over_N, bound_N, loss_N)
-        clipped_N = clipped_N | over_N
-    if weight_N is not None:
-        loss_N = loss_N * weight_N
+    loss_N, clipped_N = LOSSES[algorithm.loss](algorithm, logp_N, log_ratio_N, batch)
     with torch.no_grad():
+        ratio_N = log_ratio_N.exp()
         stats = {
             "tokens": learnt_N.sum().float(),
             "ratio": torch.where(learnt_N, ratio_N, 0.0).sum(),
