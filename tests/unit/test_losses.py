@@ -60,6 +60,13 @@ def test_gspo_gives_each_answer_the_geometric_mean_of_its_ratios():
     torch.testing.assert_close(grad, T([1.0, 1.0]))
 
 
+def test_tokens_of_an_answer_may_have_advantages_of_their_own_with_gspo():
+    # GSPO-token: the ratio of both tokens is exp((ln 2 - ln 2) / 2) = 1; advantages 1 and -3: (-1 + 3) / 2, gradients -1/2 and 3/2.
+    loss, grad, _ = learn(settings("gspo"), [2], [2.0, 0.5], [1.0, -3.0])
+    assert loss == pytest.approx(1.0)
+    torch.testing.assert_close(grad, T([-0.5, 1.5]))
+
+
 def test_cispo_by_hand():
     # Weights min(r, 1.3): 1.3, 0.5, 1; times the log-probability -1 and the advantage: 1.3*2, 0.5*1, -1*1. Loss is minus that by -1:
     # (2.6 + 0.5 - 1) / 3 = 0.7. Gradients -w*A/3: -2.6/3, -0.5/3, 1/3: the first token is learned although its ratio is 4.
@@ -127,7 +134,11 @@ def logp(model: Qwen2ForCausalLM, micro: Batch) -> torch.Tensor:
 def learnt(model: Qwen2ForCausalLM) -> tuple[list[Sequence], dict[str, torch.Tensor]]:
     """Answers, of which environments wrote a fifth, with log-probabilities of a policy and of an engine that are somewhat older."""
     draw = torch.Generator().manual_seed(1)
-    items = [Sequence(*(torch.randint(1, 32, (n,), generator=draw).tolist() for n in both)) for both in LENGTHS]
+
+    def tokens(count: int) -> list[int]:
+        return torch.randint(1, 32, (count,), generator=draw).tolist()
+
+    items = [Sequence(tokens(p), tokens(r)) for p, r in LENGTHS]
     (whole,) = pack(items, 10_000, pad_id=0)
     now_N = torch.zeros(COUNT)
     with torch.no_grad():

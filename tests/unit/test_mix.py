@@ -57,6 +57,12 @@ def test_every_batch_has_its_share_of_each_source_and_small_ones_are_repeated_in
     assert len({tuple(epoch) for epoch in epochs}) > 1
 
 
+def test_a_part_of_a_batch_is_served_too():
+    whole, parts = mixture(a=10, b=5), mixture(a=10, b=5)
+    assert [*parts.next(1), *parts.next(3), *parts.next()] == [*whole.next(), *whole.next()]
+    assert parts.state() == whole.state()
+
+
 def test_shares_hold_over_batches_that_are_too_small_for_them():
     names = [name for name, _ in served(mixture(batch=3, a=9, b=9, c=9), 800)]
     for end in range(3, len(names), 3):
