@@ -132,6 +132,8 @@ class Engine:
         self.memory, self.copied, self.timeout = Memory(), threading.Event(), trainer.timeout
         self.copied.set()
         self.away = False  # its states are in CPU memory, see `offload`
+        self.trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        self.frozen = len(self.trained) < len(list(model.parameters()))
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
         config = _configuration(dtype, _stage(dtype, optim, trainer))
@@ -229,17 +231,30 @@ class Engine:
         files: Any = self.engine.checkpoint_engine
         self.memory.reuse()
         write = files.save
-        if not at_once:
-            files.save = lambda state_dict, path: writes.append(partial(write, snapshot(state_dict, self.memory), path))
+
+        def save(state_dict: dict[str, Any], path: str) -> None:
+            state = self._without_frozen(state_dict)
+            if at_once:
+                write(state, path)
+            else:
+                writes.append(partial(write, snapshot(state, self.memory), path))
+
+        files.save = save
         try:
             with _quiet():
-                self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False)
+                self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=self.frozen)
         finally:
             files.save = write
         if at_once:
             return []
         self.copied.clear()
         return [self._copy, *writes]
+
+    def _without_frozen(self, state: dict[str, Any]) -> dict[str, Any]:
+        """DeepSpeed leaves frozen weights out under one of their names only: a tied output head would stay."""
+        if not self.frozen or "module" not in state:
+            return state
+        return state | {"module": {name: value for name, value in state["module"].items() if name in self.trained}}
 
     def _copy(self) -> None:
         try:
@@ -252,7 +267,7 @@ class Engine:
         settings: Any = self.engine._config
         settings.load_universal_checkpoint = universal  # read at every load
         with _quiet():
-            path, _ = self.engine.load_checkpoint(str(folder), tag="engine")
+            path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.frozen)
         if path is None:
             raise FileNotFoundError(f"{folder}: DeepSpeed found no checkpoint of rank {torch.distributed.get_rank()} in it")
         if self.optim is not None:
@@ -302,11 +317,12 @@ def _stage(dtype: torch.dtype, optim: OptimConfig | None, trainer: TrainerConfig
 
 
 def _optimizer(model: nn.Module, optim: OptimConfig, trainer: TrainerConfig) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if trainer.offload_optimizer:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-        return DeepSpeedCPUAdam(model.parameters(), **_adamw(optim))
-    return torch.optim.AdamW(model.parameters(), fused=True, **_adamw(optim))
+        return DeepSpeedCPUAdam(trained, **_adamw(optim))
+    return torch.optim.AdamW(trained, fused=True, **_adamw(optim))
 
 
 def _adamw(optim: OptimConfig) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
         raise ConfigError(f"{run / 'run.yaml'}: not the settings of this version: {error.errors()[0]['msg']}") from None
     from trainer import models
 
-    lm = models.without_weights(config)
+    lm = _base(config, settings, run) if config.lora.rank else models.without_weights(config)
     try:
         whole = weights(checkpoint.folder)
     except FileNotFoundError as error:
@@ -45,9 +45,27 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     if f"{PREFIX}score.weight" in whole:  # of train_rm
         lm = models.without_weights(config, classifier=True)
     dtype = next(lm.parameters()).dtype
-    named = {name: whole[PREFIX + name].to(dtype) for name, _ in lm.named_parameters()}
+    named = {name: whole[PREFIX + name].to(dtype) for name, p in lm.named_parameters() if p.requires_grad}
     files = model_card.files(run, settings, checkpoint.step)
+    if config.lora.rank:
+        from trainer import lora
+
+        frozen = ((name, p.detach()) for name, p in lm.named_parameters() if not p.requires_grad)
+        named, more = lora.exported(frozen, named, config.lora, lm.name_or_path)
+        files |= more
     models.export(lm, named, models.load_tokenizer(config), output, files)
+
+
+def _base(config: ModelConfig, settings: dict[str, Any], run: Path) -> Any:
+    """The model that the run's adapters are in: of its folder, or with the random weights that the run has begun with."""
+    import torch
+
+    from trainer import models
+
+    initial = run / "initial"  # of train_ppo
+    if initial.is_dir():
+        config = config.model_copy(update={"path": str(initial.resolve()), "init": None})
+    return models.load_lm(config, (settings.get("run") or {}).get("seed", 0), torch.device("cpu"))
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:

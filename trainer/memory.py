@@ -47,6 +47,7 @@ class Shape:
     key_values: int  # numbers per token and layer in the KV cache
     vocabulary: int
     active: int  # parameters that a token goes through; fewer than all where there are experts
+    frozen: int = 0  # parameters below adapters, without gradient and optimizer
 
     @classmethod
     def of(cls, lm: Any) -> Shape:
@@ -62,7 +63,9 @@ class Shape:
         active = count - round(experts * (1 - chosen / of)) if experts and chosen and of else count
         if experts and chosen:
             inner = chosen * (getattr(own, "moe_intermediate_size", None) or inner)
-        return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, heads * width, 2 * pairs * width, own.vocab_size, active)
+        frozen = sum(parameter.numel() for parameter in lm.parameters() if not parameter.requires_grad)
+        numbers = {"queries": heads * width, "key_values": 2 * pairs * width, "vocabulary": own.vocab_size}
+        return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, active=active, frozen=frozen)
 
 
 def check(config: PpoConfig, shape: Shape, total: float) -> str:
@@ -208,8 +211,8 @@ def stage_of(config: Config) -> int:
 
 def states(config: Config, shape: Shape, ranks: int) -> Parts:
     """Of policy, critic and reference on a GPU of the ranks, whichever is at work."""
-    learning, stage, size, count = learners(config), stage_of(config), size_of(config), shape.parameters
-    weights = size * count / (ranks if stage == 3 else 1)
+    learning, stage, size, count = learners(config), stage_of(config), size_of(config), shape.parameters - shape.frozen
+    weights = size * shape.parameters / (ranks if stage == 3 else 1)
     optimizer = 0 if config.trainer.offload_optimizer else (12 * count / ranks if stage else 8 * count)  # ZeRO's has float32 weights
     own = refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
     parts = {"weights": weights, "gradients": _gradients(stage, size, count, ranks), "optimizer": optimizer}

@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from trainer import lora
 from trainer.checkpoint import fsync
 from trainer.configs.sections import ModelConfig
 from trainer.episodes import Batch
@@ -45,6 +46,7 @@ AFTER_HEAD = (
 )
 # Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
 CHUNK_ELEMENTS = 1 << 26
+SAMPLED = 256  # numbers of a frozen weight that go into a fingerprint
 
 
 class PolicyModel(nn.Module):
@@ -120,8 +122,9 @@ def _hidden(lm: Any, batch: Batch) -> torch.Tensor:
 def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
     """The language model of `config.path`, or one with random weights drawn from `seed`; without dropout, in train mode too.
 
-    With `classifier` it is one of one output, whose head is drawn from `seed` where the path has none.
-    Raises ConfigError when transformers cannot read the path or the configuration, or when the head is not one that this trainer applies.
+    With `config.lora` its adapters are in it, and nothing else is trainable. With `classifier` it is one of one output, whose head is drawn
+    from `seed` where the path has none. Raises ConfigError when transformers cannot read the path or the configuration, when the head is
+    not one that this trainer applies, or for adapters that it has no layers for.
     """
     settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": config.attention}
     kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
@@ -142,6 +145,8 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     else:
         _require_plain_head(lm, config)
     _remove_dropout(lm)
+    if config.lora.rank:
+        lora.add(lm, config.lora, seed)
     lm.train(train)  # transformers checkpoints nothing in eval mode, in which models are loaded
     if train and config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -149,7 +154,10 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
 
 
 def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
-    """The language model that `load_lm` gives, on the device meta: its configuration and the names of its parameters."""
+    """The language model that `load_lm` gives, on the device meta: its configuration and the names of its parameters.
+
+    Raises ConfigError where `load_lm` would, without reading weights.
+    """
     kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
     labels = {"num_labels": 1} if classifier else {}
     try:
@@ -161,6 +169,8 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
     if config.path and not classifier:
         with contextlib.suppress(OSError):  # models without one have their defaults
             lm.generation_config = GenerationConfig.from_pretrained(config.path)
+    if config.lora.rank:
+        lora.add(lm, config.lora, 0)
     return lm
 
 
@@ -237,7 +247,7 @@ def export(
 ) -> None:
     """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is complete or not there.
 
-    `files` lie beside it, by name.
+    `files` lie beside it, by name; those of adapters in a folder.
     """
     draft = folder.with_name(f"tmp_{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -245,15 +255,23 @@ def export(
     lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)
     tokenizer.save_pretrained(draft)
     for name, content in (files or {}).items():
+        (draft / name).parent.mkdir(exist_ok=True)
         (draft / name).write_bytes(content)
-    for path in (*draft.iterdir(), draft):
+    for path in (*draft.rglob("*"), draft):
         fsync(path)
     shutil.rmtree(folder, ignore_errors=True)
     draft.rename(folder)
     fsync(folder.parent)
 
 
-def fingerprint(lm: nn.Module) -> str:
-    """Architecture as a hash of parameter names and shapes: a checkpoint of another model is refused by it."""
+def fingerprint(lm: nn.Module, frozen: Iterable[torch.Tensor] = ()) -> str:
+    """Architecture as a hash of parameter names and shapes: a checkpoint of another model is refused by it.
+
+    `frozen` weights are in no checkpoint, so some numbers of each are hashed besides.
+    """
     shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in lm.named_parameters()}
-    return hashlib.sha256(json.dumps(shapes, sort_keys=True).encode()).hexdigest()[:16]
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
+    for tensor in frozen:
+        some = tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
+        digest.update(some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -22,6 +22,7 @@ def to_cpu(engine: Any, device: torch.device) -> None:
         _move_stage_3(engine, torch.device("cpu"))
     elif hasattr(engine.optimizer, "offload_states"):
         engine.offload_states(pin_memory=pinned)
+        _move_frozen(engine, torch.device("cpu"))
     else:
         _move(engine, torch.device("cpu"))
     if pinned:
@@ -35,8 +36,16 @@ def back(engine: Any, device: torch.device) -> None:
         engine.reload_states()
     elif hasattr(engine.optimizer, "offload_states"):
         engine.reload_states()
+        _move_frozen(engine, device)
     else:
         _move(engine, device)
+
+
+def _move_frozen(engine: Any, device: torch.device) -> None:
+    """The weights below adapters: in stages 1 and 2 DeepSpeed moves only what its optimizer has."""
+    for parameter in engine.module.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(device)
 
 
 def _move_stage_3(engine: Any, device: torch.device) -> None:

@@ -20,6 +20,7 @@ from ray.util.placement_group import remove_placement_group
 from trainer import actors, faults, heartbeat, memory, models, placement, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import LoraConfig
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
 from trainer.published import Published
@@ -171,6 +172,8 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
     does not come up.
     """
+    if config.model.lora.rank:
+        models.without_weights(config.model)  # raises what is wrong with the adapters before anything starts
     ours = not ray.is_initialized()
     if ours:
         actors.connect()
@@ -260,6 +263,7 @@ def initial_model(config: PpoConfig, folder: Path) -> str:
         return config.model.path
     path = folder / "initial"
     if not path.exists():
-        lm = models.load_lm(config.model, config.run.seed, torch.device("cpu"))
+        base = config.model.model_copy(update={"lora": LoraConfig()})  # each rank adds its adapters, which are alike
+        lm = models.load_lm(base, config.run.seed, torch.device("cpu"))
         models.export(lm, lm.state_dict(), models.load_tokenizer(config.model), path)
     return str(path.resolve())

@@ -10,7 +10,7 @@ import os
 import random
 import socket
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer import actors, heartbeat, models, placement, weights
-from trainer.configs.sections import Config, OptimConfig
+from trainer import actors, heartbeat, lora, models, placement, weights
+from trainer.configs.sections import Config, LoraConfig, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, record_apart, sharded
 from trainer.episodes import Batch, Denominators
@@ -96,6 +96,10 @@ class Worker:
         config, role = self.config, self.role
         # Rollout engines load from a folder, so random weights are written to one first; without engines (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
+        if role.objective is None:  # the reference is the model as it was
+            source = source.model_copy(update={"lora": LoraConfig()})
+        if source.lora.rank:
+            models.without_weights(source)  # raises what is wrong with the adapters before weights are read
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
         shard = config.trainer.zero_stage == 3 and source.path is not None
         with sharded(getattr(torch, source.dtype)) if shard else nullcontext():
@@ -103,7 +107,7 @@ class Worker:
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
         self.engine = Engine(role.head(lm), role.optim, config.trainer, role.updates, self.device, config.divergence)
-        self.lm = lm
+        self.lm, self.source = lm, source
 
     # Reading and learning from a batch
 
@@ -156,10 +160,16 @@ class Worker:
     # Weight sync
 
     def parameters(self) -> list[weights.Parameter]:
-        """The language model's parameters under their Hugging Face names; a tied output head is one with the embeddings."""
+        """The language model's parameters under their Hugging Face names; a tied output head is one with the embeddings. Of a model
+        with adapters these alone."""
+        return self._parameters(trained=True)
+
+    def _parameters(self, trained: bool) -> list[weights.Parameter]:
+        """Those that are trained, or that are not."""
         return [
             weights.Parameter(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype).removeprefix("torch."))
             for name, p in self.lm.named_parameters()
+            if (p.requires_grad or not self.source.lora.rank) == trained
         ]
 
     def connect(self, rendezvous: weights.Rendezvous, plan: weights.Plan) -> None:
@@ -232,18 +242,28 @@ class Worker:
             torch.cuda.set_rng_state(state["cuda"])
 
     def export(self, folder: Path, files: Mapping[str, bytes] | None = None) -> None:
-        """Write a Hugging Face model with `files`. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory."""
-        whole: dict[str, torch.Tensor] = {}
-        for bucket in weights.plan(self.parameters(), EXPORT_BYTES):
-            names = [parameter.name for parameter in bucket]
-            tensors = self._gather(names)
+        """Write a Hugging Face model with `files`. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory.
+
+        Adapters are merged into it, and lie in a folder of it besides.
+        """
+        whole = {name: tensor.cpu() for name, tensor in self._whole(trained=True) if self.rank == 0}
+        if self.source.lora.rank:
+            frozen = [(name, tensor.cpu()) for name, tensor in self._whole(trained=False) if self.rank == 0]
             if self.rank == 0:
-                whole |= {name: tensor.cpu() for name, tensor in zip(names, tensors, strict=True)}
+                whole, more = lora.exported(frozen, whole, self.source.lora, self.source.path)
+                files = {**(files or {}), **more}
         if self.rank == 0:
             models.export(self.lm, whole, self.tokenizer, folder, files)
 
+    def _whole(self, trained: bool) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters that are trained, or that are not, by name, EXPORT_BYTES at a time. Collective."""
+        for bucket in weights.plan(self._parameters(trained), EXPORT_BYTES):
+            names = [parameter.name for parameter in bucket]
+            yield from zip(names, self._gather(names), strict=True)
+
     def fingerprint(self) -> str:
-        return models.fingerprint(self.lm)
+        """Of the model whose checkpoints this one reads. Collective."""
+        return models.fingerprint(self.lm, (tensor for _, tensor in self._whole(trained=False)))
 
     def peak_memory(self) -> float:
         """GiB of the accelerator, 0 on CPUs."""

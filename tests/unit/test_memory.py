@@ -60,6 +60,16 @@ def test_one_80_gb_gpu_holds_policy_reference_and_rollout_engine_of_a_1_5b_model
     assert lines[0].startswith("memory of a GPU, training: 42.0 of 74.5 GiB (weights 2.9, gradients 6.7, optimizer 17.3, reference 2.9, ")
 
 
+def test_adapters_alone_have_gradients_and_optimizer(shape, tmp_path):
+    adapters = models.without_weights(ModelConfig.model_validate({"init": INIT, "tokenizer": "characters:ab", "lora": {"rank": 16}}))
+    more = memory.Shape.of(adapters)
+    trained = more.parameters - more.frozen
+    assert (more.frozen, trained) == (shape.parameters, 28 * 16 * (2 * 1536 + 2 * (1536 + 256) + 2 * 1536 + 3 * (1536 + 8960)))
+    (_, training, *_), *_ = memory.plan(colocated(tmp_path), more, GPU)
+    assert training["weights"] == 2 * more.parameters
+    assert (training["gradients"], training["optimizer"]) == (6 * trained, 12 * trained)
+
+
 @pytest.mark.parametrize(
     ("changes", "setting", "when", "fix"),
     [

@@ -30,6 +30,8 @@ OWNED = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
     *("master_addr", "master_port", "distributed_executor_backend", "model", "worker_extension_cls", "logprobs_mode"),
     "enable_sleep_mode",
 }
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM has room for
+OWNED_WITH_LORA = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_target_modules"}
 
 
 class CriticConfig(OptimConfig):
@@ -159,6 +161,7 @@ class PpoConfig(Config):
                 ("rollout.nodes_per_engine", "rollout.tensor_parallel", "rollout.pipeline_parallel"),
                 f"tensor_parallel x pipeline_parallel is {split}, which does not divide into {rollout.nodes_per_engine} equal parts",
             ),
+            *self._rules_of_lora(),
             Rule(
                 rollout.expert_parallel and split == 1,
                 ("rollout.expert_parallel", "rollout.tensor_parallel"),
@@ -282,6 +285,44 @@ class PpoConfig(Config):
                 place.colocate and rollout.engines > place.ranks,
                 ("placement.colocate", "rollout.engines", "placement.ranks"),
                 "there cannot be more colocated rollout engines than ranks",
+            ),
+        ]
+
+    def _rules_of_lora(self) -> list[Rule]:
+        rank, rollout, colocate = self.model.lora.rank or 0, self.rollout, self.placement.colocate
+        if not rank:
+            return []
+        owned = sorted(OWNED_WITH_LORA & rollout.options.keys())
+        return [
+            Rule(
+                self.algorithm.name == "ppo",
+                ("model.lora.rank", "algorithm.name"),
+                "the value model of ppo is trained as a whole; use another algorithm, or leave model.lora out",
+            ),
+            Rule(
+                rollout.engine == "vllm" and rank > RANKS[-1],
+                ("model.lora.rank", "rollout.engine"),
+                f"vLLM has room for adapters of rank {RANKS[-1]} and less",
+            ),
+            Rule(
+                bool(owned),
+                ("model.lora.rank", "rollout.options"),
+                f"{', '.join(owned)}: not for options; model.lora says what vLLM makes room for",
+            ),
+            Rule(
+                rollout.engine == "vllm" and rollout.expert_parallel,
+                ("model.lora.rank", "rollout.expert_parallel"),
+                "vLLM has no adapters on experts that are spread over GPUs; use tensor_parallel alone",
+            ),
+            Rule(
+                colocate and rollout.engine == "vllm" and rollout.sleep_level == 2,
+                ("model.lora.rank", "placement.colocate", "rollout.sleep_level"),
+                "adapters alone are sent to vLLM, so it must keep the weights below them while it sleeps; use sleep_level 1",
+            ),
+            Rule(
+                colocate and self.placement.gpus_per_rank > 0 and self.trainer.zero_stage == 3,
+                ("model.lora.rank", "placement.colocate", "trainer.zero_stage"),
+                "DeepSpeed cannot move frozen weights that it has sharded off the GPU; use zero_stage 2",
             ),
         ]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import Field, ValidationInfo, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from trainer.configs.base import Only, Section
@@ -22,6 +22,7 @@ WITH_CLIP = Only("algorithm.loss", ("clip", "gspo"), "the others do not clip the
 WITH_SAPO = Only("algorithm.loss", ("sapo",), "it alone has temperatures")
 WITH_CORRECTION = Only("algorithm.importance_cap", why="without a cap nothing is corrected")
 WITH_ASYNC = Only("rollout.mode", ("async",), "the other modes wait for all answers of a step")
+WITH_LORA = Only("model.lora.rank", why="without a rank all weights are trained")
 WITH_VLLM = Only("rollout.engine", ("vllm",), "vLLM alone has it")
 
 
@@ -41,6 +42,14 @@ class RunConfig(Section):
     )
 
 
+class LoraConfig(Section):
+    rank: int | None = Field(default=None, ge=1, description="Of low-rank adapters, which alone are trained; null trains all weights.")
+    alpha: Annotated[float, WITH_LORA] = Field(default=32.0, gt=0, description="What the adapters add is multiplied by alpha / rank.")
+    targets: Annotated[list[str] | None, WITH_LORA] = Field(
+        default=None, min_length=1, description="Layers that get them, such as [q_proj, v_proj]. Default: all linear ones but the head."
+    )
+
+
 class ModelConfig(Section):
     path: str | None = Field(
         default=None, description="Folder or hub name of the weights; run:NAME means the model that run NAME exported."
@@ -55,6 +64,12 @@ class ModelConfig(Section):
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="Of weights and activations.")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(default="sdpa", description="Attention kernel of transformers.")
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
+    lora: LoraConfig = Field(default=LoraConfig(), description="Adapters in place of full fine-tuning.")
+
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _null_is_full_fine_tuning(cls, value: Any) -> Any:
+        return {} if value is None else value
 
 
 class KlConfig(Section):

@@ -31,13 +31,16 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 import ray
 import vllm
 from vllm.inputs import tokens_input
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.peft_helper import PEFTHelper
+from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from trainer import placement, weights
-from trainer.configs.ppo import PpoConfig
+from trainer import lora, placement, weights
+from trainer.configs.ppo import RANKS, PpoConfig
 from trainer.episodes import Turn
 from trainer.errors import ConfigError
 from trainer.gauges import engine_gauges
@@ -48,6 +51,8 @@ from trainer.runs import run_folder
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
+# The policy's adapters: always the same to vLLM, and given to its workers, so that it has nothing to read at their path.
+ADAPTERS = LoRARequest("policy", 1, "weight-sync")
 ALL = {"weights", "kv_cache"}  # that vLLM puts to sleep
 
 
@@ -56,6 +61,7 @@ class WeightReceiver:
 
     device: torch.device
     model_runner: Any
+    vllm_config: Any
     rank: int
 
     def connect_weights(self, rendezvous: weights.Rendezvous, first_rank: int, plan: weights.Plan) -> None:
@@ -64,11 +70,36 @@ class WeightReceiver:
 
     def receive_weights(self) -> None:
         for bucket in weights.receive(self.weight_group, self.weight_plan, self.device):
-            self.model_runner.model.load_weights(bucket)
+            self._take(bucket)
         self.wait_for_copies()
 
     def load_bucket(self, bucket: weights.Named) -> None:
-        self.model_runner.model.load_weights((name, tensor.to(self.device)) for name, tensor in bucket)
+        self._take([(name, tensor.to(self.device)) for name, tensor in bucket])
+        self.wait_for_copies()
+
+    def _take(self, bucket: weights.Named) -> None:
+        """Weights at once; adapters wait for `load_adapters`, as vLLM takes all together."""
+        if self.vllm_config.lora_config is None:
+            self.model_runner.model.load_weights(bucket)
+        else:
+            self.adapters = {**getattr(self, "adapters", {}), **{name: tensor.clone() for name, tensor in bucket}}
+
+    def load_adapters(self, settings: dict[str, Any]) -> None:
+        """Put what has come in place of the adapters before, under their number: requests at work go on with them."""
+        manager = self.model_runner.lora_manager
+        mapper = getattr(manager._adapter_manager.model, "hf_to_vllm_mapper", None)
+        adapters = LoRAModel.from_lora_tensors(
+            ADAPTERS.lora_int_id,
+            lora.in_peft(self.adapters),
+            PEFTHelper.from_dict(settings),
+            device=str(self.device),
+            dtype=manager.lora_config.lora_dtype,
+            weights_mapper=mapper and mapper.get_rename_mapper(),
+        )
+        manager.remove_adapter(adapters.id)
+        manager._adapter_manager.add_adapter(adapters)
+        manager._adapter_manager.activate_adapter(adapters.id)
+        self.adapters = {}
         self.wait_for_copies()
 
     def wait_for_copies(self) -> None:
@@ -95,6 +126,7 @@ class VllmEngine(SteppedEngine):
         _require_build(self.device)
         if self.device.type == "cpu":
             _require_head_size(model_path)
+        self.adapters = lora.peft_config(config.model.lora, model_path).to_dict() if config.model.lora.rank else None
         self.processes = self.config.tensor_parallel * self.config.pipeline_parallel
         threads = torch.get_num_threads()
         self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
@@ -123,6 +155,8 @@ class VllmEngine(SteppedEngine):
         self.llm.collective_rpc("load_bucket", args=(bucket,))
 
     def loaded(self, version: int) -> None:
+        if self.adapters:
+            self.llm.collective_rpc("load_adapters", args=(self.adapters,))
         self.llm.reset_prefix_cache()  # refused while requests are at work; `step` keeps what older weights computed from later prompts
         self.llm.llm_engine.set_weight_version(str(version))
         self.version = version
@@ -176,7 +210,8 @@ class VllmEngine(SteppedEngine):
     def step(self) -> dict[int, list[Turn]]:
         """One step of vLLM's scheduler: prompts that found room are read, and each answer at work gets a token."""
         for name, (prompt_ids, params) in self.admission.admit():
-            self.llm.llm_engine.add_request(name, tokens_input(prompt_ids, cache_salt=str(self.version)), params)
+            prompt = tokens_input(prompt_ids, cache_salt=str(self.version))
+            self.llm.llm_engine.add_request(name, prompt, params, lora_request=ADAPTERS if self.adapters else None)
         complete: dict[int, list[Turn]] = {}
         outputs: list[Any] = self.llm.llm_engine.step()  # RequestOutput, as no pooling is asked for
         for output in outputs:
@@ -281,6 +316,8 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
         # One actor holds all GPUs that a rollout engine has on a node.
         # Left alone, vLLM would start Ray actors, for which its placement group has no room.
         given["distributed_executor_backend"] = "mp"
+    if rank := config.model.lora.rank:
+        given |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(known for known in RANKS if known >= rank)}
     if device.type == "cpu":
         given |= {"enforce_eager": True, "kv_cache_memory_bytes": CPU_CACHE_BYTES}
     else:

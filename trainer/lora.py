@@ -1,0 +1,102 @@
+"""LoRA: low-rank adapters that are trained in place of a model's weights, by peft (Hu et al., 2021, https://arxiv.org/abs/2106.09685).
+
+A linear layer with weight W gets A [rank, in] and B [out, rank], and computes (W + alpha / rank * B A) x. The adapters are put into the
+transformers model itself, whose own weights are frozen: what reads trainable parameters alone reads adapters.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from trainer.configs.sections import LoraConfig
+from trainer.errors import ConfigError
+
+FOLDER = "adapter"  # of a model's folder: the adapters alone, as peft reads them
+A, B, BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer"
+
+
+def add(lm: Any, lora: LoraConfig, seed: int) -> None:
+    """Freeze the model and add adapters in place: A drawn from `seed`, whatever was drawn before, and B zero.
+
+    Raises ConfigError for targets that are no linear layers of it.
+    """
+    import peft
+
+    settings = peft_config(lora, None)
+    settings.target_modules = set(_targets(lm, lora))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(settings, lm)
+
+
+def peft_config(lora: LoraConfig, base: str | None) -> Any:
+    """What peft, and vLLM, know of the adapters; `base` is where the model that they belong to lies."""
+    import peft
+
+    assert lora.rank is not None
+    return peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by the rank
+        target_modules=lora.targets or "all-linear",
+        task_type="CAUSAL_LM",
+        base_model_name_or_path=base,
+    )
+
+
+def _targets(lm: Any, lora: LoraConfig) -> list[str]:
+    """The last parts of the names of layers that get adapters: of all linear ones but the head, or of those asked for."""
+    modules = {name: module for name, module in lm.named_modules() if name}
+    head = lm.get_output_embeddings()
+    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
+    known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
+    if not linear:
+        raise ConfigError(f"model.lora.rank={lora.rank}: {lm.config.model_type} has no linear layers besides its head; adapters need some")
+    if lora.targets is None:
+        return known
+    for target in lora.targets:
+        found = [name for name in modules if name == target or name.endswith(f".{target}")]
+        near = difflib.get_close_matches(target, known, n=1)
+        hint = f"did you mean {near[0]}? It has" if near else "it has"
+        if not found:
+            raise ConfigError(f"model.lora.targets: {lm.config.model_type} has no {target}; {hint} {', '.join(known)}")
+        if not set(found) <= set(linear):
+            raise ConfigError(f"model.lora.targets: {target} is no linear layer below the head; allowed are {', '.join(known)}")
+    return list(lora.targets)
+
+
+def merged(name: str, weight: torch.Tensor, adapters: Mapping[str, torch.Tensor], lora: LoraConfig) -> tuple[str, torch.Tensor]:
+    """A frozen parameter under its Hugging Face name, with what its adapters add to it, if it has any; summed in float32."""
+    layer = name.removesuffix(f"{BASE}.weight")
+    if layer == name:
+        return name.replace(f"{BASE}.", "."), weight
+    assert lora.rank is not None
+    delta = adapters[layer + B].float() @ adapters[layer + A].float() * (lora.alpha / lora.rank)
+    return f"{layer}.weight", (weight.float() + delta).to(weight.dtype)
+
+
+def exported(
+    frozen: Iterable[tuple[str, torch.Tensor]], adapters: Mapping[str, torch.Tensor], lora: LoraConfig, base: str | None
+) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
+    """The weights of the merged model, and the files of the adapters alone."""
+    return dict(merged(name, weight, adapters, lora) for name, weight in frozen), files(adapters, lora, base)
+
+
+def files(adapters: Mapping[str, torch.Tensor], lora: LoraConfig, base: str | None) -> dict[str, bytes]:
+    """A folder that `peft.PeftModel.from_pretrained` and vLLM load, by the names of its files."""
+    settings = peft_config(lora, base).to_dict() | {"inference_mode": True}
+    return {
+        f"{FOLDER}/adapter_config.json": json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode(),
+        f"{FOLDER}/adapter_model.safetensors": save({name: tensor.contiguous() for name, tensor in in_peft(adapters).items()}),
+    }
+
+
+def in_peft(adapters: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Under the names of peft's files."""
+    return {f"base_model.model.{name.replace('.default.', '.')}": tensor for name, tensor in adapters.items()}
