@@ -57,13 +57,16 @@ def test_from_four_ranks_to_two_to_three_and_back_the_curve_is_that_of_four(clus
     assert not (tmp_path / "cut" / "checkpoints" / reshard.NAME).exists()
 
 
-@pytest.mark.parametrize(("dtype", "stage"), [("float32", 3), ("bfloat16", 1), ("float32", 0)])
-def test_fine_tuning_goes_on_with_one_rank_where_two_were(tmp_path, dtype, stage):
+@pytest.mark.parametrize(
+    ("dtype", "stage", "rank"),
+    [("float32", 3, None), ("bfloat16", 1, None), ("float32", 0, None), ("float32", 3, 4), ("bfloat16", 1, 4)],
+)
+def test_fine_tuning_goes_on_with_one_rank_where_two_were(tmp_path, dtype, stage, rank):
     def sft(ranks: int, steps: int, name: str) -> None:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", "--master-addr=127.0.0.1"]
         command += [f"--master-port={free_port()}", "-m", "trainer.train_sft", "--config", "trainer/recipes/demo-sft.yaml"]
         command += ["data.args={rows: 400, length: 4, seed: 1}", "trainer.prompts_per_step=16", "log.tensorboard=false"]
-        command += [f"run.name={name}", f"trainer.steps={steps}", f"trainer.zero_stage={stage}"]
+        command += [f"run.name={name}", f"trainer.steps={steps}", f"trainer.zero_stage={stage}", f"model.lora.rank={rank or 'null'}"]
         command += [f"model.dtype={dtype}", "placement.threads=1", "optim.schedule=constant", "optim.warmup_steps=2"]
         env = os.environ | {"FLOTILLA_RUNS": str(tmp_path)}
         done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
