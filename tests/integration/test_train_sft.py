@@ -111,6 +111,27 @@ def test_a_start_that_failed_leaves_the_name_and_a_run_that_was_killed_resumes_t
     assert compared.returncode == 0, compared.stdout
 
 
+def test_adapters_alone_are_trained_and_a_run_that_was_killed_resumes_to_the_same_bits(tmp_path):
+    env = os.environ | {"FLOTILLA_RUNS": str(tmp_path)}
+    killed = command(1, "run.name=killed", "model.lora.rank=4")
+    process = subprocess.Popen(killed, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "killed" / "checkpoints" / "step_2").exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline, "no checkpoint within 120 s"
+        time.sleep(0.002)
+    process.kill()
+    process.wait(30)
+    assert len(metrics(tmp_path, "killed")) < 6
+    for name in ("killed", "alone"):
+        result = train(tmp_path, 1, f"run.name={name}", "model.lora.rank=4")
+        assert result.returncode == 0, result.stdout + result.stderr
+    numbers = [[(row["loss"], row["grad_norm"]) for row in metrics(tmp_path, name)] for name in ("killed", "alone")]
+    assert numbers[0] == numbers[1]
+    for file in ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
+        assert (tmp_path / "killed" / "model" / file).read_bytes() == (tmp_path / "alone" / "model" / file).read_bytes(), file
+
+
 @pytest.mark.parametrize(
     ("ranks", "settings", "words"),
     [
