@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.preferences import RmConfig
 from trainer.configs.sections import Config
 from trainer.errors import ConfigError
 
@@ -106,7 +107,7 @@ def plan(config: Config, shape: Shape, total: float, ranks: int | None = None) -
     learning, referred = learners(config), refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
     together = isinstance(config, PpoConfig) and config.placement.colocate
     # Each process keeps what it has freed, until its states leave the GPU.
-    working = activations(config, shape) + (learning - 1) * activations(config, shape, head=False)
+    working = activations(config, shape, head=not isinstance(config, RmConfig)) + (learning - 1) * activations(config, shape, head=False)
     working += referred * activations(config, shape, learning=False)
     parts = states(config, shape, ranks_of(config, ranks)) | {
         "activations": working,
@@ -134,7 +135,7 @@ def plan(config: Config, shape: Shape, total: float, ranks: int | None = None) -
 def activations(config: Config, shape: Shape, *, learning: bool = True, head: bool = True) -> float:
     """Of a micro-batch: of every layer; where nothing is learned, of one; with gradient checkpointing, of one and every layer's input.
 
-    Without the `head` that has logits it is a critic's.
+    Without the `head` that has logits it is a critic's, or a reward model's.
     """
     tokens, size = config.trainer.micro_batch_tokens, size_of(config)
     layer = tokens * layer_activations(config, shape)

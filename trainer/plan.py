@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from trainer import cli, memory, placement, preflight, step_time, yaml_io
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.preferences import DpoConfig, RmConfig
 from trainer.configs.sections import Config, ModelConfig
 from trainer.configs.sft import SftConfig
 from trainer.errors import ConfigError
@@ -27,7 +28,7 @@ from trainer.memory import Shape
 from trainer.step_time import Cluster, Lengths
 
 PROG = "python -m trainer.plan"
-TRAINERS: dict[str, type[Config]] = {"ppo": PpoConfig, "sft": SftConfig}
+TRAINERS: dict[str, type[Config]] = {"ppo": PpoConfig, "sft": SftConfig, "rm": RmConfig, "dpo": DpoConfig}
 PPO_SECTIONS = {"rollout", "reward", "evals", "critic"}  # that other trainers refuse
 MOST = 1024  # GPUs up to which --scale goes
 ETHERNET = 100  # Gbit/s of a node whose network nobody named

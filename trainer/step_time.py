@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from trainer import memory, placement
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.preferences import PreferencesConfig
 from trainer.configs.sections import Config
 from trainer.gpus import Gpu
 from trainer.memory import Shape
@@ -86,6 +87,8 @@ def step(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths, ranks
     """Of one batch."""
     count = config.trainer.prompts_per_step
     phases, bounds = {}, {}
+    if isinstance(config, PreferencesConfig):
+        count *= 2  # answers of a pair
     if isinstance(config, PpoConfig):
         count *= config.algorithm.group_size
         phases["generation"], bounds["generation"] = generation(config, shape, cluster, lengths, count)

@@ -253,6 +253,7 @@ def test_what_an_entry_point_does_not_read_is_refused(argument, why):
         (SftConfig, ["data.messages=m", "data.prompt=p"], "data.prompt=p, data.messages=m: a conversation has it already"),
         (RmConfig, ["data.answer=a"], "data.answer=a: not read; it learns from data.chosen and data.rejected"),
         (RmConfig, ["data.chosen=a", "data.rejected=a"], "data.chosen=a, data.rejected=a: they must be two columns"),
+        (RmConfig, ["model.lora.rank=8"], "model.lora.rank=8: a new head is trained as a whole"),
         (RmConfig, ["algorithm.center=-1"], "algorithm.center=-1: must be a number, at least 0"),
         (RmConfig, ["algorithm.beta=1"], "algorithm.beta=1: not read by train_rm; it learns from pairs"),
         (RmConfig, ["reward.function=x"], "reward.function=x: not read by train_rm; it learns from data, not from rewards"),

@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import torch
 
@@ -59,7 +60,7 @@ def test_masked_weights_outside_the_bounds_do_not_count():
 def test_an_answers_weight_is_the_product_over_what_the_policy_wrote():
     # Answer 0: differences 0.5 and -0.25, and 9 at a tool's token: e^0.25. Answer 1: 1 and 1: e^2, capped at 4 or masked.
     old_N, rollout_N = torch.zeros(5), T([-0.5, 0.25, -9.0, -1.0, -1.0])
-    given = {"mask_N": T([1.0, 1.0, 0.0, 1.0, 1.0]), "episode_N": T([0, 0, 0, 1, 1])}
+    given: Any = {"mask_N": T([1.0, 1.0, 0.0, 1.0, 1.0]), "episode_N": T([0, 0, 0, 1, 1])}
     weight_N, stats = importance_weight(old_N, rollout_N, 4.0, **given)
     torch.testing.assert_close(weight_N, T([math.exp(0.25)] * 3 + [4.0, 4.0]))
     assert (stats["capped"], stats["logprob_diff"]) == (2, 2.75)

@@ -24,7 +24,7 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel
 from trainer.objectives.supervised import supervised
-from trainer.train_sft import update
+from trainer.offline import update
 from trainer.workers import Role, Worker
 
 CPU = torch.device("cpu")
@@ -56,7 +56,7 @@ def started(
 
 
 def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, float]]:
-    return [update(worker, batch, 0, 1) for batch in batches]
+    return [update(worker, batch) for batch in batches]
 
 
 def saved_bytes(folder: Path) -> int:
