@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,12 @@ class Samples:
         """Of as many prompts as there are, before a second answer to one."""
         if not self.config.samples_every or step % self.config.samples_every:
             return
-        groups = [episode.group for episode in episodes]
-        order = sorted(range(len(episodes)), key=lambda at: groups[:at].count(groups[at]))  # one answer to each prompt first
+        seen: Counter[int] = Counter()
+        places = []  # of each answer among those to its prompt
+        for episode in episodes:
+            places.append(seen[episode.group])
+            seen[episode.group] += 1
+        order = sorted(range(len(episodes)), key=places.__getitem__)  # one answer to each prompt first
         rows = [{"step": step, **self._row(episodes[at])} for at in order[: self.config.samples]]
         with self.file.open("a", encoding="utf-8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows)

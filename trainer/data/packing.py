@@ -65,7 +65,7 @@ def flatten(episodes: list[Episode]) -> Flat:
         lengths_E=lengths_E,
         episode_N=torch.repeat_interleave(torch.arange(len(episodes)), lengths_E),
         mask_N=torch.repeat_interleave(torch.tensor([float(turn.sampled) for _, turn in turns]), lengths_T),
-        rollout_N=torch.tensor(list(rollout), dtype=torch.float32),
+        rollout_N=torch.from_numpy(np.fromiter(rollout, np.float32, int(lengths_T.sum()))),
     )
 
 
