@@ -38,7 +38,7 @@ def advantages(
 ) -> Estimate:
     """Advantages and returns [N] of the episodes that are learnt from, compared with one another alone; 0 for the others."""
     flat, chosen = rollout.flat, [rollout.episodes[i] for i in rollout.kept]
-    where = select(flat.lengths_E, rollout.kept)
+    where = slice(None) if len(chosen) == len(rollout.episodes) else select(flat.lengths_E, rollout.kept)
     advantages_n, returns_n = estimate(
         algorithm,
         torch.tensor([e.reward for e in chosen]),
@@ -50,7 +50,7 @@ def advantages(
         kl_coef,
         torch.tensor([e.baseline for e in chosen]),
     )
-    if len(chosen) == len(rollout.episodes):
+    if isinstance(where, slice):
         return advantages_n, returns_n
 
     def spread(x_n: torch.Tensor) -> torch.Tensor:

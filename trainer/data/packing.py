@@ -60,11 +60,14 @@ def flatten(episodes: list[Episode]) -> Flat:
             raise ValueError(f"episode {i} has a turn of {len(turn.token_ids)} tokens and {len(turn.logprobs)} log-probabilities")
     lengths_E = torch.tensor([sum(len(turn.token_ids) for turn in e.turns) for e in episodes], dtype=torch.int64)
     lengths_T = torch.tensor([len(turn.token_ids) for _, turn in turns], dtype=torch.int64)
+    only_sampled = all(turn.sampled for _, turn in turns)
     rollout = chain.from_iterable(turn.logprobs or [0.0] * len(turn.token_ids) for _, turn in turns)
     return Flat(
         lengths_E=lengths_E,
         episode_N=torch.repeat_interleave(torch.arange(len(episodes)), lengths_E),
-        mask_N=torch.repeat_interleave(torch.tensor([float(turn.sampled) for _, turn in turns]), lengths_T),
+        mask_N=torch.ones(int(lengths_T.sum()))
+        if only_sampled
+        else torch.repeat_interleave(torch.tensor([float(turn.sampled) for _, turn in turns]), lengths_T),
         rollout_N=torch.from_numpy(np.fromiter(rollout, np.float32, int(lengths_T.sum()))),
     )
 
