@@ -1,6 +1,6 @@
 """What a stack's machines cost, from the catalogue of list prices that gpuhunt (dstack's own) publishes; kept for a day.
 
-    python -m infra.prices aws-dev        of each fleet; --json for programs
+    python -m infra.prices STACK        of each fleet; --json for programs
 
 Machines alone; what else of a plan is paid for is named by `left_out`. Where the catalogue cannot be had, the dated list beside each
 cloud's program, prices.csv, stands in. It has no spot prices: the on-demand price, which spot never exceeds, is the most they can be.

@@ -96,7 +96,7 @@ def test_a_clouds_network_needs_pulumis_cli(tmp_path):
 
 
 def test_train_lists_the_entry_points_and_runs_one():
-    assert "ppo|sft" in flotilla("train").stderr
+    assert "dpo|ppo|rm|sft" in flotilla("train").stderr
     assert "error: RUN=no-such-run: no run of that name in runs ($FLOTILLA_RUNS)" in flotilla("export", "no-such-run").stderr
     done = flotilla("train", "sft", "trainer.stepz=1", folder=ROOT / "docs")
     assert done.returncode == 2 and "did you mean trainer.steps" in done.stdout + done.stderr
@@ -205,7 +205,7 @@ def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are():
     helps: dict[str, str] = {}
     for line in lines:
         verb, *words = shlex.split(line.partition(" -- ")[0])[1:]
-        assert verb in (*main.PASSED, *main.OURS, *main.TRAINER, "train", "--help"), line
+        assert verb in (*main.VERBS, "--help"), line
         known = [verb, *words[:1]] if verb in ("debug", "recipe") else [verb]  # verbs with kinds, each with flags of its own
         if (name := " ".join(known)) not in helps:
             helps[name] = flotilla(*known, "--help").stdout

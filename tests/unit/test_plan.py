@@ -193,7 +193,7 @@ def test_a_supervised_run_takes_all_gpus_of_the_cluster(tmp_path, capsys):
         (["--price", "-1"], "argument --price: '-1' is not a number above 0"),
         (["--gpu-memory", "nan"], "argument --gpu-memory: 'nan' is not a number above 0"),
         (["--network", "fast"], "argument --network: 'fast' is not a number above 0"),
-        (["--train", "dpo"], "argument --train: invalid choice: 'dpo'"),
+        (["--train", "grpo"], "argument --train: invalid choice: 'grpo'"),
         (["--gpus", "8"], "unrecognized arguments: --gpus"),
         (["--ranks", "8"], "--ranks 8: for train_sft; of train_ppo placement.ranks says it"),
         (["--prompt-tokens", "2000"], "--prompt-tokens 2000: the settings allow 1024 at most"),
