@@ -153,8 +153,8 @@ def test_a_checkpoint_of_a_reward_model_is_exported_as_one(runs, tmp_path):
         ),
         (
             "dpo",
-            ["trainer.micro_batch_tokens=20", "data.max_prompt_tokens=8"],
-            ["trainer.micro_batch_tokens=20: row", "tokens; raise it"],
+            ["trainer.micro_batch_tokens=19", "data.max_prompt_tokens=8"],
+            ["trainer.micro_batch_tokens=19: row", "tokens; raise it"],
         ),
         ("dpo", ["trainer.eval_prompts=320"], ["trainer.eval_prompts=320: data.path has 320 prompts; leave some"]),
     ],
