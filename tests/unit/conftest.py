@@ -19,6 +19,23 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's buckets hold a million numbers, and not 2 GB each, however small the model.
+
+    They outlive their engines: after a dozen, this process would be too large for the system to fork it.
+    """
+    from trainer import engine  # only tests that want it wait for torch
+
+    configuration = engine._configuration
+
+    def small(*args: Any) -> dict[str, Any]:
+        found = configuration(*args)
+        return found | {"zero_optimization": found["zero_optimization"] | {"reduce_bucket_size": 10**6}}
+
+    monkeypatch.setattr(engine, "_configuration", small)
+
+
+@pytest.fixture
 def project(tmp_path: Path):
     """A project in a temporary folder; write(settings) makes its one stack file."""
     (tmp_path / "Pulumi.yaml").write_text((ROOT / "Pulumi.yaml").read_text())

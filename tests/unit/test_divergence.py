@@ -18,7 +18,7 @@ from trainer.engine import Engine, init_distributed
 from trainer.episodes import Episode, Prompt, Turn
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("one_rank", "small_buckets")
 @pytest.mark.parametrize(
     ("dtype", "stage"), [("float32", 0), ("float32", 1), ("float32", 2), ("float32", 3), ("bfloat16", 0), ("bfloat16", 2), ("bfloat16", 3)]
 )

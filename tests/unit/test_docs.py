@@ -32,7 +32,7 @@ TRAINERS: dict[str, type[Config]] = {
     "trainer.train_dpo": DpoConfig,
 }
 SECTIONS = tuple(PpoConfig.model_fields)
-FOREIGN = "## From verl or OpenRLHF"  # below it, keys of other systems stand beside ours
+FOREIGN = [ROOT / "docs" / f"from-{name}.md" for name in ("openrlhf", "verl", "trl")]  # tables, whose last column is ours
 # Other trainers' versions are those of their recipes.
 OTHERS = {re.sub(r"\[.*\]", "", package) for recipe in recipes().values() for package in recipe.packages}
 RENDERED = {
@@ -62,9 +62,10 @@ def code(page: Path) -> list[str]:
 
 
 def own(page: Path) -> str:
-    """The page without the table whose rows hold other systems' keys."""
-    head, _, tail = page.read_text().partition(FOREIGN)
-    return head + "\n".join(line for line in tail.splitlines() if not line.startswith("|"))
+    """The page, of tables with other systems' keys the last column alone."""
+    if page not in FOREIGN:
+        return page.read_text()
+    return re.sub(r"^\|.*\| (.+) \|$", r"\1", page.read_text(), flags=re.MULTILINE)
 
 
 @cache
@@ -195,9 +196,6 @@ def test_every_setting_that_is_named_exists(page):
     }
     free = tuple(f"{key}." for key in ("model.init", "data.args", "data.template", "reward.args", "rollout.options"))
     names = [span.partition("=")[0] for span in spans(own(page))]
-    if FOREIGN in page.read_text():  # the last column of its table is ours
-        rows = re.findall(r"^\|.*\| (.+) \|$", page.read_text().partition(FOREIGN)[2], re.MULTILINE)
-        names += [span.partition("=")[0] for row in rows for span in spans(row)]
     for name in names:
         if re.fullmatch(rf"(?:{'|'.join(SECTIONS)})(?:\.[a-z_]+)+", name) and not name.startswith(free):
             if name == "run.yaml" or (ROOT / f"{name.replace('.', '/')}.py").exists():  # a file; a module such as trainer.train_ppo

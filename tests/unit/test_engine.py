@@ -13,7 +13,7 @@ def test_deepspeed_is_told_the_device_that_the_placement_chose():
     assert (on_cpu["LOCAL_RANK"], on_cpu["DS_ACCELERATOR"]) == ("0", "cpu")
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("one_rank", "small_buckets")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_bfloat16_gradients_are_summed_in_float32(stage):
     """Summed in bfloat16 the norm is off by percents; float64 sums of the same gradients say what it is."""
@@ -28,7 +28,7 @@ def test_bfloat16_gradients_are_summed_in_float32(stage):
     assert engine.step()["grad_norm"] == pytest.approx(float(of_a_row.norm()) * 8, rel=1e-4)
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("one_rank", "small_buckets")
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_bfloat16_model_that_does_not_learn_needs_no_optimizer(stage):
     init_distributed(0, 1, "127.0.0.1", free_port(), 60, torch.device("cpu"))
@@ -37,7 +37,7 @@ def test_a_bfloat16_model_that_does_not_learn_needs_no_optimizer(stage):
     assert engine(torch.ones(1, 4, dtype=torch.bfloat16)).shape == (1, 4)
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("one_rank", "small_buckets")
 @pytest.mark.parametrize(("stage", "dtype"), [(0, torch.float32), (1, torch.bfloat16), (3, torch.float32)])
 def test_a_step_waits_until_the_checkpoint_before_it_is_copied(tmp_path, stage, dtype):
     """It has the weights, and the optimizer's numbers, of the moment in which it was called for."""
@@ -66,7 +66,7 @@ def test_a_step_waits_until_the_checkpoint_before_it_is_copied(tmp_path, stage, 
     assert torch.equal(learn(), after)
 
 
-@pytest.mark.usefixtures("one_rank")
+@pytest.mark.usefixtures("one_rank", "small_buckets")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_states_that_leave_the_device_between_steps_change_no_number(stage, dtype):

@@ -25,7 +25,7 @@ from trainer.offline import update
 from trainer.workers import Role, Worker
 
 BATCH = [Sequence([3, 4, 5], [6, 7, 8, 9]) for _ in range(4)]
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DRAW = torch.Generator().manual_seed(0)
 BATCHES = [[Sequence([3, 4, 5], torch.randint(3, 15, (6,), generator=DRAW).tolist()) for _ in range(4)] for _ in range(6)]
 
-pytestmark = pytest.mark.usefixtures("one_rank")
+pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
 
 
 def supervised_role(config: SftConfig) -> Role:
