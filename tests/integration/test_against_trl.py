@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -64,6 +65,7 @@ trainer.train()
 print("LOSSES", json.dumps([(row["loss"], row["grad_norm"]) for row in trainer.state.log_history if "loss" in row]))
 """.replace("STEPS", str(STEPS)).replace("BATCH", str(BATCH))
 
+slow = partial(pytest.param, marks=pytest.mark.slow)
 pytestmark = pytest.mark.skipif(not find_spec("trl"), reason="TRL is not installed")
 
 
@@ -87,13 +89,9 @@ def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Pa
     ("name", "ours", "theirs"),
     [
         ("dpo", [], {"beta": 0.1}),
-        ("dpo", ["algorithm.beta=0.5", "algorithm.loss=ipo", "algorithm.length_normalized=true"], {"beta": 0.5, "loss_type": "ipo"}),
-        (
-            "dpo",
-            ["algorithm.loss=robust", "algorithm.label_smoothing=0.2"],
-            {"beta": 0.1, "loss_type": "robust", "label_smoothing": 0.2},
-        ),
-        ("dpo", ["algorithm.beta=2", "algorithm.length_normalized=true"], {"beta": 2.0, "loss_type": "sigmoid_norm"}),
+        slow("dpo", ["algorithm.beta=0.5", "algorithm.loss=ipo", "algorithm.length_normalized=true"], {"beta": 0.5, "loss_type": "ipo"}),
+        slow("dpo", ["algorithm.loss=robust", "algorithm.label_smoothing=0.2"], {"loss_type": "robust", "label_smoothing": 0.2}),
+        slow("dpo", ["algorithm.beta=2", "algorithm.length_normalized=true"], {"beta": 2.0, "loss_type": "sigmoid_norm"}),
         ("rm", ["algorithm.center=0.1"], {"center_rewards_coefficient": 0.1}),
     ],
     ids=["sigmoid", "ipo", "robust", "length-normalized", "reward-model"],
