@@ -16,8 +16,10 @@ from stacks.extras import explain_missing
 NAMES = (
     "weights",
     "packing",
+    "learners",
     "checkpoints",
     "rewards",
+    "retrieval",
     "data",
     "preview",
     "nodes",

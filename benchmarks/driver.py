@@ -25,6 +25,7 @@ from trainer.data.loader import Loader
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.rollout import Sampling, calls
 from trainer.rollout.continuous import Continuous
+from trainer.rollout.engines import Request
 from trainer.stopping import Stopping
 
 ENGINES = (10, 100, 1000)
@@ -77,10 +78,10 @@ class Working:
         self.free = draw.uniform(0, 2)  # when it has done its calls: they do not all end at once
         self.asked: list[tuple[float, int]] = []  # heap: when an answer ends, and its name
 
-    def __call__(self, requests: list[tuple[int, list[int]]], sampling: Sampling, length: float) -> object:
+    def __call__(self, requests: list[Request], sampling: Sampling, length: float) -> object:
         began = max(self.free, self.others.now)
         self.free = began + length
-        for name, _ in requests:
+        for name, *_ in requests:
             heapq.heappush(self.asked, (began + LONGER * max(seconds(self.draw) for _ in range(sampling.samples)), name))
         answers = {}
         while self.asked and self.asked[0][0] <= self.free:

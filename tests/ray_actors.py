@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import threading
+import time
+from collections.abc import Callable
 
 import ray
 
@@ -21,3 +24,19 @@ def stop_process(name: str) -> None:
     """SIGSTOP: it keeps its connections, and does nothing any more."""
     actor = ray.get_actor(name)
     os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
+
+
+def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:
+    """Do `act` in the background as soon as something has happened."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.005)
+        act()
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    return thread

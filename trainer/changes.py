@@ -41,6 +41,7 @@ HARMLESS = (
 # How the same sums are cut, over what, and where they are kept: they change numbers by rounding alone.
 ROUNDING = (
     "trainer.micro_batch_tokens",
+    "trainer.sequence_parallel",
     "model.gradient_checkpointing",
     "rollout.gpu_memory",
     "rollout.max_sequences",

@@ -144,6 +144,9 @@ class Engine:
                 config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
             optimizer = _optimizer(model, optim, trainer)
             arguments |= {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps))}
+        for module in model.modules():  # https://deepspeed.readthedocs.io/en/latest/zero3.html#registering-external-parameters
+            for parameter in getattr(module, "borrowed", ()):
+                deepspeed.zero.register_external_parameter(module, parameter)
         with _quiet():
             self.engine, *_ = deepspeed.initialize(**arguments)
         # Only float32 without ZeRO: DeepSpeed leaves the optimizer as it is, and would clip without telling the norm.

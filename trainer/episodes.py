@@ -61,6 +61,9 @@ class Episode:
     terms: dict[str, float] = field(default_factory=dict)  # what the reward was made of, before weights; empty for a single number
     failed: bool = False  # its reward could not be computed
     baseline: float = 0.0  # with remax, the reward of the greedy answer to its prompt
+    part: int = 0  # where an environment rewrote the history there are several sequences with the same reward: the number of this one
+    limited: bool = False  # a limit ended it
+    metrics: dict[str, float] = field(default_factory=dict)  # what its environment counted
 
     @property
     def response_ids(self) -> list[int]:
@@ -117,6 +120,7 @@ class Batch:
     real_tokens: int  # of the R*L input positions, those that are not padding
     counts: Denominators | None = None  # of the optimizer step; None where nothing is learnt
     numbers: dict[str, float] = field(default_factory=dict)  # of the step, such as kl_coef
+    teacher: tuple[torch.Tensor, list[torch.Tensor]] | None = None  # its hidden states (N, D), and the parameters of its output head
 
     def to(self, device: torch.device) -> Batch:
         """The same micro-batch on another device."""

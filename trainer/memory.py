@@ -28,6 +28,7 @@ FIXES = {
     "activations": "a lower trainer.micro_batch_tokens, or model.gradient_checkpointing",
     "weights": "more placement.ranks with trainer.zero_stage 3, or a smaller model",
     "reference": "placement.reference_resources",
+    "teacher": "more placement.ranks with trainer.zero_stage 3, or a smaller teacher.path",
     "rollout engine": "a lower rollout.gpu_memory",
     "rollout engine's weights": "a higher rollout.tensor_parallel without placement.colocate",
     "workspace": "a higher rollout.gpu_memory",
@@ -49,6 +50,7 @@ class Shape:
     vocabulary: int
     active: int  # parameters that a token goes through; fewer than all where there are experts
     frozen: int = 0  # parameters below adapters, without gradient and optimizer
+    teacher: Shape | None = None  # of the model that it learns from
 
     @classmethod
     def of(cls, lm: Any) -> Shape:
@@ -109,6 +111,8 @@ def plan(config: Config, shape: Shape, total: float, ranks: int | None = None) -
     # Each process keeps what it has freed, until its states leave the GPU.
     working = activations(config, shape, head=not isinstance(config, RmConfig)) + (learning - 1) * activations(config, shape, head=False)
     working += referred * activations(config, shape, learning=False)
+    if shape.teacher:
+        working += activations(config, shape.teacher, learning=False)
     parts = states(config, shape, ranks_of(config, ranks)) | {
         "activations": working,
         "processes": PROCESS * (learning + referred + together),
@@ -137,7 +141,7 @@ def activations(config: Config, shape: Shape, *, learning: bool = True, head: bo
 
     Without the `head` that has logits it is a critic's, or a reward model's.
     """
-    tokens, size = config.trainer.micro_batch_tokens, size_of(config)
+    tokens, size = config.trainer.micro_batch_tokens // config.trainer.sequence_parallel, size_of(config)
     layer = tokens * layer_activations(config, shape)
     logits = _logits(tokens, shape, size) if head else 0
     if not learning:
@@ -161,7 +165,7 @@ def layer_activations(config: Config, shape: Shape) -> float:
     Two norms; queries, keys, values, the attention's output; of the gated MLP both projections, the activation and the product. Sequences
     that share a row have a mask, which sdpa keeps as numbers, and keys and values for every head.
     """
-    size, row = size_of(config), _row(config)
+    size, row = size_of(config), _row(config) * config.trainer.sequence_parallel  # each rank has the mask of whole rows
     norms, mlp = 2 * _norm(size) * shape.hidden, 4 * size * shape.intermediate
     if config.model.attention == "flash_attention_2":
         return norms + mlp + size * (2 * shape.queries + shape.key_values) + 4 * shape.heads
@@ -179,7 +183,7 @@ def _norm(size: int) -> int:
 def longest(config: Config) -> int:
     """Tokens of the longest sequence; where answers are the data's, as long as the prompts at most: nobody has read them yet."""
     prompt = config.data.max_prompt_tokens
-    return prompt + config.rollout.max_new_tokens if isinstance(config, PpoConfig) else min(2 * prompt, config.trainer.micro_batch_tokens)
+    return prompt + config.max_response_tokens() if isinstance(config, PpoConfig) else min(2 * prompt, config.trainer.micro_batch_tokens)
 
 
 def _row(config: Config) -> int:
@@ -211,13 +215,14 @@ def stage_of(config: Config) -> int:
 
 
 def states(config: Config, shape: Shape, ranks: int) -> Parts:
-    """Of policy, critic and reference on a GPU of the ranks, whichever is at work."""
+    """Of policy, critic, reference and teacher on a GPU of the ranks, whichever is at work."""
     learning, stage, size, count = learners(config), stage_of(config), size_of(config), shape.parameters - shape.frozen
     weights = size * shape.parameters / (ranks if stage == 3 else 1)
     optimizer = 0 if config.trainer.offload_optimizer else (12 * count / ranks if stage else 8 * count)  # ZeRO's has float32 weights
     own = refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
     parts = {"weights": weights, "gradients": _gradients(stage, size, count, ranks), "optimizer": optimizer}
-    return {name: part * learning for name, part in parts.items()} | {"reference": weights if own else 0}
+    taught = size * shape.teacher.parameters / (ranks if stage == 3 else 1) if shape.teacher else 0
+    return {name: part * learning for name, part in parts.items()} | {"reference": weights if own else 0, "teacher": taught}
 
 
 def _gradients(stage: int, size: int, count: int, ranks: int) -> float:

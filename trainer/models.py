@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,29 +49,57 @@ CHUNK_ELEMENTS = 1 << 26
 SAMPLED = 256  # numbers of a frozen weight that go into a fingerprint
 
 
+class Head(nn.Module):
+    """The output head of a language model over many tokens, as many at a time as CHUNK_ELEMENTS allows logits.
+
+    Under ZeRO-3 every call of the head would gather its weights on all ranks, whose chunks differ in number. So they are gathered for a
+    call of this module, once a micro-batch: `borrowed` names them to `engine.Engine`.
+    """
+
+    def __init__(self, lm: Any):
+        super().__init__()
+        self.of = (lm.get_output_embeddings(),)  # no submodule: its parameters are the language model's
+        self.vocabulary: int = lm.config.get_text_config().vocab_size
+
+    @property
+    def borrowed(self) -> list[nn.Parameter]:
+        return [*self.of[0].parameters()]
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """[N, V], float32; only within `forward`."""
+        return self.of[0].forward(hidden_ND).float()  # not a call, which would gather
+
+    def forward(self, function: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What `function` makes of `tensors`, some tokens at a time; they and its results begin with the axis N."""
+        rows = max(1, CHUNK_ELEMENTS // self.vocabulary)
+        if tensors[0].size(0) <= rows:
+            return function(*tensors)
+        parts = [checkpoint(function, *some, use_reentrant=False) for some in zip(*(t.split(rows) for t in tensors), strict=True)]
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
 class PolicyModel(nn.Module):
     """A causal language model that returns log-probabilities (N,) and entropies (N,) of the batch's targets."""
 
     def __init__(self, lm: Any, temperature: float = 1.0, learn_entropy: bool = False):
         super().__init__()
         self.lm = lm
+        self.head = Head(lm)
         self.temperature = temperature
         self.learn_entropy = learn_entropy
 
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden_ND = _hidden(self.lm, batch)
-        rows = max(1, CHUNK_ELEMENTS // self.lm.config.get_text_config().vocab_size)
-        if hidden_ND.size(0) <= rows:
-            return self._score(hidden_ND, batch.target_N)
-        parts = [
-            checkpoint(self._score, hidden, target, use_reentrant=False)
-            for hidden, target in zip(hidden_ND.split(rows), batch.target_N.split(rows), strict=True)
-        ]
-        logprobs, entropies = zip(*parts, strict=True)
-        return torch.cat(logprobs), torch.cat(entropies)
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        return self.head(self._score, hidden_states(self.lm, batch), batch.target_N)
+
+    def logprobs(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Of every token of the vocabulary [N, V], float32."""
+        return torch.log_softmax(self.head.logits(hidden_ND) / self.temperature, -1)
 
     def _score(self, hidden_ND: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs_NV = torch.log_softmax(self.lm.get_output_embeddings()(hidden_ND).float() / self.temperature, -1)
+        return self.of_targets(self.logprobs(hidden_ND), target_N)
+
+    def of_targets(self, logprobs_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of each target, and the entropy there, [N] both."""
         # Mostly entropy is only watched: without a graph it costs no memory in the backward pass.
         with torch.set_grad_enabled(self.learn_entropy and torch.is_grad_enabled()):
             entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
@@ -90,7 +118,7 @@ class ValueModel(nn.Module):
         self.lm.set_output_embeddings(head)
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor]:
-        return (self.lm.get_output_embeddings()(_hidden(self.lm, batch))[:, 0].float(),)
+        return (self.lm.get_output_embeddings()(hidden_states(self.lm, batch))[:, 0].float(),)
 
 
 class ScoreModel(nn.Module):
@@ -104,10 +132,10 @@ class ScoreModel(nn.Module):
         self.lm = lm
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor]:
-        return (self.lm.score(_hidden(self.lm, batch))[:, 0].float(),)
+        return (self.lm.score(hidden_states(self.lm, batch))[:, 0].float(),)
 
 
-def _hidden(lm: Any, batch: Batch) -> torch.Tensor:
+def hidden_states(lm: Any, batch: Batch) -> torch.Tensor:
     """Hidden states (N, D) that predict the targets.
 
     No attention mask is given: transformers reads the borders of packed sequences from position ids that restart
@@ -218,11 +246,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """One token per character: enough for tasks over a small alphabet, without a download."""
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<bos>", *dict.fromkeys(characters)])}
+    """One token per ASCII character: enough for tasks over a small alphabet, without a download. Raises ConfigError for another character.
+
+    By bytes as GPT-2 has them, space as "Ġ": transformers loads an exported Qwen's tokenizer as that, whatever its files say.
+    """
+    if not characters.isascii():
+        wrong = next(letter for letter in characters if not letter.isascii())
+        raise ConfigError(f"model.tokenizer=characters:{characters}: {wrong!r} is not ASCII; give a tokenizer's folder for other letters")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = [level.pre_tokenize_str(letter)[0][0] for letter in dict.fromkeys(characters)]
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<bos>", *letters])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # type: ignore[assignment]
-    tokenizer.decoder = decoders.Fuse()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = level  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
 
 

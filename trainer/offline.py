@@ -227,22 +227,22 @@ def update(
     """
     mine, mine_N, counts, local, count = _share(worker, sequences, tokens_N or {})
     stats = worker.update(mine, mine_N, local, count, numbers)
-    return combine(gather(stats, worker.world), counts.tokens, counts.sequences / worker.role.together)
+    return combine(gather(stats, worker.world)[:: _shared(worker)], counts.tokens, counts.sequences / worker.role.together)
 
 
 def evaluate(task: Offline[Any], worker: Worker, rows: list[Prompt]) -> dict[str, float]:
     """The objective and its statistics over rows that are not learned from, as eval_NAME; all ranks return the same numbers."""
     sequences = [sequence for row in rows for sequence in task.sequences(row)]
     mine, mine_N, counts, local, count = _share(worker, sequences, {})
-    sums = gather(worker.evaluate(mine, mine_N, local, count, task.numbers(worker, rows)), worker.world)
+    sums = gather(worker.evaluate(mine, mine_N, local, count, task.numbers(worker, rows)), worker.world)[:: _shared(worker)]
     return {f"eval_{name}": value for name, value in means(sums, counts.tokens, counts.sequences / worker.role.together).items()}
 
 
 def score(worker: Worker, sequences: list[Sequence]) -> torch.Tensor:
     """What the model says of all response tokens, flat [N], on every rank."""
     lengths_E = torch.tensor([len(s.response_ids) for s in sequences])
-    shares, count = split([s.length for s in sequences], worker.world, **packing(worker.config), together=worker.role.together)
-    parts = gather(worker.score([sequences[i] for i in shares[worker.rank]], count), worker.world)
+    shares, count, own = _split(worker, sequences)
+    parts = gather(worker.score([sequences[i] for i in shares[own]], count), worker.world)[:: _shared(worker)]
     out_N = torch.empty(int(lengths_E.sum()), dtype=parts[0].dtype)
     for mine, values_N in zip(shares, parts, strict=True):
         out_N[select(lengths_E, mine)] = values_N
@@ -258,18 +258,33 @@ def _share(
     masks = [s.tokens.get("mask") for s in sequences]
     mask_N = torch.cat([torch.ones(len(s.response_ids)) if m is None else torch.tensor(m) for s, m in zip(sequences, masks, strict=True)])
     counts = denominators(mask_N, episode_N, len(sequences))
-    shares, count = split([s.length for s in sequences], worker.world, **packing(worker.config), together=worker.role.together)
-    mine = shares[worker.rank]
+    shares, count, own = _split(worker, sequences)
+    mine = shares[own]
     where_N = select(lengths_E, mine)
     mine_N = {name: values_N[where_N] for name, values_N in {"mask": mask_N, **tokens_N}.items()}
     return [sequences[i] for i in mine], mine_N, counts, part(counts, mine), count
 
 
+def _shared(worker: Worker) -> int:
+    """So many consecutive ranks have the same sequences, and return the same."""
+    return worker.config.trainer.sequence_parallel
+
+
+def _split(worker: Worker, sequences: list[Sequence]) -> tuple[list[list[int]], int, int]:
+    """The sequences of each group of ranks that share them, the micro-batches that every rank must run, and the group of this one."""
+    groups, together = worker.world // _shared(worker), worker.role.together
+    shares, count = split([s.length for s in sequences], groups, **packing(worker.config), together=together)
+    return shares, count, worker.rank // _shared(worker)
+
+
 def main(task: type[Offline[C]], config: C) -> int:
     """Exit codes: 0 done, 1 diverged too often, 2 a mistake in settings, data or paths, 143 stopped and saved."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    if config.trainer.prompts_per_step % world:
-        raise ConfigError(f"trainer.prompts_per_step={config.trainer.prompts_per_step}: does not divide by the {world} ranks of torchrun")
+    shared, rows = config.trainer.sequence_parallel, config.trainer.prompts_per_step
+    if world % shared:
+        raise ConfigError(f"trainer.sequence_parallel={shared}: the {world} ranks of torchrun do not divide by it")
+    if rows % (world // shared):
+        raise ConfigError(f"trainer.prompts_per_step={rows}: does not divide by the {world} ranks of torchrun")
     folder = run_folder(config)
     if rank > 0:
         return train(task, config, folder, rank, world)

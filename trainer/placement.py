@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from trainer.configs.ppo import PpoConfig, RayPlacementConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.ppo_sections import RayPlacementConfig
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:

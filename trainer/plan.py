@@ -25,11 +25,12 @@ from trainer.configs.sft import SftConfig
 from trainer.errors import ConfigError
 from trainer.gpus import GPUS, Gpu, find
 from trainer.memory import Shape
+from trainer.shapes import SHAPES
 from trainer.step_time import Cluster, Lengths
 
 PROG = "python -m trainer.plan"
 TRAINERS: dict[str, type[Config]] = {"ppo": PpoConfig, "sft": SftConfig, "rm": RmConfig, "dpo": DpoConfig}
-PPO_SECTIONS = {"rollout", "reward", "evals", "critic"}  # that other trainers refuse
+PPO_SECTIONS = {"rollout", "reward", "environment", "evals", "critic", "teacher"}  # that other trainers refuse
 MOST = 1024  # GPUs up to which --scale goes
 ETHERNET = 100  # Gbit/s of a node whose network nobody named
 Found = dict[str, Any]
@@ -40,16 +41,23 @@ def main(argv: list[str]) -> int:
     args = _arguments(argv)
     config = _config(args)
     shape = shape_of(config.model)
+    if isinstance(config, PpoConfig) and config.teacher.path:
+        shape = replace(shape, teacher=shape_of(ModelConfig(path=config.teacher.path, dtype=config.model.dtype)))
+    whence = f"as published for {config.model.path}; its own config.json is not here" if published(config.model) else "the model's own"
     lengths = _lengths(args, config)
     if args.gpu is None:
         found = everywhere(config, shape, args.ranks)
+        found["shape"] = whence
         print(json.dumps(found, indent=2) if args.json else _words_everywhere(found))
         return 0 if any(gpu["fits"] for gpu in found["gpus"]) else 1
     cluster = _cluster(args)
     ranks = args.ranks or (config.placement.ranks if isinstance(config, PpoConfig) else cluster.gpus)
+    if ranks % (shared := config.trainer.sequence_parallel):
+        raise ConfigError(f"trainer.sequence_parallel={shared}: {ranks} ranks do not divide into groups that share sequences; see --ranks")
     found = on_cluster(config, shape, cluster, lengths, ranks, args.price)
     if args.scale:
         found["scale"] = scaled(config, shape, cluster, lengths, ranks, args.price)
+    found["shape"] = whence
     print(json.dumps(found, indent=2) if args.json else _words(found))
     return 1 if found["errors"] else 0
 
@@ -61,6 +69,9 @@ def shape_of(model: ModelConfig) -> Shape:
     """Raises ConfigError where the configuration cannot be read; one line, whatever transformers said."""
     from trainer import models  # torch takes seconds to import: mistakes in the settings are found before
 
+    if published(model):
+        known = {"path": None, "init": SHAPES[str(model.path)], "tokenizer": "characters:a"}
+        model = model.model_copy(update=known)
     try:
         return Shape.of(models.without_weights(model))
     except ConfigError as error:
@@ -69,6 +80,13 @@ def shape_of(model: ModelConfig) -> Shape:
         raise ConfigError(f"{first} (a plan needs the model's config.json: a folder, a hub name in the cache, or model.init)") from None
     except AttributeError as error:
         raise ConfigError(f"model: {model.path or model.init}: not a transformer whose sizes are known here: {error}") from None
+
+
+def published(model: ModelConfig) -> bool:
+    """Whether its shape is taken from `shapes.SHAPES`, as its own configuration is not here."""
+    from huggingface_hub import try_to_load_from_cache
+
+    return model.path in SHAPES and not isinstance(try_to_load_from_cache(str(model.path), "config.json"), str)
 
 
 def everywhere(config: Config, shape: Shape, ranks: int | None) -> Found:
@@ -219,7 +237,7 @@ def _is_ppo(args: argparse.Namespace) -> bool:
 
 def _lengths(args: argparse.Namespace, config: Config) -> Lengths:
     longest = config.data.max_prompt_tokens
-    answer = config.rollout.max_new_tokens if isinstance(config, PpoConfig) else longest
+    answer = config.max_response_tokens() if isinstance(config, PpoConfig) else longest
     for flag, mean, most in (("--prompt-tokens", args.prompt_tokens, longest), ("--answer-tokens", args.answer_tokens, answer)):
         if mean and mean > most and (isinstance(config, PpoConfig) or flag == "--prompt-tokens"):
             raise ConfigError(f"{flag} {mean:g}: the settings allow {most} at most (data.max_prompt_tokens, rollout.max_new_tokens)")
@@ -270,7 +288,8 @@ def _words(found: Found) -> str:
 
 def _model(found: Found) -> str:
     active = "" if found["active"] == found["parameters"] else f", {found['active'] / 1e9:.2f} of them for each token"
-    return f"model: {found['parameters'] / 1e9:.2f} billion parameters{active}"
+    shape = f" (shape {found['shape']})" if found["shape"].startswith("as published") else ""
+    return f"model: {found['parameters'] / 1e9:.2f} billion parameters{active}{shape}"
 
 
 def _memory_line(each: Found) -> str:

@@ -16,12 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer import placement, rewards
+from trainer import environments, placement, rewards
 from trainer.config_help import settings, show
 from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
-from trainer.configs.sections import Config
+from trainer.configs.sections import Config, ModelConfig
 from trainer.data import rows
 from trainer.errors import ConfigError
 from trainer.runs import check_model, resolved_paths
@@ -46,6 +46,10 @@ def model(config: Config) -> list[str]:
     return check_model(config.model)
 
 
+def teacher(config: PpoConfig) -> list[str]:
+    return [f"teacher.{error.removeprefix('model.')}" for error in check_model(ModelConfig(path=config.teacher.path))]
+
+
 def split(config: PpoConfig) -> list[str]:
     """Whether the model can be cut into the parts of a rollout engine; of a hub's model vLLM says so once it is there.
 
@@ -63,6 +67,19 @@ def split(config: PpoConfig) -> list[str]:
         found.append(f"rollout.pipeline_parallel={stages}: the model has {layers} layers; {layers} or fewer")
     if rollout.expert_parallel and shape and not any(shape.get(key) for key in EXPERTS):
         found.append("rollout.expert_parallel=true: the model has no experts; leave it false")
+    return found
+
+
+def shared(config: Config) -> list[str]:
+    """Whether the attention heads can be dealt to ranks that share sequences; of a hub's model `sequence_parallel.require` says it."""
+    ranks, shape = config.trainer.sequence_parallel, _shape(config)
+    heads = shape.get("num_attention_heads")
+    pairs = shape.get("num_key_value_heads") or heads
+    found = []
+    if heads and heads % ranks:
+        found.append(f"trainer.sequence_parallel={ranks}: the model's {heads} attention heads do not divide by it; {_divisors(heads)}")
+    elif pairs and pairs % ranks and ranks % pairs:
+        found.append(f"trainer.sequence_parallel={ranks}: the model's {pairs} key-value heads do not divide by it; {_divisors(pairs)}")
     return found
 
 
@@ -85,7 +102,7 @@ def options(config: PpoConfig) -> list[str]:
     ]
 
 
-def _shape(config: PpoConfig) -> dict[str, Any]:
+def _shape(config: Config) -> dict[str, Any]:
     """What the model's configuration says of its size; empty where it is not here to read."""
     model = resolved_paths(config).model
     file = Path(model.path or "").expanduser() / "config.json"
@@ -107,6 +124,8 @@ def data(config: Config) -> list[str]:
 
 def needs_answer(config: PpoConfig) -> bool:
     """Whether the reward reads the answer column, or somebody named it."""
+    if config.environment.function:
+        return config.data.answer != "answer"
     return config.data.answer != "answer" or rewards.needs_answer(*(spec for spec, _ in config.reward.functions().values()))
 
 
@@ -130,7 +149,20 @@ def _check_set(setting: str, data: DataConfig, answers: bool) -> None:
         rows.check(data, answers=answers)
 
 
+def environment(config: PpoConfig) -> list[str]:
+    function, args = config.environment.function, config.environment.args
+    if not function:
+        return []
+    try:
+        row = rows.first_row(next(iter(resolved_paths(config).data.sources().values())))[1]
+    except ConfigError:  # `data` reports it
+        return _lines(environments.resolve, function, args)
+    return _lines(environments.check, function, args, row)
+
+
 def reward(config: PpoConfig) -> list[str]:
+    if config.environment.function:
+        return []
     try:
         each = [{*rows.first_row(source)[1]} for source in resolved_paths(config).data.sources().values()]
         columns = sorted(set.intersection(*each))  # of every row, whatever its source

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from statistics import fmean
 from typing import Any, Protocol
 
@@ -10,6 +11,7 @@ from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader, Mixture
 from trainer.divergence import require_sampled
+from trainer.environments.pool import Rounds
 from trainer.episodes import Episode
 from trainer.rollout.engines import Pending
 from trainer.stopping import Stopped, Stopping
@@ -61,7 +63,7 @@ class Batches:
     def __init__(self, config: PpoConfig, workers: WorkerGroups, loader: Loader | Mixture, score: Score):
         self.config, self.workers, self.loader, self.score = config, workers, loader, score
         self.ahead = config.rollout.mode == "one_step"
-        self.pending: Pending | None = None
+        self.pending: Pending | Rounds | None = None
         self.position = loader.state()  # before the step that is sampled
         self.values: dict[str, float] = {}
 
@@ -92,13 +94,13 @@ class Batches:
 
     def _scored(self, episodes: list[Episode], seed: int, step: int, stopping: Stopping, clock: Clock) -> list[Group]:
         """Groups with their rewards; with remax that of a greedy answer to the same prompt is their baseline."""
-        size = self.config.algorithm.group_size
-        groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
+        groups = [list(group) for _, group in groupby(episodes, key=lambda episode: episode.group)]
         if self.config.algorithm.name != "remax":
             self.score(episodes, step, stopping)
             clock.lap("reward")
             return groups
-        greedy = self.workers.episodes(self.workers.engines.start([group[0].prompt for group in groups], 1, seed, greedy=True))
+        greedy = self.workers.episodes(self.workers.start([group[0].prompt for group in groups], 1, seed, greedy=True))
+        greedy = [episode for episode in greedy if episode.part == 0]
         require_sampled(greedy, step)
         clock.lap("generate")
         for group, best in zip(groups, greedy, strict=True):
@@ -122,7 +124,7 @@ class Batches:
                 break
             seed = seed_of(self.config, step) + (extra << 8)  # rollout engines add their number
             prompts = self.loader.next(len(vain))
-            episodes = self.workers.episodes(self.workers.engines.start(prompts, self.config.algorithm.group_size, seed))
+            episodes = self.workers.episodes(self.workers.start(prompts, self.config.algorithm.group_size, seed))
             require_sampled(episodes, step)
             clock.lap("generate")
             for episode in episodes:
@@ -137,7 +139,7 @@ class Batches:
         self.position = self.loader.state()
         if step <= self.config.trainer.steps:
             self.workers.sync()
-            self.pending = self.workers.engines.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
+            self.pending = self.workers.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
 
     def metrics(self) -> dict[str, float]:
         return self.values

@@ -12,18 +12,19 @@ from typing import Any
 import ray
 import torch
 
-from trainer import actors, placement
+from trainer import actors, placement, teacher
 from trainer.configs.ppo import PpoConfig
 from trainer.data.packing import Flat, Sequence, flatten, select, split
 from trainer.episodes import Episode
 from trainer.models import PolicyModel, ValueModel
 from trainer.objectives.aggregation import denominators, part
+from trainer.objectives.distillation import taught
 from trainer.objectives.policy import policy
 from trainer.objectives.value import value
 from trainer.workers import Role, Tokens, Worker, packing
 
 # Sums over tokens that a rank returns, shown as means over the global batch.
-PER_TOKEN = ("kl", "kl_old", "logprob_diff", "dropped", "clipped", "ratio", "entropy")
+PER_TOKEN = ("kl", "kl_old", "divergence", "logprob_diff", "dropped", "clipped", "ratio", "entropy")
 # Sums over what is compared: pairs of answers, or answers with a label.
 PER_UNIT = ("accuracy", "margin", "score_chosen", "score_rejected")
 BIN = "bin/"  # before the number of a bin of confidence: sums of (right - confidence)
@@ -56,8 +57,11 @@ class Rollout:
 def roles_of(config: PpoConfig) -> list[Role]:
     """Who trains and who is asked in a run of reinforcement learning."""
     algorithm, place, updates = config.algorithm, config.placement, config.updates()
-    head = partial(PolicyModel, temperature=config.rollout.temperature, learn_entropy=algorithm.entropy_coef > 0)
-    roles = [Role("policy", head, place.gpus_per_rank, config.optim, partial(policy, algorithm), updates)]
+    said: dict[str, Any] = {"temperature": config.rollout.temperature, "learn_entropy": algorithm.entropy_coef > 0}
+    head, objective = partial(PolicyModel, **said), partial(policy, algorithm)
+    if model := teacher.model_of(config):
+        head, objective = partial(teacher.Student, **said, beta=config.teacher.beta), partial(taught, algorithm, config.teacher)
+    roles = [Role("policy", head, place.gpus_per_rank, config.optim, objective, updates, teacher=model)]
     if algorithm.name == "ppo":
         roles.append(Role("critic", ValueModel, place.gpus_per_rank, config.critic, partial(value, algorithm.value_clip), updates))
     if algorithm.kl.coef > 0:
@@ -105,8 +109,8 @@ class RoleGroup:
     def score(self, rollout: Rollout) -> torch.Tensor:
         """Log-probabilities or values of all response tokens, flat [N]."""
         shares, count = self._split(rollout, list(range(len(rollout.sequences))))
-        refs = [rank.score.remote([rollout.sequences[i] for i in mine], count) for rank, mine in zip(self.ranks, shares, strict=True)]
-        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.score (trainer.timeout)")
+        refs = [rank.score.remote([rollout.sequences[i] for i in mine], count) for rank, mine in self._dealt(shares)]
+        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.score (trainer.timeout)")[:: self.shared]
         out_N = torch.empty_like(rollout.flat.mask_N)
         for mine, values in zip(shares, parts, strict=True):
             out_N[select(rollout.flat.lengths_E, mine)] = values
@@ -123,23 +127,32 @@ class RoleGroup:
 
     def _optimizer_step(self, rollout: Rollout, tokens_N: Tokens, chosen: list[int], numbers: dict[str, float]) -> dict[str, float]:
         flat = rollout.flat
-        counts = denominators(flat.mask_N, flat.episode_N, len(rollout.sequences), self.config.rollout.max_new_tokens)
+        counts = denominators(flat.mask_N, flat.episode_N, len(rollout.sequences), self.config.max_response_tokens())
         if len(chosen) < len(rollout.sequences):
             lengths_E = counts.lengths_E[chosen]
             counts = replace(counts, tokens=float(lengths_E.sum()), sequences=float((lengths_E > 0).sum()))
         shares, count = self._split(rollout, chosen)
         refs = []
-        for rank, mine in zip(self.ranks, shares, strict=True):
+        for rank, mine in self._dealt(shares):
             where = select(flat.lengths_E, mine) if mine != list(range(len(rollout.sequences))) else slice(None)
             mine_N = {name: values[where] for name, values in tokens_N.items()}
             refs.append(rank.update.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, numbers))
-        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.update (trainer.timeout)")
+        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.update (trainer.timeout)")[:: self.shared]
         return combine(parts, counts.tokens)
 
+    @property
+    def shared(self) -> int:
+        """So many consecutive ranks have the same sequences, and return the same."""
+        return self.config.trainer.sequence_parallel
+
+    def _dealt(self, shares: list[list[int]]) -> list[tuple[Any, list[int]]]:
+        """Each rank and its sequences."""
+        return [(rank, shares[i // self.shared]) for i, rank in enumerate(self.ranks)]
+
     def _split(self, rollout: Rollout, chosen: list[int]) -> tuple[list[list[int]], int]:
-        """Each rank's sequences of those chosen, and the number of micro-batches that every rank must run."""
+        """The sequences, of those chosen, of each group of ranks that share them, and the micro-batches that every rank must run."""
         lengths = [rollout.sequences[i].length for i in chosen]
-        shares, count = split(lengths, len(self.ranks), **packing(self.config), together=self.role.together)
+        shares, count = split(lengths, len(self.ranks) // self.shared, **packing(self.config), together=self.role.together)
         return [[chosen[i] for i in share] for share in shares], count
 
     def save(self, folder: Path) -> None:

@@ -24,6 +24,7 @@ import yaml
 from trainer import metrics, yaml_io
 from trainer.changes import HARMLESS, ROUNDING, Change, differences, flatten, refusal
 from trainer.config_help import show
+from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config, ModelConfig, values_read
 from trainer.errors import ConfigError
 
@@ -60,10 +61,12 @@ def derived_name(config: Config, stem: str) -> str:
 def resolved_paths(config: C) -> C:
     """run:NAME replaced by the folder of that run's exported model, ~ by the home folder."""
     model = {key: _resolved(value) for key in ("path", "tokenizer") if (value := getattr(config.model, key)) is not None}
-    sections = {
+    sections: dict[str, Any] = {
         "model": config.model.model_copy(update=model),
         "data": config.data.model_copy(update={"path": os.path.expanduser(config.data.path)}),  # noqa: PTH111
     }
+    if isinstance(config, PpoConfig) and config.teacher.path:
+        sections["teacher"] = config.teacher.model_copy(update={"path": _resolved(config.teacher.path)})
     return config.model_copy(update=sections)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.configs.ppo import PpoLogConfig
+from trainer.configs.ppo_sections import PpoLogConfig
 from trainer.episodes import Episode
 from trainer.metrics import keep_until, rows_of
 

@@ -18,6 +18,7 @@ from trainer.errors import ConfigError
 from trainer.rewards.verifiable import overlong
 from trainer.roles import Rollout
 
+ONE_EACH = ("grpo", "dr_grpo", "rloo", "remax")  # have one advantage for an episode
 OVERLONG = "overlong"  # the term of reward.overlong
 
 
@@ -36,14 +37,22 @@ def punish_overlong(episodes: list[Episode], config: OverlongConfig, max_new_tok
 def advantages(
     algorithm: AlgorithmConfig, rollout: Rollout, values_N: torch.Tensor | None, kl_N: torch.Tensor | None, kl_coef: float
 ) -> Estimate:
-    """Advantages and returns [N] of the episodes that are learnt from, compared with one another alone; 0 for the others."""
-    flat, chosen = rollout.flat, [rollout.episodes[i] for i in rollout.kept]
-    where = slice(None) if len(chosen) == len(rollout.episodes) else select(flat.lengths_E, rollout.kept)
+    """Advantages and returns [N] of the episodes that are learnt from, compared with one another alone; 0 for the others.
+
+    Of an episode in several sequences the first one is compared, and the others get its advantage; with PPO and REINFORCE++, which have
+    one for each token, all sequences are.
+    """
+    flat, kept = rollout.flat, rollout.kept
+    parts = algorithm.name in ONE_EACH and any(rollout.episodes[i].part for i in kept)
+    if parts:
+        kept = [i for i in kept if not rollout.episodes[i].part]
+    chosen = [rollout.episodes[i] for i in kept]
+    where = slice(None) if len(chosen) == len(rollout.episodes) else select(flat.lengths_E, kept)
     advantages_n, returns_n = estimate(
         algorithm,
         torch.tensor([e.reward for e in chosen]),
         torch.tensor([e.group for e in chosen]),
-        flat.lengths_E[rollout.kept],
+        flat.lengths_E[kept],
         flat.mask_N[where],
         None if values_N is None else values_N[where],
         None if kl_N is None else kl_N[where],
@@ -56,12 +65,27 @@ def advantages(
     def spread(x_n: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(flat.mask_N).index_copy_(0, where, x_n)
 
+    if parts:
+        return _as_the_first(spread(advantages_n), rollout), None
     return spread(advantages_n), None if returns_n is None else spread(returns_n)
+
+
+def _as_the_first(advantages_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+    """With the advantage of an episode's first sequence on what the policy wrote in those that follow it."""
+    mask_E = rollout.flat.mask_N.split(rollout.flat.lengths_E.tolist())
+    found: list[torch.Tensor] = []
+    first = advantages_N.new_zeros(())
+    for episode, mask, own in zip(rollout.episodes, mask_E, advantages_N.split(rollout.flat.lengths_E.tolist()), strict=True):
+        if episode.part == 0:
+            first = own[mask.bool()][:1].sum()  # the same on all of its tokens
+        found.append(own if episode.part == 0 else first * mask)
+    return torch.cat(found)
 
 
 def evaluation(episodes: list[Episode], config: PpoConfig) -> dict[str, float]:
     """Mean reward, and pass@k where prompts have several answers. Answers without a reward pass not; dropped, they are not in the mean."""
     schedule = config.trainer
+    episodes = [e for e in episodes if e.part == 0]
     counted = [e.reward for e in episodes if not (e.failed and config.reward.on_error == "drop")]
     mean = {"eval_reward": sum(counted) / len(counted)} if counted else {}
     if schedule.eval_samples == 1:
@@ -98,7 +122,7 @@ def left_out(config: PpoConfig, episodes: list[Episode]) -> set[int]:
         return set()
     algorithm = config.algorithm
     compared = algorithm.name in ("grpo", "dr_grpo", "rloo") or (algorithm.name == "reinforce_plus_plus" and algorithm.baseline)
-    sizes = Counter(e.group for e in episodes if not e.failed)
+    sizes = Counter(e.group for e in episodes if not e.failed and e.part == 0)
     least = 2 if compared and algorithm.group_size > 1 else 1
     left = {i for i, e in enumerate(episodes) if e.failed or sizes[e.group] < least}
     if len(left) == len(episodes):
@@ -106,11 +130,12 @@ def left_out(config: PpoConfig, episodes: list[Episode]) -> set[int]:
     return left
 
 
-def describe(rollout: Rollout, config: RewardConfig) -> dict[str, float]:
+def describe(rollout: Rollout, config: RewardConfig, *, with_environment: bool = False) -> dict[str, float]:
     """What the episodes that are learnt from were like, and how many rewards failed."""
     kept = [rollout.episodes[i] for i in rollout.kept]
     rewards_E = torch.tensor([e.reward for e in kept])
     scored = [e.terms for e in kept if e.terms]
+    played = _of_environment(kept) if with_environment else {}
     names = [*config.term_weights(), *([OVERLONG] if config.overlong.buffer else [])]
     terms = {f"reward/{name}": sum(terms[name] for terms in scored) / len(scored) for name in names if scored}
     of_source: dict[str, list[float]] = {}
@@ -126,4 +151,16 @@ def describe(rollout: Rollout, config: RewardConfig) -> dict[str, float]:
         **failed,
         "response_tokens": float(rollout.flat.mask_N.sum()) / len(kept),
         "truncated": sum(not e.finished for e in kept) / len(kept),
+        **played,
+    }
+
+
+def _of_environment(episodes: list[Episode]) -> dict[str, float]:
+    """Of an episode: turns of the policy, whether a limit ended it, what its environment counted."""
+    first = [episode for episode in episodes if episode.part == 0]
+    names = sorted({name for episode in first for name in episode.metrics})
+    return {
+        "turns": sum(turn.sampled for episode in episodes for turn in episode.turns) / len(first),
+        "limited": sum(episode.limited for episode in first) / len(first),
+        **{f"environment/{name}": fmean(episode.metrics.get(name, 0.0) for episode in first) for name in names},
     }

@@ -108,11 +108,16 @@ def flops_forward(shape: Shape, length: float) -> float:
 
 
 def training(config: Config, shape: Shape, cluster: Cluster, tokens: float, length: float, ranks: int) -> float:
-    """Backward is twice forward; checkpointing computes forward once more (https://arxiv.org/abs/2205.05198, section 5)."""
+    """Backward is twice forward; checkpointing computes forward once more (https://arxiv.org/abs/2205.05198, section 5).
+
+    A teacher reads each micro-batch before it is learned from.
+    """
     passes = 4 if config.model.gradient_checkpointing else 3
     epochs = config.algorithm.epochs if isinstance(config, PpoConfig) else 1
-    work = passes * flops_forward(shape, length) * tokens * epochs * memory.learners(config)
-    return work / (ranks * cluster.gpu.flops * TRAINING)
+    work = passes * flops_forward(shape, length) * memory.learners(config)
+    if shape.teacher:
+        work += flops_forward(shape.teacher, length)
+    return work * tokens * epochs / (ranks * cluster.gpu.flops * TRAINING)
 
 
 def communication(config: Config, shape: Shape, cluster: Cluster, tokens: float, ranks: int) -> float:
@@ -121,10 +126,13 @@ def communication(config: Config, shape: Shape, cluster: Cluster, tokens: float,
         return 0.0
     stage, share = memory.stage_of(config), (ranks - 1) / ranks
     passes = config.algorithm.epochs * config.algorithm.minibatches if isinstance(config, PpoConfig) else 1
-    micro = passes * math.ceil(tokens / passes / ranks / config.trainer.micro_batch_tokens)
+    shared = config.trainer.sequence_parallel
+    micro = passes * math.ceil(tokens / passes / (ranks // shared) / config.trainer.micro_batch_tokens)
     gradients = share * 4 * shape.parameters * (2 * passes if stage < 2 else micro)
     weights = share * memory.size_of(config) * shape.parameters * (2 * micro if stage == 3 else passes if stage else 0)
-    return memory.learners(config) * (gradients + weights) / cluster.bus(ranks)
+    # Queries, keys, values and the output of every layer, exchanged among the ranks that share a sequence, forward and backward.
+    exchanged = 2 * shape.layers * (2 * shape.queries + shape.key_values) * memory.size_of(config) * tokens / ranks * (shared - 1) / shared
+    return memory.learners(config) * ((gradients + weights) / cluster.bus(ranks) + exchanged / cluster.bus(shared))
 
 
 def scoring(config: PpoConfig, shape: Shape, cluster: Cluster, tokens: float, length: float, ranks: int) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,8 @@ from trainer.configs.sections import values_read
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
     names = (preflight.allowed, preflight.options)
-    checks = (*names, preflight.model, preflight.split, preflight.data, preflight.evals, preflight.reward, preflight.sinks)
+    models = (preflight.model, preflight.teacher, preflight.split, preflight.shared)
+    checks = (*names, *models, preflight.data, preflight.evals, preflight.reward, preflight.environment, preflight.sinks)
     before_start = (preflight.cluster,)
     return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
 
@@ -51,7 +52,6 @@ from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
 from trainer.producer import Batches, Producer
 from trainer.reshard import reshard
-from trainer.rewards import needs_answer
 from trainer.rewards.scorer import Scorer
 from trainer.roles import Rollout
 from trainer.rollout.continuous import Continuous
@@ -72,7 +72,7 @@ class Run:
     workers: WorkerGroups
     producer: Producer
     sets: dict[str, list[Prompt]]  # evaluated on; "" is what data holds out
-    rewards: Scorer
+    rewards: Scorer | None  # None: an environment says what episodes are worth
     controller: KlController
     checkpoints: Background
     samples: Samples
@@ -109,7 +109,7 @@ class Run:
         samples = self.config.trainer.eval_samples
         by_set: dict[str, list[Episode]] = {}
         for name, prompts in self.sets.items():
-            episodes = self.workers.episodes(self.workers.engines.start(prompts, samples, self.config.run.seed, greedy=samples == 1))
+            episodes = self.workers.episodes(self.workers.start(prompts, samples, self.config.run.seed, greedy=samples == 1))
             require_sampled(episodes, self.workers.learned)
             try:
                 score(self.rewards, self.folder, episodes, step, stopping)
@@ -142,7 +142,9 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         except Stopped as late:
             return stopped(run, late, step - 1)
         rollout = Rollout.of(episodes, left_out(run.config, episodes))
-        values = describe(rollout, run.config.reward) | learn(run.config, run.workers, rollout, run.controller, step, clock)
+        values = describe(rollout, run.config.reward, with_environment=bool(run.config.environment.function)) | learn(
+            run.config, run.workers, rollout, run.controller, step, clock
+        )
         run.workers.learned = step
         run.producer.begin(step + 1, clock)
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
@@ -169,14 +171,16 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     return 0
 
 
-def score(rewards: Scorer, folder: Path, episodes: list[Episode], step: int, stopping: Stopping, *, whole: bool = True) -> None:
+def score(rewards: Scorer | None, folder: Path, episodes: list[Episode], step: int, stopping: Stopping, *, whole: bool = True) -> None:
     """Their rewards. Raises as `Scorer.score` does."""
+    if rewards is None:  # an environment has said what they are worth
+        return
     rewards.score(episodes, step, stopping, whole=whole)
     if rewards.lost:
         faults.note(folder, step, rewards.lost)
 
 
-def score_to_learn(config: PpoConfig, rewards: Scorer, folder: Path, episodes: list[Episode], step: int, stopping: Stopping) -> None:
+def score_to_learn(config: PpoConfig, rewards: Scorer | None, folder: Path, episodes: list[Episode], step: int, stopping: Stopping) -> None:
     """`score`, and what is taken off rewards that are learned from."""
     together = config.rollout.mode != "async" and config.rollout.no_signal == "keep"  # they are all that the step has
     score(rewards, folder, episodes, step, stopping, whole=together)
@@ -206,7 +210,7 @@ def train(config: PpoConfig, folder: Path) -> int:
 def _train(config: PpoConfig, folder: Path) -> int:
     """Read the data, start all processes, run the loop, export the model."""
     schedule = config.trainer
-    answers = needs_answer(*(spec for spec, _ in config.reward.functions().values()))
+    answers = preflight.needs_answer(config)
     tokenizer = load_tokenizer(config.model)
     data = load_prompts(config.data, tokenizer, answers=answers)
     prompts, held_out = hold_out(config.data, data.prompts, schedule.eval_prompts)
@@ -222,7 +226,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
     kind = Continuous if config.rollout.mode == "async" else Batches
     with (
         start(config, folder) as workers,
-        Scorer(config.reward) as rewards,  # may have processes on the cluster
+        nullcontext() if config.environment.function else Scorer(config.reward) as rewards,  # may have processes on the cluster
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         closing(kind(config, workers, loader, partial(score_to_learn, config, rewards, folder))) as producer,

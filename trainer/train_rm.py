@@ -18,7 +18,7 @@ from trainer.configs.preferences import RmConfig
 
 def read(argv: list[str]) -> RmConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (preflight.allowed, preflight.model, preflight.data, preflight.sinks), (preflight.gpu,)
+    checks, before_start = (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks), (preflight.gpu,)
     return parse(argv, prog="python -m trainer.train_rm", model=RmConfig, checks=checks, before_start=before_start)
 
 

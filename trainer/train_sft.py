@@ -16,7 +16,7 @@ from trainer.configs.sft import SftConfig
 
 def read(argv: list[str]) -> SftConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (preflight.allowed, preflight.model, preflight.data, preflight.sinks), (preflight.gpu,)
+    checks, before_start = (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks), (preflight.gpu,)
     return parse(argv, prog="python -m trainer.train_sft", model=SftConfig, checks=checks, before_start=before_start)
 
 

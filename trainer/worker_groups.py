@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
-from trainer import actors, faults, heartbeat, memory, models, placement, weights
+from trainer import actors, faults, heartbeat, memory, models, placement, teacher, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import LoraConfig
-from trainer.episodes import Episode
+from trainer.environments.pool import Environments, Rounds
+from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.published import Published
 from trainer.roles import RoleGroup, roles_of
@@ -41,6 +42,8 @@ class WorkerGroups:
     plan: weights.Plan
     folder: Path  # of the run
     turns: Turns
+    environments: Environments | None = None
+    model_path: str = ""
     restarts: int = 0  # of rollout engines, in this run
     published: Published | None = None  # with rollout.elastic: the newest weights, for engines outside the sync group
     learned: int = 0  # steps that the policy has learned: the version of its weights
@@ -76,7 +79,13 @@ class WorkerGroups:
         if version is not None:
             self.published = sent[0]
 
-    def episodes(self, pending: Pending) -> list[Episode]:
+    def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending | Rounds:
+        """Begin sampling `samples` episodes of each prompt."""
+        if self.environments:
+            return self.environments.start(self.engines, prompts, samples, seed, greedy)
+        return self.engines.start(prompts, samples, seed, greedy)
+
+    def episodes(self, pending: Pending | Rounds) -> list[Episode]:
         """Wait for them; what a rollout engine that died still owed is sampled again. Raises RunError at rollout.timeout."""
         while True:
             try:
@@ -174,10 +183,11 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     """
     if config.model.lora.rank:
         models.without_weights(config.model)  # raises what is wrong with the adapters before anything starts
+    teacher.require(config)
     ours = not ray.is_initialized()
     if ours:
         actors.connect()
-    group = None
+    group = groups = None
     gc.collect()  # a traceback of an earlier run in this process may have handles, for which Ray takes the names of its actors for taken
     before = set(ray.util.list_named_actors())
     try:
@@ -188,8 +198,11 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
         model_path = initial_model(config, folder)
         if config.placement.gpus_per_rank:
             print(_memory(config, model_path, group), flush=True)
-        yield _start(config, folder, model_path, wanted, members, group)
+        groups = _start(config, folder, model_path, wanted, members, group)
+        yield groups
     finally:
+        if groups and groups.environments:
+            groups.environments.close()
         if ours:
             ray.shutdown()
         elif group is not None:
@@ -213,7 +226,10 @@ def _memory(config: PpoConfig, model_path: str, group: Any) -> str:
     asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=actors.in_bundle(group, 0))
     total = actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
     lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
-    return memory.check(config, memory.Shape.of(lm), total)
+    shape = memory.Shape.of(lm)
+    if model := teacher.model_of(config):
+        shape = replace(shape, teacher=memory.Shape.of(models.without_weights(model)))
+    return memory.check(config, shape, total)
 
 
 def _gpu_bytes(gpus: float) -> int:
@@ -238,6 +254,7 @@ def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
 
 
 def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.Placement, members: list[Role], group: Any) -> WorkerGroups:
+    played = Environments(config, model_path) if config.environment.function else None
     # Rollout engines first: they take longest to start.
     engines = RolloutEngines(config, model_path, group, wanted)
     if config.placement.colocate:  # one after the other: vLLM measures what is free of a device
@@ -254,7 +271,9 @@ def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.P
     sharing = Sharing([role for role in roles.values() if role.role.bundle is None])
     turns = Turns(engines, sharing, shared=config.placement.colocate)
     fingerprint = policy.call("fingerprint")[0]
-    return WorkerGroups(policy, roles.get("critic"), roles.get("reference"), engines, config, fingerprint, plan, folder, turns)
+    return WorkerGroups(
+        policy, roles.get("critic"), roles.get("reference"), engines, config, fingerprint, plan, folder, turns, played, model_path
+    )
 
 
 def initial_model(config: PpoConfig, folder: Path) -> str:

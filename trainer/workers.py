@@ -23,13 +23,15 @@ import torch
 from torch import nn
 
 from trainer import actors, heartbeat, lora, models, placement, weights
-from trainer.configs.sections import Config, LoraConfig, OptimConfig
+from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, record_apart, sharded
 from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError
 from trainer.objectives import Objective
 from trainer.published import Published, Publisher
+from trainer.sequence_parallel import SequenceParallel
+from trainer.teacher import Teacher
 
 EXPORT_BYTES = 256 << 20  # of weights that rank 0 collects at a time
 Tokens = dict[str, torch.Tensor]  # per-token inputs of a loss, flat, in the order of the sequences they come with
@@ -48,6 +50,7 @@ class Role:
     together: int = 1  # so many consecutive sequences are compared with each other, and never parted
     classifier: bool = False  # the model has one output for a sequence, in place of one for each token of the vocabulary
     bundle: placement.Bundle | None = None  # of resources for each rank; None: it shares the bundles of the ranks
+    teacher: ModelConfig | None = None  # that the objective compares the model with
     gpus_setting: str = "placement.gpus_per_rank"  # named where a GPU is missing
 
 
@@ -106,8 +109,13 @@ class Worker:
             lm = models.load_lm(source, config.run.seed, self.device, train=role.objective is not None, classifier=role.classifier)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
-        self.engine = Engine(role.head(lm), role.optim, config.trainer, role.updates, self.device, config.divergence)
+        model, shared = role.head(lm), None
+        if config.trainer.sequence_parallel > 1:
+            shared = SequenceParallel(config.trainer.sequence_parallel, self.rank, self.world)
+            shared.attach(model, lm)
+        self.engine = Engine(model, role.optim, config.trainer, role.updates, self.device, config.divergence)
         self.lm, self.source = lm, source
+        self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
 
     # Reading and learning from a batch
 
@@ -145,6 +153,8 @@ class Worker:
         attach(batches, tokens_N, counts, numbers)
         sums: Counter[str] = Counter()
         for i, batch in enumerate(map(self._to_device, batches)):
+            if self.teacher:
+                self.teacher.read(batch)
             loss, stats = self.role.objective(batch, self.engine(batch))
             if torch.is_grad_enabled():
                 self.engine.backward(loss, last=i == len(batches) - 1)
@@ -194,10 +204,15 @@ class Worker:
     # Turns on a device that others share
 
     def offload(self) -> None:
-        self.engine.offload()
+        for engine in self._engines():
+            engine.offload()
 
     def reload(self) -> None:
-        self.engine.reload()
+        for engine in self._engines():
+            engine.reload()
+
+    def _engines(self) -> list[Engine]:
+        return [self.engine, self.teacher.engine] if self.teacher else [self.engine]
 
     # Checkpoints
 

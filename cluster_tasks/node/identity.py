@@ -101,9 +101,9 @@ class Front:
         writer.close()
 
     def closed(self) -> str | None:
-        """What jobs wait for."""
+        """What jobs wait for; None where they may come. The file's text is empty for an instant whenever it is written anew."""
         with contextlib.suppress(OSError):
-            return self.gate.read_text() if self.gate else None
+            return (self.gate.read_text() or "services are not ready") if self.gate else None
         return None
 
     async def to_ray(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -144,7 +144,11 @@ def test_a_reward_model_is_not_placed_on_a_node_that_may_go(cluster, monkeypatch
     ("rollout", "why"),
     [
         ({"slow": 4}, r"elastic-\d+ leaves: it did not answer for \d+ s \(rollout.slow\)"),
-        ({"slow": None, "silence": 10}, r"elastic-\d+ leaves: it gave no sign of life for \d+ s \(rollout.silence\)"),
+        pytest.param(
+            {"slow": None, "silence": 10},
+            r"elastic-\d+ leaves: it gave no sign of life for \d+ s \(rollout.silence\)",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_an_engine_that_is_stopped_is_named_and_replaced_and_holds_nothing(tiny_model, tmp_path, cluster, capfd, monkeypatch, rollout, why):

@@ -70,7 +70,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ("rm", ["trainer.zero_stage=0"]),
         ("rm", ["trainer.zero_stage=3"]),
-        ("dpo", ["trainer.zero_stage=2"]),
+        ("dpo", ["trainer.sequence_parallel=2"]),
         ("dpo", ["trainer.zero_stage=3"]),
     ],
 )

@@ -44,6 +44,7 @@ def settings(model: Path, ranks: int, steps: int) -> PpoConfig:
     )
 
 
+@pytest.mark.slow
 def test_from_four_ranks_to_two_to_three_and_back_the_curve_is_that_of_four(cluster, tiny_model, tmp_path, capfd):
     """Policy and critic, with their optimizers: both are sharded."""
     assert train_ppo.train(settings(tiny_model, 4, 8), tmp_path / "whole") == 0
@@ -59,7 +60,13 @@ def test_from_four_ranks_to_two_to_three_and_back_the_curve_is_that_of_four(clus
 
 @pytest.mark.parametrize(
     ("dtype", "stage", "rank"),
-    [("float32", 3, None), ("bfloat16", 1, None), ("float32", 0, None), ("float32", 3, 4), ("bfloat16", 1, 4)],
+    [
+        ("float32", 3, None),
+        pytest.param("bfloat16", 1, None, marks=pytest.mark.slow),
+        pytest.param("float32", 0, None, marks=pytest.mark.slow),
+        pytest.param("float32", 3, 4, marks=pytest.mark.slow),
+        ("bfloat16", 1, 4),
+    ],
 )
 def test_fine_tuning_goes_on_with_one_rank_where_two_were(tmp_path, dtype, stage, rank):
     def sft(ranks: int, steps: int, name: str) -> None:

@@ -160,6 +160,7 @@ run: {name: night}
 """
 
 
+@pytest.mark.slow
 def test_a_night_of_lost_rewards_divergence_a_hang_and_a_dead_driver_ends_with_a_model_and_its_story(project, cluster, tmp_path):
     mine = project / "mine"
     mine.mkdir(exist_ok=True)

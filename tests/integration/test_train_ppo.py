@@ -6,17 +6,15 @@ import json
 import os
 import shutil
 import signal
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
 from configs import settings
-from ray_actors import stop_process, until_gone
+from ray_actors import stop_process, until_gone, when
 
 from trainer import export, faults, runs, train_ppo, weights, worker_groups
 from trainer.actors import RunError
@@ -33,22 +31,6 @@ def cluster():
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
-
-
-def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:
-    """Do `act` in the background as soon as something has happened."""
-
-    def watch() -> None:
-        deadline = time.monotonic() + seconds
-        while not happened():
-            if time.monotonic() > deadline:
-                return
-            time.sleep(0.005)
-        act()
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def same_bits(plain: Path, turns: Path) -> None:
     ("zero_stage", "deaths"),
     [
         (0, {2: "wake weights", 3: "sleep", 4: "wake kv_cache"}),  # asleep, awake with ranks that need it away, with weights received
-        (2, {}),
+        pytest.param(2, {}, marks=pytest.mark.slow),
         (3, {}),
     ],
 )

@@ -70,6 +70,29 @@ def test_answers_are_grouped_by_prompt_end_as_they_say_and_have_the_models_log_p
     assert difference(lm, episodes) < 1e-4
 
 
+def test_a_text_ends_an_answer_that_is_otherwise_the_same(engine):
+    texts = tuple(engine.decode([[7], [5, 6]]))
+
+    def turns(stop: tuple[str, ...]) -> list[Turn]:
+        requests = [engine.generate(PROMPTS[1].token_ids, Sampling(12, 0.8, samples=50, stop=stop, seed=40))]
+
+        async def ask() -> list[list[Turn]]:
+            return await asyncio.gather(*requests)
+
+        [found] = asyncio.run(ask())
+        return found
+
+    ended = 0
+    for whole, turn in zip(turns(()), turns(texts), strict=True):
+        ids, n = turn.token_ids, len(turn.token_ids)
+        assert ids == whole.token_ids[:n] and turn.logprobs == pytest.approx(whole.logprobs[:n], abs=1e-4)
+        by_text = ids[-1] == 7 or ids[-2:] == [5, 6]
+        ended += by_text
+        assert by_text or n == len(whole.token_ids)
+        assert turn.finish == ("stop" if by_text else whole.finish)
+    assert 5 < ended < 50
+
+
 def test_a_seed_gives_the_same_answers_and_another_seed_others(engine):
     first = drawn(engine, 5)
     assert drawn(engine, 5) == first

@@ -206,7 +206,7 @@ def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are():
     for line in lines:
         verb, *words = shlex.split(line.partition(" -- ")[0])[1:]
         assert verb in (*main.VERBS, "--help"), line
-        known = [verb, *words[:1]] if verb in ("debug", "recipe") else [verb]  # verbs with kinds, each with flags of its own
+        known = [verb, *words[:1]] if verb in ("debug", "index", "recipe") else [verb]  # verbs with kinds, each with flags of its own
         if (name := " ".join(known)) not in helps:
             helps[name] = flotilla(*known, "--help").stdout
         assert all(word in helps[name] for word in words if word.startswith("--")), line

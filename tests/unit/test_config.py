@@ -143,7 +143,7 @@ def test_every_recipe_is_a_valid_config(file, runs):
         assert path.removeprefix("run:") in {recipe.stem for recipe in RECIPES}
         (runs / path.removeprefix("run:") / "model").mkdir(parents=True)
         (runs / path.removeprefix("run:") / "model" / "config.json").write_text("{}")
-    model = ENTRY_POINTS.get(file.stem.rpartition("-")[2], PpoConfig)
+    model = next((kind for name, kind in ENTRY_POINTS.items() if name in file.stem.split("-")), PpoConfig)
     config = parse(["--config", str(file)], prog=PROG, model=model)
     assert parse(["--config", recipe(runs.parent, to_yaml(config))], prog=PROG, model=model) == config
 

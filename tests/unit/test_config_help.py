@@ -85,6 +85,6 @@ def test_help_of_what_is_left_out_says_why_and_mistakes_beside_it_are_reported()
         "--help critic: not read with algorithm.name=rloo; only ppo trains a value model (command line)"
     ]
     assert sorted(errors("--help", "algorithm.name=grop", "trainer.stpes=1")) == [
-        "algorithm.name=grop: must be grpo, dr_grpo, rloo, reinforce_plus_plus, remax or ppo (command line)",
+        "algorithm.name=grop: must be grpo, dr_grpo, rloo, reinforce_plus_plus, remax, ppo or distillation (command line)",
         "trainer.stpes: no such setting; did you mean trainer.steps? (command line)",
     ]

@@ -14,6 +14,7 @@ from trainer.configs.sft import SftConfig
 pytestmark = pytest.mark.usefixtures("runs")
 
 
+TAUGHT = ["algorithm.name=distillation", "teacher.path=gpt2"]
 CONFLICTS = {
     "algorithm.group_size, algorithm.name": ["algorithm.group_size=1"],
     "critic.lr, algorithm.name": ["critic.lr=1"],
@@ -47,6 +48,18 @@ CONFLICTS = {
     "rollout.extra_rounds, rollout.no_signal": ["rollout.extra_rounds=2"],
     "rollout.extra_rounds, rollout.mode": ["rollout.mode=async", "rollout.no_signal=replace", "rollout.extra_rounds=2"],
     "algorithm.name, rollout.mode": ["algorithm.name=remax", "rollout.mode=async"],
+    "model.attention, trainer.sequence_parallel": ["model.attention=eager", "trainer.sequence_parallel=2", "placement.ranks=2"],
+    "trainer.sequence_parallel, placement.ranks": ["trainer.sequence_parallel=2", "placement.ranks=3"],
+    "algorithm.name, teacher.path": ["algorithm.name=distillation"],
+    "teacher.beta, teacher.path": ["teacher.beta=0.5"],
+    "teacher.coef, teacher.path": ["teacher.coef=2"],
+    "algorithm.loss, algorithm.name": [*TAUGHT, "algorithm.loss=gspo"],
+    "algorithm.entropy_coef, algorithm.name": [*TAUGHT, "algorithm.entropy_coef=0.1"],
+    "algorithm.importance_cap, algorithm.name": [*TAUGHT, "algorithm.importance_cap=3"],
+    "algorithm.name, algorithm.kl.coef": [*TAUGHT, "algorithm.kl.coef=0.1"],
+    "algorithm.name, rollout.no_signal": [*TAUGHT, "rollout.no_signal=replace"],
+    "algorithm.name, reward.overlong.buffer": [*TAUGHT, "reward.overlong.buffer=10"],
+    "teacher.path, placement.colocate, trainer.zero_stage": ["teacher.path=gpt2", "placement.colocate=true", "trainer.zero_stage=3"],
     "algorithm.baseline, algorithm.name": ["algorithm.name=remax", "algorithm.baseline=false"],
     "algorithm.clip_low, algorithm.loss": ["algorithm.loss=cispo", "algorithm.clip_low=0.1"],
     "algorithm.clip_high, algorithm.loss": ["algorithm.loss=sapo", "algorithm.clip_high=0.3"],

@@ -194,7 +194,7 @@ def test_every_setting_that_is_named_exists(page):
         *(key for model in TRAINERS.values() for key in config_help.settings(model)),
         *(f"{key}.{name}" for key, name in [("algorithm", "kl")]),
     }
-    free = tuple(f"{key}." for key in ("model.init", "data.args", "data.template", "reward.args", "rollout.options"))
+    free = tuple(f"{key}." for key in ("model.init", "data.args", "data.template", "environment.args", "reward.args", "rollout.options"))
     names = [span.partition("=")[0] for span in spans(own(page))]
     for name in names:
         if re.fullmatch(rf"(?:{'|'.join(SECTIONS)})(?:\.[a-z_]+)+", name) and not name.startswith(free):

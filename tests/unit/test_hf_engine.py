@@ -120,6 +120,23 @@ def test_a_request_with_a_seed_draws_alike_whoever_is_in_its_batch(tiny_model):
     assert [turn.token_ids for turn in later[:3]] == [turn.token_ids for turn in alone[1:]], "sample i draws from seed + i"
 
 
+def test_a_text_ends_an_answer_that_is_otherwise_the_same(tiny_model):
+    built = engine(tiny_model)
+    first, second = built.decode([[7], [5, 6]])
+    [free] = asked(built, (PROMPTS[1].token_ids, Sampling(12, samples=200, seed=40)))
+    [cut] = asked(built, (PROMPTS[1].token_ids, Sampling(12, samples=200, seed=40, stop=(first, second))))
+    ended = 0
+    for whole, turn in zip(free, cut, strict=True):
+        ids, n = turn.token_ids, len(turn.token_ids)
+        assert ids == whole.token_ids[:n] and turn.logprobs == pytest.approx(whole.logprobs[:n], abs=1e-5)
+        assert not any(7 in ids[:i] or ids[i - 2 : i] == [5, 6] for i in range(n))
+        by_text = ids[-1] == 7 or ids[-2:] == [5, 6]
+        ended += by_text
+        assert by_text or n == len(whole.token_ids)
+        assert turn.finish == ("stop" if by_text else whole.finish)
+    assert 20 < ended < 200
+
+
 def test_every_token_that_the_model_ends_turns_with_ends_a_turn(tiny_model, tmp_path):
     folder = tmp_path / "more-ends"
     shutil.copytree(tiny_model, folder)  # whose tokenizer ends turns with token 1

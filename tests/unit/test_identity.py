@@ -67,11 +67,12 @@ def recorder() -> Iterator[Recorder]:
 
 
 @contextmanager
-def front(ray: int, token: str | None, stack: str = "onprem") -> Iterator[str]:
+def front(ray: int, token: str | None, stack: str = "onprem", gate: Path | None = None) -> Iterator[str]:
     """The head's dashboard port, with `ray` behind it; its URL."""
     port = free_port()
     env = {"PATH": os.environ["PATH"]} | ({"RAY_AUTH_TOKEN": token} if token else {})
     command = [sys.executable, "-I", str(FRONT), "--listen", str(port), "--ray", str(ray), "--stack", stack]
+    command += ["--gate", str(gate)] if gate else []
     with subprocess.Popen(command, env=env) as process:
         try:
             deadline = time.monotonic() + 20
@@ -102,6 +103,19 @@ def test_the_right_cluster_gets_the_token_and_answers(recorder: Recorder) -> Non
     assert len(recorder.heard) == 2
     assert all(f"Authorization: Bearer {TOKEN}" in heard for heard in recorder.heard)
     assert not any(identity.PATH in heard for heard in recorder.heard)
+
+
+@pytest.mark.parametrize("text", ["waiting for service judge on 127.0.0.2", ""], ids=["written", "being written"])
+def test_nobody_comes_in_while_the_gate_is_there(recorder: Recorder, tmp_path: Path, text: str) -> None:
+    recorder.says["/api/version"] = {"ray_version": "1"}
+    gate = tmp_path / "gate"
+    gate.write_text(text)
+    with front(recorder.server_port, TOKEN, gate=gate) as url:
+        with pytest.raises(OSError, match=f"503.*{text}"):
+            asked(url)
+        assert recorder.heard == []
+        gate.unlink()
+        assert asked(url) == {"ray_version": "1"}
 
 
 @pytest.mark.parametrize(

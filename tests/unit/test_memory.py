@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,6 +69,12 @@ def test_adapters_alone_have_gradients_and_optimizer(shape, tmp_path):
     (_, training, *_), *_ = memory.plan(colocated(tmp_path), more, GPU)
     assert training["weights"] == 2 * more.parameters
     assert (training["gradients"], training["optimizer"]) == (4 * trained + 2 * memory.BUCKET, 12 * trained)
+
+
+def test_a_teacher_has_weights_and_reads_and_nothing_else(shape, tmp_path):
+    alone, taught = (memory.plan(colocated(tmp_path), each, GPU)[0][1] for each in (shape, replace(shape, teacher=shape)))
+    changed = {name for name in taught if taught[name] != alone[name]}
+    assert changed == {"teacher", "activations"} and taught["teacher"] == 2 * shape.parameters
 
 
 @pytest.mark.parametrize(

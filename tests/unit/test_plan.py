@@ -181,6 +181,8 @@ def test_a_supervised_run_takes_all_gpus_of_the_cluster(tmp_path, capsys):
     assert found["gpus_used"] == 32 and {*found["seconds"]} == {"training", "step"}
     assert plan.main([str(file), "--gpu", "a100", "--nodes", "1", "--ranks", "9"]) == 1
     assert "9 ranks of torchrun need 9 GPUs, the cluster has 8" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match=r"^trainer.sequence_parallel=4: 2 ranks do not divide into groups"):
+        plan.main([str(file), "trainer.sequence_parallel=4", "--gpu", "a100", "--ranks", "2"])
 
 
 @pytest.mark.parametrize(

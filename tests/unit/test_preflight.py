@@ -72,6 +72,22 @@ def test_a_model_that_cannot_be_cut_into_an_engines_parts_is_refused(tmp_path, s
     assert any(line.startswith(error) for line in found), found
 
 
+@pytest.mark.parametrize(
+    ("ranks", "pairs", "error"),
+    [
+        (5, 3, "trainer.sequence_parallel=5: the model's 12 attention heads do not divide by it; 1, 2, 3, 4, 6, 12 do"),
+        (2, 3, "trainer.sequence_parallel=2: the model's 3 key-value heads do not divide by it; 1, 3 do"),
+        (6, 3, ""),
+        (2, 6, ""),
+    ],
+)
+def test_heads_that_ranks_cannot_share_are_refused(tmp_path, ranks, pairs, error):
+    folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"num_key_value_heads": pairs}))
+    config = read(DATA, f"model.path={folder}", f"trainer.sequence_parallel={ranks}", f"placement.ranks={ranks}")
+    assert preflight.shared(config) == ([error] if error else [])
+
+
 @pytest.mark.parametrize("setting", ["tensor_parallel=6", "tensor_parallel=12", "pipeline_parallel=4"])
 def test_a_model_that_can_is_not(tmp_path, setting):
     folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")

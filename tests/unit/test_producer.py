@@ -25,7 +25,7 @@ class Play:
         self.config = settings(path, **{"trainer": {"prompts_per_step": 4}, "algorithm": {"group_size": 2}, **changes})
         self.worth, self.asked = worth, []
         self.loader = Loader(PROMPTS, 4, seed=0, shuffle=False)
-        workers: Any = SimpleNamespace(engines=self, sync=lambda: None, episodes=lambda pending: pending)
+        workers: Any = SimpleNamespace(start=self.start, sync=lambda: None, episodes=lambda pending: pending)
         self.producer = Batches(self.config, workers, self.loader, self.score)
 
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> list[Episode]:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from trainer import faults, report
-from trainer.configs.ppo import PpoLogConfig
+from trainer.configs.ppo_sections import PpoLogConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.samples import Samples, read

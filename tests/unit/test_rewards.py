@@ -146,7 +146,7 @@ def test_rewards_are_found_without_torch():
 
 
 def test_who_needs_an_answer_column():
-    without = ["format_regex", "overlong", "length", "reasoning_gym", "http", "judge", "reward_model"]
+    without = ["format_regex", "overlong", "length", "none", "reasoning_gym", "http", "judge", "reward_model"]
     assert [name for name in REWARDS if not needs_answer(name)] == without
     assert not needs_answer("my.module:reward")
 

@@ -95,7 +95,7 @@ def test_of_two_answers_the_first_counts_and_what_a_second_engine_owes_is_not_lo
     prompt = Prompt(0, [1], {})
     group = Group(1, prompt, version=3)
     producer.calls, producer.open, producer.twice, producer.again = play.calls, {1: group}, deque([group]), deque()
-    producer.sampled, producer.counts, producer.learned = [], Counter(), 5
+    producer.sampled, producer.counts, producer.learned, producer.playing = [], Counter(), 5, None
     assert producer._next() is group and group.version == 3, "its first engine may still answer, with tokens that old"
     play.calls.seats["rollout-2"].asked.add(1)
     producer._lose([1])

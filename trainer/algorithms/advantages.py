@@ -180,6 +180,11 @@ def _ppo(s: Signals) -> Estimate:
     return whiten(advantages_N, s.mask_N), returns_N
 
 
+def _none(s: Signals) -> Estimate:
+    """Distillation: the teacher says what is better, not the reward."""
+    return torch.zeros_like(s.mask_N), None
+
+
 ADVANTAGES: dict[str, Callable[[Signals], Estimate]] = {
     "grpo": _grpo,
     "dr_grpo": _dr_grpo,
@@ -187,6 +192,7 @@ ADVANTAGES: dict[str, Callable[[Signals], Estimate]] = {
     "reinforce_plus_plus": _reinforce_plus_plus,
     "remax": _remax,
     "ppo": _ppo,
+    "distillation": _none,
 }
 
 

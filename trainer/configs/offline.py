@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from trainer.configs.ppo import PpoLogConfig, RayPlacementConfig
+from trainer.configs.ppo_sections import PpoLogConfig, RayPlacementConfig
 from trainer.configs.sections import Config, Only, PlacementConfig, Rule, TrainerConfig
 
 

@@ -17,6 +17,8 @@ from trainer.configs.data import DataConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 WITH_KL = Only("algorithm.kl.coef", why="a coefficient of 0 leaves the reference model out")
+FROM_REWARDS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "ppo")
+WITH_REWARDS = Only("algorithm.name", FROM_REWARDS, "distillation learns from the teacher alone")
 WITH_CRITIC = Only("algorithm.name", ("ppo",), "only ppo trains a value model")
 WITH_CLIP = Only("algorithm.loss", ("clip", "gspo"), "the others do not clip the loss")
 WITH_SAPO = Only("algorithm.loss", ("sapo",), "it alone has temperatures")
@@ -99,11 +101,11 @@ class AlgorithmConfig(LossConfig):
         default="token",
         description="What the loss is averaged over, across the global batch; constant: sequences of rollout.max_new_tokens (Dr. GRPO).",
     )
-    name: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "ppo"] = Field(
-        default="grpo", description="How advantages are made; ppo trains a value model."
+    name: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "ppo", "distillation"] = Field(
+        default="grpo", description="How advantages are made; ppo trains a value model, distillation learns from a teacher alone."
     )
     group_size: int = Field(default=8, ge=1, description="Answers sampled per prompt.")
-    loss: Literal["clip", "gspo", "cispo", "sapo"] = Field(
+    loss: Annotated[Literal["clip", "gspo", "cispo", "sapo"], WITH_REWARDS] = Field(
         default="clip",
         description="PPO's clipped loss, or that with one ratio for an answer (GSPO), clipped weights (CISPO), or a soft gate (SAPO).",
     )
@@ -132,8 +134,8 @@ class AlgorithmConfig(LossConfig):
     value_clip: Annotated[float | None, WITH_CRITIC] = Field(
         default=0.2, gt=0, description="How far a value may move per batch; null sets no limit."
     )
-    entropy_coef: float = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
-    importance_cap: float | None = Field(
+    entropy_coef: Annotated[float, WITH_REWARDS] = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
+    importance_cap: Annotated[float | None, WITH_REWARDS] = Field(
         default=2.0, gt=0, description="Cap of the weight exp(old - rollout); null switches the correction off."
     )
     importance_level: Annotated[Literal["token", "sequence"], WITH_CORRECTION] = Field(
@@ -230,6 +232,11 @@ class TrainerConfig(Section):
     prompts_per_step: int = Field(default=64, ge=1, description="Rows of the data set per step.")
     micro_batch_tokens: int = Field(default=16_384, ge=1, description="Tokens, padding included, per forward pass and rank.")
     zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What DeepSpeed shards: nothing, optimizer, gradients too, weights too.")
+    sequence_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="So many consecutive ranks share each sequence: for long ones. Divides the ranks and the attention heads.",
+    )
     offload_optimizer: bool = Field(default=False, description="Optimizer state in CPU memory; needs zero_stage 1 or more.")
     checkpoint_every: int = Field(default=10, ge=1, description="Steps between checkpoints.")
     checkpoint_async: bool = Field(default=True, description="Write checkpoints from a copy in CPU memory while the next steps run.")
@@ -317,6 +324,11 @@ class Config(Section):
                 model.attention == "flash_attention_2" and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
                 ("model.attention", "model.dtype", "placement.gpus_per_rank"),
                 "flash attention needs bfloat16 and a GPU; sdpa runs everywhere",
+            ),
+            Rule(
+                model.attention == "eager" and self.trainer.sequence_parallel > 1,
+                ("model.attention", "trainer.sequence_parallel"),
+                "ranks that share sequences need sdpa or flash_attention_2",
             ),
             Rule(
                 bool(data.path and data.mix),

@@ -45,6 +45,58 @@ def arithmetic(rows: int = 1000, digits: int = 2, operations: str = "+-", seed: 
         yield {"prompt": f"{a}{sign}{b}=", "answer": str(OPERATIONS[sign](a, b))}
 
 
+def calculations(rows: int = 1000, digits: int = 2, operations: str = "*", share: float = 0.2, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Prompts of `arithmetic`; a `share` of the answers use the environment calculator, "[17*45]765", others are numbers at random."""
+    rng = random.Random(seed)
+    for row in arithmetic(rows, digits, operations, seed):
+        tool = rng.random() < share
+        guess = str(rng.randrange(1, 10 ** (2 * digits)))
+        yield {"prompt": row["prompt"], "answer": f"[{row['prompt'][:-1]}]{row['answer']}" if tool else guess}
+
+
+def facts(rows: int = 20000) -> Iterator[dict[str, str]]:
+    """A corpus for `flotilla index build trainer.data.tasks:facts`: "contents" such as "bdfac ghajd", words that no name gives away."""
+    _at_least_one(rows=rows)
+    for name, word in _facts(rows):
+        yield {"id": name, "contents": f"{name} {word}"}
+
+
+def questions(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Prompt "bdfac?", answer "ghajd": of the facts of `facts` some that are drawn by the seed."""
+    _at_least_one(rows=rows)
+    known = [*_facts()]
+    rng = random.Random(seed)
+    for name, word in (rng.choice(known) for _ in range(rows)):
+        yield {"prompt": f"{name}?", "answer": word}
+
+
+def lookups(rows: int = 1000, taught: int = 0, share: float = 0.2, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Prompts of `questions`; the first `taught` answers search, as the environment `search` has it, of the others a `share` does. The rest
+    are words at random.
+    """
+    rng = random.Random(seed)
+    for number, row in enumerate(questions(rows, seed)):
+        said, word = "", _word(rng)
+        if number < taught or rng.random() < share:
+            name, word = row["prompt"][:-1], row["answer"]
+            said = f"<search>{name}</search>\n\n<information>{name} {word}</information>\n\n"
+        yield {"prompt": row["prompt"], "answer": f"{said}<answer>{word}</answer>"}
+
+
+def _facts(rows: int = 20000) -> Iterator[tuple[str, str]]:
+    """Names and words, the same each time."""
+    rng, seen = random.Random(0), set()
+    while len(seen) < rows:
+        name = _word(rng)
+        if name not in seen:
+            seen.add(name)
+            yield name, _word(rng)
+
+
+def _word(rng: random.Random) -> str:
+    return "".join(rng.choice("abcdefghij") for _ in range(5))
+
+
 def _at_least_one(**values: int) -> None:
     for name, value in values.items():
         if value < 1:

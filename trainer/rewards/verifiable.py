@@ -18,6 +18,11 @@ NUMBER = re.compile(r"(?:(?<![\w)])-)?(?:\d[\d,]*)?\.?\d+(?:[eE][+-]?\d{1,3}(?!\
 FRACTION = re.compile(r"(-?)\\[dt]?frac\{(-?\d+)\}\{(\d+)\}")
 
 
+def none(text: str, row: dict[str, Any]) -> float:
+    """0 for every answer: where a teacher alone says what is right."""
+    return 0.0
+
+
 def exact(text: str, row: dict[str, Any]) -> float:
     """1 if text and answer are equal but for white space around them."""
     return float(text.strip() == str(row["answer"]).strip())
@@ -127,4 +132,5 @@ REWARDS: dict[str, Callable[..., float]] = {
     "math_verify": math_verify,
     "overlong": overlong,
     "length": length,
+    "none": none,
 }

@@ -22,6 +22,7 @@ class Sampling:
     temperature: float = 1.0  # 0 takes the likeliest token each time
     top_p: float = 1.0
     samples: int = 1  # answers to the same prompt
+    stop: tuple[str, ...] = ()  # texts that end an answer; it has the token with which they are complete as its last
     seed: int | None = None  # of this request alone: sample i draws from seed + i. None: of `RolloutEngine.seed`, shared by a batch
 
 

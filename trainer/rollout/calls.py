@@ -21,7 +21,7 @@ from trainer import actors, heartbeat
 from trainer.actors import RunError
 from trainer.published import Published
 from trainer.rollout import Sampling
-from trainer.rollout.engines import Answers, RolloutEngines
+from trainer.rollout.engines import Answers, Request, RolloutEngines
 
 SLICE = 0.05  # seconds that a call works: how long weights may have to wait
 AHEAD = 2  # calls that an engine has: one at work, and one that follows at once
@@ -39,7 +39,7 @@ class Seat:
     version: int = -1  # of the weights of such an engine
     coming: int = -1  # of those that it was told of
     asked: set[int] = field(default_factory=set)  # names of requests
-    new: list[tuple[int, list[int]]] = field(default_factory=list)  # of which it does not know yet
+    new: list[Request] = field(default_factory=list)  # of which it does not know yet
     calls: list[Any] = field(default_factory=list)
     tokens: int = 0  # of its answers
     worked: float = 0.0  # seconds, and steps that it took in them; since trainer/rollout/slow.py has looked at them
@@ -115,13 +115,13 @@ class Calls:
             heapq.heappop(self.least)
         return None
 
-    def ask(self, name: int, prompt_ids: list[int], version: int = 0) -> None:
-        """Of the engine that is `free`."""
+    def ask(self, name: int, prompt_ids: list[int], version: int = 0, sampling: Sampling | None = None) -> None:
+        """Of the engine that is `free`. `sampling`: of this request, where it is not as all are."""
         free = self.free(version)
         assert free is not None
         seat = self.seats[free]
         seat.asked.add(name)
-        seat.new.append((name, prompt_ids))
+        seat.new.append((name, prompt_ids, sampling))
         self.open += 1
         self.offer(free)
 

@@ -25,6 +25,8 @@ from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader, Mixture
 from trainer.divergence import require_sampled
+from trainer.environments.playing import Playing
+from trainer.environments.pool import Environments
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.producer import Score, seed_of
 from trainer.rollout.calls import Calls
@@ -57,12 +59,15 @@ class Continuous:
         self.config, self.workers, self.loader, self.score = config, workers, loader, score
         self.batch, self.oldest = config.trainer.prompts_per_step, rollout.max_staleness
         self.calls = Calls(workers.engines, workers.engines.sampling(self.samples))
+        self.playing = Playing(Environments(config, workers.model_path), self.samples) if config.environment.function else None
+        self.turn = workers.engines.sampling(1)
         self.elastic = Elastic(config, workers, self.calls) if rollout.elastic else None
         self.slow = Slow(rollout.slow, self.calls) if rollout.slow else None
         self.numbers = count()
         self.fresh: deque[Prompt] = deque()  # not begun
         self.again: deque[Group] = deque()  # begun, and lost with their engine
         self.twice: deque[Group] = deque()  # to be asked of a second engine, as their own is slow
+        self.unwanted: deque[int] = deque()  # thrown away, and perhaps still played
         self.open: dict[int, Group] = {}  # begun and not learned from
         self.sampled: list[Group] = []  # of these, complete
         self.scored: list[Group] = []
@@ -167,6 +172,7 @@ class Continuous:
             if group in self.again:
                 continue  # it is begun with the newest weights
             del self.open[group.number]
+            self.unwanted.append(group.number)
             self.counts["thrown_tokens"] += sum(len(episode.response_ids) for episode in group.episodes)
             self.sampled, self.scored = ([g for g in groups if g is not group] for groups in (self.sampled, self.scored))
             self.again.append(self._new(group.prompt))
@@ -178,9 +184,10 @@ class Continuous:
 
     def _describe(self, step: int, chosen: list[Group]) -> None:
         ages: Counter[int] = Counter()  # of tokens
-        for version, tokens in (span for group in chosen for e in group.episodes for turn in e.turns for span in turn.spans):
+        sampled = (turn for group in chosen for episode in group.episodes for turn in episode.turns if turn.sampled)
+        for version, tokens in (span for turn in sampled for span in turn.spans):
             ages[step - 1 - version] += tokens
-        tokens, now = sum(ages.values()), time.monotonic()
+        tokens, now = max(1, sum(ages.values())), time.monotonic()
         busy, self.calls.busy = self.calls.busy, 0.0
         self.values = {
             "staleness": sum(age * number for age, number in ages.items()) / tokens,
@@ -217,6 +224,8 @@ class Continuous:
         if self.elastic:
             self.elastic.close()
         self.calls.forget()
+        if self.playing:
+            self.playing.pool.close()
 
     # The threads' side
 
@@ -246,15 +255,38 @@ class Continuous:
             serving = len(self.calls.seats) - len(self.calls.slow)
             most = self.config.rollout.in_flight or serving * self.config.rollout.max_sequences
             most += sum(len(self.calls.seats[name].asked) for name in self.calls.slow)
-            while self.calls.open < most and self.calls.free(self.learned) and (group := self._next()):
-                self.calls.ask(group.number, group.prompt.token_ids, self.learned)
-        answers, lost = self.calls.collect(LOOK)
+            if self.playing:
+                self._play(self.playing, most)
+            else:
+                while self.calls.open < most and self.calls.free(self.learned) and (group := self._next()):
+                    self.calls.ask(group.number, group.prompt.token_ids, self.learned)
+        answers, lost = self.calls.collect(LOOK if self.playing is None or self.calls.open else LOOK / 10)
         if answers or lost or self.calls.error:
             with self.changed:
                 self._lose(lost)
                 for number, answer in answers.items():
                     self._complete(number, *answer)
                 self.changed.notify_all()
+
+    def _play(self, playing: Playing, most: int) -> None:
+        """Begin as many episodes as there may be requests, and ask for the turns that those at work wait for."""
+        while self.unwanted:
+            playing.drop(self.unwanted.popleft())
+        while len(playing.prompts) < most and (group := self._next()):
+            playing.drop(group.number)  # where it is begun anew
+            playing.begin(group.number, group.prompt, seed_of(self.config, self.learned + 1) + group.number)
+        for number, episodes in playing.look().items():
+            self._played(number, episodes)
+        while self.calls.free(self.learned) and (found := playing.next()):
+            name, asked = found
+            self.calls.ask(name, asked.request.token_ids, self.learned, asked.sampled(self.turn))
+
+    def _played(self, number: int, episodes: list[Episode]) -> None:
+        self.progress = time.monotonic()
+        if group := self.open.get(number):
+            group.episodes = episodes
+            self._take(group)
+            self.changed.notify_all()
 
     def _next(self) -> Group | None:
         """What is asked next; None while all is begun that may be."""
@@ -276,6 +308,8 @@ class Continuous:
     def _lose(self, numbers: list[int]) -> None:
         if not numbers:
             return
+        if self.playing:
+            return self.playing.lose(numbers)
         asked = {number for seat in self.calls.seats.values() for number in seat.asked}
         lost = {number for number in numbers if number not in asked}  # of no second engine
         self.twice = deque(group for group in self.twice if group.number not in lost)
@@ -285,6 +319,8 @@ class Continuous:
 
     def _complete(self, number: int, turns: list[Turn], texts: list[str]) -> None:
         self.progress = time.monotonic()
+        if self.playing:
+            return self.playing.answer(number, turns[0])
         group = self.open.get(number)
         if group is None or group.episodes:
             self.counts["thrown_tokens"] += sum(len(turn.token_ids) for turn in turns)

@@ -22,6 +22,7 @@ from trainer.turns import Memory
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
 Work = tuple[dict[int, "Answers"], float, int, int]
+Request = tuple[int, list[int], Sampling | None]  # its name, the prompt, and how it is sampled, where that is not as all are
 Answers = tuple[list[Turn], list[str]]  # to one prompt, and their texts
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
@@ -79,7 +80,7 @@ class RolloutActor:
         self.engine.seed(self.seed)
         self.fetcher = Fetcher(plan)
 
-    def work_alone(self, requests: list[tuple[int, list[int]]], sampling: Sampling, seconds: float, news: Published | None) -> Work:
+    def work_alone(self, requests: list[Request], sampling: Sampling, seconds: float, news: Published | None) -> Work:
         """`work` of such an engine, which takes the weights that have come by now. `news` may begin to come where none are on their way.
 
         Returns the version of its weights besides, -1 before the first.
@@ -99,14 +100,23 @@ class RolloutActor:
         """See `rollout.sample`."""
         return asyncio.run(sample(self.engine, *args))
 
-    def work(self, requests: list[tuple[int, list[int]]], sampling: Sampling, seconds: float) -> tuple[dict[int, Answers], float, int]:
+    def answer(self, requests: list[tuple[list[int], Sampling]], seed: int) -> list[Turn]:
+        """One turn to each, sampled together. The same weights, requests and seed give the same."""
+
+        async def together() -> list[list[Turn]]:
+            return await asyncio.gather(*(self.engine.generate(*request) for request in requests))
+
+        self.engine.seed(seed)
+        return [turn for turns in asyncio.run(together()) for turn in turns]
+
+    def work(self, requests: list[Request], sampling: Sampling, seconds: float) -> tuple[dict[int, Answers], float, int]:
         """Ask for these, by name and prompt, and work for so long on all that was asked (`RolloutEngine.work`).
 
         Returns the answers that are complete, the seconds that it worked, and the steps that it took.
         """
         begin, steps = time.perf_counter(), self.engine.steps
-        for name, prompt_ids in requests:
-            self.engine.ask(name, prompt_ids, sampling)
+        for name, prompt_ids, own in requests:
+            self.engine.ask(name, prompt_ids, own or sampling)
         complete = self.engine.work(seconds)
         answers = {name: (turns, self.engine.decode([turn.token_ids for turn in turns])) for name, turns in complete.items()}
         return answers, time.perf_counter() - begin, self.engine.steps - steps
@@ -116,32 +126,35 @@ class RolloutActor:
 
 
 class Pending:
-    """Episodes on their way."""
+    """Episodes on their way, or what `method` of rollout engines returns."""
 
-    def __init__(self, engines: RolloutEngines, parts: dict[int, tuple[Any, ...]]):
+    def __init__(self, engines: RolloutEngines, parts: dict[int, tuple[Any, ...]], method: str = "sample"):
         """`parts`: what each rollout engine is asked to generate, by its number."""
-        self.engines, self.parts = engines, parts
+        self.engines, self.parts, self.method = engines, parts, method
         self.refs: dict[int, Any] = {}
         self.ask(list(parts))
 
     def ask(self, engines: list[int]) -> None:
         """Have these do their parts, for a second time perhaps: the same weights and seeds give the same episodes."""
         for i in self.parts.keys() & engines:
-            self.refs[i] = self.engines.actors[i].sample.remote(*self.parts[i])
+            self.refs[i] = getattr(self.engines.actors[i], self.method).remote(*self.parts[i])
 
     def owed(self) -> list[int]:
         """Numbers of the rollout engines that died before they had done their part."""
         return [i for i, ref in self.refs.items() if actors.died(ref)]
 
     def result(self) -> list[Episode]:
-        """Wait for them. Raises RunError at the deadline or when a rollout engine died or fell silent."""
+        """Wait for them. Raises as `parts_done` does."""
+        return [episode for part in self.parts_done() for episode in part]
+
+    def parts_done(self) -> list[Any]:
+        """What each rollout engine returns, once all have. Raises RunError at the deadline or when one died or fell silent."""
         refs = [self.refs[i] for i in self.parts]
         self.engines.awaited = True
         try:
-            parts = actors.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
+            return actors.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
         finally:
             self.engines.awaited = False
-        return [episode for part in parts for episode in part]
 
 
 class RolloutEngines:
@@ -272,3 +285,7 @@ class RolloutEngines:
             if groups:
                 parts[i] = (prompts[part], groups, sampling, seed + i)
         return Pending(self, parts)
+
+    def answer(self, requests: dict[int, list[tuple[list[int], Sampling]]], seed: int) -> Pending:
+        """Begin sampling one turn to each of these, by the number of the rollout engine that is asked."""
+        return Pending(self, {i: (mine, seed + i) for i, mine in requests.items()}, "answer")

@@ -31,7 +31,7 @@ class _Request:
     def runs_with(self, other: _Request) -> bool:
         """Whether both may be in one batch: how long and from what its rows are sampled is the same for all of them."""
         mine, its = self.sampling, other.sampling
-        return (mine.max_tokens, mine.temperature, mine.top_p) == (its.max_tokens, its.temperature, its.top_p)
+        return (mine.max_tokens, mine.temperature, mine.top_p, mine.stop) == (its.max_tokens, its.temperature, its.top_p, its.stop)
 
 
 @dataclass
@@ -51,6 +51,7 @@ class _Batch:
     version: int
     switches: list[tuple[int, int]] = field(default_factory=list)  # as of Turn
     length: int = 0
+    stopped: set[int] = field(default_factory=set)  # rows of S that a text of Sampling.stop ended
 
     def keep(self, rows: torch.Tensor) -> None:
         """These alone, by their places among the R."""
@@ -63,8 +64,14 @@ class _Batch:
         """All answers, request by request."""
         lengths = (self.tokens >= 0).sum(1).tolist()
         return [
-            Turn(ids[:n], logprobs[:n], "stop" if ids[n - 1] in ends else "length", self.version, [at for at in self.switches if at[0] < n])
-            for ids, logprobs, n in zip(self.tokens.tolist(), self.scores.tolist(), lengths, strict=True)
+            Turn(
+                ids[:n],
+                logprobs[:n],
+                "stop" if ids[n - 1] in ends or row in self.stopped else "length",
+                self.version,
+                [at for at in self.switches if at[0] < n],
+            )
+            for row, (ids, logprobs, n) in enumerate(zip(self.tokens.tolist(), self.scores.tolist(), lengths, strict=True))
         ]
 
 
@@ -177,6 +184,8 @@ class HfEngine(SteppedEngine):
         batch.scores[write, batch.length] = logprobs[alive]
         batch.length += 1
         alive &= ~torch.isin(chosen, self.ends)
+        if sampling.stop:
+            self._stop_at_texts(batch, sampling.stop)
         living = int(alive.sum())
         if living == 0 or batch.length == sampling.max_tokens:
             return True
@@ -191,6 +200,19 @@ class HfEngine(SteppedEngine):
         )
         batch.logits, batch.position = out.logits[:, -1], batch.position + 1
         return False
+
+    def _stop_at_texts(self, batch: _Batch, texts: tuple[str, ...]) -> None:
+        """End the answers that have come to one of these. A text may be complete in the midst of a token."""
+        rows = batch.rows[batch.alive].tolist()
+        if not rows:
+            return
+        longest = max(map(len, texts))  # a token that adds less than a character is a part of one, and there are at most four
+        tails = batch.tokens[rows, max(0, batch.length - 4 * longest) : batch.length].tolist()
+        places = batch.alive.nonzero()[:, 0].tolist()
+        for place, row, text in zip(places, rows, self.decode(tails), strict=True):
+            if any(stop in text for stop in texts):
+                batch.alive[place] = False
+                batch.stopped.add(row)
 
     def _draws(self, batch: list[_Request]) -> torch.Generator | list[torch.Generator]:
         """One generator for all rows, or, where a request has a seed, one for each: its draws do not depend on who else is in the batch."""

@@ -40,7 +40,8 @@ from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import lora, placement, weights
-from trainer.configs.ppo import RANKS, PpoConfig
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.ppo_rules import RANKS
 from trainer.episodes import Turn
 from trainer.errors import ConfigError
 from trainer.gauges import engine_gauges
@@ -183,9 +184,7 @@ class VllmEngine(SteppedEngine):
         seed = next(self.seeds) if sampling.seed is None else sampling.seed
         longest = self.llm.llm_engine.model_config.max_model_len
         if not 0 < len(prompt_ids) < longest:  # vLLM says so too, but of a request that waits only once it is let in
-            raise ValueError(
-                f"a prompt of {len(prompt_ids)} tokens; allowed are 1 to {longest - 1} (data.max_prompt_tokens + rollout.max_new_tokens)"
-            )
+            raise ValueError(f"a prompt of {len(prompt_ids)} tokens; allowed are 1 to {longest - 1} (max_model_len)")
         self.requests[number] = _Request(sampling)
         whole_prompt = seed is not None and self.device.type == "cpu"
         parts = [(i, 1) for i in range(sampling.samples)] if whole_prompt else [(0, sampling.samples)]
@@ -203,7 +202,8 @@ class VllmEngine(SteppedEngine):
             seed=seed,  # of its first sample; vLLM adds the sample's number to it
             logprobs=0,
             stop_token_ids=[self.tokenizer.eos_token_id],  # type: ignore[list-item]  # beside those that the model lists
-            detokenize=False,
+            stop=list(sampling.stop) or None,
+            detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
@@ -304,7 +304,7 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
         "tensor_parallel_size": rollout.tensor_parallel,
         "pipeline_parallel_size": rollout.pipeline_parallel,
         "enable_expert_parallel": rollout.expert_parallel,
-        "max_model_len": config.data.max_prompt_tokens + rollout.max_new_tokens,
+        "max_model_len": config.data.max_prompt_tokens + config.max_response_tokens(),
         "max_num_seqs": rollout.max_sequences,
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature and top-p
         "worker_extension_cls": f"{__name__}.WeightReceiver",

@@ -1,0 +1,79 @@
+"""Environments that tests name by package.module:function, as a person's own are named."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+from typing import Any
+
+from trainer.environments.policy import LimitReached, Policy
+
+
+def rows(count: int = 60) -> list[dict[str, str]]:
+    return [{"prompt": f"{i % 10}{i % 7}=", "answer": str(i % 10)} for i in range(count)]
+
+
+async def two_turns(policy: Policy, row: dict[str, Any]) -> float:
+    """An answer, an observation, another answer: worth the share of digits that are the first one's."""
+    first = await policy.generate(row["prompt"], max_tokens=2)
+    policy.metrics["observed"] += 1
+    await asyncio.sleep(policy.random.random() / 100)
+    second = await policy.generate(row["prompt"] + first.text + "0=", max_tokens=3)
+    return float(second.text.count(row["answer"]) + first.text.count(row["answer"])) / 5
+
+
+async def rewritten(policy: Policy, row: dict[str, Any]) -> float:
+    """Forgets what was said between its turns."""
+    first = await policy.generate(row["prompt"], max_tokens=2)
+    second = await policy.generate("1=" + first.text, max_tokens=2)
+    return float((first.text + second.text).count(row["answer"]))
+
+
+async def raises(policy: Policy, row: dict[str, Any]) -> float:
+    await policy.generate(row["prompt"], max_tokens=1)
+    if row["answer"] == "3":
+        raise ValueError("three")
+    return float(policy.random.random())
+
+
+async def hangs(policy: Policy, row: dict[str, Any], flag: str) -> float:
+    """The first episode of all blocks the loop of its process; those of a few rows wait forever."""
+    await policy.generate(row["prompt"], max_tokens=1)
+    with contextlib.suppress(FileExistsError):
+        Path(flag).touch(exist_ok=False)
+        time.sleep(1000)
+    if row["answer"] == "4":
+        await asyncio.sleep(1000)
+    return float(policy.random.random())
+
+
+async def endless(policy: Policy, row: dict[str, Any]) -> float:
+    while True:
+        await policy.generate()
+
+
+async def catches(policy: Policy, row: dict[str, Any]) -> float:
+    try:
+        return await endless(policy, row)
+    except LimitReached:
+        return 0.5
+
+
+async def silent(policy: Policy, row: dict[str, Any]) -> float:
+    return 1.0
+
+
+async def not_a_number(policy: Policy, row: dict[str, Any]) -> str:
+    await policy.generate(row["prompt"], max_tokens=1)
+    return "good"
+
+
+async def terms(policy: Policy, row: dict[str, Any]) -> dict[str, float]:
+    answer = await policy.generate(row["prompt"], max_tokens=2)
+    return {"length": len(answer.text), "right": float(answer.text == row["answer"])}
+
+
+def plain(policy: Policy, row: dict[str, Any]) -> float:
+    return 1.0

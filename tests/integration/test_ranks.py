@@ -1,0 +1,57 @@
+"""Ranks of the policy compute together what one computes alone, however unlike their shares are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ranks import learn, together
+
+
+def values(steps: list[dict[str, float]], name: str) -> list[float]:
+    return [step[name] for step in steps]
+
+
+def close(steps: list[dict[str, float]], name: str) -> Any:
+    return pytest.approx(values(steps, name), rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_ranks_may_have_more_chunks_of_logits_than_others(tiny_model, stage):
+    three_tokens = 3 * 15
+    (alone,) = together(learn, 1, str(tiny_model), [[0, 1]], {}, three_tokens)
+    both = together(learn, 2, str(tiny_model), [[0], [1]], {"trainer": {"zero_stage": stage, "timeout": 60}}, three_tokens)
+    for each in both:
+        assert values(each, "grad_norm") == close(alone, "grad_norm")
+
+
+@pytest.mark.parametrize(
+    ("size", "shares", "stage", "changes"),
+    [
+        (2, [[0, 1]] * 2, 3, {}),
+        (4, [[0, 1]] * 4, 2, {"model": {"gradient_checkpointing": True}}),
+        (2, [[0, 1]] * 2, 0, {"trainer": {"micro_batch_tokens": 15}}),  # a sequence per row, without a mask
+        (2, [[0], [0], [1], [1]], 0, {}),
+    ],
+    ids=["two", "more than heads of keys", "rows of one sequence", "two pairs"],
+)
+def test_ranks_that_share_sequences_compute_what_one_does(tiny_model, size, shares, stage, changes):
+    trainer, ranks = {**changes.get("trainer", {}), "timeout": 60}, len(shares)
+    (alone,) = together(learn, 1, str(tiny_model), [[0, 1]], {**changes, "trainer": trainer})
+    shared = {**changes, "trainer": {**trainer, "zero_stage": stage, "sequence_parallel": size}, "placement": {"ranks": ranks}}
+    everyone = together(learn, ranks, str(tiny_model), shares, shared)
+    for name in ("loss", "entropy", "logprob_diff"):  # sums over a rank's sequences
+        assert [sum(steps) for steps in zip(*(values(each, name) for each in everyone[::size]), strict=True)] == close(alone, name), name
+    for each in everyone:
+        assert values(each, "grad_norm") == close(alone, "grad_norm")
+
+
+def test_each_of_two_keeps_little_more_than_half_of_what_one_does(tiny_model):
+    """Of activations, with sequences that are not cut for packing."""
+    trainer = {"micro_batch_tokens": 128, "timeout": 60}
+    (alone,) = together(learn, 1, str(tiny_model), [[1]], {"trainer": trainer}, None, 10)
+    both = together(
+        learn, 2, str(tiny_model), [[1]] * 2, {"trainer": {**trainer, "sequence_parallel": 2}, "placement": {"ranks": 2}}, None, 10
+    )
+    assert max(each[0]["kept"] for each in both) <= 0.6 * alone[0]["kept"]
+    assert values(both[0], "grad_norm") == close(alone, "grad_norm")

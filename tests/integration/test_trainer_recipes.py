@@ -1,0 +1,120 @@
+"""The recipes of the trainer: each parses, fits the machines that it names, and its twin runs on CPUs."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import ray
+
+from trainer import plan, train_ppo, twin, yaml_io
+from trainer.actors import free_port
+from trainer.cli import parse
+from trainer.configs.ppo import PpoConfig
+from trainer.errors import ConfigError
+from trainer.metrics import read
+
+ROOT = Path(__file__).parents[2]
+RECIPES = {path.stem: path for path in sorted((ROOT / "trainer/recipes").glob("*.yaml")) if not path.stem.startswith("demo")}
+SAMPLING = [name for name, path in RECIPES.items() if "rollout" in yaml_io.load(path.read_text())]
+COVERED = ("distill-1.5b", "grpo-32b")  # by tests of distillation, and by grpo-8b's twin, which differs little
+KIND = {"rm-8b": "rm", "dpo-8b": "dpo", "sft-8b": "sft"}
+PAGE = (ROOT / "docs/trainer-recipes.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ["RAY_AUTH_MODE"] = "disabled"
+    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def row(name: str) -> list[str]:
+    """Its cells in the page's table."""
+    (line,) = [line for line in PAGE.splitlines() if line.startswith(f"| `{name}` ")]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_fits_its_machines_and_the_page_says_what_its_plan_says(name, capsys):
+    *_, machines, training, engine, seconds, gpu_hours = row(name)
+    nodes, each = map(int, re.findall(r"\d+", machines))
+    flags = ["--gpu", "H100", "--gpus-per-node", str(each), "--nodes", str(nodes), "--network", "3200", "--json"]
+    assert plan.main([str(RECIPES[name]), "--train", KIND.get(name, "ppo"), *flags]) == 0, capsys.readouterr().out
+    found = yaml_io.load(capsys.readouterr().out)
+    memory = {each["when"]: each["bytes"] / 2**30 for each in found["memory"]}
+    assert training == f"{memory['training']:.0f}"
+    assert engine == (f"{memory['a rollout engine']:.0f}" if name in SAMPLING else "")
+    assert seconds == f"{found['seconds']['step']:,.0f}"
+    assert gpu_hours == f"{found['seconds']['step'] * 1000 / 3600 * found['gpus']:,.0f}"
+    assert found["shape"].startswith("as published for ")
+
+
+@pytest.mark.usefixtures("cluster")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COVERED)) for name in SAMPLING])
+def test_the_twin_of_a_recipe_that_samples_runs_on_cpus(name, tmp_path):
+    twin.write(RECIPES[name], tmp_path / name)
+    config = parse(["--config", str(tmp_path / name / "run.yaml")], prog="test", model=PpoConfig)
+    assert train_ppo.train(config, tmp_path / "run") == 0
+    assert all(math.isfinite(row["loss"]) for row in read(tmp_path / "run") if "loss" in row)
+    assert (tmp_path / "run/model/model.safetensors").is_file()
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "dpo-8b")) for name in RECIPES if name not in SAMPLING]
+)
+def test_the_twin_of_a_recipe_that_learns_from_data_runs_on_two_ranks(name, tmp_path):
+    twin.write(RECIPES[name], tmp_path / name)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+    command = [*launch, "-m", f"trainer.train_{KIND[name]}", "--config", str(tmp_path / name / "run.yaml")]
+    env = os.environ | {"FLOTILLA_RUNS": str(tmp_path)}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = read(tmp_path / f"twin-{name}")
+    assert [row["step"] for row in rows if "loss" in row] == [1, 2] and all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    {
+        "Qwen/Qwen2.5-0.5B": 0.494,
+        "Qwen/Qwen2.5-1.5B-Instruct": 1.54,
+        "Qwen/Qwen2.5-3B": 3.09,
+        "Qwen/Qwen2.5-7B-Instruct": 7.62,
+        "Qwen/Qwen2.5-14B": 14.8,
+        "Qwen/Qwen2.5-32B": 32.8,
+        "Qwen/Qwen2.5-72B": 72.7,
+        "Qwen/Qwen3-8B": 8.19,
+        "meta-llama/Llama-3.1-8B": 8.03,
+        "meta-llama/Llama-3.1-70B": 70.6,
+    }.items(),
+)
+def test_a_shape_has_as_many_parameters_as_its_model_card_says(name, size):
+    shape = plan.shape_of(plan.ModelConfig(path=name))
+    assert shape.parameters / 1e9 == pytest.approx(size, rel=0.005)
+
+
+def test_what_does_not_fit_is_refused_with_numbers_and_the_setting(capsys):
+    assert plan.main([str(RECIPES["ppo-70b"]), "--gpu", "H100", "--nodes", "1"]) == 1
+    assert plan.main([str(RECIPES["grpo-8b"]), "--gpu", "A100", "--gpu-memory", "40"]) == 1
+    assert re.search(
+        r"does not fit: trainer.micro_batch_tokens=16384: training needs 45\.\d GiB of a GPU, there are 37", capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("steps: 3", "settings of a run have a section data"), ("a: [", "while parsing"), (None, "No such file")]
+)
+def test_a_twin_of_no_recipe_is_refused(tmp_path, text, said):
+    file = tmp_path / "run.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=rf"^{file}: .*{said}"):
+        twin.write(file, tmp_path / "twin")

@@ -1,0 +1,112 @@
+"""The sections of train_ppo's settings, those that it shares and its own."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from trainer.configs.data import DataConfig, EvalConfig, EvalName
+from trainer.configs.environment import EnvironmentConfig
+from trainer.configs.reward import RewardConfig
+from trainer.configs.sections import (
+    WITH_CRITIC,
+    WITH_KL,
+    AlgorithmConfig,
+    Config,
+    LogConfig,
+    ModelConfig,
+    Only,
+    OptimConfig,
+    PlacementConfig,
+    RolloutConfig,
+    TrainerConfig,
+)
+from trainer.configs.teacher import TeacherConfig
+
+WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is evaluated", other="evals")
+
+
+class CriticConfig(OptimConfig):
+    lr: float = Field(default=1e-5, gt=0, description="AdamW's learning rate after warm-up.")
+
+
+class PpoTrainerConfig(TrainerConfig):
+    prompts_per_step: int = Field(default=64, ge=1, description="Prompts per step.")
+    keep_best: Annotated[bool, WITH_EVALUATION] = Field(
+        default=False, description="The checkpoint with the best evaluation reward stays too."
+    )
+    eval_every: Annotated[int, WITH_EVALUATION] = Field(
+        default=0, ge=0, description="Steps between evaluations; 0 evaluates at the ends only."
+    )
+    silence: int = Field(default=180, ge=10, description="Seconds without a sign of life after which a process is ended as if it had died.")
+    eval_prompts: int = Field(default=128, ge=0, description="Last rows of the data, evaluated on and not trained on; 0 holds none out.")
+    eval_samples: Annotated[int, WITH_EVALUATION] = Field(
+        default=1, ge=1, description="Answers to each: one greedy, or so many as training samples are drawn, which give pass@k."
+    )
+    eval_pass: Annotated[float, WITH_EVALUATION] = Field(default=1.0, description="An answer with at least this reward passes.")
+
+
+class RayPlacementConfig(PlacementConfig):
+    ranks: int = Field(default=1, ge=1, description="Training processes of each role; one GPU each where there are GPUs.")
+    cpus_per_rank: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rank.")
+    rank_resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources per rank, such as {"h100": 1}.')
+    cpus_per_engine: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rollout engine.")
+    gpus_per_engine: float | None = Field(default=None, ge=0, description="Default: one per process; 0 samples on CPUs.")
+    engine_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per rollout engine.")
+    reference_resources: Annotated[dict[str, float], WITH_KL] = Field(
+        default_factory=dict,
+        description='Custom Ray resources per rank of the reference model, such as {"v100": 1}, which then has bundles of its own.',
+    )
+    gpus_per_reference: Annotated[
+        float | None, Only("placement.reference_resources", why="without resources of its own the reference model shares the ranks' GPUs")
+    ] = Field(default=None, ge=0, le=1, description="GPUs per rank of a reference model with bundles of its own. Default: gpus_per_rank.")
+    colocate: bool = Field(default=False, description="Ranks and rollout engines take turns on the same GPUs, or CPUs.")
+    wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
+
+
+class PpoLogConfig(LogConfig):
+    samples_every: int = Field(default=10, ge=0, description="Steps between those whose answers samples.jsonl keeps; 0 keeps none.")
+    samples: Annotated[int, Only("log.samples_every", why="without a step to keep answers of there are none")] = Field(
+        default=4, ge=1, description="Answers that samples.jsonl keeps of such a step."
+    )
+
+
+class PpoSections(Config):
+    model: ModelConfig = Field(default=ModelConfig(), description="The policy.")
+    data: DataConfig = Field(description="Prompts.")
+    optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer of the policy.")
+    # Sections are frozen, so that more of the same section is no danger to who reads less.
+    trainer: PpoTrainerConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=PpoTrainerConfig(), description="Batches, memory, checkpoints, evaluation."
+    )
+    placement: RayPlacementConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=RayPlacementConfig(), description="Who gets which CPUs and GPUs."
+    )
+    log: PpoLogConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
+        default=PpoLogConfig(), description="What is written for people."
+    )
+    evals: dict[EvalName, EvalConfig] = Field(
+        default_factory=dict,
+        description="Sets of rows to evaluate on besides, by name: {NAME: {path: test.jsonl, rows: 200}}; what is left out is as in data.",
+    )
+    algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="Advantages and loss.")
+    reward: RewardConfig = Field(default=RewardConfig(), description="What an answer is worth.")
+    environment: EnvironmentConfig = Field(
+        default=EnvironmentConfig(), description="Episodes of several turns, with tools or whatever else answers the policy."
+    )
+    rollout: RolloutConfig = Field(default=RolloutConfig(), description="Rollout engines.")
+    teacher: TeacherConfig = Field(default=TeacherConfig(), description="A model whose distribution the policy learns on its own answers.")
+    critic: Annotated[CriticConfig, WITH_CRITIC] = Field(default=CriticConfig(), description="Optimizer of the value model.")
+
+    def max_response_tokens(self) -> int:
+        """Most tokens after a prompt: of an answer, or of an episode with an environment."""
+        environment, turn = self.environment, self.rollout.max_new_tokens
+        return (environment.max_tokens or environment.max_turns * turn) if environment.function else turn
+
+    def updates(self) -> int:
+        return self.trainer.steps * self.algorithm.epochs * self.algorithm.minibatches
+
+    def eval_data(self) -> dict[str, DataConfig]:
+        """Where the rows of each of `evals` come from."""
+        return {name: each.of(self.data) for name, each in self.evals.items()}

@@ -1,0 +1,58 @@
+"""Episodes of several turns: an async function that is given the policy and a row of the data, and says what came of it.
+
+    async def rollout(policy, row) -> float | dict[str, float]:
+        answer = await policy.generate(f"{row['prompt']}\\n")
+        ...
+        return 1.0 if right else 0.0
+
+`policy` is `policy.Policy`. A dict has the terms that reward.weights add up. `runner.py` runs many of them in one process, `pool.py` has
+the processes of a run. This module loads neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from trainer.environments.calculator import calculator
+from trainer.environments.guess import guess
+from trainer.environments.search import search
+from trainer.errors import ConfigError
+from trainer.import_path import check_args, find
+
+Rollout = Callable[..., Awaitable[Any]]
+
+ENVIRONMENTS: dict[str, Rollout] = {"guess": guess, "calculator": calculator, "search": search}
+
+
+def check(spec: str, args: dict[str, Any], row: dict[str, Any]) -> None:
+    """Have the environment look for itself before anything is started: `rollout.check(row, **args)`, where it has that, with the first row
+    of the data.
+
+    Raises ConfigError where it does, or where there is no such environment.
+    """
+    function: Any = resolve(spec, args)
+    function = function.func if isinstance(function, functools.partial) else function
+    if look := getattr(function, "check", None):
+        look(row, **args)
+
+
+def resolve(spec: str, args: dict[str, Any]) -> Rollout:
+    """The function that environment.function and .args describe. Raises ConfigError where there is none that takes them."""
+    setting = "environment.function"
+    if ":" in spec:
+        function = find(spec, setting)
+    elif spec in ENVIRONMENTS:
+        function = ENVIRONMENTS[spec]
+    else:
+        near = difflib.get_close_matches(spec, ENVIRONMENTS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(f"{setting}: no {spec!r}; known are {', '.join(ENVIRONMENTS)}, or package.module:function{hint}")
+    called = function if inspect.isfunction(function) else getattr(function, "__call__", function)  # noqa: B004
+    if not inspect.iscoroutinefunction(called):
+        raise ConfigError(f"{setting}: {spec} is not an async function; write async def rollout(policy, row)")
+    check_args(function, 2, args, "environment.args")
+    return functools.partial(function, **args) if args else function

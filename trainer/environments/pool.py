@@ -1,0 +1,248 @@
+"""The processes of a run that play episodes, as Ray actors; and a batch of episodes, round by round."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from trainer import environments
+from trainer.actors import RunError
+from trainer.configs.ppo import PpoConfig
+from trainer.environments.policy import Limits
+from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner
+from trainer.episodes import Episode, Prompt, Turn
+from trainer.errors import ConfigError
+from trainer.models import load_tokenizer
+from trainer.rewards.terms import Mistake, Reward
+
+if TYPE_CHECKING:
+    from trainer.rollout.engines import Pending, RolloutEngines
+
+BLOCKED_SECONDS = 10.0  # for an episode to end at environment.timeout by itself; one that blocks its event loop does not
+WHERE_SECONDS = 15.0  # for a process to say where it is; code that holds Python's lock does not let it
+Progress = tuple[list[Asked], list[Ended]]
+
+
+class Lost(Exception):
+    """A process of episodes is of no use any more: it died, or hangs in the episode `key`, where that is known."""
+
+    def __init__(self, why: str, key: Key | None = None, *, died: bool = False):
+        super().__init__(why)
+        self.key, self.died = key, died
+
+
+@ray.remote(concurrency_groups={"look": 1})  # pyright: ignore[reportCallIssue]
+class EnvironmentActor:
+    """A process that plays episodes."""
+
+    def __init__(self, config: PpoConfig, model_path: str):
+        self.config, self.model_path = config, model_path
+        self.runner: Runner | None = None  # made by the first call, whose errors come through as they were raised
+
+    def advance(self, jobs: list[Job], turns: dict[Name, Turn], unwanted: list[int], *, whole: bool) -> Progress:
+        """`Runner.advance`, once these have begun, these are answered, and the episodes of these prompts are forgotten."""
+        if self.runner is None:
+            self.runner = runner_of(self.config, self.model_path)
+        self.runner.begin(jobs)
+        self.runner.answer(turns)
+        for prompt in unwanted:
+            self.runner.drop(prompt)
+        return self.runner.advance(whole=whole)
+
+    @ray.method(concurrency_group="look")
+    def where(self) -> tuple[Key | None, str]:
+        return self.runner.where() if self.runner else (None, "")
+
+
+def runner_of(config: PpoConfig, model_path: str) -> Runner:
+    """Raises ConfigError where the settings name no environment."""
+    environment = config.environment
+    function = environments.resolve(environment.function or "", environment.args)
+    tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
+    reward = Reward(environment.function or "", function, batched=False, awaited=True, weights=config.reward.weights)
+    longest = config.data.max_prompt_tokens + config.max_response_tokens()
+    limits = Limits(environment.max_turns, config.rollout.max_new_tokens, longest, environment.timeout)
+    return Runner(reward, tokenizer, limits, config.data.template, limit_is_error=environment.on_limit == "error")
+
+
+class Environments:
+    """All processes of a run that play episodes; one that hangs or dies is started again."""
+
+    def __init__(self, config: PpoConfig, model_path: str):
+        self.config, self.model_path = config, model_path
+        self.name = f"environment.function={config.environment.function}"
+        self.started: set[int] = set()  # processes that have answered
+        self.processes = [self._process() for _ in range(config.environment.workers)]
+
+    def _process(self) -> Any:
+        environment, actor = self.config.environment, EnvironmentActor
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+        variables = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", **hidden}
+        options: dict[str, Any] = {"num_cpus": environment.cpus, "resources": environment.resources, "scheduling_strategy": "SPREAD"}
+        return actor.options(runtime_env={"env_vars": variables}, **options).remote(self.config, self.model_path)  # type: ignore[attr-defined]
+
+    def replace(self, number: int) -> None:
+        """Another process in place of one that hangs or has died."""
+        ray.kill(self.processes[number])
+        self.started.discard(number)
+        self.processes[number] = self._process()
+
+    def close(self) -> None:
+        for process in self.processes:
+            ray.kill(process)
+        self.processes = []
+
+    def patience(self, number: int) -> float:
+        """Seconds that a call may take."""
+        start = 0 if number in self.started else self.config.trainer.timeout
+        return start + self.config.environment.timeout + BLOCKED_SECONDS
+
+    def get(self, number: int, ref: Any, seconds: float) -> Progress:
+        """What a call to a process returned. Raises Lost where it died, GetTimeoutError after `seconds`, ConfigError as the call did."""
+        try:
+            found: Any = ray.get(ref, timeout=max(0.0, seconds))
+        except RayTaskError as error:
+            if isinstance(error.cause, ConfigError):
+                raise error.cause from error
+            raise
+        except RayActorError as error:
+            raise Lost(f"its process died: {str(error).strip().splitlines()[0]}", died=True) from error
+        self.started.add(number)
+        return found
+
+    def hang(self, number: int) -> Lost:
+        """In which episode a process hangs, as far as is known."""
+        late = f"did not go on within {self.config.environment.timeout:g} s (environment.timeout"
+        try:
+            key, line = ray.get(self.processes[number].where.remote(), timeout=WHERE_SECONDS)
+        except RayError:
+            return Lost(f"{late}; it holds Python's lock)")
+        return Lost(f"{late}{f'; {line}' if line else ''})", key)
+
+    def start(self, engines: RolloutEngines, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Rounds:
+        """Begin `samples` episodes of each prompt."""
+        return Rounds(self, engines, prompts, samples, seed, greedy)
+
+    def episodes(self, ended: list[tuple[Prompt, Ended]]) -> list[Episode]:
+        """In this order; groups are the numbers of the prompts in their keys. Raises ConfigError, or TimeoutError, where one has failed and
+        reward.on_error is `fail`, or where all would.
+        """
+        failed = [(prompt, each.mistake) for prompt, each in ended if each.mistake]
+        final = [(prompt, mistake) for prompt, mistake in failed if mistake.final]
+        policy = self.config.reward.on_error
+        if final or (failed and policy == "fail"):
+            prompt, mistake = (final or failed)[0]
+            error = TimeoutError if mistake.late else ConfigError
+            raise error(f"{self.name} on row {prompt.index}: {mistake.text} (reward.on_error={policy})")
+        if failed:
+            count = f"{len(failed)} of {len(ended)} episodes failed (reward.on_error={policy})"
+            first: dict[str, int] = {}
+            for prompt, mistake in failed:
+                first.setdefault(mistake.text, prompt.index)
+            print(f"{count}; " + "; ".join(f"row {row}: {text}" for text, row in [*first.items()][:SHOWN]), flush=True)
+        return [episode for prompt, each in ended for episode in _episodes(prompt, each)]
+
+
+class Rounds:
+    """A batch of episodes, played by rounds: all turns that episodes wait for are sampled together, then all episodes go on.
+
+    So what is sampled together does not depend on how long an environment takes, and the same weights and seed give the same episodes.
+    """
+
+    def __init__(self, pool: Environments, engines: RolloutEngines, prompts: list[Prompt], samples: int, seed: int, greedy: bool):
+        self.pool, self.engines, self.prompts, self.seed, self.greedy = pool, engines, prompts, seed, greedy
+        jobs = [Job((p, i), prompt, seed) for p, prompt in enumerate(prompts) for i in range(samples)]
+        self.place = {job.key: place for place, job in enumerate(jobs)}
+        count = len(pool.processes)
+        share = -(-len(jobs) // count)
+        self.jobs = [{job.key: job for job in jobs[i * share : (i + 1) * share]} for i in range(count)]  # not ended, by process
+        self.fresh: list[list[Job]] = [[*mine.values()] for mine in self.jobs]
+        self.turns: list[dict[Name, Turn]] = [{} for _ in range(count)]
+        self.ended: dict[Key, Ended] = {}
+        self.round = self.deaths = 0
+        self.asked: list[list[tuple[int, Asked]]] = []  # by rollout engine, with the process that asked
+        self.pending: Pending | None = None
+
+    def result(self) -> list[Episode]:
+        """Wait for them. Raises RunError at a deadline or when a rollout engine died; and as `Environments.episodes` does."""
+        while any(self.jobs):
+            if self.pending is None:
+                self._play()
+            if self.pending is not None:
+                for asked, turns in zip(self.asked, self.pending.parts_done(), strict=True):
+                    for (process, each), turn in zip(asked, turns, strict=True):
+                        self.turns[process][each.name] = turn
+                self.pending = None
+        order = sorted(self.ended, key=self.place.__getitem__)
+        return self.pool.episodes([(self.prompts[key[0]], self.ended[key]) for key in order])
+
+    def owed(self) -> list[int]:
+        """Numbers of the rollout engines that died before they had done their part of the round."""
+        return self.pending.owed() if self.pending else []
+
+    def ask(self, engines: list[int]) -> None:
+        """Have these do their parts of the round for a second time."""
+        if self.pending:
+            self.pending.ask(engines)
+
+    def _play(self) -> None:
+        """Have all episodes go on to their next turns, and ask the rollout engines for these."""
+        playing = {i: self._advance(i) for i, jobs in enumerate(self.jobs) if jobs}
+        found: list[tuple[int, Asked]] = []
+        for i, ref in playing.items():
+            asked, ended = self._advanced(i, ref)
+            found += [(i, each) for each in asked]
+            for each in ended:
+                self.ended[each.key] = each
+                del self.jobs[i][each.key]
+        if found:
+            seed = self.seed if self.round == 0 else Random(f"{self.seed}/{self.round}").getrandbits(62)
+            self.round += 1
+            by_engine: dict[int, list[tuple[int, Asked]]] = {}
+            for each in found:  # an episode stays with its engine, which may have what was said before in its cache
+                by_engine.setdefault(self.place[each[1].key] * len(self.engines.actors) // len(self.place), []).append(each)
+            sampling = self.engines.sampling(1, self.greedy)
+            requests = {i: [(each.request.token_ids, each.sampled(sampling)) for _, each in mine] for i, mine in by_engine.items()}
+            self.pending, self.asked = self.engines.answer(requests, seed), [*by_engine.values()]
+
+    def _advance(self, number: int) -> Any:
+        jobs, self.fresh[number] = self.fresh[number], []
+        turns, self.turns[number] = self.turns[number], {}
+        return self.pool.processes[number].advance.remote(jobs, turns, [], whole=True)
+
+    def _advanced(self, number: int, ref: Any) -> Progress:
+        """What a process says of its episodes. Where it hangs, the episode that it is in has failed, and others begin anew."""
+        jobs = self.jobs[number]
+        try:
+            return self.pool.get(number, ref, self.pool.patience(number))
+        except GetTimeoutError:
+            lost = self.pool.hang(number)
+        except Lost as error:
+            lost = error
+        self.pool.replace(number)
+        self.deaths += lost.died
+        if self.deaths > 1:
+            raise RunError(f"{self.pool.name}: {lost}, again") from lost
+        guilty = [] if lost.died else [jobs[lost.key]] if lost.key in jobs else [*jobs.values()]
+        failed = [Ended(job.key, 0.0, {}, [], {}, Mistake(0, str(lost), late=True)) for job in guilty]
+        self.fresh[number] = [job for job in jobs.values() if job not in guilty]
+        if not self.fresh[number]:
+            return [], failed
+        print(f"{self.pool.name} {lost}; {len(self.fresh[number])} episodes of that process begin anew", flush=True)
+        asked, ended = self._advanced(number, self._advance(number))
+        return asked, [*failed, *ended]
+
+
+def _episodes(prompt: Prompt, ended: Ended) -> list[Episode]:
+    """One for each sequence that the policy wrote in; one that is empty where it wrote nothing."""
+    found = []
+    for part, spoken in enumerate(ended.sequences or [None]):
+        own = prompt if spoken is None or spoken.prompt_ids == prompt.token_ids else Prompt(prompt.index, spoken.prompt_ids, prompt.row)
+        episode = Episode(own, ended.key[0], spoken.turns if spoken else [], reward=ended.reward, terms=ended.terms, part=part)
+        episode.failed, episode.limited, episode.metrics = ended.mistake is not None, bool(ended.limited), ended.metrics
+        episode.text = spoken.said if spoken else ""
+        found.append(episode)
+    return found

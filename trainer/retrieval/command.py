@@ -1,0 +1,92 @@
+"""`flotilla index`: make an index, check one, answer searches in it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.errors import ConfigError
+from trainer.retrieval import serve
+from trainer.retrieval.build import build, check
+from trainer.retrieval.serve import KINDS, BadIndex
+
+PROG = "flotilla index"
+# What the authors of embedding models ask for, by a part of their names: the model cards of intfloat/e5-base-v2, BAAI/bge-base-en-v1.5.
+MODELS = {
+    "e5": {"query_prefix": "query: ", "passage_prefix": "passage: ", "pooling": "mean"},
+    "bge": {"query_prefix": "Represent this sentence for searching relevant passages: ", "passage_prefix": "", "pooling": "cls"},
+}
+PLAIN = {"query_prefix": "", "passage_prefix": "", "pooling": "mean"}
+
+
+def main(arguments: list[str] | None = None, prog: str = PROG) -> int:
+    parser = argparse.ArgumentParser(
+        prog=prog, description="A search engine for agents: an index made once, and a server of it on every node."
+    )
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    make = verbs.add_parser(
+        "build", help="make an index", description="Make an index of a corpus: JSON lines with contents, or title and text."
+    )
+    make.add_argument("corpus", metavar="CORPUS.jsonl", help="may end with .gz; or package.module:function, which yields documents")
+    make.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of the index, such as on shared storage")
+    make.add_argument("--kind", default="bm25", choices=KINDS, help="by words, by vectors, or both fused (default: bm25)")
+    make.add_argument("--model", help="that embeds texts: a folder or a hub name, such as intfloat/e5-base-v2")
+    make.add_argument("--device", default="cpu", help="of that model: cpu, cuda")
+    make.add_argument("--batch", type=int, default=64, help="texts at a time")
+    make.add_argument("--max-tokens", type=int, default=256, help="of a text; what is longer is cut")
+    make.add_argument("--pooling", choices=("mean", "cls"), help="default: as the model's authors say, else mean")
+    make.add_argument(
+        "--faiss", default="Flat", metavar="FACTORY", help="of FAISS's index_factory, such as IVF4096,PQ64 (default: Flat, exact)"
+    )
+    make.add_argument("--stopwords", default="english", help="language of bm25s, or none")
+    make.add_argument("--k1", type=float, default=1.5, help="of BM25")
+    make.add_argument("--b", type=float, default=0.75, help="of BM25")
+    look = verbs.add_parser("check", help="compare an index with its checksums")
+    look.add_argument("index", type=Path, metavar="INDEX")
+    verbs.add_parser("serve", add_help=False, help="answer searches over HTTP")
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["serve"]:
+        return serve.main(words[1:], prog=f"{prog} serve")
+    given = parser.parse_args(words)
+    try:
+        if given.verb == "check":
+            found = check(given.index)
+            print(f"{given.index}: whole; {found['kind']}, {found['documents']:,} documents")
+        else:
+            build(given.corpus, given.out, given.kind, settings(given), device=given.device, batch=given.batch, say=_say)
+    except (BadIndex, ConfigError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def settings(given: argparse.Namespace) -> dict[str, Any]:
+    """What an index remembers of how it was made. Raises BadIndex."""
+    found: dict[str, Any] = {}
+    if given.kind != "dense":
+        if not (given.k1 >= 0 and 0 <= given.b <= 1):
+            raise BadIndex(f"--k1 {given.k1} --b {given.b}; allowed are k1 from 0, b from 0 to 1")
+        found |= {"stopwords": None if given.stopwords == "none" else given.stopwords, "k1": given.k1, "b": given.b}
+    if given.kind != "bm25":
+        if not given.model:
+            raise BadIndex(f"--model is missing, which --kind {given.kind} needs; such as intfloat/e5-base-v2")
+        if given.batch < 1 or given.max_tokens < 1:
+            raise BadIndex(f"--batch {given.batch} --max-tokens {given.max_tokens}; at least 1")
+        name = next((name for name in MODELS if name in given.model.lower().rpartition("/")[2]), "")
+        path = str(Path(given.model).resolve()) if Path(given.model).exists() else given.model
+        found |= MODELS.get(name, PLAIN) | {"model": path, "max_tokens": given.max_tokens, "faiss": given.faiss}
+        if given.pooling:
+            found["pooling"] = given.pooling
+    elif given.model:
+        raise BadIndex(f"--model {given.model}: --kind bm25 has none; give --kind dense or hybrid")
+    return found
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Sequence parallelism: ranks that share each sequence, so that its activations need not fit on one GPU.
+
+DeepSpeed-Ulysses (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509): each of `size` ranks has 1 / size of every row's columns; for
+attention alone an exchange gives it all columns of 1 / size of the heads, and another takes them back. What a model returns per token
+is put together afterwards, so objectives see whole sequences as without. Here are the cut, the exchange and the joining; the exchange
+itself, with its gradient, is DeepSpeed's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import pad
+
+from trainer.episodes import Batch
+from trainer.errors import ConfigError
+
+SETTING = "trainer.sequence_parallel"
+Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+
+
+class SequenceParallel:
+    """This rank's place among the `size` consecutive ranks that share sequences. Collective over all ranks, which it divides."""
+
+    def __init__(self, size: int, rank: int, world: int):
+        self.size, self.index = size, rank % size
+        groups = [dist.new_group([*range(first, first + size)]) for first in range(0, world, size)]  # every rank makes all of them
+        self.group: Any = groups[rank // size]
+        self.names: set[str] = set()  # of attention that was registered
+        self.whole: Batch | None = None  # the micro-batch that is worked on
+        self.mask: torch.Tensor | None = None  # of it, where attention needs one
+
+    def attach(self, module: nn.Module, lm: Any, joined: bool = True) -> None:
+        """Have `module`, which has `lm` in it, work on this rank's part of each micro-batch; `joined`: and return all of its outputs.
+
+        Raises ConfigError for a model whose layers look at other tokens by other means than causal attention.
+        """
+        from transformers import AttentionInterface
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        require(lm, self.size)
+        core = lm.config._attn_implementation
+        masked = core == "sdpa"
+        # transformers makes no masks for names that it does not know; flash attention needs none, and looks for its kernels by its name.
+        name = f"ulysses_{core}" if masked else core
+        if name not in self.names:
+            AttentionInterface.register(name, self.attention(ALL_ATTENTION_FUNCTIONS[core], masked=masked))
+            self.names.add(name)
+        lm.set_attn_implementation(name)
+        module.register_forward_pre_hook(lambda _, inputs: (self.part(inputs[0]),))
+        if joined:
+            module.register_forward_hook(lambda _, __, outputs: tuple(map(self.join, outputs)))
+
+    def part(self, whole: Batch) -> Batch:
+        """This rank's columns of it, which are filled up to divide, and the targets that they predict."""
+        filled = _filled(whole, self.size)
+        self.whole, self.mask = filled, None
+        columns = filled.input_ids_RL.size(1) // self.size
+        here = slice(self.index * columns, (self.index + 1) * columns)
+        row_N, column_N = filled.index_N // (columns * self.size), filled.index_N % (columns * self.size)
+        self.mine_N = (column_N // columns == self.index).nonzero()[:, 0]
+        return replace(
+            filled,
+            input_ids_RL=filled.input_ids_RL[:, here],
+            position_ids_RL=filled.position_ids_RL[:, here],
+            index_N=(row_N * columns + column_N - here.start)[self.mine_N],
+            target_N=filled.target_N[self.mine_N],
+            packed=True,  # positions do not begin at 0
+        )
+
+    def join(self, values_n: torch.Tensor) -> torch.Tensor:
+        """The outputs of all ranks for the micro-batch's targets [N]; each rank's gradient is that of its own."""
+        assert self.whole is not None, "of a micro-batch that was parted"
+        return _Join.apply(values_n, self.mine_N, len(self.whole.index_N), self.group)  # type: ignore[no-any-return]
+
+    def attention(self, core: Attention, *, masked: bool) -> Attention:
+        """`core`, an attention of transformers, over whole rows. `masked`: it finds borders of packed sequences by a mask."""
+        from deepspeed.sequence.layer import _SeqAllToAll
+
+        def exchange(x: torch.Tensor, scatter: int, gather: int) -> torch.Tensor:  # (R, L, heads, width)
+            return _SeqAllToAll.apply(self.group, x, scatter, gather, 0)  # type: ignore[no-any-return]
+
+        def attend(
+            module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            assert self.whole is not None, "a micro-batch is parted before it is read"
+            if (copies := self.size // key.size(1)) > 1:  # fewer heads of keys and values than ranks: each rank gets one
+                key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
+            query, key, value = (exchange(x.transpose(1, 2), 2, 1).transpose(1, 2) for x in (query, key, value))
+            module.num_key_value_groups = query.size(1) // key.size(1)  # type: ignore[assignment]
+            if masked and self.whole.packed and self.mask is None:
+                self.mask = _mask(self.whole)
+            output, weights = core(module, query, key, value, self.mask, **more | {"position_ids": self.whole.position_ids_RL})
+            return exchange(output, 1, 2), weights
+
+        return attend
+
+
+def require(lm: Any, size: int) -> None:
+    """Raises ConfigError for a model that cannot be parted into so many, or whose layers look at other tokens in other ways."""
+    config = lm.config.get_text_config()
+    heads, pairs = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if heads % size or (pairs % size and size % pairs):
+        raise ConfigError(
+            f"{SETTING}={size}: {config.model_type} has {heads} attention heads, {pairs} of keys and values; they must divide by it"
+        )
+    kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])} - {"full_attention"}
+    if kinds or not lm._can_set_attn_implementation():
+        raise ConfigError(f"{SETTING}={size}: {config.model_type} has layers of {', '.join(kinds) or 'its own attention'}; use 1")
+
+
+def _filled(batch: Batch, size: int) -> Batch:
+    """With columns that divide: each more is a sequence of its own, or, in rows of one sequence, comes after it."""
+    columns = batch.input_ids_RL.size(1)
+    if not (more := -columns % size):
+        return batch
+    positions_RL = pad(batch.position_ids_RL, (0, more))
+    if not batch.packed:
+        positions_RL = torch.arange(columns + more, device=positions_RL.device).expand_as(positions_RL)
+    index_N = batch.index_N // columns * (columns + more) + batch.index_N % columns
+    return replace(batch, input_ids_RL=pad(batch.input_ids_RL, (0, more)), position_ids_RL=positions_RL, index_N=index_N)
+
+
+def _mask(whole: Batch) -> torch.Tensor:
+    """Which tokens of its row each may look at (R, 1, L, L)."""
+    sequence_RL = (whole.position_ids_RL == 0).cumsum(1)
+    same = sequence_RL[:, None, :, None] == sequence_RL[:, None, None, :]
+    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values_n: torch.Tensor, where_n: torch.Tensor, count: int, group: Any) -> torch.Tensor:
+        ctx.save_for_backward(where_n)
+        joined_N = values_n.new_zeros((count, *values_n.shape[1:])).index_copy(0, where_n, values_n)
+        dist.all_reduce(joined_N, group=group)
+        return joined_N
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (where_n,) = ctx.saved_tensors
+        return gradients[0][where_n], None, None, None

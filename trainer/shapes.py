@@ -1,0 +1,51 @@
+"""Shapes of a few published models, so that a run can be planned before anything of its model is here.
+
+As in the config.json that each model was published with, noted on 2026-11-25. A plan alone reads them, and only where the model's own file
+is not in a folder or in the hub's cache; tests count each one's parameters.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _qwen(hidden: int, inner: int, layers: int, heads: int, pairs: int, vocabulary: int = 152_064, **more: Any) -> dict[str, Any]:
+    return _config("qwen2", hidden, inner, layers, heads, pairs, vocabulary, **more)
+
+
+def _llama(hidden: int, inner: int, layers: int, heads: int, pairs: int) -> dict[str, Any]:
+    return _config("llama", hidden, inner, layers, heads, pairs, 128_256)
+
+
+def _config(
+    kind: str, hidden: int, inner: int, layers: int, heads: int, pairs: int, vocabulary: int, tied: bool = False, **more: Any
+) -> dict[str, Any]:
+    return {
+        "model_type": kind,
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": pairs,
+        "vocab_size": vocabulary,
+        "tie_word_embeddings": tied,
+        **more,
+    }
+
+
+_QWEN_2_5 = {
+    "0.5B": _qwen(896, 4864, 24, 14, 2, 151_936, tied=True),
+    "1.5B": _qwen(1536, 8960, 28, 12, 2, 151_936, tied=True),
+    "3B": _qwen(2048, 11008, 36, 16, 2, 151_936, tied=True),
+    "7B": _qwen(3584, 18944, 28, 28, 4),
+    "14B": _qwen(5120, 13824, 48, 40, 8),
+    "32B": _qwen(5120, 27648, 64, 40, 8),
+    "72B": _qwen(8192, 29568, 80, 64, 8),
+}
+_LLAMA_3_1 = {"8B": _llama(4096, 14336, 32, 32, 8), "70B": _llama(8192, 28672, 80, 64, 8)}
+SHAPES: dict[str, dict[str, Any]] = {
+    **{f"Qwen/Qwen2.5-{size}{tuned}": shape for size, shape in _QWEN_2_5.items() for tuned in ("", "-Instruct")},
+    **{f"meta-llama/Llama-3.1-{size}{tuned}": shape for size, shape in _LLAMA_3_1.items() for tuned in ("", "-Instruct")},
+    "Qwen/Qwen3-8B": _config("qwen3", 4096, 12288, 36, 32, 8, 151_936, head_dim=128),
+    "Qwen/Qwen3-8B-Base": _config("qwen3", 4096, 12288, 36, 32, 8, 151_936, head_dim=128),
+}
