@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from trainer import lora
+from trainer import attention, lora
 from trainer.checkpoint import fsync
 from trainer.configs.sections import ModelConfig
 from trainer.episodes import Batch
@@ -172,6 +172,8 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
         _require_score(lm, config)
     else:
         _require_plain_head(lm, config)
+    if config.attention == attention.NAME:
+        attention.require(lm)
     _remove_dropout(lm)
     if config.lora.rank:
         lora.add(lm, config.lora, seed)

@@ -46,8 +46,8 @@ class SequenceParallel:
         require(lm, self.size)
         core = lm.config._attn_implementation
         masked = core == "sdpa"
-        # transformers makes no masks for names that it does not know; flash attention needs none, and looks for its kernels by its name.
-        name = f"ulysses_{core}" if masked else core
+        # transformers makes no masks for names that it does not know; flash_attention_2 needs none, and looks for its kernels by its name.
+        name = core if core == "flash_attention_2" else f"ulysses_{core}"
         if name not in self.names:
             AttentionInterface.register(name, self.attention(ALL_ATTENTION_FUNCTIONS[core], masked=masked))
             self.names.add(name)

@@ -18,8 +18,8 @@ from trainer.configs.sections import Config
 from trainer.gpus import Gpu
 from trainer.memory import Shape
 
-# What a run gets of what a data sheet promises. Not measured here: typical of well-tuned runs, and the first thing to doubt.
-TRAINING = 0.4  # of the arithmetic, forward and backward
+# What a run gets of what a data sheet promises: typical of well-tuned runs, and the first thing to doubt.
+TRAINING = 0.4  # of the arithmetic, forward and backward; a 1.5B model got 0.36 of one H200 (docs/benchmarks.md)
 FORWARD = 0.5  # of the arithmetic, where nothing is learned and for prompts
 DECODE = 0.6  # of the memory's bandwidth
 LINKS = 0.7  # of what links carry
@@ -179,7 +179,8 @@ def sync(config: PpoConfig, shape: Shape, cluster: Cluster, ranks: int) -> float
     size = shape.parameters * memory.size_of(config)
     if config.placement.colocate:
         states = sum(memory.states(config, shape, ranks).values())
-        return size / GLOO + 2 * states / HOST
+        copied = size / GLOO if placement.sync_backend(config) == "gloo" else 2 * size / cluster.gpu.bandwidth
+        return copied + 2 * states / HOST
     if placement.sync_backend(config) == "gloo":
         return size / GLOO
     return size / cluster.bus(ranks + config.rollout.engines)

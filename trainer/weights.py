@@ -1,4 +1,4 @@
-"""Weight sync from the policy to the rollout engines: one broadcast per bucket of parameters, over gloo or NCCL.
+"""Weight sync from the policy to the rollout engines: one broadcast per bucket of parameters, over gloo or NCCL; or, on the same GPU, lent.
 
 Both sides know the plan beforehand, so a sync is one call per process however many parameters there are.
 """
@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
+from trainer import ipc
 from trainer.actors import RunError
 
 Named = list[tuple[str, torch.Tensor]]
@@ -30,7 +31,7 @@ class Rendezvous:
     port: int
     world: int
     timeout: int  # seconds, for each broadcast
-    backend: Literal["nccl", "gloo"]
+    backend: Literal["nccl", "gloo", "ipc"]  # ipc: two members on one GPU, the second of which reads the weights where the first has them
     joining: int = 60  # seconds within which all have to be there: one that died meanwhile is not to be waited for as long as for weights
 
 
@@ -61,6 +62,7 @@ class Group:
     device: torch.device
     timeout: timedelta = timedelta(minutes=30)  # of each broadcast
     memory: dict[int, torch.Tensor] = field(default_factory=dict)
+    lends: bool = False  # backend ipc: only words go through `processes`
 
     def buffer(self, index: int, bucket: Bucket) -> torch.Tensor:
         """Flat memory for the bucket with this index: one's while the other's is on its way. In CPU memory it is kept from one sync to the
@@ -84,7 +86,7 @@ class Group:
         gc.collect()
 
 
-def plan(parameters: Iterable[Parameter], bucket_bytes: int) -> Plan:
+def plan(parameters: Iterable[Parameter], bucket_bytes: float) -> Plan:
     """Cut parameters, in order, into buckets of one dtype and at most `bucket_bytes`; a larger parameter is a bucket of its own."""
     buckets: list[list[Parameter]] = []
     size = 0
@@ -120,7 +122,8 @@ def _join(rendezvous: Rendezvous, rank: int) -> Group:
         options._timeout = timeout
         device = torch.device("cuda", torch.cuda.current_device())
         return Group(c10d.ProcessGroupNCCL(store, rank, rendezvous.world, options), device, timeout)
-    return Group(c10d.ProcessGroupGloo(store, rank, rendezvous.world, joining), torch.device("cpu"), timeout)
+    processes = c10d.ProcessGroupGloo(store, rank, rendezvous.world, joining)
+    return Group(processes, torch.device("cpu"), timeout, lends=rendezvous.backend == "ipc")
 
 
 def send(
@@ -139,7 +142,13 @@ def send(
     sending: Any = None  # the bucket before, while this one is gathered
     for index, bucket in enumerate(plan):
         tensors = gather([p.name for p in bucket])
-        if group is not None and failed is None:
+        if group is not None and group.lends and failed is None:
+            try:
+                _lend(group, tensors)
+            except RuntimeError as error:
+                failed = error
+                group.leave()
+        elif group is not None and failed is None:
             flat = torch.cat([t.reshape(-1).to(group.device) for t in tensors], out=group.buffer(index, bucket))
             try:
                 if sending is not None:
@@ -167,6 +176,9 @@ def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
     buffers = (group.buffer(index, bucket) for index, bucket in enumerate(plan))
     on_the_way: list[tuple[torch.Tensor, Any]] = []
     try:
+        if group.lends:
+            yield from _borrow(group, plan)
+            return
         on_the_way += [(flat, broadcast(group, flat)) for flat in islice(buffers, 1)]
         for bucket in plan:
             flat, coming = on_the_way.pop()
@@ -179,6 +191,26 @@ def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
         group.leave()
         text = "the policy or a rollout engine is gone, or did not send the weights in time (rollout.timeout)"
         raise RunError(f"weight sync: a rollout engine on {_here()}: {text}: {_first_line(error)}") from error
+
+
+def _lend(group: Group, tensors: list[torch.Tensor]) -> None:
+    """Until the other member has read them."""
+    message = torch.frombuffer(bytearray(ipc.lend(tensors)), dtype=torch.uint8)
+    for part in (torch.tensor([message.numel()]), message):
+        broadcast(group, part).wait()
+    broadcast(group, torch.zeros(1, dtype=torch.uint8), root=1).wait()
+
+
+def _borrow(group: Group, plan: Plan) -> Iterator[Named]:
+    """Tensors that are the sender's until the next is asked for."""
+    for bucket in plan:
+        size = torch.zeros(1, dtype=torch.int64)
+        broadcast(group, size).wait()
+        message = torch.empty(int(size), dtype=torch.uint8)
+        broadcast(group, message).wait()
+        yield [(p.name, tensor) for p, tensor in zip(bucket, ipc.borrow(message.numpy().tobytes()), strict=True)]
+        torch.cuda.synchronize()
+        broadcast(group, torch.zeros(1, dtype=torch.uint8), root=1).wait()
 
 
 def _member(rank: int) -> str:
@@ -203,8 +235,8 @@ def unflatten(flat: torch.Tensor, bucket: Bucket) -> Named:
     return [(p.name, flat[a:b].view(p.shape)) for p, (a, b) in zip(bucket, pairwise(ends), strict=True)]
 
 
-def broadcast(group: Group, tensor: torch.Tensor) -> Any:
-    """Begin it, from the first member to all others; `wait` of what is returned ends it."""
+def broadcast(group: Group, tensor: torch.Tensor, root: int = 0) -> Any:
+    """Begin it, from the first member, or `root`, to all others; `wait` of what is returned ends it."""
     options = dist.BroadcastOptions()
-    options.rootRank, options.rootTensor, options.timeout = 0, 0, group.timeout
+    options.rootRank, options.rootTensor, options.timeout = root, 0, group.timeout
     return group.processes.broadcast([tensor], options)

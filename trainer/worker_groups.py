@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -266,7 +267,9 @@ def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.P
     actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
     policy = roles["policy"]
     _require_shared(folder, roles)
-    plan = weights.plan(policy.call("parameters")[0], config.rollout.bucket_mb << 20)
+    # What is lent where it lies needs no buffer; ZeRO-3 gathers one.
+    whole = placement.sync_backend(config) == "ipc" and config.trainer.zero_stage < 3
+    plan = weights.plan(policy.call("parameters")[0], math.inf if whole else config.rollout.bucket_mb << 20)
     engines.connect(policy.ranks, plan, seconds)
     sharing = Sharing([role for role in roles.values() if role.role.bundle is None])
     turns = Turns(engines, sharing, shared=config.placement.colocate)

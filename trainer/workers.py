@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer import actors, heartbeat, lora, models, placement, weights
+from trainer import actors, attention, heartbeat, lora, models, placement, weights
 from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, record_apart, sharded
@@ -182,11 +182,10 @@ class Worker:
             if (p.requires_grad or not self.source.lora.rank) == trained
         ]
 
-    def connect(self, rendezvous: weights.Rendezvous, plan: weights.Plan) -> None:
-        """Every rank learns the plan, because gathering is collective; rank 0 alone joins the rollout engines."""
+    def connect(self, rendezvous: weights.Rendezvous | None, plan: weights.Plan) -> None:
+        """Every rank learns the plan, because gathering is collective; those with a rendezvous join rollout engines, to which they send."""
         self.plan = plan
-        if self.rank == 0:
-            self.group = weights.join(rendezvous, 0)
+        self.group = weights.join(rendezvous, 0) if rendezvous else None
 
     def send(self, version: int | None = None) -> Published | None:
         """To the rollout engines of the sync group. With a `version` rank 0 publishes them under it, and returns the copy."""
@@ -287,7 +286,7 @@ class Worker:
 
 def packing(config: Config) -> dict[str, Any]:
     """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""
-    return {"budget": config.trainer.micro_batch_tokens, "one_row": config.model.attention == "flash_attention_2"}
+    return {"budget": config.trainer.micro_batch_tokens, "one_row": config.model.attention in attention.FLASH}
 
 
 def _call(writes: list[Callable[[], None]]) -> None:

@@ -63,7 +63,7 @@ def settings(steps: int, *, cpu: bool) -> list[str]:
     """Answers of random weights: long ones, all of about the same length."""
     init = {"model_type": "qwen2", "tie_word_embeddings": True, **(SMALL if cpu else QWEN_1_5B)}
     sizes = {"rollout.max_new_tokens": 16 if cpu else 1024, "trainer.prompts_per_step": 8 if cpu else 32}
-    on = ["placement.gpus_per_rank=0", "model.dtype=float32"] if cpu else ["model.gradient_checkpointing=true", "rollout.gpu_memory=0.5"]
+    on = ["placement.gpus_per_rank=0", "model.dtype=float32"] if cpu else ["model.gradient_checkpointing=true"]
     return [
         *(f"model.init.{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in init.items()),
         *("model.tokenizer=characters:0123456789s=", "data.path=trainer.data.tasks:sort_digits", "data.max_prompt_tokens=16"),

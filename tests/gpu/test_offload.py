@@ -20,7 +20,7 @@ def test_states_that_are_away_free_the_gpu_and_change_no_number(stage, dtype):
 
     def trained(*, away: bool) -> torch.Tensor:
         torch.manual_seed(0)
-        model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(4))).to(GPU, dtype)
+        model = torch.nn.Sequential(*(torch.nn.Linear(2048, 2048) for _ in range(16))).to(GPU, dtype)
         engine = Engine(model, OptimConfig(lr=1e-3), TrainerConfig(zero_stage=stage), 3, GPU)
         for _ in range(3):
             engine.backward(engine(torch.ones(1, 2048, dtype=dtype, device=GPU)).float().square().sum(), last=True)

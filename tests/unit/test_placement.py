@@ -35,7 +35,8 @@ def test_a_colocated_rollout_engine_and_a_rank_have_halves_of_one_gpu():
     settings = config(placement={"colocate": True, "ranks": 2}, rollout={"engines": 2}, trainer={"zero_stage": 2})
     assert [bundle["GPU"] for bundle in placement.plan(settings).bundles] == [1, 1]
     assert placement.rank_share(settings)["GPU"] == placement.engine_share(settings)["GPU"] == 0.5
-    assert placement.sync_backend(settings) == "gloo"  # NCCL takes one process per GPU
+    assert placement.sync_backend(settings) == "ipc"  # NCCL takes one process per GPU
+    assert placement.sync_backend(config(placement={"colocate": True, "gpus_per_rank": 0})) == "gloo"
 
 
 @pytest.mark.parametrize("roles", [1, 2, 3])

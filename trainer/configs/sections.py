@@ -64,7 +64,10 @@ class ModelConfig(Section):
         default=None, description="Folder or hub name; characters:ABC makes one token per character. Default: path."
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="Of weights and activations.")
-    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(default="sdpa", description="Attention kernel of transformers.")
+    attention: Literal["sdpa", "varlen", "eager", "flash_attention_2"] = Field(
+        default="sdpa",
+        description="Attention kernel. varlen: torch's own flash attention, on GPUs; flash_attention_2 needs the package flash-attn.",
+    )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
     lora: LoraConfig = Field(default=LoraConfig(), description="Adapters in place of full fine-tuning.")
 
@@ -321,14 +324,14 @@ class Config(Section):
                 "random weights need model.tokenizer",
             ),
             Rule(
-                model.attention == "flash_attention_2" and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
+                model.attention in ("varlen", "flash_attention_2") and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
                 ("model.attention", "model.dtype", "placement.gpus_per_rank"),
                 "flash attention needs bfloat16 and a GPU; sdpa runs everywhere",
             ),
             Rule(
                 model.attention == "eager" and self.trainer.sequence_parallel > 1,
                 ("model.attention", "trainer.sequence_parallel"),
-                "ranks that share sequences need sdpa or flash_attention_2",
+                "ranks that share sequences need sdpa, varlen or flash_attention_2",
             ),
             Rule(
                 bool(data.path and data.mix),

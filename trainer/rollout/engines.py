@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import time
 import traceback
+from itertools import zip_longest
 from typing import Any
 
 import ray
@@ -236,15 +237,18 @@ class RolloutEngines:
         return [actor.call.remote("receivers") for actor in self.actors]
 
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
-        """Join all rollout engines with the policy's ranks (of which the first sends) in one sync group."""
+        """Join all rollout engines with the policy's first rank in one sync group; on shared devices each with the rank on its own."""
         receivers = self.started()
         seconds = self.config.rollout.timeout  # they may be at work; who joins waits for the others for a short time alone
         actors.wait(self.ready(), seconds, "rollout engines before they join the weight sync (rollout.timeout)")
-        address, port = actors.wait(policy[0].address.remote(), timeout, "the policy's address (trainer.timeout)")
-        rendezvous = weights.Rendezvous(address, port, 1 + sum(receivers), self.config.rollout.timeout, placement.sync_backend(self.config))
-        ranks = [1 + sum(receivers[:i]) for i in range(len(receivers))]
-        joined = [actor.call.remote("connect", rendezvous, rank, plan) for actor, rank in zip(self.actors, ranks, strict=True)]
-        joined += [rank.connect.remote(rendezvous, plan) for rank in policy]
+        pairs = self.config.placement.colocate
+        senders = policy[: len(self.actors)] if pairs else policy[:1]
+        addresses = actors.wait([rank.address.remote() for rank in senders], timeout, "the policy's addresses (trainer.timeout)")
+        world, backend = 2 if pairs else 1 + sum(receivers), placement.sync_backend(self.config)
+        meetings = [weights.Rendezvous(host, port, world, self.config.rollout.timeout, backend) for host, port in addresses]
+        places = [(meetings[i], 1) if pairs else (meetings[0], 1 + sum(receivers[:i])) for i in range(len(receivers))]
+        joined = [actor.call.remote("connect", *place, plan) for actor, place in zip(self.actors, places, strict=True)]
+        joined += [rank.connect.remote(meeting, plan) for rank, meeting in zip_longest(policy, meetings)]
         actors.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
 
     def receive(self, version: int) -> list[Any]:

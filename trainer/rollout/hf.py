@@ -7,6 +7,7 @@ its samples, and finished sequences leave the batch, so that the cost follows th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import DynamicCache
@@ -82,7 +83,9 @@ class HfEngine(SteppedEngine):
         super().__init__()
         self.config = config.rollout
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
-        model = config.model.model_copy(update={"path": model_path, "init": None, "gradient_checkpointing": False})
+        kernel = "sdpa" if config.model.attention == "varlen" else config.model.attention  # which reads no cache
+        changes = {"path": model_path, "init": None, "gradient_checkpointing": False, "attention": kernel}
+        model = config.model.model_copy(update=changes)
         self.lm = load_lm(model, seed, self.device).eval()
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
         self.parameters = dict(self.lm.named_parameters())
@@ -108,8 +111,8 @@ class HfEngine(SteppedEngine):
 
     @torch.no_grad()
     def load(self, bucket: weights.Named) -> None:
-        for name, tensor in bucket:
-            self.parameters[name].copy_(tensor)
+        copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]  # a kernel for many
+        copy([self.parameters[name] for name, _ in bucket], [tensor for _, tensor in bucket])
 
     def loaded(self, version: int) -> None:
         self.version = version
