@@ -77,3 +77,17 @@ async def terms(policy: Policy, row: dict[str, Any]) -> dict[str, float]:
 
 def plain(policy: Policy, row: dict[str, Any]) -> float:
     return 1.0
+
+
+async def by_api(policy: Policy, row: dict[str, Any]) -> float:
+    """Two turns by a client of OpenAI's, which knows nothing of training."""
+    import openai
+
+    async with policy.endpoint() as api, openai.AsyncOpenAI(base_url=api.url, api_key=api.key) as client:
+        messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
+        texts = []
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=3)
+            texts.append(answer.choices[0].message.content or "")
+            messages += [answer.choices[0].message, {"role": "user", "content": "0="}]
+    return float("".join(texts).count(row["answer"])) / 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -75,6 +76,21 @@ def test_a_rollout_engine_that_dies_between_turns_and_more_processes_change_no_b
     assert train_ppo.train(played(tiny_model, "two_turns", environment={"workers": 2}), tmp_path) == 0
     killer.join(10)
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
+
+
+def test_an_agent_with_a_client_of_openai_is_trained_on_its_tokens_and_exact_over_a_kill(tiny_model, tmp_path):
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' }}s{% endfor %}")
+    assert train_ppo.train(played(model, "by_api"), tmp_path / "whole") == 0
+    rows = read(tmp_path / "whole")[1:]
+    assert all(row["turns"] == 2 and row["logprob_diff"] < 1e-4 for row in rows)
+    killed = tmp_path / "killed"
+    killer = when((killed / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
+    with pytest.raises(RunError, match="policy-0"):
+        train_ppo.train(played(model, "by_api"), killed)
+    killer.join(10)
+    assert train_ppo.train(played(model, "by_api"), killed) == 0
+    assert all(not result.different for result in compare(read(tmp_path / "whole"), read(killed)))
 
 
 def test_an_episode_in_two_sequences_trains_both(tiny_model, tmp_path):

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from configs import errors, ok
+from talks import CHARACTERS, CHATML, TOOL, Talk, with_template
 from transformers import PreTrainedTokenizerFast
 
 from trainer.configs.sections import AlgorithmConfig
 from trainer.environments import resolve
 from trainer.environments.calculator import calculate, calculator
 from trainer.environments.guess import guess
-from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, read_message
+from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, read_message
 from trainer.environments.pool import Environments, _episodes
 from trainer.environments.runner import Asked, Ended, Job, Runner
 from trainer.episodes import Episode, Prompt, Turn
@@ -25,66 +26,14 @@ from trainer.rewards.terms import Reward
 from trainer.roles import Rollout
 from trainer.scored import advantages
 
-CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz[]()+-*=<>?!.,:;\"{}_/' \n"
-CHATML = (
-    "{% if tools %}[tools]{{ tools | tojson }}<eos>\n{% endif %}"
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
-    "{% if m.tool_calls %}{% for c in m.tool_calls %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "{% endif %}<eos>\n{% endfor %}"
-    "{% if add_generation_prompt %}[assistant]{% endif %}"
-)
 FORGETS = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split(';')[-1] }}")
 BARE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"
 USER = {"role": "user", "content": "1+1"}
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
     return character_tokenizer(CHARACTERS)
-
-
-def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrainedTokenizerFast:
-    tokenizer.chat_template = template
-    return tokenizer
-
-
-class Talk:
-    """A policy whose engine writes these texts, one after the other; "..." at the end means that its limit of tokens ends one."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *texts: str, prompt: str = "12=", **limits: Any):
-        self.tokenizer, self.texts, self.requests = tokenizer, list(texts), list[Request]()
-        given = Limits(**{"turns": 9, "turn_tokens": 50, "tokens": 500, "seconds": 10, **limits})
-        self.policy = Policy(Prompt(0, self.ids(prompt), {}), tokenizer, given, self.ask)
-
-    def ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"]  # type: ignore[return-value]
-
-    async def ask(self, request: Request) -> Turn:
-        self.requests.append(request)
-        text = self.texts.pop(0)
-        ids = self.ids(text.removesuffix("..."))
-        ids += [] if text.endswith("...") else self.ids("<eos>")
-        return Turn(ids, [-0.5] * len(ids), "length" if text.endswith("...") else "stop")
-
-    def run(self, talk: Callable[[Policy], Awaitable[Any]]) -> list[str]:
-        """The sequences, as texts with the policy's turns between bars. What was asked is what is trained."""
-        asyncio.run(talk(self.policy))  # type: ignore[arg-type]
-        read = [request.token_ids for request in self.requests]
-        ends = []
-        for spoken in self.policy.sequences:
-            before = list(spoken.prompt_ids)
-            for turn in spoken.turns:
-                if turn.sampled:
-                    ends.append(list(before))
-                before += turn.token_ids
-        assert sorted(ends) == sorted(read), "each turn follows on exactly what the engine read"
-        show: Any = self.tokenizer.decode
-        marks = {True: "|{}|", False: "{}"}
-        return [
-            show(spoken.prompt_ids) + "".join(marks[turn.sampled].format(show(turn.token_ids)) for turn in spoken.turns)
-            for spoken in self.policy.sequences
-        ]
 
 
 def test_text_that_goes_on_lengthens_a_sequence_and_only_what_is_new_is_tokenized(tokenizer):
@@ -326,11 +275,8 @@ def test_an_episode_of_which_nothing_is_left_is_an_empty_one():
 @pytest.mark.parametrize(
     ("spec", "args", "said"),
     [
-        (
-            "gues",
-            {},
-            "environment.function: no 'gues'; known are guess, calculator, search, or package.module:function; did you mean 'guess'?",
-        ),
+        ("gues", {}, "environment.function: no 'gues'; known are guess, calculator, search, agent, or "),
+        ("gues", {}, "or package.module:function; did you mean 'guess'?"),
         ("environments:plain", {}, "environments:plain is not an async function; write async def rollout(policy, row)"),
         ("environments:nobody", {}, "environments has no 'nobody'"),
         ("nowhere.at_all:f", {}, "cannot import it"),

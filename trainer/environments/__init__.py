@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from trainer.environments.agent import agent
 from trainer.environments.calculator import calculator
 from trainer.environments.guess import guess
 from trainer.environments.search import search
@@ -25,7 +26,7 @@ from trainer.import_path import check_args, find
 
 Rollout = Callable[..., Awaitable[Any]]
 
-ENVIRONMENTS: dict[str, Rollout] = {"guess": guess, "calculator": calculator, "search": search}
+ENVIRONMENTS: dict[str, Rollout] = {"guess": guess, "calculator": calculator, "search": search, "agent": agent}
 
 
 def check(spec: str, args: dict[str, Any], row: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -46,6 +47,14 @@ class Answer:
     finish: Literal["stop", "length"]
 
 
+@dataclass(frozen=True, slots=True)
+class Reply:
+    message: Message
+    finish: Literal["stop", "length"]
+    prompt_tokens: int
+    tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Spoken:
     """One sequence: a prompt, and turns of policy and environment after it. Each token follows on all before it."""
@@ -60,6 +69,27 @@ class Spoken:
     @property
     def token_ids(self) -> list[int]:
         return [*self.prompt_ids, *(token for turn in self.turns for token in turn.token_ids)]
+
+
+@dataclass(frozen=True)
+class Api:
+    """Where and as whom the policy of one episode is asked. Good until the episode leaves `policy.endpoint()`."""
+
+    origin: str  # http://127.0.0.1:PORT, as Anthropic's clients want it
+    key: str
+    model: str = "policy"  # any name will do
+
+    @property
+    def url(self) -> str:
+        """As OpenAI's clients want it."""
+        return f"{self.origin}/v1"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables by which clients of both find it."""
+        openai = {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key, "OPENAI_MODEL": self.model}
+        anthropic = {"ANTHROPIC_BASE_URL": self.origin, "ANTHROPIC_API_KEY": self.key, "ANTHROPIC_MODEL": self.model}
+        return openai | anthropic
 
 
 @dataclass(frozen=True)
@@ -82,6 +112,7 @@ class Policy:
         *,
         seed: object = 0,
         template: dict[str, Any] | None = None,
+        serve: Callable[[Policy], AbstractAsyncContextManager[Api]] | None = None,
     ):
         self.prompt_ids = prompt.token_ids  # of the data's prompt, which `generate()` begins with
         self.random = random.Random(f"{seed}")  # the same when the episode is played again
@@ -89,7 +120,7 @@ class Policy:
         self.sequences: list[Spoken] = []
         self.limits, self.tokenizer, self.template = limits, tokenizer, template or {}
         self.turns = 0
-        self._ask = ask
+        self._ask, self._serve = ask, serve
         self._busy: set[int] = set()  # by id, those that a turn is being written for
 
     async def generate(
@@ -131,12 +162,29 @@ class Policy:
         """The assistant's message after these: `content`, and `tool_calls` where it wrote any, as OpenAI's API has them, with
         `arguments` read from JSON. `tools`: schemas in JSON, or functions with type hints and docstrings, as chat templates take them.
         """
+        return (await self.reply(messages, tools=tools, max_tokens=max_tokens, stop=stop)).message
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Any] | None = None,
+        max_tokens: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> Reply:
+        """What `chat` returns, with how the turn ended and what it took."""
         given, known = [dict(message) for message in messages], None if tools is None else list(tools)
         spoken, new = self._after_messages(given, known)
+        before = len(spoken.token_ids) + len(new)
         answer = await self._turn(spoken, new, max_tokens, stop)
-        message = read_message(answer.text) if known else {"role": "assistant", "content": answer.text}
+        message = read_message(answer.text, self.turns) if known else {"role": "assistant", "content": answer.text}
         spoken.messages, spoken.tools, spoken.text = [*given, message], known, None
-        return dict(message)
+        return Reply(dict(message), answer.finish, before, len(answer.token_ids))
+
+    def endpoint(self) -> AbstractAsyncContextManager[Api]:
+        """While it is open, this policy answers whoever speaks OpenAI's or Anthropic's API: see endpoint.py."""
+        assert self._serve is not None, "a policy whose episode is played has a server"
+        return self._serve(self)
 
     def _free(self) -> list[Spoken]:
         return [spoken for spoken in self.sequences if id(spoken) not in self._busy]
@@ -207,8 +255,9 @@ class Policy:
         return Answer(text, turn.token_ids, turn.finish or "length")
 
 
-def read_message(text: str) -> Message:
-    """An assistant's message with the tool calls that its text has; those that are no JSON stay text."""
+def read_message(text: str, turn: int = 0) -> Message:
+    """An assistant's message with the tool calls that its text has; those that are no JSON stay text. `turn` is in their ids, which are
+    different in all of an episode."""
     calls: list[dict[str, Any]] = []
     for found in TOOL_CALL.finditer(text):
         try:
@@ -218,5 +267,5 @@ def read_message(text: str) -> Message:
             return {"role": "assistant", "content": text}
     if not calls:
         return {"role": "assistant", "content": text}
-    named = [{"id": f"call_{i}", "type": "function", "function": call} for i, call in enumerate(calls)]
+    named = [{"id": f"call_{turn}_{i}", "type": "function", "function": call} for i, call in enumerate(calls)]
     return {"role": "assistant", "content": text[: text.index("<tool_call>")].strip(), "tool_calls": named}

@@ -13,6 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from trainer.environments.endpoint import serving
 from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, Spoken
 from trainer.episodes import Prompt, Turn
 from trainer.rewards.terms import Mistake, Reward, mistake, worth
@@ -159,7 +160,7 @@ class Runner:
                 self.waiting.pop(name, None)
                 clock.go_on()
 
-        policy = Policy(job.prompt, self.tokenizer, self.limits, ask, seed=(job.seed, job.key), template=self.template)
+        policy = Policy(job.prompt, self.tokenizer, self.limits, ask, seed=(job.seed, job.key), template=self.template, serve=serving)
         reward, terms, wrong, limited = 0.0, {}, None, ""
         try:
             async with limit:

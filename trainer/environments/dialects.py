@@ -1,0 +1,242 @@
+"""Requests and answers of OpenAI's and Anthropic's APIs, in the words of `policy.Policy.reply`, and back. Pure functions.
+
+https://platform.openai.com/docs/api-reference/chat and https://docs.anthropic.com/en/api/messages: text and tools. What the policy cannot
+do, such as images or a tool that must be called, is refused; temperature and the like are read over, as the run's settings say how it is
+sampled.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from trainer.environments.policy import Message, Reply
+
+Json = dict[str, Any]
+
+
+class Refused(ValueError):
+    """A request that is not understood, or that the policy cannot do."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, as the policy takes it."""
+
+    messages: list[Message]
+    tools: list[Any] | None
+    max_tokens: int | None
+    stop: tuple[str, ...]
+    model: str
+    stream: bool
+
+
+class Dialect(Protocol):
+    def read(self, body: Json) -> Asked:
+        """Raises Refused."""
+        ...
+
+    def answer(self, asked: Asked, reply: Reply, number: str) -> Json: ...
+
+    def events(self, asked: Asked, reply: Reply, number: str) -> Iterator[tuple[str, str]]:
+        """The same answer as a stream, all at once: the name of each event, "" where it has none, and its data."""
+        ...
+
+    def error(self, status: int, text: str, code: str | None = None) -> Json: ...
+
+
+class OpenAi:
+    """POST /v1/chat/completions."""
+
+    def read(self, body: Json) -> Asked:
+        _one_answer(body, "n", 1)
+        if body.get("logprobs"):
+            raise Refused("logprobs: the run keeps them; leave it out")
+        if (body.get("response_format") or {"type": "text"}).get("type") != "text":
+            raise Refused("response_format: text alone, there is no guided decoding")
+        if (choice := body.get("tool_choice") or "auto") not in ("auto", "none"):
+            raise Refused(f"tool_choice: {choice!r}; the policy chooses: auto or none")
+        limit = body.get("max_completion_tokens") or body.get("max_tokens")
+        stop = body.get("stop") or ()
+        tools = [] if choice == "none" else list(body.get("tools") or [])
+        messages = [_openai_message(message) for message in _messages(body)]
+        return Asked(
+            messages, tools or None, limit, (stop,) if isinstance(stop, str) else tuple(stop), _model(body), bool(body.get("stream"))
+        )
+
+    def answer(self, asked: Asked, reply: Reply, number: str) -> Json:
+        choice = {"index": 0, "message": self._message(reply), "finish_reason": self._finish(reply), "logprobs": None}
+        return self._head(asked, number, "chat.completion") | {"choices": [choice], "usage": self._usage(reply)}
+
+    def events(self, asked: Asked, reply: Reply, number: str) -> Iterator[tuple[str, str]]:
+        head = self._head(asked, number, "chat.completion.chunk")
+        message = self._message(reply)
+        for i, call in enumerate(message.get("tool_calls", [])):
+            call["index"] = i
+        for delta, finish in ((message, None), ({}, self._finish(reply))):
+            yield "", json.dumps(head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
+        yield "", json.dumps(head | {"choices": [], "usage": self._usage(reply)})
+        yield "", "[DONE]"
+
+    def error(self, status: int, text: str, code: str | None = None) -> Json:
+        return {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": code}}
+
+    def _head(self, asked: Asked, number: str, kind: str) -> Json:
+        return {"id": f"chatcmpl-{number}", "object": kind, "created": int(time.time()), "model": asked.model}
+
+    def _message(self, reply: Reply) -> Json:
+        calls = [
+            call | {"function": call["function"] | {"arguments": json.dumps(call["function"]["arguments"])}}
+            for call in reply.message.get("tool_calls", [])
+        ]
+        return {"role": "assistant", "content": reply.message["content"], **({"tool_calls": calls} if calls else {})}
+
+    def _finish(self, reply: Reply) -> str:
+        return "tool_calls" if reply.message.get("tool_calls") else reply.finish
+
+    def _usage(self, reply: Reply) -> Json:
+        total = reply.prompt_tokens + reply.tokens
+        return {"prompt_tokens": reply.prompt_tokens, "completion_tokens": reply.tokens, "total_tokens": total}
+
+
+class Anthropic:
+    """POST /v1/messages."""
+
+    def read(self, body: Json) -> Asked:
+        if (choice := (body.get("tool_choice") or {"type": "auto"}).get("type")) not in ("auto", "none"):
+            raise Refused(f"tool_choice: {choice!r}; the policy chooses: auto or none")
+        if (thinking := (body.get("thinking") or {"type": "disabled"}).get("type")) != "disabled":
+            raise Refused(f"thinking: {thinking!r}; the policy writes what it was trained to; leave it out")
+        system = _text(body.get("system") or "", "system")
+        messages = [{"role": "system", "content": system}] if system else []
+        for message in _messages(body):
+            messages += _anthropic_message(message)
+        tools = [] if choice == "none" else [_anthropic_tool(tool) for tool in body.get("tools") or []]
+        return Asked(
+            messages, tools or None, body.get("max_tokens"), tuple(body.get("stop_sequences") or ()), _model(body), bool(body.get("stream"))
+        )
+
+    def answer(self, asked: Asked, reply: Reply, number: str) -> Json:
+        usage = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.tokens}
+        return {
+            **{"id": f"msg_{number}", "type": "message", "role": "assistant", "model": asked.model, "content": self._blocks(reply)},
+            **{"stop_reason": self._finish(reply), "stop_sequence": None, "usage": usage},
+        }
+
+    def events(self, asked: Asked, reply: Reply, number: str) -> Iterator[tuple[str, str]]:
+        whole = self.answer(asked, reply, number)
+        blocks, end = whole["content"], {"stop_reason": whole["stop_reason"], "stop_sequence": None}
+        yield _event({"type": "message_start", "message": whole | {"content": [], "stop_reason": None}})
+        for i, block in enumerate(blocks):
+            if block["type"] == "text":
+                empty, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
+            else:
+                empty, delta = block | {"input": {}}, {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
+            yield _event({"type": "content_block_start", "index": i, "content_block": empty})
+            yield _event({"type": "content_block_delta", "index": i, "delta": delta})
+            yield _event({"type": "content_block_stop", "index": i})
+        yield _event({"type": "message_delta", "delta": end, "usage": whole["usage"]})
+        yield _event({"type": "message_stop"})
+
+    def error(self, status: int, text: str, code: str | None = None) -> Json:
+        kind = {401: "authentication_error", 404: "not_found_error"}.get(status, "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": text}}
+
+    def _blocks(self, reply: Reply) -> list[Json]:
+        calls = [
+            {"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": call["function"]["arguments"]}
+            for call in reply.message.get("tool_calls", [])
+        ]
+        text = reply.message["content"]
+        return [*([{"type": "text", "text": text}] if text or not calls else []), *calls]
+
+    def _finish(self, reply: Reply) -> str:
+        if reply.message.get("tool_calls"):
+            return "tool_use"
+        return "end_turn" if reply.finish == "stop" else "max_tokens"
+
+
+def _event(data: Json) -> tuple[str, str]:
+    return data["type"], json.dumps(data)
+
+
+def _model(body: Json) -> str:
+    return str(body.get("model") or "policy")
+
+
+def _one_answer(body: Json, key: str, allowed: int) -> None:
+    if (value := body.get(key) or allowed) != allowed:
+        raise Refused(f"{key}: {value}; ask {value} times for {value} answers")
+
+
+def _messages(body: Json) -> list[Json]:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        raise Refused("messages: a list of at least one message")
+    return messages
+
+
+def _text(content: Any, where: str) -> str:
+    """Of a text, or of blocks of text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = []
+    for block in content:
+        if isinstance(block, Mapping) and block.get("type") == "text":
+            texts.append(str(block["text"]))
+        elif not (isinstance(block, Mapping) and block.get("type") in ("thinking", "redacted_thinking")):
+            kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
+            raise Refused(f"{where}: {kind!r}; the policy reads text alone")
+    return "".join(texts)
+
+
+def _openai_message(message: Json) -> Message:
+    """Only what a chat template reads; clients send more of their own."""
+    role = {"developer": "system"}.get(str(message.get("role")), str(message.get("role")))
+    read: Message = {"role": role, "content": _text(message.get("content"), f"messages: content of {role}")}
+    if calls := message.get("tool_calls"):
+        read["tool_calls"] = [
+            {"id": call["id"], "type": "function", "function": {"name": call["function"]["name"], "arguments": _arguments(call)}}
+            for call in calls
+        ]
+    return read | {key: message[key] for key in ("tool_call_id", "name") if message.get(key)}
+
+
+def _arguments(call: Json) -> Any:
+    given = call["function"].get("arguments") or "{}"
+    try:
+        return json.loads(given) if isinstance(given, str) else given
+    except ValueError as error:
+        raise Refused(f"messages: tool_calls: arguments of {call['function']['name']} are no JSON: {error}") from error
+
+
+def _anthropic_message(message: Json) -> list[Message]:
+    """One of Anthropic's: results of tools are messages of their own."""
+    role, content = str(message.get("role")), message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
+    results = [block for block in blocks if block.get("type") == "tool_result"]
+    calls = [block for block in blocks if block.get("type") == "tool_use"]
+    rest = [block for block in blocks if block.get("type") not in ("tool_result", "tool_use")]
+    messages: list[Message] = [
+        {"role": "tool", "content": _text(block.get("content"), "messages: tool_result"), "tool_call_id": block["tool_use_id"]}
+        for block in results
+    ]
+    if rest or calls or not results:
+        own: Message = {"role": role, "content": _text(rest, f"messages: content of {role}")}
+        if calls:
+            own["tool_calls"] = [
+                {"id": block["id"], "type": "function", "function": {"name": block["name"], "arguments": block.get("input") or {}}}
+                for block in calls
+            ]
+        messages.append(own)
+    return messages
+
+
+def _anthropic_tool(tool: Json) -> Json:
+    if "input_schema" not in tool:
+        raise Refused(f"tools: {tool.get('name')!r} has no input_schema; tools that the server would run are not there")
+    function = {"name": tool["name"], "description": tool.get("description", ""), "parameters": tool["input_schema"]}
+    return {"type": "function", "function": function}
