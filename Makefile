@@ -52,6 +52,12 @@ install-policy: infra/policy/.venv/ready ## what `pulumi preview --policy-pack` 
 infra/policy/.venv/ready: infra/policy/requirements.txt .ci/setup
 	@bash .ci/setup policy
 
+# Nor does verifiers.
+.PHONY: install-verifiers
+install-verifiers: .venv-verifiers/ready ## what the environment `verifiers` plays tasksets with
+.venv-verifiers/ready: requirements/verifiers.txt .ci/setup
+	@bash .ci/setup verifiers
+
 .PHONY: image
 image: ## a container image with Ray, vLLM and the lock: images/
 	@fabric="$(or $(strip $(FABRIC)),base)"
@@ -105,9 +111,10 @@ lock: .venv/dev ## compile requirements/*.txt from pyproject.toml again
 	for extra in client server aws gcp cpu; do $$lock pyproject.toml --extra $$extra -c requirements/dev.txt -o requirements/$$extra.txt; done
 	$$lock pyproject.toml --extra gpu -o requirements/gpu.txt
 	$$lock --group policy -o infra/policy/requirements.txt
+	$$lock --group verifiers -o requirements/verifiers.txt
 
 .PHONY: clean
 clean: ## stop what runs from this folder, remove build/ and .venv
 	@if [ -x $(BIN)/python ] && [ -f build/local/cluster.json ]; then $(BIN)/python -m cluster_tasks.local down; fi
 	if [ -x $(BIN)/python ] && [ -f build/server/server.json ]; then $(BIN)/python -m fleets.server down; fi # refuses while it has machines
-	rm -rf build .venv infra/policy/.venv .pytest_cache .ruff_cache
+	rm -rf build .venv .venv-verifiers infra/policy/.venv .pytest_cache .ruff_cache

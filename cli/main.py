@@ -34,7 +34,7 @@ stop      down STACK                    leave nothing running
 at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
           launch STACK --recipe NAME    verl, OpenRLHF, ...: recipe list | show
 beside    server up|login|status|down   a dstack server on this machine
-          train | export | report | index   trainer; model, page, retriever
+          train | eval | export | report | index   a model; its retriever
 
 Without it, as it prints while it works:
   local        python -m infra.preview local; python -m cluster_tasks.local up
@@ -49,7 +49,7 @@ PASSED = {
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",
 }
-TRAINER = {"export": "trainer.export", "report": "trainer.report", "index": "trainer.retrieval.command"}
+TRAINER = {"eval": "trainer.evaluate", "export": "trainer.export", "report": "trainer.report", "index": "trainer.retrieval.command"}
 OURS = {
     "init": "cli.init",
     "render": "cli.render",

@@ -127,23 +127,29 @@ class Environments:
         return Rounds(self, engines, prompts, samples, seed, greedy)
 
     def episodes(self, ended: list[tuple[Prompt, Ended]]) -> list[Episode]:
-        """In this order; groups are the numbers of the prompts in their keys. Raises ConfigError, or TimeoutError, where one has failed and
-        reward.on_error is `fail`, or where all would.
-        """
-        failed = [(prompt, each.mistake) for prompt, each in ended if each.mistake]
-        final = [(prompt, mistake) for prompt, mistake in failed if mistake.final]
-        policy = self.config.reward.on_error
-        if final or (failed and policy == "fail"):
-            prompt, mistake = (final or failed)[0]
-            error = TimeoutError if mistake.late else ConfigError
-            raise error(f"{self.name} on row {prompt.index}: {mistake.text} (reward.on_error={policy})")
-        if failed:
-            count = f"{len(failed)} of {len(ended)} episodes failed (reward.on_error={policy})"
-            first: dict[str, int] = {}
-            for prompt, mistake in failed:
-                first.setdefault(mistake.text, prompt.index)
-            print(f"{count}; " + "; ".join(f"row {row}: {text}" for text, row in [*first.items()][:SHOWN]), flush=True)
-        return [episode for prompt, each in ended for episode in _episodes(prompt, each)]
+        """Raises as `episodes_of` does."""
+        return episodes_of(self.config, ended)
+
+
+def episodes_of(config: PpoConfig, ended: list[tuple[Prompt, Ended]]) -> list[Episode]:
+    """In this order; groups are the numbers of the prompts in their keys. Raises ConfigError, or TimeoutError, where one has failed and
+    reward.on_error is `fail`, or where all would.
+    """
+    failed = [(prompt, each.mistake) for prompt, each in ended if each.mistake]
+    final = [(prompt, mistake) for prompt, mistake in failed if mistake.final]
+    policy = config.reward.on_error
+    if final or (failed and policy == "fail"):
+        prompt, mistake = (final or failed)[0]
+        error = TimeoutError if mistake.late else ConfigError
+        name = f"environment.function={config.environment.function}"
+        raise error(f"{name} on row {prompt.index}: {mistake.text} (reward.on_error={policy})")
+    if failed:
+        count = f"{len(failed)} of {len(ended)} episodes failed (reward.on_error={policy})"
+        first: dict[str, int] = {}
+        for prompt, mistake in failed:
+            first.setdefault(mistake.text, prompt.index)
+        print(f"{count}; " + "; ".join(f"row {row}: {text}" for text, row in [*first.items()][:SHOWN]), flush=True)
+    return [episode for prompt, each in ended for episode in _episodes(prompt, each)]
 
 
 class Rounds:
