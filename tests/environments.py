@@ -15,6 +15,15 @@ def rows(count: int = 60) -> list[dict[str, str]]:
     return [{"prompt": f"{i % 10}{i % 7}=", "answer": str(i % 10)} for i in range(count)]
 
 
+def double(number: int) -> int:
+    """Twice a number.
+
+    Args:
+        number: any.
+    """
+    return 2 * number
+
+
 async def two_turns(policy: Policy, row: dict[str, Any]) -> float:
     """An answer, an observation, another answer: worth the share of digits that are the first one's."""
     first = await policy.generate(row["prompt"], max_tokens=2)

@@ -21,13 +21,21 @@ from trainer.environments.agent import agent
 from trainer.environments.calculator import calculator
 from trainer.environments.guess import guess
 from trainer.environments.search import search
+from trainer.environments.tools import tools
 from trainer.environments.verifiers import verifiers
 from trainer.errors import ConfigError
 from trainer.import_path import check_args, find
 
 Rollout = Callable[..., Awaitable[Any]]
 
-ENVIRONMENTS: dict[str, Rollout] = {"guess": guess, "calculator": calculator, "search": search, "agent": agent, "verifiers": verifiers}
+ENVIRONMENTS: dict[str, Rollout] = {
+    "guess": guess,
+    "calculator": calculator,
+    "search": search,
+    "tools": tools,
+    "agent": agent,
+    "verifiers": verifiers,
+}
 
 
 def check(spec: str, args: dict[str, Any], row: dict[str, Any]) -> None:

@@ -45,7 +45,7 @@ async def agent(
       is the reward, a number or an object of terms, in JSON.
     - env: variables besides; pass_env: names of variables of this process that it gets too, such as keys of services.
     """
-    scored = _reward(reward, json.dumps(reward_args or {})) if reward else None
+    scored = reward_of(reward, json.dumps(reward_args or {})) if reward else None
     async with policy.endpoint() as api:
         variables = {name: os.environ[name] for name in (*KEPT, *pass_env) if name in os.environ}
         seed = {"FLOTILLA_EPISODE_SEED": str(policy.random.getrandbits(32))}
@@ -70,14 +70,16 @@ def look(row: dict[str, Any], command: Any = None, reward: str = "", reward_args
     if missing:
         raise ConfigError(f"environment.args.pass_env: {', '.join(missing)}: not set where the run starts")
     if reward:
-        _reward(reward, json.dumps(reward_args or {}))
+        reward_of(reward, json.dumps(reward_args or {}))
 
 
 agent.check = look  # type: ignore[attr-defined]
 
 
 @cache
-def _reward(spec: str, args: str) -> Reward:
+def reward_of(spec: str, args: str) -> Reward:
+    """The reward function that args.reward names; `args` are its own, as JSON. Raises ConfigError for one that looks at more than text
+    and row."""
     from trainer import rewards
 
     found = rewards.resolve(spec, json.loads(args), section="environment.args")

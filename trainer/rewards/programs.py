@@ -58,11 +58,11 @@ def code(text: str, row: dict[str, Any], seconds: Positive = 10.0, memory_mb: Co
 def _passes(program: str, test: Any, seconds: float, memory_mb: int, image: str | None) -> bool:
     if isinstance(test, str):
         end = secrets.token_hex(8)  # exit code 0 alone may be a program that left before its tests
-        output = _run(f"{program}\n\n{test}\nprint({end!r})\n", "", seconds, memory_mb, image)
+        output = run(f"{program}\n\n{test}\nprint({end!r})\n", "", seconds, memory_mb, image)
         return output is not None and output.endswith(f"{end}\n")
     if not isinstance(test, dict) or not {"input", "output"} <= test.keys():
         raise TypeError(f"row['answer'] has the test {test!r}; a test is Python text, or an object with input and output")
-    output = _run(program, str(test["input"]), seconds, memory_mb, image)
+    output = run(program, str(test["input"]), seconds, memory_mb, image)
     return output is not None and _lines(output) == _lines(str(test["output"]))
 
 
@@ -70,7 +70,7 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip().splitlines()]
 
 
-def _run(program: str, given: str, seconds: float, memory_mb: int, image: str | None) -> str | None:
+def run(program: str, given: str, seconds: float, memory_mb: int, image: str | None) -> str | None:
     """What the program prints; None where it fails or takes too long. All that it started has ended when this returns."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as given_file, tempfile.TemporaryFile() as output:
         file = Path(folder) / "answer.py"

@@ -1,0 +1,95 @@
+"""A conversation with tools: the policy calls them as its chat template has it, and what it says at last is scored."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from trainer.environments import toolbox
+from trainer.environments.agent import reward_of
+from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.environments.policy import Policy
+
+
+async def tools(
+    policy: Policy,
+    row: dict[str, Any],
+    tools: Mapping[str, Mapping[str, Any]],
+    reward: str,
+    reward_args: dict[str, Any] | None = None,
+    system: str = "",
+    prompt: str = "prompt",
+    max_observation: int = 4000,
+) -> Any:
+    """What the policy's last message is worth.
+
+    - tools: by name, {kind: python, seconds, memory_mb, image}, {kind: http, url, description, parameters, headers},
+      {kind: mcp, command or url, env, only}, {kind: function, path: package.module:function}.
+    - reward: a reward function of (text, row), as reward.function names it; reward_args: its arguments.
+    - prompt: the column with the question, or chat messages; system: the first message where these have none.
+    - max_observation: characters of what a tool says; the middle of what is longer is left out.
+
+    A call that fails, or of a tool that is not there, is answered with the error. Metrics: calls, failed_calls.
+    """
+    offered = await toolbox.made(tools)
+    schemas = [tool.schema for tool in offered.values()]
+    asked = row[prompt]
+    messages = [dict(message) for message in asked] if isinstance(asked, list) else [{"role": "user", "content": asked}]
+    if system and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": system}, *messages]
+    while True:
+        message = await policy.chat(messages, tools=schemas)
+        messages.append(message)
+        if not (calls := message.get("tool_calls")):
+            break
+        for call, said in zip(calls, await asyncio.gather(*(_say(policy, offered, call) for call in calls)), strict=True):
+            name, content = call["function"]["name"], _shortened(said, max_observation)
+            messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
+    value = reward_of(reward, json.dumps(reward_args or {})).function(message["content"], row)
+    return await value if inspect.isawaitable(value) else value
+
+
+def look(row: dict[str, Any], tools: Any = None, reward: str = "", reward_args: dict[str, Any] | None = None, **more: Any) -> None:
+    """Starts MCP servers for a moment. Raises ConfigError for what is none of the settings, or a server that does not start."""
+    toolbox.require(tools)
+    if not reward:
+        raise ConfigError("environment.args.reward: missing; a reward function of the last message, such as math_verify")
+    reward_of(reward, json.dumps(reward_args or {}))
+    if (column := more.get("prompt", "prompt")) not in row:
+        raise ConfigError(f"environment.args.prompt: the data has no column {column!r}; there are {', '.join(row)}")
+
+    async def once() -> None:
+        try:
+            await toolbox.made(tools)
+        finally:
+            toolbox.close()
+
+    asyncio.run(once())
+
+
+tools.check = look  # type: ignore[attr-defined]
+
+
+async def _say(policy: Policy, offered: Mapping[str, toolbox.Tool], call: dict[str, Any]) -> str:
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    policy.metrics["calls"] += 1
+    try:
+        if name not in offered:
+            raise LookupError(f"no tool {name!r}; there are {', '.join(offered)}")
+        if not isinstance(arguments, dict):
+            raise TypeError(f"arguments are {arguments!r}; an object is needed")
+        return await offered[name].call(arguments)
+    except Exception as error:  # the policy's mistakes, and those of tools, are for it to read
+        policy.metrics["failed_calls"] += 1
+        return f"error: {type(error).__name__}: {error}"
+
+
+def _shortened(text: str, longest: int) -> str:
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]}\n... {len(text) - longest} characters left out ...\n{text[-(longest - longest // 2) :]}"
