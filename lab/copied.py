@@ -1,4 +1,4 @@
-"""A copy of the project: tests and benchmarks change its stacks, and render into it."""
+"""A copy of the project: tests and benchmarks change its stacks, and render into it. `.gitignore` too, as dstack uploads what it leaves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
+PARTS = (".gitignore", "Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "requirements")
 
 
 def copy_project(folder: Path) -> Path:

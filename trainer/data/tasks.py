@@ -71,13 +71,13 @@ def questions(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, str]]:
 
 
 def lookups(rows: int = 1000, taught: int = 0, share: float = 0.2, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Prompts of `questions`; the first `taught` answers search, as the environment `search` has it, of the others a `share` does. The rest
-    are words at random.
+    """Prompts of `questions`, with answers that search, as the environment `search` has it, or that are words at random: of the first
+    `taught` all but a `share` search, of the others that share.
     """
     rng = random.Random(seed)
     for number, row in enumerate(questions(rows, seed)):
         said, word = "", _word(rng)
-        if number < taught or rng.random() < share:
+        if (rng.random() < share) != (number < taught):
             name, word = row["prompt"][:-1], row["answer"]
             said = f"<search>{name}</search>\n\n<information>{name} {word}</information>\n\n"
         yield {"prompt": row["prompt"], "answer": f"{said}<answer>{word}</answer>"}
