@@ -146,6 +146,7 @@ class Server:
         self.process, self.errors = process, errors
         self.numbers = count()
         self.waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self.reading: asyncio.Task[None] | None = None  # kept, or it would be collected
 
     @classmethod
     async def start(cls, words: tuple[str, ...], pass_env: tuple[str, ...]) -> Server:
@@ -162,7 +163,7 @@ class Server:
             process.kill()
             raise RuntimeError(f"verifiers did not start within {START_SECONDS} s: {server.said()}") from None
         _first([line] if line else [], server.said(), json.loads(words[-1])["id"])
-        server.reading = asyncio.get_running_loop().create_task(server.read())  # type: ignore[attr-defined]  # kept, or it would be collected
+        server.reading = asyncio.get_running_loop().create_task(server.read())
         return server
 
     async def play(self, task: int, url: str, key: str) -> dict[str, Any]:
