@@ -24,6 +24,7 @@ from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 
 PROG = "flotilla eval"
+CONNECT_SECONDS = 10  # within which a server that has not answered yet must take a connection
 RETRY_SECONDS = 0.5  # before a server that is busy is asked again; twice as long each time, up to 8
 
 
@@ -188,6 +189,7 @@ class Completions:
         self.model = args.served or args.model or config.model.path
         self.headers = {"Authorization": f"Bearer {os.environ[args.key_env]}"} if args.key_env else {}
         self.tokenizer: Any = load_tokenizer(config.model)
+        self.answered = False
 
     async def ask(self, requests: list[Request]) -> list[Turn]:
         """In their order. Raises RunError where the server refuses, or does not answer within rollout.timeout."""
@@ -214,11 +216,12 @@ class Completions:
             **{"temperature": 0 if greedy else rollout.temperature, "top_p": 1 if greedy else rollout.top_p},
             **{"return_token_ids": True, "include_stop_str_in_output": True},  # vLLM's own; others read over them
         }
-        deadline, wait = time.monotonic() + rollout.timeout, RETRY_SECONDS
+        begin, wait = time.monotonic(), RETRY_SECONDS
         while True:
             try:
                 async with session.post(f"{self.url}/completions", json=body) as answer:
                     said = await answer.text()
+                    self.answered = True
                     if answer.status == 200:
                         return self._turn(json.loads(said))
                     if answer.status not in (429, 500, 502, 503, 504):
@@ -226,8 +229,9 @@ class Completions:
                     why = f"HTTP {answer.status}: {said[:300]}"
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
-            if time.monotonic() + wait > deadline:
-                raise RunError(f"--endpoint {self.url}: no answer within {rollout.timeout} s (rollout.timeout); the last: {why}")
+            limit, setting = (rollout.timeout, " (rollout.timeout)") if self.answered else (CONNECT_SECONDS, "")
+            if time.monotonic() + wait > begin + limit:
+                raise RunError(f"--endpoint {self.url}: no answer within {limit} s{setting}; the last: {why}")
             await asyncio.sleep(wait)
             wait = min(2 * wait, 8)
 
@@ -254,7 +258,9 @@ def line(name: str, episode: Episode, prompt: str) -> dict[str, Any]:
 def table(config: PpoConfig, found: dict[str, dict[str, float]]) -> Table:
     passes = sorted({key for numbers in found.values() for key in numbers if "@" in key}, key=lambda key: int(key.partition("@")[2]))
     heads = [key.removeprefix("eval_") for key in passes]
-    shown = Table("set", "prompts", "reward", *heads, "tokens", "failed", title=str(config.model.path))
+    shown = Table(
+        "set", "prompts", "reward", *heads, "tokens", "failed", title=str(config.model.path), title_justify="left", box=None, pad_edge=False
+    )
     for name, numbers in found.items():
         cells = [f"{numbers['eval_reward']:.4g}" if "eval_reward" in numbers else "-", *(f"{numbers[key]:.4g}" for key in passes)]
         shown.add_row(name or "held out", f"{numbers['prompts']:.0f}", *cells, f"{numbers['tokens']:.0f}", f"{numbers['failed']:.3g}")

@@ -15,6 +15,7 @@ from configs import settings
 from json_server import JsonHandler, served
 
 from trainer import evaluate, train_ppo, yaml_io
+from trainer.actors import free_port
 from trainer.configs.sections import values_read
 from trainer.metrics import read
 from trainer.models import load_tokenizer
@@ -109,6 +110,15 @@ def test_a_server_elsewhere_is_asked_by_token_ids(tiny_model, tmp_path, capsys, 
         args, rest = evaluate.arguments([file, "--endpoint", f"{address}/v1"])
         assert evaluate.main(evaluate.read(args, rest), args) == 1
     assert f"error: --endpoint {address}/v1: HTTP 401: " in capsys.readouterr().err
+
+
+def test_a_server_that_is_not_there_is_not_waited_for(tiny_model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate, "CONNECT_SECONDS", 1)
+    file, _ = written(tmp_path, tiny_model, evals={})
+    url = f"http://127.0.0.1:{free_port()}/v1"
+    args, rest = evaluate.arguments([file, "--endpoint", url])
+    assert evaluate.main(evaluate.read(args, rest), args) == 1
+    assert f"error: --endpoint {url}: no answer within 1 s; the last: ClientConnectorError: " in capsys.readouterr().err
 
 
 def test_an_environment_is_played_against_a_server(tiny_model, tmp_path, capsys, monkeypatch):
