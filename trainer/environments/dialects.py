@@ -1,7 +1,7 @@
 """Requests and answers of OpenAI's and Anthropic's APIs, in the words of `policy.Policy.reply`, and back. Pure functions.
 
 https://platform.openai.com/docs/api-reference/chat and https://docs.anthropic.com/en/api/messages: text and tools. What the policy cannot
-do, such as images or a tool that must be called, is refused; temperature and the like are read over, as the run's settings say how it is
+do, such as images or a tool that must be called, is refused; temperature and the like are ignored, as the run's settings say how it is
 sampled.
 """
 
