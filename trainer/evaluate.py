@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -44,7 +44,15 @@ def arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
-    """The run's settings, with no ranks to train. Raises ConfigError as train_ppo does."""
+    """The run's settings, with no ranks to train. Raises ConfigError as train_ppo does, and for what is this command's own."""
+    if args.endpoint and not args.endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--endpoint {args.endpoint}: an address is needed, such as http://127.0.0.1:8000/v1")
+    if args.key_env and not os.environ.get(args.key_env):
+        raise ConfigError(f"--key-env {args.key_env}: not set")
+    if args.concurrency < 1:
+        raise ConfigError(f"--concurrency {args.concurrency}: 1 or more")
+    if args.out and not args.out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {args.out}: {args.out.absolute().parent} is no folder")
     own = []
     if args.model:
         own += [f"model.path={args.model}", "model.init=null", "model.lora=null"]
@@ -57,8 +65,6 @@ def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
         raise ConfigError("model.init: random weights are worth nothing; name a model with --model, such as run:NAME")
     if not config.trainer.eval_prompts and not config.evals:
         raise ConfigError("trainer.eval_prompts=0: nothing to evaluate on; hold some of data out, or name sets in evals")
-    if args.key_env and not os.environ.get(args.key_env):
-        raise ConfigError(f"--key-env {args.key_env}: not set")
     alone = {"rollout": {"mode": "sync", "elastic": False}, "placement": {"colocate": False}}  # there is nobody to share with
     return config.model_copy(update={key: getattr(config, key).model_copy(update=values) for key, values in alone.items()})
 
@@ -270,7 +276,8 @@ def table(config: PpoConfig, found: dict[str, dict[str, float]]) -> Table:
 def main(config: PpoConfig, args: argparse.Namespace) -> int:
     """Exit codes: 0 done, 1 failed, 2 a mistake in settings, data or paths."""
     try:
-        found = run(config, args)
+        with redirect_stdout(sys.stderr) if args.json else nullcontext():
+            found = run(config, args)
     except (RunError, TimeoutError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

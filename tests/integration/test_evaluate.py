@@ -43,8 +43,9 @@ def written(tmp_path: Path, model: Path, **changes: Any) -> tuple[str, Any]:
 
 def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict[str, float]]:
     args, rest = evaluate.arguments([*words, "--json"])
+    capsys.readouterr()  # of a run before
     assert evaluate.main(evaluate.read(args, rest), args) == 0
-    return json.loads(capsys.readouterr().out.splitlines()[-1])
+    return json.loads(capsys.readouterr().out)
 
 
 def test_it_says_what_a_run_says_before_its_first_step(tiny_model, tmp_path, capsys):
@@ -151,6 +152,9 @@ def failed(*words: str) -> str:
         (["trainer.eval_prompts=0"], "error: trainer.eval_prompts=0: nothing to evaluate on; hold some of data out, or name sets in evals"),
         (["--model", "run:nobody"], "error: model.path=run:nobody: "),
         (["--endpoint", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY"], "error: --key-env NO_SUCH_KEY: not set"),
+        (["--endpoint", "127.0.0.1:8000"], "error: --endpoint 127.0.0.1:8000: an address is needed, such as http://"),
+        (["--endpoint", "http://127.0.0.1:1", "--concurrency", "0"], "error: --concurrency 0: 1 or more"),
+        (["--out", "/no/such/answers.jsonl"], "error: --out /no/such/answers.jsonl: /no/such is no folder"),
         (["--samples", "0"], "error: trainer.eval_samples=0: "),
         (["trainer.eval_promts=3"], "error: trainer.eval_promts: "),
     ],
