@@ -25,7 +25,9 @@ from typing import TYPE_CHECKING
 import yaml
 
 from fleets.server.process import Server, ServerError, token
+from stacks import credentials
 from stacks.errors import UserError
+from stacks.load import load
 from stacks.locks import one_at_a_time
 
 if TYPE_CHECKING:
@@ -98,9 +100,8 @@ def status(folder: Path) -> int:
         return 1
     print(f"up          {server.url}, pid {server.pid}, data and log in {folder}/")
     api = client(folder, server)
-    for project in api.projects.list():
-        backends = ", ".join(backend.name for backend in project.backends) or "no backend"
-        print(f"project     {project.project_name}: {backends}")
+    for project, backends in backends_there(api).items():
+        print(f"project     {project}: {', '.join(backends) or 'no backend'}")
     for line in machines(api):
         print(f"machine     {line}")
     return 0
@@ -128,7 +129,7 @@ def down(folder: Path, force: bool) -> int:
 
 
 def wanted_config(folder: Path, stack: str | None) -> str:
-    """Text of config.yml: the stack's, else the one that is there, else an empty one. Raises ServerError."""
+    """Text of config.yml: the stack's with the keys of its clouds, else the one that is there, else an empty one. Raises UserError."""
     if stack is None:
         file = folder / "config.yml"
         return file.read_text() if file.exists() else EMPTY
@@ -136,7 +137,9 @@ def wanted_config(folder: Path, stack: str | None) -> str:
     if not file.exists():
         raise ServerError(f"{file} does not exist; first: pulumi up --stack {stack}, or python -m infra.preview {stack}")
     backends_of(text := file.read_text(), file)
-    return text
+    if not credentials.PLACEHOLDER.search(text):
+        return text
+    return yaml.safe_dump(credentials.filled(yaml.safe_load(text), credentials.known(load(stack, Path.cwd()).dstack)), sort_keys=False)
 
 
 def backends_of(config: str, file: Path) -> set[tuple[str, str]]:
@@ -183,12 +186,18 @@ def machines(api: APIClient) -> list[str]:
     ]
 
 
+def backends_there(api: APIClient) -> dict[str, list[str]]:
+    """Names of each project's backends, which the list of projects leaves out."""
+    names = [project.project_name for project in api.projects.list()]
+    return {name: [backend.name for backend in api.projects.get(name).backends] for name in names}
+
+
 def say_refused(api: APIClient, config: str, server: Server) -> int:
     """1 where the server did not take a backend of its configuration; the server itself only logs that."""
-    there = {(project.project_name, backend.name) for project in api.projects.list() for backend in project.backends}
+    there = {(name, backend) for name, backends in backends_there(api).items() for backend in backends}
     refused = sorted(backends_of(config, Path(server.folder) / "config.yml") - there)
     for project, backend in refused:
-        print(f"refused     backend {backend} of project {project}; {server.tail()}")
+        print(f"refused     backend {backend} of project {project}: {server.said_of(f'backend {backend} ')}")
     return 1 if refused else 0
 
 

@@ -115,6 +115,11 @@ class Server:
         lines = log.read_text(errors="replace").splitlines()
         return "\n".join([f"--- {log}", *lines[-LOG_LINES:]])
 
+    def said_of(self, word: str) -> str:
+        """The last line of the log with this word in it; the end of the log where there is none."""
+        lines = (Path(self.folder) / "server.log").read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if word in line), self.tail())
+
 
 def token(folder: Path) -> str:
     """The admin's token: made once, kept in a file that its owner alone can read."""
