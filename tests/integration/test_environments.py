@@ -98,6 +98,7 @@ def test_an_episode_in_two_sequences_trains_both(tiny_model, tmp_path):
     assert [(row["turns"], row["logprob_diff"] < 1e-4) for row in read(tmp_path)[1:]] == [(2.0, True)] * 2
 
 
+@pytest.mark.slow
 def test_episodes_that_fail_are_dropped_or_end_the_run_with_their_row(tiny_model, tmp_path, capfd):
     with pytest.raises(ConfigError, match=r"environments:raises on row \d+: raised ValueError\('three'\) \(environments.py:\d+\)"):
         train_ppo.train(played(tiny_model, "raises"), tmp_path / "fail")
@@ -107,6 +108,7 @@ def test_episodes_that_fail_are_dropped_or_end_the_run_with_their_row(tiny_model
     assert "episodes failed (reward.on_error=drop); row" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_episode_that_blocks_its_process_or_waits_forever_is_cut_and_named(tiny_model, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("trainer.environments.pool.BLOCKED_SECONDS", 2.0)
     given: dict[str, Any] = {
@@ -123,6 +125,7 @@ def test_an_episode_that_blocks_its_process_or_waits_forever_is_cut_and_named(ti
     assert read(tmp_path)[-1]["reward_failed"] > 0
 
 
+@pytest.mark.slow
 def test_limits_end_an_episode_which_may_catch_that(tiny_model, tmp_path):
     short = {"trainer": {"steps": 1, "eval_prompts": 0}}
     assert train_ppo.train(played(tiny_model, "endless", **short), tmp_path / "zero") == 0
@@ -135,6 +138,7 @@ def test_limits_end_an_episode_which_may_catch_that(tiny_model, tmp_path):
         train_ppo.train(played(tiny_model, "endless", environment={"on_limit": "error"}, **short), tmp_path / "error")
 
 
+@pytest.mark.slow
 def test_what_is_no_reward_ends_the_run_and_an_episode_without_turns_does_not(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=r"returned 'good', which is not a number"):
         train_ppo.train(played(tiny_model, "not_a_number"), tmp_path / "good")
@@ -170,6 +174,7 @@ def test_a_model_learns_to_use_the_calculator_for_what_it_cannot_work_out(tmp_pa
     assert all(row["logprob_diff"] < 1e-4 for row in rows[1:])
 
 
+@pytest.mark.slow
 def test_without_pause_every_prompt_is_learned_once_also_over_a_kill(tiny_model, tmp_path):
     """Rows that wait, engines that take weights meanwhile, a rank that dies."""
     changes = {"rollout": {"mode": "async", "max_staleness": 2, "engines": 2}, "trainer": {"steps": 8, "checkpoint_every": 2}}
@@ -184,6 +189,7 @@ def test_without_pause_every_prompt_is_learned_once_also_over_a_kill(tiny_model,
     assert all(row["turns"] == 2 and row["staleness"] <= 2 and row["logprob_diff"] < 1 for row in rows)
 
 
+@pytest.mark.slow
 def test_without_pause_episodes_that_hang_or_raise_are_cut_and_others_go_on(tiny_model, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("trainer.environments.pool.BLOCKED_SECONDS", 2.0)
     changes: dict[str, Any] = {"rollout": {"mode": "async"}, "reward": {"on_error": "zero"}, "data": {"args": {"count": 20}}}

@@ -74,6 +74,7 @@ def test_merged_model_and_adapters_on_the_base_are_the_same_and_another_than_the
     assert (merged - alone).abs().max() > 0.05
 
 
+@pytest.mark.slow
 def test_a_killed_rank_or_rollout_engine_changes_no_bit(tiny_model, whole, tmp_path, capfd):
     killer = once((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
     with pytest.raises(RunError, match=r"policy-0 \(node \S+, pid \d+\) died"):
@@ -96,6 +97,7 @@ def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole
         assert (whole / "again" / "model" / name).read_bytes() == (whole / "models" / "step_4" / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_sync_sends_a_tenth_of_the_bytes_or_less(cluster, tmp_path):
     """Of a model whose layers are not as small as those of the other tests."""
     init = {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -111,7 +113,7 @@ def test_a_sync_sends_a_tenth_of_the_bytes_or_less(cluster, tmp_path):
     assert 0 < size[4] <= 0.1 * size[None]
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 2)), 3])
 def test_two_ranks_and_a_reference_compute_what_one_does(tiny_model, whole, tmp_path, stage):
     changes: dict[str, Any] = {"trainer": {"zero_stage": stage}, "placement": {"ranks": 2}, "algorithm": {"kl": {"coef": 1e-6}}}
     assert train_ppo.train(adapters(tiny_model, **changes), tmp_path) == 0
@@ -128,6 +130,7 @@ def test_targets_that_the_model_has_not_are_refused_before_anything_starts(tiny_
         train_ppo.train(adapters(tiny_model, model={"lora": {"rank": 4, "targets": ["query"]}}), tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_from_adapters_of_other_weights(tiny_model, whole, tmp_path):
     config = models.ModelConfig(path=str(tiny_model), dtype="float32")
     lm = models.load_lm(config, 0, torch.device("cpu"))

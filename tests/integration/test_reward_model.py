@@ -72,6 +72,7 @@ def running() -> list[psutil.Process]:
     return [p for p in psutil.Process().children(recursive=True) if any("ray::RewardModel" in word for word in command(p))]
 
 
+@pytest.mark.slow
 def test_answers_of_several_lengths_get_what_the_model_says_to_each_alone(tmp_path):
     plain, chat = model(tmp_path / "plain"), model(tmp_path / "chat", template=CHAT)
     with scorer(plain) as rewards:

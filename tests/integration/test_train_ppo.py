@@ -73,6 +73,7 @@ def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole
     assert not (whole / "models" / "step_6").exists() and "| reward |" in (whole / "model" / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_that_ruins_its_weights_goes_back_and_ends_with_a_model(tiny_model, whole, tmp_path, capfd):
     """Weights that overflow at step 3 are finite, and give no numbers; the only checkpoint kept is not replaced by them."""
     assert train_ppo.train(settings(tiny_model, trainer={"steps": 2, "checkpoint_every": 1, "keep_checkpoints": 1}), tmp_path) == 0
@@ -135,6 +136,7 @@ def test_what_a_rollout_engine_owed_when_a_sync_found_it_dead_is_sampled_again(t
     assert [row["reward"] for row in read(tmp_path)[1:]] == [row["reward"] for row in read(whole)[1:4]]
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_stopped_ends_the_run_long_before_its_deadline(tiny_model, whole, tmp_path):
     stopper = when((tmp_path / "checkpoints" / "step_2").exists, lambda: stop_process("policy-0"))
     silent = r"policy-0 \(node \S+, pid \d+\) gave no sign of life for \d+ s \(trainer\.silence\), its state is T \(stopped\), "
@@ -146,6 +148,7 @@ def test_a_rank_that_is_stopped_ends_the_run_long_before_its_deadline(tiny_model
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
 
+@pytest.mark.slow
 def test_a_rollout_engine_that_is_stopped_is_started_again_and_computes_the_same_bits(tiny_model, whole, tmp_path, monkeypatch, capfd):
     begin, calls = RolloutEngines.start, Counter()
 

@@ -38,7 +38,7 @@ def same_bits(plain: Path, turns: Path) -> None:
     [
         (0, {2: "wake weights", 3: "sleep", 4: "wake kv_cache"}),  # asleep, awake with ranks that need it away, with weights received
         pytest.param(2, {}, marks=pytest.mark.slow),
-        (3, {}),
+        pytest.param(3, {}, marks=pytest.mark.slow),
     ],
 )
 def test_ranks_and_rollout_engines_that_take_turns_compute_the_same_bits(tiny_model, tmp_path, monkeypatch, zero_stage, deaths):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -188,7 +187,8 @@ def test_another_address_is_asked_where_one_is_gone_and_after_a_pause_again(serv
 
 def test_a_process_of_the_server_that_is_killed_is_started_again(server):
     port = server.rpartition(":")[2]
-    [parent] = [process for process in psutil.process_iter() if port in process.cmdline() and process.ppid() == os.getpid()]
+    mine = [process for process in psutil.Process().children() if process.status() != psutil.STATUS_ZOMBIE]
+    [parent] = [process for process in mine if port in process.cmdline()]
     child = next(each for each in parent.children() if "spawn_main" in " ".join(each.cmdline()))
     child.kill()
     for _ in range(20):
