@@ -37,6 +37,8 @@ install-server: .venv/server ## client, dstack and its server: your own machines
 install-aws: .venv/aws ## .venv with Pulumi, dstack and boto3 for AWS
 .PHONY: install-gcp
 install-gcp: .venv/gcp ## .venv with Pulumi, dstack and Google's libraries for GCP
+.PHONY: install-clouds
+install-clouds: .venv/clouds ## server, for Azure, Kubernetes, Nebius, OCI and Verda too
 .PHONY: install-base
 install-base: .venv/base ## client, server, aws, gcp and Ray's dashboard; no trainer
 .PHONY: install-dev
@@ -106,9 +108,9 @@ lock: .venv/dev ## compile requirements/*.txt from pyproject.toml again
 	lock="uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11"
 	all="--extra client --extra server --extra aws --extra gcp --extra cluster"
 	rm -f requirements/*.txt infra/policy/requirements.txt
-	$$lock pyproject.toml $$all --extra cpu --group dev -o requirements/dev.txt
+	$$lock pyproject.toml $$all --extra clouds --extra cpu --group dev -o requirements/dev.txt
 	$$lock pyproject.toml $$all -c requirements/dev.txt -o requirements/base.txt
-	for extra in client server aws gcp cpu; do $$lock pyproject.toml --extra $$extra -c requirements/dev.txt -o requirements/$$extra.txt; done
+	for extra in client server aws gcp clouds cpu; do $$lock pyproject.toml --extra $$extra -c requirements/dev.txt -o requirements/$$extra.txt; done
 	$$lock pyproject.toml --extra gpu -o requirements/gpu.txt
 	$$lock --group policy -o infra/policy/requirements.txt
 	$$lock --group verifiers -o requirements/verifiers.txt

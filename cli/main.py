@@ -22,7 +22,7 @@ usage: flotilla VERB ...                flotilla VERB --help says more
 describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
           bootstrap STACK               bucket and key for Pulumi's state
 look      plan RUN.yaml, preview STACK  memory, time, cost of a run; of a stack
-          preflight STACK               ask the cloud for quota and capacity
+          preflight STACK, offers STACK quota, capacity; who sells it cheapest
           render STACK                  the files of what is deployed, here
 start     up STACK, scale STACK FLEET=N a cluster; elastic nodes of it
 use       submit STACK -- COMMAND       run a job, end with its exit code
@@ -45,6 +45,7 @@ Without it, as it prints while it works:
 PASSED = {
     "preview": "infra.preview",
     "preflight": "infra.preflight.command",
+    "offers": "infra.backends.offers",
     "bootstrap": "infra.bootstrap",
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",

@@ -41,6 +41,8 @@ def of_fleet(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
     if (price := hourly(stack)) is not None:
         why = "USD an hour of all nodes, for what a run has cost"
         settings["FLOTILLA_PRICE"] = Setting(f"{price:.12g}", why, "flotilla:monitoring.price")
+    for name, why in place_of(stack).variables(stack).items():
+        settings[name] = Setting(None, why, "flotilla:checkpoints.bucket")
     for name in stack.monitoring.variables:
         settings[name] = Setting(None, "where alerts are posted", "flotilla:monitoring.alerts.webhook")
     return settings

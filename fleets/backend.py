@@ -9,7 +9,6 @@ from stacks.site import Site
 
 
 def server_config(stack: Stack, site: Site) -> dict[str, Any]:
-    """The stack's project with the backend that the site offers; machines over SSH need none."""
-    backends = [site.backend] if site.backend else []
+    """The stack's project with the backends that the site offers; machines over SSH need none."""
     project = stack.dstack.project if stack.dstack else "main"
-    return {"projects": [{"name": project, "backends": backends}]}
+    return {"projects": [{"name": project, "backends": list(site.backends)}]}

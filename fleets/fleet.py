@@ -18,28 +18,35 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     `placement: cluster` for a cluster: dstack runs a task of several nodes on such fleets alone. Over SSH the hosts are listed;
     on a cloud, or where nothing is reachable (the local stack), dstack is asked for machines with these resources.
     """
-    head = {"type": "fleet", "name": fleet.name, "placement": "any" if fleet.elastic else "cluster"}
+    # A cluster is asked of backends alone that have a network between nodes; one node may be on any.
+    alone = fleet.elastic or (place_of(stack).launches and fleet.nodes == 1)
+    head = {"type": "fleet", "name": fleet.name, "placement": "any" if alone else "cluster"}
     ssh = site.ssh.get(fleet.name)
     if ssh is not None:
         others = stack.cluster_fleets()[1:] if fleet == stack.cluster_fleets()[0] else ()
         return head | {"ssh_config": _ssh_config(_together(ssh, [site.ssh[other.name] for other in others]), site)}
-    if site.backend is None:
+    if not site.backends:
         return head | {"nodes": f"{fleet.least}..{stack.most(fleet)}" if fleet.elastic else fleet.nodes, "resources": fleet.requirements()}
-    return head | _offers(stack, site.backend, site.equipped(fleet))
+    return head | _offers(stack, site, site.equipped(fleet))
 
 
-def _offers(stack: Stack, backend: dict[str, Any], fleet: Fleet) -> dict[str, Any]:
-    """Which of a cloud's machines dstack may launch. A fleet that names its machine type shrinks to nothing when idle."""
+def _offers(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
+    """Which machines dstack may launch. A fleet of a cloud shrinks to nothing when idle."""
     named, place = fleet.machine is not None, place_of(stack)
     borrowed = place.batch  # nodes come with runs and go with them; dstack cannot hold one
+    most = stack.most(fleet)
+    if place.launches and not fleet.elastic:
+        most *= 2  # a machine that is gone counts for twenty minutes more, in which its place would stay empty
     return present(
-        nodes=f"0..{stack.most(fleet)}" if named or borrowed or fleet.elastic else fleet.nodes,
-        backends=[backend["type"]],
+        nodes=f"0..{most}" if named or borrowed or place.launches or fleet.elastic else fleet.nodes,
+        backends=[backend["type"] for backend in site.backends],
+        regions=list(fleet.regions) or None,
         availability_zones=list(stack.network.zones) or None,
         instance_types=[fleet.machine] if named else None,
         reservation=fleet.capacity.id,
-        spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named else None,
-        idle_duration=fleet.idle_duration or (IDLE if place.cloud else None),
+        spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named or place.launches else None,
+        max_price=fleet.max_price,
+        idle_duration=fleet.idle_duration or (IDLE if place.cloud or place.launches else None),
         resources=fleet.requirements(),
     )
 

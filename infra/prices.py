@@ -180,7 +180,12 @@ def bundled(provider: str, otherwise: PricesUnknown) -> tuple[str, list[CatalogI
     listed = files(PLACES[provider].program) / "prices.csv"
     if not listed.is_file():
         raise otherwise
-    lines = listed.read_text().splitlines(keepends=True)
+    return dated(listed.read_text(), provider)
+
+
+def dated(text: str, provider: str) -> tuple[str, list[CatalogItem]]:
+    """The day of a list that comes with this project, which its first line begins with, and what it has."""
+    lines = text.splitlines(keepends=True)
     rows = io.StringIO("".join(line for line in lines if not line.startswith("#")))
     return lines[0].removeprefix("# ").partition(":")[0], list(storage.load(rows, provider=provider))
 

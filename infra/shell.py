@@ -1,4 +1,4 @@
-"""Parts of the startup scripts of nodes that Pulumi launches, alike on every cloud."""
+"""Parts of the shell lines that nodes run, alike on every cloud."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from pathlib import Path
 
 from stacks.machines import Machine
 
+# A checkpoint is complete once its folder is renamed, and Mountpoint for S3 renames no folder
+# (https://github.com/awslabs/mountpoint-s3/blob/main/doc/SEMANTICS.md); s3fs does, and writes through on fsync.
+S3FS = "command -v s3fs >/dev/null || { apt-get update -qq && apt-get install -qq -y s3fs; }"
 LOCAL_DISKS = Path(__file__).with_name("local_disks.sh")
 
 

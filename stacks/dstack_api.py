@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for the type checker
     from dstack._internal.cli.services.configurators.fleet import _resolve_ssh_key
+    from dstack._internal.core.backends import features
     from dstack._internal.core.backends.gcp.features.tcpx import get_backend_specific_commands_tcpxo
     from dstack._internal.core.backends.models import AnyBackendFileConfigWithCreds, BackendConfigWithCreds
     from dstack._internal.core.backends.slurm.models import SlurmBackendFileConfigWithCreds
@@ -38,6 +39,7 @@ if TYPE_CHECKING:  # the same names for the type checker
     from dstack._internal.core.models.volumes import Volume
     from dstack._internal.core.services.configs import ConfigManager
     from dstack._internal.core.services.diff import diff_models
+    from dstack._internal.server.services.config import ServerConfig
     from dstack._internal.settings import (
         DSTACK_DOCKER_BASE_IMAGE,
         DSTACK_DOCKER_BASE_IMAGE_UBUNTU_VERSION,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # the same names for the type checker
 
 MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "cli.services.configurators.fleet": ("_resolve_ssh_key",),
+    "core.backends": ("features",),
     "core.backends.gcp.features.tcpx": ("get_backend_specific_commands_tcpxo",),
     "core.backends.models": ("AnyBackendFileConfigWithCreds", "BackendConfigWithCreds"),
     "core.backends.slurm.models": ("SlurmBackendFileConfigWithCreds",),
@@ -74,6 +77,7 @@ MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "core.models.volumes": ("Volume",),
     "core.services.configs": ("ConfigManager",),
     "core.services.diff": ("diff_models",),
+    "server.services.config": ("ServerConfig",),
     "settings": ("DSTACK_DOCKER_BASE_IMAGE", "DSTACK_DOCKER_BASE_IMAGE_UBUNTU_VERSION", "DSTACK_DOCKER_BASE_IMAGE_VERSION"),
     "utils.files": ("create_file_archive",),
     "utils.ssh": ("update_ssh_config",),
@@ -86,4 +90,5 @@ def __getattr__(name: str) -> Any:
     """The name out of dstack's own module. Raises AttributeError for one that is not listed."""
     if name not in HOMES:
         raise AttributeError(f"{__name__} has no {name!r}; where dstack has it, list it there")
-    return getattr(import_module(f"dstack._internal.{HOMES[name]}"), name)
+    home = import_module(f"dstack._internal.{HOMES[name]}")
+    return getattr(home, name, None) or import_module(f"{home.__name__}.{name}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -24,6 +25,11 @@ class Dstack(Model):
     )
     server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server; with host: cloud, where its port is forwarded to.")
     project: Name = Field(default="main", description="Project on the server.")
+    credentials: Path | None = Field(
+        default=None,
+        description="File of NAME=value lines with keys of clouds, such as RUNPOD_API_KEY, for a server that is started here; "
+        "the environment wins over it.",
+    )
     drive: bool = Field(
         default=False, description="`pulumi up` creates backend, fleets and volume there; otherwise it only writes their files."
     )

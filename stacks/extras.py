@@ -11,7 +11,7 @@ from types import TracebackType
 from stacks.places import clouds
 
 REQUIREMENTS = Path(__file__).parents[1] / "requirements"
-TARGETS = {which: f"install-{which}" for which in ("client", "server", *clouds())} | {"cpu": "install", "dev": "install-dev"}
+TARGETS = {which: f"install-{which}" for which in ("client", "server", *clouds(), "clouds")} | {"cpu": "install", "dev": "install-dev"}
 # Commands that need all that one target brings, whichever library they miss first.
 COMPLETE = {"cluster_tasks.cache": "install", "cluster_tasks.local": "install", "benchmarks": "install-dev"}
 

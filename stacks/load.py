@@ -236,7 +236,12 @@ def node_at(loc: Location) -> dict[str, Any]:
     """The JSON schema of the setting at `loc`."""
     node = _schema()
     for part in loc:
-        node = node["items"] if isinstance(part, int) else node.get("properties", {}).get(part) or node.get("additionalProperties", {})
+        more = node.get("additionalProperties")
+        node = (
+            node.get("items", {})
+            if isinstance(part, int)
+            else node.get("properties", {}).get(part) or (more if isinstance(more, dict) else {})
+        )
         node = next((choice for choice in node.get("anyOf", []) if choice.get("type") != "null"), {}) | node
         if "$ref" in node:
             own = {key: node[key] for key in ("default", "description") if key in node}

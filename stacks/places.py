@@ -5,11 +5,11 @@ from __future__ import annotations
 from difflib import get_close_matches
 
 from stacks.machines import Machine
-from stacks.rules import aws, gcp, local, slurm, ssh
+from stacks.rules import aws, dstack, gcp, local, slurm, ssh
 from stacks.rules.place import Cloud, Control, Place
 from stacks.schema import Gpu, Stack
 
-PLACES: dict[str, Place] = {place.name: place for place in (local.PLACE, ssh.PLACE, slurm.PLACE, aws.PLACE, gcp.PLACE)}
+PLACES: dict[str, Place] = {place.name: place for place in (local.PLACE, ssh.PLACE, slurm.PLACE, aws.PLACE, gcp.PLACE, dstack.PLACE)}
 
 
 def place_of(stack: Stack) -> Place:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from stacks.backends import BACKENDS
 from stacks.load import PROJECT, SETTINGS, allowed, node_at
 from stacks.places import PLACES
 from stacks.schema import Stack
@@ -115,6 +116,8 @@ def schema() -> dict[str, Any]:
     fleet["required"] = [key for key in fleet["required"] if key != "nodes"]  # over SSH they are counted
     fleet["properties"]["nodes"]["anyOf"][1]["pattern"] = r"^\d+(\.\.\d+)?$"
     made["$defs"]["Fabric"] = {"anyOf": [made["$defs"]["Fabric"], made["$defs"]["Fabric"]["properties"]["kind"]]}
+    entry = made["$defs"]["BackendEntry"]
+    made["$defs"]["BackendEntry"] = {"anyOf": [entry, {"type": "string", "enum": list(BACKENDS)}]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A stack of Flotilla",
@@ -136,6 +139,8 @@ def _relaxed(node: Any) -> Any:
     node = {key: _relaxed(value) for key, value in node.items() if key != "allowed"}
     if node.get("format") in ("path", "ipvanyaddress", "ipvanynetwork", "ipv4network"):
         del node["format"]  # pydantic's names, which editors do not know
+    if not isinstance(node.get("type", ""), str):  # the properties of something that has one called so
+        return node
     if node.get("type") in QUOTED:
         limits = {key: node.pop(key) for key in ("minimum", "maximum", "exclusiveMinimum") if key in node}
         kind = node.pop("type")

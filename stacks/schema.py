@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
 from pydantic_core import PydanticCustomError
 
+from stacks.backends import Entry
 from stacks.cache import Cache
 from stacks.cloud_settings import Access, Budget, Capacity, Ci, Network
 from stacks.debugging import Debug
@@ -42,6 +43,7 @@ from stacks.field_types import (
     Span,
     TagValue,
     Text,
+    Url,
     User,
     known,
     setting_error,
@@ -179,6 +181,8 @@ class Fleet(Model):
     )
     nics: Positive | None = Field(default=None, description="Network cards of each node, with provision: pulumi; all when left out.")
     image: str | None = Field(default=None, description="Image of the nodes' disk: its id, or its path where the cloud has paths.")
+    max_price: Quantity | None = Field(default=None, description="USD an hour that one node may cost; dearer offers are not taken.")
+    regions: tuple[Text, ...] = Field(default=(), description="Regions of the backends in which nodes may be; any when left out.")
     idle_duration: IdleDuration | None = Field(
         default=None, description="dstack terminates a machine after this long without work; 15m when left out, off for never."
     )
@@ -250,6 +254,12 @@ class Checkpoints(Model):
     keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps what was replaced or deleted.")
     bucket: BucketName | None = Field(default=None, description="A bucket of yours in the region, for bucket; made when left out.")
     key: Text | None = Field(default=None, description="The key of that bucket where it has one of its own.")
+    endpoint: Url | None = Field(
+        default=None, description="S3 API of the bucket's cloud, such as https://ACCOUNT.r2.cloudflarestorage.com; S3 itself when left out."
+    )
+    claim: Text | None = Field(
+        default=None, description="A PersistentVolumeClaim that is there already, for network on Kubernetes; a new one when left out."
+    )
     file_system: Text | None = Field(
         default=None, description="A file system of yours in network.vpc, for lustre and filestore, by id or path; made when left out."
     )
@@ -268,7 +278,13 @@ class Checkpoints(Model):
         for key in ("size", "throughput", "keep_days"):
             if self.file_system and self.says(key):
                 yield setting_error(f"belongs to a file system that is made; {self.file_system} is there already", key)
-        if self.kind in SIZED and self.size is None and not self.file_system:
+        if self.endpoint and not self.bucket:
+            yield setting_error("belongs to a bucket of yours (bucket)", "endpoint")
+        if self.claim and self.kind != "network":
+            yield setting_error(f"belongs to kind: network, but kind is {self.kind}", "claim")
+        if self.claim and self.says("size"):
+            yield setting_error(f"belongs to a volume that is made; {self.claim} is there already", "size")
+        if self.kind in SIZED and self.size is None and not self.file_system and not self.claim:
             yield setting_error(f"is missing; kind: {SIZED[self.kind]}", "size")
 
     def given(self) -> list[str]:
@@ -353,6 +369,7 @@ class Stack(Model):
         default=False, description="In this account and region, encrypt every new disk and require IMDSv2 of every new instance."
     )
     network: Network = Network()
+    backends: tuple[Entry, ...] = Field(default=(), description="dstack's backends that may launch nodes: a name such as runpod, or a map.")
     fleets: tuple[Fleet, ...] = Field(min_length=1, description="The machines, in groups of homogeneous nodes.")
     checkpoints: Checkpoints = Checkpoints()
     cache: Cache = Field(default=Cache(), description="Models and datasets of Hugging Face.")

@@ -14,7 +14,7 @@ class Site(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    backend: dict[str, Any] | None = None  # a dstack backend configuration; None where no cloud launches nodes
+    backends: tuple[dict[str, Any], ...] = ()  # dstack's configuration of each; none where no cloud launches nodes
     ssh: dict[str, Ssh] = {}  # by name of the fleet
     network: IPvAnyNetwork | None = None  # nodes talk to one another on an address of this network
     gpu_types: dict[str, str] = {}  # by name of the fleet: a scheduler's own word for its GPUs; empty where it has none

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from stacks.errors import UserError
+from stacks.places import place_of
 from stacks.schema import Stack
 
 Run = Callable[[list[str], dict[str, str]], object]  # shows and runs a command with an environment, and raises where it fails
@@ -22,6 +23,9 @@ def check_shell(stack: Stack, env: Mapping[str, str]) -> None:
             what = "is not a URL" if env.get(name) else "is not set"
             where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:monitoring.alerts.webhook"
             raise UserError(f"{where}: ${name} {what} in your shell; first: export {name}=https://...")
+    if unset := [name for name in place_of(stack).variables(stack) if not env.get(name)]:
+        where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:checkpoints.bucket"
+        raise UserError(f"{where}: not set in your shell: {', '.join(unset)}; first: export {unset[0]}=...")
     if unset := [name for name, value in stack.task.env.items() if value is None and name not in env]:
         where = f"stacks/Pulumi.{stack.name}.yaml: flotilla:task.env"
         raise UserError(f"{where}: not set in your shell: {', '.join(unset)}; first: export {unset[0]}=...")

@@ -199,7 +199,7 @@ def _control(context: Context, subnets: network.Subnets, identity: Identity) -> 
         vpc_id=subnets.vpc_id,
         subnet_id=subnets.first,
         zone=next(iter(subnets.private)),
-        backend=known.apply(lambda names: Site(backend=backend(stack, Outputs(**names)) if _by_dstack(stack) else None)),
+        backend=known.apply(lambda names: Site(backends=(backend(stack, Outputs(**names)),) if _by_dstack(stack) else ())),
         server_policy=identity.server_policy,
         boundary=context.boundary,
         after=[*subnets.made, identity],

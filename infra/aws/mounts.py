@@ -1,17 +1,17 @@
 """Shell lines that mount the checkpoints, on a host or inside a container.
 
-The bucket by s3fs: a checkpoint is complete once its folder is renamed, and Mountpoint for S3 renames no folder
-(https://github.com/awslabs/mountpoint-s3/blob/main/doc/SEMANTICS.md); s3fs does, and writes through on fsync.
+The bucket by s3fs; infra/shell.py says why.
 """
 
 from __future__ import annotations
 
 from shlex import quote
 
+from infra.shell import S3FS
+
 LUSTRE_KEY = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
 LUSTRE_PORTS = ((988, 988), (1018, 1023))  # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
 LUSTRE_REPOSITORY = "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
-S3FS = "command -v s3fs >/dev/null || { apt-get update -qq && apt-get install -qq -y s3fs; }"
 
 
 def _s3fs_options(region: str) -> str:

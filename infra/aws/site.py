@@ -46,7 +46,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
         **{f"image_{fleet}": image for fleet, image in outputs.images.items()},
     }
     return Site(
-        backend=backend(stack, outputs) if by_dstack else None,
+        backends=(backend(stack, outputs),) if by_dstack else (),
         ssh={fleet.name: ssh(stack, fleet, network, outputs) for fleet in stack.fleets if fleet.provision == "pulumi"},
         gpus=places.gpus(machines),
         mount=tuple(outputs.mount),

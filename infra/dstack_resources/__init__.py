@@ -17,7 +17,7 @@ from infra.dstack_resources.backend import Backend
 from infra.dstack_resources.fleet import Fleet, Machines
 from infra.dstack_resources.volume import Volume
 from stacks import forward, schema
-from stacks.places import cloud_of
+from stacks.places import cloud_of, place_of
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -43,9 +43,11 @@ class Managed(pulumi.ComponentResource):
             at |= {"forward": command, "token": token}
         child = pulumi.ResourceOptions(parent=self, depends_on=list(after))
         # A control node has its backend from its own configuration.
+        names = [entry.type for entry in stack.backends] if place_of(stack).launches else []
         if cloud_of(stack) and not stack.control_node and any(fleet.provision == "dstack" for fleet in stack.fleets):
-            backend = Backend(stack.cloud, at, known.apply(lambda site: site.backend), opts=child)
-            child = pulumi.ResourceOptions(parent=self, depends_on=[*after, backend])
+            names = [stack.cloud]
+        backends = [Backend(name, at, known.apply(partial(_backend, name)), opts=child) for name in names]
+        child = pulumi.ResourceOptions(parent=self, depends_on=[*after, *backends])
         for fleet in stack.fleets:
             made = Fleet(fleet.name, at, known.apply(partial(_definition, stack, fleet)), opts=child)
             Machines(fleet.name, at, made.definition, opts=pulumi.ResourceOptions(parent=self, depends_on=[made]))
@@ -53,6 +55,10 @@ class Managed(pulumi.ComponentResource):
             kept = pulumi.ResourceOptions.merge(child, pulumi.ResourceOptions(protect=stack.protect))
             Volume(str(stack.checkpoints.volume), at, known.apply(partial(volume_definition, stack)), opts=kept)
         self.register_outputs({"server": stack.dstack.server, "project": stack.dstack.project})
+
+
+def _backend(name: str, site: Site) -> dict[str, Any]:
+    return next(backend for backend in site.backends if backend["type"] == name)
 
 
 def _definition(stack: Stack, fleet: schema.Fleet, site: Site) -> dict[str, Any]:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, get_args
 
 import pulumi
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
 from infra.dstack_resources.client import At, Client, DstackRefused, Provider, found, one_line, outputs, when_free
-from stacks.dstack_api import BackendConfigWithCreds, BackendInvalidCredentialsError, BackendType, ResourceExistsError
+from stacks import credentials
+from stacks.dstack_api import (
+    AnyBackendFileConfigWithCreds,
+    BackendConfigWithCreds,
+    BackendInvalidCredentialsError,
+    BackendType,
+    ResourceExistsError,
+)
 
 IAM_SECONDS = 60  # until what was made in IAM a moment ago is seen everywhere
 FORGETS = "the server keeps a deleted backend in memory for five minutes; then `pulumi up` again, or at once after a restart of the server"
@@ -40,8 +48,10 @@ class BackendProvider(Provider):
             there = found(lambda: client.backends.config_info(props["project"], BackendType(name)))
             if there is None:
                 return dynamic.ReadResult("", {})
-            same = there == _config(props["config"])
-        shown = props["config"] if same else there.model_dump(mode="json", exclude_none=True, exclude={"creds"})
+            values = credentials.known(self.settings)
+            # Who refreshes may not have the clouds' keys; then the rest is compared.
+            same = bool(credentials.missing(props["config"], values)) or there == _config(props["config"], values)
+        shown = props["config"] if same else there.model_dump(mode="json", exclude_none=True, exclude={"creds", "kubeconfig"})
         return dynamic.ReadResult(id_, _outputs(props) | {"config": shown})
 
     def delete(self, _id: str, _props: dict[str, Any]) -> None:
@@ -56,7 +66,7 @@ class BackendProvider(Provider):
     def _put(self, props: dict[str, Any], take_over: bool) -> None:
         name, project = props["config"]["type"], props["project"]
         with one_line(f"backend {name}"):
-            client, wanted = self.client(props), _config(props["config"])
+            client, wanted = self.client(props), _config(props["config"], credentials.known(self.settings))
             there = found(lambda: client.backends.config_info(project, BackendType(name)))
             if there is None:
                 _create(client, project, name, wanted)
@@ -85,8 +95,14 @@ def _create(client: Client, project: str, name: str, wanted: Any) -> None:
         raise DstackRefused(FORGETS) from None
 
 
-def _config(config: dict[str, Any]) -> Any:
-    return BackendConfigWithCreds.model_validate(config).root
+def _config(config: dict[str, Any], values: Mapping[str, str]) -> Any:
+    """What the server is sent: with keys, and with what files hold that the configuration names. Neither is in Pulumi's state.
+
+    Raises UserError where a key is missing, ValidationError where dstack refuses it.
+    """
+    ready = credentials.filled(config, values)
+    arms = {kind: arm for arm in get_args(AnyBackendFileConfigWithCreds) for kind in get_args(arm.model_fields["type"].annotation)}
+    return BackendConfigWithCreds.model_validate(arms[config["type"]].model_validate(ready).model_dump()).root
 
 
 def _differing(there: Any, wanted: Any) -> str:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from stacks.dstack_api import ClientError, ConfigManager, DstackError, ResourceNotExistsError, ServerClientError, URLNotFoundError
 from stacks.errors import UserError
-from stacks.forward import NoForward, answers, opened
+from stacks.forward import answers, opened
 from stacks.schema import Dstack
 
 ANSWER_SECONDS = 120  # for one request; a plan asks the cloud for prices and quotas
@@ -123,7 +123,7 @@ def one_line(what: str) -> Iterator[None]:
     sys.tracebacklimit = 1000
     try:
         yield
-    except (DstackRefused, NoForward, DstackError, ValidationError, requests.RequestException) as error:
+    except (DstackRefused, DstackError, UserError, ValidationError, requests.RequestException) as error:
         sys.tracebacklimit = 0
         raise DstackRefused(f"{what}: {_flat(error)}") from None
 

@@ -97,7 +97,7 @@ def _control(context: Context, network: Network, fabric: Fabric | None, identity
         machine=wanted.machine,
         vpc=None if shared and shared.shared else network.vpc,
         subnet=network.subnet_id,
-        backend=known.apply(lambda found: Site(backend=backend(stack, Outputs(**found)) if by_dstack else None)),
+        backend=known.apply(lambda found: Site(backends=(backend(stack, Outputs(**found)),) if by_dstack else ())),
         server=identity.server,
         labels=labels(stack),
         unlabelled=context.unlabelled,

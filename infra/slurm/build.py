@@ -54,7 +54,7 @@ def build(stack: Stack) -> Site:
         model = fleet.gpu.name if fleet.gpu else None
         if model and types.get(fleet.name) == "" and stack.slurm.of(fleet.slurm).gpu_type != ANY:
             pulumi.warn(f"fleet {fleet.name!r} does not ask for {model}: sinfo shows no types of GPUs here, only their number")
-    return Site(backend=backend(stack) if stack.dstack else None, gpu_types=types)
+    return Site(backends=(backend(stack),) if stack.dstack else (), gpu_types=types)
 
 
 def backend(stack: Stack) -> dict[str, Any]:

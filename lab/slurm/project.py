@@ -44,7 +44,7 @@ class Project:
         """build/slurm of the stack, as `pulumi up` writes it."""
         stack = SETTINGS | {"checkpoints": {"kind": "shared", "path": str(self.folder / "runs")}} | settings
         parsed = Stack.model_validate(stack)
-        files = rendered(parsed, Site(backend=slurm.backend(parsed) if parsed.dstack else None))
+        files = rendered(parsed, Site(backends=(slurm.backend(parsed),) if parsed.dstack else ()))
         build_folder.write(self.folder / "build/slurm", files | ray.node_agent())
 
     def submit(self, script: str, *arguments: str, options: str = "", **env: str) -> str:

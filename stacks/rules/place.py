@@ -6,7 +6,7 @@ module `build` has `build(stack) -> Site`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pydantic_core import PydanticCustomError
@@ -72,4 +72,7 @@ class Place:
     remote: bool = True  # False where every node is a process of this machine
     batch: bool = False  # a scheduler lends nodes to jobs: sbatch scripts start clusters, and dstack may be left out
     start: str | None = None  # how a cluster starts where dstack does not start it
+    launches: bool = False  # dstack launches machines there, though no cloud of ours makes their network
     cloud: Cloud | None = None
+    warnings: Callable[[Stack], Iterable[str]] = lambda _: ()  # what works, but not as most people expect
+    variables: Callable[[Stack], Mapping[str, str]] = lambda _: {}  # of the person's shell that nodes need, each with the reason

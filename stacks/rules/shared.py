@@ -82,18 +82,19 @@ def _monitoring(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
 def warnings(stack: Stack) -> list[str]:
     """What works, but not as most people expect. Of a local stack nothing: its nodes share this machine's folders."""
     first, checkpoints, place = stack.fleets[0], stack.checkpoints, place_of(stack)
+    more = list(place.warnings(stack))
     if not place.remote or checkpoints.kind != "instance":
-        return []
+        return more
     lost = []
     if first.nodes > 1:
         lost += [
             f"the {first.nodes} nodes of fleet {first.name!r} do not share checkpoints",
             "a run that lands on others does not find its own",
         ]
-    if place.cloud:
+    if place.cloud or place.launches:
         lost += ["they are gone with the machine"]
     shared = _shared_kinds(place)
-    return [f"flotilla:checkpoints.kind: instance is a folder of each node: {'; '.join(lost)}; take {shared}"] if lost else []
+    return [*more, *([f"flotilla:checkpoints.kind: instance is a folder of each node: {'; '.join(lost)}; take {shared}"] if lost else [])]
 
 
 def _shared_kinds(place: Place) -> str:
@@ -118,7 +119,7 @@ def _cluster(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
             yield setting_error(f"{name!r} is listed twice", *at)
         elif stack.fleets[fleets.index(name)].elastic:
             yield setting_error(f"{name!r} has role: rollout; its nodes join the running cluster by `flotilla scale`, so leave it out", *at)
-        elif len(stack.task.fleets) > 1 and place.cloud and stack.fleets[fleets.index(name)].provision != "pulumi":
+        elif len(stack.task.fleets) > 1 and (place.cloud or place.launches) and stack.fleets[fleets.index(name)].provision != "pulumi":
             text = "makes a cluster of several fleets, for which the machines must be there: flotilla:cloud ssh, or provision: pulumi"
             yield setting_error(f"{name!r} {text}", *at)
     jumps = [fleet.ssh.proxy_jump for fleet in stack.fleets if fleet.ssh and fleet.name in stack.task.fleets]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import io
+import json
 import os
 import shutil
 import subprocess
@@ -17,9 +18,11 @@ import yaml
 from cluster_tasks.ray import NODE_AGENT, node_agent
 from stacks.dstack_api import FleetConfiguration, TaskConfiguration, create_file_archive, parse_apply_configuration
 from stacks.load import load, names
-from stacks.places import machine
+from stacks.places import machine, place_of
 
 ROOT = Path(__file__).parents[2]
+SUBJECT = {"type": "JWT", "alg": "RS256", "private-key": "key", "kid": "key-1", "iss": "account-1", "sub": "account-1"}
+NEBIUS = json.dumps({"subject-credentials": SUBJECT})  # a file of its credentials, as its console gives it
 GOLDEN = Path(__file__).parent / "golden"
 Files = Callable[[str], dict[str, str]]
 ON_DSTACK = [name for name in names(ROOT) if load(name, ROOT).cloud != "slurm"]
@@ -99,12 +102,14 @@ def test_dstack_uploads_all_of_the_node_agent_although_git_ignores_where_it_is_p
 
 @pytest.mark.parametrize("stack_name", LEAVE_THIS_MACHINE)
 def test_dstack_reads_the_fleets_as_they_are_meant(stack_name: str, files: Files) -> None:
-    fleets = load(stack_name, ROOT).fleets
+    stack = load(stack_name, ROOT)
+    fleets = stack.fleets
     parsed = [parse_apply_configuration(definition) for definition in of_kind(files(stack_name), ".fleet.dstack.yml")]
     for fleet, definition in zip(fleets, parsed, strict=True):
         assert isinstance(definition, FleetConfiguration)
         assert definition.name == fleet.name
-        assert definition.placement is not None and definition.placement.value == "cluster"
+        anywhere = place_of(stack).launches and fleet.nodes == 1
+        assert definition.placement is not None and definition.placement.value == ("any" if anywhere else "cluster")
         if fleet.ssh:
             assert definition.ssh_config is not None
             hosts = [host if isinstance(host, str) else host.hostname for host in definition.ssh_config.hosts]
@@ -112,7 +117,12 @@ def test_dstack_reads_the_fleets_as_they_are_meant(stack_name: str, files: Files
 
 
 @pytest.mark.parametrize("stack_name", LEAVE_THIS_MACHINE)
-def test_dstack_reads_its_server_configuration(stack_name: str, files: Files) -> None:
+def test_dstack_reads_its_server_configuration(stack_name: str, files: Files, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for entry in load(stack_name, ROOT).backends:
+        if file := entry.known.default_file:  # what it names in the home of who starts the server
+            Path(file).expanduser().parent.mkdir(parents=True)
+            Path(file).expanduser().write_text(NEBIUS)
     config = pytest.importorskip("dstack._internal.server.services.config", reason="needs the extra dstack[server]", exc_type=ImportError)
     [definition] = of_kind(files(stack_name), "server-config.yml")
     dstack = load(stack_name, ROOT).dstack

@@ -20,7 +20,7 @@ from infra import files, publish
 from stacks import load
 from stacks.dstack_api import parse_apply_configuration
 from stacks.load import StackError
-from stacks.places import clouds
+from stacks.places import clouds, place_of
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -31,7 +31,7 @@ ON_DSTACK = [name for name in STACKS if name != "slurm"]
 
 def built(name: str) -> tuple[Stack, Site]:
     stack = load.load(name, ROOT)
-    return stack, import_module(f"infra.{stack.cloud}.build").build(stack)
+    return stack, import_module(f"{place_of(stack).program}.build").build(stack)
 
 
 @pytest.mark.parametrize("name", ON_DSTACK)

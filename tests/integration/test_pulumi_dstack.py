@@ -31,7 +31,7 @@ from stacks.site import Site
 
 stack = read()
 token = pulumi.Output.secret(os.environ["TOKEN"]) if stack.control_node else None
-Managed(stack, Site(backend=json.loads(os.environ["BACKEND"])), after=[], token=token)
+Managed(stack, Site(backends=(json.loads(os.environ["BACKEND"]),)), after=[], token=token)
 """
 
 

@@ -12,4 +12,4 @@ from toy_cloud import BIG
 def build(stack: Stack) -> pulumi.Output[Site]:
     backend = {"type": "toy", "regions": [stack.region]}
     gpus = {fleet.name: Gpu(name=BIG.gpu, count=BIG.gpus, memory=f"{BIG.gpu_memory}GB") for fleet in stack.fleets}
-    return pulumi.Output.from_input(Site(backend=backend, gpus=gpus, outputs={"hello": "toy"}))
+    return pulumi.Output.from_input(Site(backends=(backend,), gpus=gpus, outputs={"hello": "toy"}))

@@ -204,7 +204,7 @@ H100 = {"gpus": machine("aws", "p5.48xlarge")}
 
 def test_nodes_of_dstack_are_offered_by_its_backend_and_mount_by_themselves():
     found = site(stack(), H100, "10.0.0.0/16", OUTPUTS)
-    assert found.backend is not None and found.backend["vpc_ids"] == {"us-east-1": "vpc-1"}
+    assert found.backends[0]["vpc_ids"] == {"us-east-1": "vpc-1"}
     assert (found.ssh, found.mount, found.prerequisites) == ({}, ("mount it",), ())
     gpu = found.gpus["gpus"]
     assert (gpu.name, gpu.count, gpu.memory) == ("H100", 8, "80GB")
@@ -212,7 +212,7 @@ def test_nodes_of_dstack_are_offered_by_its_backend_and_mount_by_themselves():
 
 def test_nodes_of_pulumi_are_reached_by_ssh():
     found = site(stack(**PULUMI), H100, "10.0.0.0/16", OUTPUTS)
-    assert found.backend is None
+    assert not found.backends
     reached = found.ssh["gpus"]
     assert [host.hostname for host in reached.hosts] == ["10.0.0.1", "10.0.0.2"]
     assert str(reached.network) == "10.0.0.0/16"

@@ -47,7 +47,7 @@ def aws_server(tmp_path: Path) -> Iterator[str]:
 
 
 def boots() -> str:
-    site = Site(backend=backend(STACK, Outputs("vpc-0", "nodes", "bucket", [])))
+    site = Site(backends=(backend(STACK, Outputs("vpc-0", "nodes", "bucket", [])),))
     return aws.startup(STACK, site, "vol-0abc", "arn:aws:ssm:us-east-1:123456789012:parameter/flotilla/lab/server-token")
 
 

@@ -33,7 +33,7 @@ from stacks.schema import Stack
 from stacks.site import Site
 
 PROJECT = Path(__file__).parents[2]
-AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})
+AWS = Site(backends=({"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}},))
 GPUS = {"name": "gpus", "nodes": 2, "cpus": 96, "gpu": {"name": "H100", "count": 8}}
 ROLLOUT = {"name": "rollout", "role": "rollout", "nodes": "1..6", "cpus": 32, "gpu": {"name": "L40S", "count": 4}}
 

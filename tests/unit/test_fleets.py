@@ -19,7 +19,7 @@ from trainer import cli
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sft import SftConfig
 
-AWS = Site(backend={"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}})
+AWS = Site(backends=({"type": "aws", "regions": ["us-east-1"], "creds": {"type": "default"}},))
 GPUS = {"name": "gpus", "nodes": 4, "cpus": 192, "memory": "2TB..", "gpu": {"name": "H100", "count": 8, "memory": "80GB"}}
 HOSTS = {"user": "ubuntu", "identity_file": "~/.ssh/key", "network": "10.0.0.0/24"}
 
@@ -181,7 +181,7 @@ def test_a_host_of_another_fleet_keeps_its_own_user_before_its_fleets() -> None:
 def test_a_network_volume_in_no_single_region_is_refused(regions: list[str]) -> None:
     of = stack(checkpoints={"kind": "network", "volume": "ckpt", "size": "500GB"})
     with pytest.raises(ValueError, match="a volume lives in one region; the backend has"):
-        volume(of, Site(backend={"type": "aws", "regions": regions}))
+        volume(of, Site(backends=({"type": "aws", "regions": regions},)))
 
 
 @pytest.mark.parametrize(("said", "rendered"), [(None, "15m"), ("2h", "2h"), ("off", "off")])

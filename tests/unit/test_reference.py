@@ -42,7 +42,7 @@ def test_the_page_says_which_places_have_a_setting_its_values_and_default():
     assert "| `nics` | an integer >= 1 | - | aws |" in page
     assert '| `provision` | one of dstack, pulumi | `"dstack"` | aws, gcp |' in page
     assert "| `dashboard_port` | an integer between 1 and 65535 | `8265` | all |" in page
-    assert "| `flotilla:cloud` | one of local, ssh, slurm, aws, gcp | **required** | all |" in page
+    assert "| `flotilla:cloud` | one of local, ssh, slurm, aws, gcp, dstack | **required** | all |" in page
 
 
 def test_every_setting_has_a_description():

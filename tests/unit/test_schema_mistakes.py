@@ -21,11 +21,11 @@ DEFAULTS = {"flotilla:checkpoints": {}, "flotilla:dstack": {}, "flotilla:task": 
 NAME = "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -"
 FLEET_KEYS = (
     "name, role, nodes, hourly_budget, cpus, arch, memory, disk, gpu, resources, ssh, slurm, fabric, machine, provision, capacity, "
-    "placement, nics, image, idle_duration"
+    "placement, nics, image, max_price, regions, idle_duration"
 )
 KEYS = (
-    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, fleets, checkpoints, cache, access, "
-    "budget, ci, slurm, dstack, debug, task"
+    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, backends, fleets, checkpoints, cache, "
+    "access, budget, ci, slurm, dstack, debug, task"
 )
 MISTAKES = [
     # wrong type, out of range
@@ -90,7 +90,7 @@ MISTAKES = [
         "fleets[1].ssh.network: 10.9.0.0/24 is apart from 10.0.0.0/24, the network of fleet 'gpus'; its nodes have to reach the head's",
     ),
     # one of a few
-    (LOCAL, "cloud", "azure", "cloud: 'azure' is not one of local, ssh, slurm, aws, gcp"),
+    (LOCAL, "cloud", "azure", "cloud: 'azure' is not one of local, ssh, slurm, aws, gcp, dstack"),
     (LOCAL, "fleets.0.arch", "amd64", "fleets[0].arch: 'amd64' is not one of x86, arm"),
     (LOCAL, "task.on_node_loss", "ignore", "task.on_node_loss: 'ignore' is not one of fail, wait"),
     (LOCAL, "checkpoints.kind", "nfs", "checkpoints.kind: 'nfs' is not one of instance, network, shared, bucket, lustre"),

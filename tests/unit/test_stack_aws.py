@@ -213,5 +213,7 @@ def test_what_clouds_have_is_refused_elsewhere(setting):
 @pytest.mark.parametrize("key", ["machine", "capacity", "image", "provision", "placement", "idle_duration"])
 def test_what_fleets_of_clouds_have_is_refused_elsewhere(key):
     fleet = PROD["fleets"][0] | {"image": "ami-01234567", "placement": "cluster", "idle_duration": "1h"}
-    with pytest.raises(StackError, match=rf"flotilla:fleets\[0\].{key}: belongs to flotilla:cloud aws or gcp, but that is local$"):
+    with pytest.raises(
+        StackError, match=rf"flotilla:fleets\[0\].{key}: belongs to flotilla:cloud aws or gcp( or dstack)?, but that is local$"
+    ):
         read({"cloud": "local", "fleets": [{"name": "laptop", "nodes": 2, key: fleet[key]}]})

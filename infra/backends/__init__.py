@@ -1,0 +1,1 @@
+"""The backends of a dstack server as a place: dstack launches machines wherever one of them sells what a fleet asks for."""

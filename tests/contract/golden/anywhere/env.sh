@@ -1,0 +1,10 @@
+# shellcheck shell=bash
+# Made from stacks/Pulumi.anywhere.yaml. In the project's folder:  . build/anywhere/env.sh
+export FLOTILLA_STACK=anywhere
+export RAY_ADDRESS=http://localhost:8265
+flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
+[ -f "$flotilla_folder/ray.token" ] || flotilla_folder=$PWD/build/anywhere
+export RAY_AUTH_MODE=token
+export RAY_AUTH_TOKEN_PATH="$flotilla_folder/ray.token" # `ray job` reads it here
+RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN # `dstack apply` takes it from the environment
+unset flotilla_folder
