@@ -32,7 +32,7 @@ class Backend:
     cluster: str = ""  # the network between nodes of one cluster; empty where dstack starts single nodes alone
     machines: bool = True  # whole machines, which fleets hold; else containers, which come and go with runs
     volumes: bool = False  # dstack's network volumes
-    spot: bool = False
+    spot: bool = False  # by the sources of gpuhunt's providers, from which dstack has its offers
     wants: tuple[str, ...] = ()  # settings without which dstack refuses it
     file: Literal["", "filename", "file"] = ""  # dstack's name of the credentials' file, where it reads one
     file_kind: str = ""  # dstack's `creds.type` with a file, where it is another
@@ -100,7 +100,7 @@ BACKENDS = {
             make="clouds",
         ),
         _key("lambda", "LAMBDA_API_KEY", catalogue="lambdalabs"),
-        _key("lium", "LIUM_API_KEY", machines=False, volumes=True),
+        _key("lium", "LIUM_API_KEY", machines=False, volumes=True, spot=True),
         Backend(
             "nebius",
             {},
@@ -113,7 +113,7 @@ BACKENDS = {
             make="clouds",
         ),
         Backend("oci", {}, "default", VPC, spot=True, file="file", default_file="~/.oci/config", catalogue="oci", make="clouds"),
-        _key("runpod", "RUNPOD_API_KEY", cluster="Instant Clusters", machines=False, volumes=True, spot=True, catalogue="runpod"),
+        _key("runpod", "RUNPOD_API_KEY", cluster="Instant Clusters", machines=False, volumes=True, catalogue="runpod"),
         Backend("seeweb", {"api_token": "SEEWEB_API_TOKEN"}, "api_token", VPC),
         _key("vastai", "VAST_API_KEY", machines=False, spot=True),
         Backend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from infra import prices
 from infra.backends import mounts, offers, preflight
 from infra.backends.build import build
 from stacks import credentials
+from stacks.backends import BACKENDS
 from stacks.errors import StackError, UserError
 from stacks.load import parse
 from stacks.rules.shared import warnings
 from stacks.schema import Stack
 
+ROOT = Path(__file__).parents[2]
 BASE: dict[str, Any] = {
     "cloud": "dstack",
     "backends": ["lambda", "nebius"],
@@ -266,6 +269,17 @@ def test_what_works_but_not_everywhere_is_said():
     ]
     assert any("gone with the machine" in line for line in warnings(stack(checkpoints={"kind": "instance"})))
     assert warnings(stack()) == []
+
+
+def test_the_page_has_a_row_for_every_backend_as_the_table_has_it():
+    rows = {row[1]: row[0] for row in re.findall(r"^(\| `(\w+)` \|.*)$", (ROOT / "docs/clouds.md").read_text(), re.MULTILINE)}
+    assert list(rows) == list(BACKENDS)
+    for name, backend in BACKENDS.items():
+        _, _, keys, wants, between, spot, kept, _, _ = (cell.strip() for cell in rows[name].split("|"))
+        assert re.findall(r"`(\w+)`", keys) == list(backend.keys.values()) or backend.default_file in keys
+        assert re.findall(r"`(\w+)`", wants) == list(backend.wants)
+        assert (between, spot) == (backend.cluster or "one node alone", "yes" if backend.spot else "-")
+        assert [word in kept for word in ("folder", "volume", "bucket")] == [backend.folders, backend.volumes, backend.mounts]
 
 
 # What is rendered
