@@ -27,9 +27,9 @@ look      plan RUN.yaml, preview STACK  memory, time, cost of a run; of a stack
 start     up STACK, scale STACK FLEET=N a cluster; elastic nodes of it
 use       submit STACK -- COMMAND       run a job, end with its exit code
           logs STACK [JOB]              follow a job, the newest; --node N
-          debug WHAT STACK              stacks, collect, post-mortem: of a hang
+          check | debug WHAT STACK      links, GPUs before a job; why one hangs
+          node list | replace STACK     machines and health; take a bad one out
           status | top STACK            machines, jobs, GPUs, step, cost
-          check                         links, disks, GPUs, before a job
 stop      down STACK                    leave nothing running
 at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
           launch STACK --recipe NAME    verl, OpenRLHF, ...: recipe list | show
@@ -58,6 +58,7 @@ OURS = {
     "down": "cli.clusters",
     "status": "cli.clusters",
     "scale": "cli.scale",
+    "node": "cli.node",
     "submit": "cli.jobs",
     "logs": "cli.jobs",
     "launch": "cli.launch",

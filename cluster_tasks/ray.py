@@ -27,6 +27,7 @@ RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minut
 FOREVER = "3650d"  # of a node that may come and go; dstack has no word for no end
 RANGE = "FLOTILLA_FLEET_NODES"  # how many nodes the fleet may have, for who scales it by the rendered file alone
 ROLLOUT = ".rollout.dstack.yml"  # ends the names of their files
+UNUSED = Utilization(min_gpu=1, window="3h")
 RUNTIME_ENV = "runtime-env.yaml"
 PROJECT = "project"  # where a job's files are on the head
 SHM = "8GB"  # container engines give 64 MB, where Ray's object store and NCCL need gigabytes; a limit, nothing is reserved
@@ -60,7 +61,7 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
         retry={"on_events": RETRIED, "duration": RETRY} if task.retry else None,
         max_duration=task.max_duration,
         stop_duration=task.stop_duration,
-        utilization_policy=_utilization(task.utilization) if task.utilization else None,
+        utilization_policy=_utilization(stack, fleets),
     )
 
 
@@ -156,8 +157,11 @@ def node_gpus(fleets: list[Fleet]) -> list[str]:
     return ["--node-gpus", ",".join(counts)] if len(fleets) > 1 else []
 
 
-def _utilization(utilization: Utilization) -> dict[str, Any]:
-    return {"min_gpu_utilization": utilization.min_gpu, "time_window": utilization.window}
+def _utilization(stack: Stack, fleets: list[Fleet]) -> dict[str, Any] | None:
+    """What the stack says; where dstack rents GPUs by the hour, a cluster that nobody uses ends by itself."""
+    rents = place_of(stack).launches and any(fleet.gpu and fleet.gpu.count for fleet in fleets)
+    wanted = stack.task.utilization or (UNUSED if rents else None)
+    return {"min_gpu_utilization": wanted.min_gpu, "time_window": wanted.window} if wanted else None
 
 
 def runtime_env(stack: Stack, site: Site) -> dict[str, Any]:

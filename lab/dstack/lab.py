@@ -52,8 +52,9 @@ class Lab:
 
     token = "token-of-the-lab"
 
-    def __init__(self, hosts: int = 2):
-        self.count = hosts
+    def __init__(self, hosts: int = 2, first: int = 1):
+        """`first` host's number: labs that live at the same time have others, as a host's containers are in a group of its number."""
+        self.count, self.first = hosts, first
         self.folder = Path(tempfile.mkdtemp(prefix="flotilla-"))  # short: it holds sockets
         self.project, self.home, self.shared = self.folder / "project", self.folder / "home", self.folder / "shared"
         # HOME as dstack and ssh expect it; nothing of the environment of these tests.
@@ -83,7 +84,7 @@ class Lab:
         make_image(self.folder / "image.tar")
         copy_project(self.project)
         self._connect()
-        self.hosts = [Host(number + 1, self.folder, self.switch) for number in range(self.count)]
+        self.hosts = [Host(self.first + number, self.folder, self.switch) for number in range(self.count)]
         self._start_files()
         self.start_server()
         with ThreadPoolExecutor(4) as pool:
@@ -99,7 +100,7 @@ class Lab:
 
     def power_on(self, index: int) -> None:
         """Boots a host that was powered off."""
-        self.hosts[index] = Host(index + 1, self.folder, self.switch)
+        self.hosts[index] = Host(self.first + index, self.folder, self.switch)
         self._ready(self.hosts[index])
 
     def _start_files(self) -> None:

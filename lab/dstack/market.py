@@ -29,7 +29,7 @@ class Market(Lab):
     """`hosts` of each cloud; the prices are one and two USD an hour, in this order."""
 
     def __init__(self, hosts: dict[str, int]):
-        super().__init__(sum(hosts.values()))
+        super().__init__(sum(hosts.values()), first=21)
         self.wanted = hosts
 
     def start_server(self) -> None:

@@ -12,7 +12,9 @@ import yaml
 from gpuhunt import AcceleratorVendor, CatalogItem
 from gpuhunt._internal import storage
 
+from cli import node
 from cluster_tasks.client.render import check_shell
+from cluster_tasks.ray import ray_cluster
 from fleets.fleet import fleet as fleet_definition
 from fleets.server import commands as server
 from fleets.volume import volume
@@ -549,3 +551,31 @@ def test_a_kubeconfig_that_is_none(tmp_path, text: str | None, line: str):
         file.write_text(text)
     made = stack(backends=[{"type": "kubernetes", "credentials": str(file)}], checkpoints={"kind": "instance"})
     assert line in answers(made)["backend kubernetes"]
+
+
+# Nodes
+
+
+def test_a_node_is_named_by_its_machine_or_its_host():
+    found = [
+        node.Node("gpus-0", "10.0.0.4", "gpus", 0, "busy", "healthy", 2.5, "ray", 0),
+        node.Node("gpus-1", "10.0.0.5", "gpus", 1, "idle", "failure", None),
+    ]
+    assert node.chosen(found, "gpus-1") is node.chosen(found, "10.0.0.5") is found[1]
+    assert [each.line() for each in found] == [
+        "gpus-0  10.0.0.4  busy, healthy, 2.5 USD/h  run ray, node 0",
+        "gpus-1  10.0.0.5  idle, failure  no run",
+    ]
+    with pytest.raises(UserError, match=r"'gpus-2' is no machine of this stack; did you mean gpus-"):
+        node.chosen(found, "gpus-2")
+    with pytest.raises(UserError, match=r"'some' is no machine of this stack \(there are: none\)"):
+        node.chosen([], "some")
+
+
+def test_a_cluster_of_rented_gpus_that_nobody_uses_ends_and_one_without_gpus_does_not():
+    made = stack()
+    assert ray_cluster(made, build(made))["utilization_policy"] == {"min_gpu_utilization": 1, "time_window": "3h"}
+    own = stack(task={"utilization": {"min_gpu": 10, "window": "30m"}})
+    assert ray_cluster(own, build(own))["utilization_policy"] == {"min_gpu_utilization": 10, "time_window": "30m"}
+    cpus = stack(fleets=[{"name": "cpus", "nodes": 1}])
+    assert "utilization_policy" not in ray_cluster(cpus, build(cpus))
