@@ -42,6 +42,11 @@ class Backend:
     make: str = "server"  # target of `make install-...` that brings what dstack needs for it
 
     @property
+    def makes_volumes(self) -> bool:
+        """Whether a volume can be had by its size; of Lium's dstack wants the id of one that is there."""
+        return self.volumes and self.name != "lium"
+
+    @property
     def mounts(self) -> bool:
         """Whether a task may mount a bucket: FUSE wants a privileged container."""
         return self.machines or self.name == "kubernetes"
@@ -128,13 +133,13 @@ BACKENDS = {
 }
 # What dstack knows besides, and why no stack is for it.
 OTHERS = {
-    "remote": "dstack's name for machines over SSH: flotilla:cloud ssh",
+    "remote": "is dstack's name for machines over SSH: flotilla:cloud ssh",
     "slurm": "has a place of its own: flotilla:cloud slurm",
-    "daytona": "sandboxes for agents; no place to train",
+    "daytona": "has sandboxes for agents; no place to train",
     "datacrunch": "is called verda now",
-    "tensordock": "dstack has given it up",
-    "cudo": "dstack has given it up",
-    "dstack": "dstack's own marketplace, which its hosted server configures by itself",
+    "tensordock": "was given up by dstack",
+    "cudo": "was given up by dstack",
+    "dstack": "is dstack's own marketplace, which its hosted server configures by itself",
 }
 
 
@@ -231,7 +236,7 @@ Entry = Annotated[BackendEntry, BeforeValidator(_named)]
 
 def unknown(name: str) -> str:
     if name in OTHERS:
-        return f"{name!r} {OTHERS[name]}" if name not in ("remote", "daytona", "dstack") else f"{name!r} is {OTHERS[name]}"
+        return f"{name!r} {OTHERS[name]}"
     near = get_close_matches(name.lower(), BACKENDS, n=1)
     guess = f"; did you mean {near[0]}?" if near else ""
     return f"{name!r} is not one of dstack's backends{guess} (allowed: {', '.join(BACKENDS)})"

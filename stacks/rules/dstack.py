@@ -96,15 +96,14 @@ def _folder(stack: Stack) -> Iterator[PydanticCustomError]:
 def _volume(stack: Stack) -> Iterator[PydanticCustomError]:
     checkpoints, first, entry = stack.checkpoints, stack.fleets[0], stack.backends[0]
     if checkpoints.kind != "network":
-        if checkpoints.claim:
-            return
-    elif len(stack.backends) > 1:
+        return
+    if len(stack.backends) > 1:
         text = f"network is a volume in one place, but there are {len(stack.backends)} backends; take bucket, or one backend"
         yield setting_error(text, "checkpoints", "kind")
-    elif not entry.known.volumes:
-        able = ", ".join(name for name, backend in BACKENDS.items() if backend.volumes)
-        yield setting_error(f"network, but dstack has no volumes on {entry.type} (they are on {able}); take bucket", "checkpoints", "kind")
-    elif entry.type != "lium" and len(regions(stack, first)) != 1:
+    elif not entry.known.makes_volumes:
+        able = ", ".join(name for name, backend in BACKENDS.items() if backend.makes_volumes)
+        yield setting_error(f"network, but dstack makes no volumes on {entry.type} (it does on {able}); take bucket", "checkpoints", "kind")
+    elif len(regions(stack, first)) != 1:
         where = "contexts of the backend" if entry.type == "kubernetes" else "fleets[0].regions"
         text = f"network is a volume in one region, but {where} gives {', '.join(regions(stack, first)) or 'any'}; name one"
         yield setting_error(text, "checkpoints", "kind")
@@ -134,7 +133,7 @@ def _kept(stack: Stack) -> str:
     """What these backends can keep checkpoints on."""
     known = [entry.known for entry in stack.backends]
     kinds = ["bucket"] if all(backend.mounts for backend in known) else []
-    kinds += ["network, a volume"] if len(known) == 1 and known[0].volumes else []
+    kinds += ["network, a volume"] if len(known) == 1 and known[0].makes_volumes else []
     return " or ".join(kinds) or "other backends, of which all have machines"
 
 

@@ -71,11 +71,11 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "given up": (
         {"backends": ["tensordock"]},
-        "'tensordock' dstack has given it up",
+        "'tensordock' was given up by dstack",
     ),
     "no place to train": (
         {"backends": ["daytona"]},
-        "'daytona' is sandboxes for agents; no place to train",
+        "'daytona' has sandboxes for agents; no place to train",
     ),
     "twice": (
         {"backends": ["lambda", "lambda"]},
@@ -207,7 +207,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a volume where there is none": (
         {"backends": ["nebius"], "checkpoints": VOLUME},
-        "network, but dstack has no volumes on nebius (they are on aws, gcp, kubernetes, lium, runpod); take bucket",
+        "network, but dstack makes no volumes on nebius (it does on aws, gcp, kubernetes, runpod); take bucket",
     ),
     "a volume anywhere": (
         {"backends": ["runpod"], "checkpoints": VOLUME},
@@ -281,7 +281,7 @@ def test_the_page_has_a_row_for_every_backend_as_the_table_has_it():
         assert re.findall(r"`(\w+)`", keys) == list(backend.keys.values()) or backend.default_file in keys
         assert re.findall(r"`(\w+)`", wants) == list(backend.wants)
         assert (between, spot) == (backend.cluster or "one node alone", "yes" if backend.spot else "-")
-        assert [word in kept for word in ("folder", "volume", "bucket")] == [backend.folders, backend.volumes, backend.mounts]
+        assert [word in kept for word in ("folder", "volume", "bucket")] == [backend.folders, backend.makes_volumes, backend.mounts]
 
 
 # What is rendered
