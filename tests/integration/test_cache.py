@@ -161,7 +161,7 @@ def test_what_is_not_to_be_had_is_one_line(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -48,7 +48,7 @@ sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

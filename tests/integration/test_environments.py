@@ -30,7 +30,7 @@ ROWS = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens":
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
     folder = str(Path(__file__).parents[1])  # a job's working directory has a person's environment; here it is in this one
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": folder}})
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": folder}})
     yield
     ray.shutdown()
 

@@ -16,7 +16,7 @@ from trainer.configs.ppo import PpoConfig
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=8, resources={"big": 2, "l4": 1}, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=8, resources={"big": 2, "l4": 1}, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=10, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=10, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -28,7 +28,7 @@ from trainer.stopping import STOPPED
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -31,7 +31,7 @@ PAGE = (ROOT / "docs/trainer-recipes.md").read_text()
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=8, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

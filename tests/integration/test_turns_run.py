@@ -23,7 +23,7 @@ from trainer.rollout.engines import RolloutEngines
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
 

@@ -79,7 +79,7 @@ def test_what_cannot_be_played_is_refused_before_the_run(call, text):
 @pytest.mark.slow  # a process for each of the library's agents
 def test_a_run_learns_from_a_taskset(tiny_model, tmp_path):
     os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' }}s{% endfor %}")
     given: dict[str, Any] = {
