@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from lab.dstack.lab import lacking
 from lab.dstack.market import Market
 from lab.waiting import wait_for
 
@@ -17,8 +16,6 @@ APPLY = f". build/market/env.sh && dstack apply -y -d -f {FILE}"
 
 @pytest.fixture(scope="module")
 def market() -> Iterator[Market]:
-    if reason := lacking():
-        pytest.skip(reason)
     with Market(hosts={"digitalocean": 1, "amddevcloud": 1}) as lab:
         lab.stack()
         assert "refused" not in lab.serve("market")
