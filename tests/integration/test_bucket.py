@@ -12,7 +12,7 @@ from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from dstack_server import played_aws
 
 from infra.backends import mounts
 
@@ -22,12 +22,9 @@ KEYS = {"aws_access_key_id": "id", "aws_secret_access_key": "a-secret"}
 
 
 @pytest.fixture
-def server() -> Iterator[str]:
-    running = ThreadedMotoServer(port=0)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host.replace('0.0.0.0', '127.0.0.1')}:{port}"
-    running.stop()
+def server(tmp_path: Path) -> Iterator[str]:
+    with played_aws(tmp_path / "moto.log") as url:
+        yield url
 
 
 def shell(lines: list[str], **environment: str) -> subprocess.CompletedProcess[str]:

@@ -193,3 +193,9 @@ def test_the_rules_see_imports_inside_functions_and_refuse_relative_ones(tmp_pat
     file.write_text("from . import files\n")
     with pytest.raises(AssertionError, match=r"sample.py:1: relative import"):
         imports(file)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=shown)
+def test_no_test_brings_flask_into_the_process_in_which_others_start_vllm(file):
+    """vLLM looks at every object of every loaded module, and Flask's proxies raise when they are looked at."""
+    assert not {module for module in imports(file) if below(module, ("moto.server", "flask", "werkzeug"))}
