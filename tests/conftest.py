@@ -22,6 +22,7 @@ INIT = {
     "tie_word_embeddings": True,
     "initializer_range": 0.2,  # sharp enough that distributions are not all alike
 }
+LABS = [Path(__file__).parent / "integration" / name for name in ("dstack", "slurm")]
 CHARACTERS = "characters:0123456789s="
 
 
@@ -29,6 +30,14 @@ def pytest_configure() -> None:
     """A shell starts what it runs in the background with interrupts ignored, and so would be what tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What `make test-hosts` gives to one worker: a file, or all files of one lab, as a machine holds one of each."""
+    for item in items:
+        if item.get_closest_marker("hosts"):
+            folder = item.path.parent
+            item.add_marker(pytest.mark.xdist_group(str(folder if folder in LABS else item.path)))
 
 
 @pytest.fixture(scope="session")
