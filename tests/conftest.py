@@ -32,6 +32,7 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What `make test-hosts` gives to one worker: a file, or all files of one lab, as a machine holds one of each."""
     for item in items:
