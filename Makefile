@@ -77,7 +77,7 @@ test: .venv/dev ## all tests but slow ones and those of make test-hosts
 .PHONY: test-hosts
 test-hosts: .venv/dev ## dstack, Slurm tests; root installs Docker, sshd, Slurm
 	@bash .ci/setup hosts
-	$(BIN)/pytest -n 2 --dist loadgroup -m "hosts and not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "hosts and not slow"
 
 # Where requirements/gpu.txt is installed, such as in an image, with pytest and pytest-timeout; elsewhere they are skipped.
 # A process for each file: vLLM has one engine per process that can sleep.

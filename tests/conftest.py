@@ -22,7 +22,7 @@ INIT = {
     "tie_word_embeddings": True,
     "initializer_range": 0.2,  # sharp enough that distributions are not all alike
 }
-LABS = [Path(__file__).parent / "integration" / name for name in ("dstack", "slurm")]
+LABS = ("tests/integration/dstack/", "tests/integration/slurm/")
 CHARACTERS = "characters:0123456789s="
 
 
@@ -32,13 +32,17 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What `make test-hosts` gives to one worker: a file, or all files of one lab, as a machine holds one of each."""
-    for item in items:
-        if item.get_closest_marker("hosts"):
-            folder = item.path.parent
-            item.add_marker(pytest.mark.xdist_group(str(folder if folder in LABS else item.path)))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """A file goes to one worker, as `--dist loadfile` says, and so do all files of one lab: a machine holds one of each."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByLab(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return next((lab for lab in LABS if file.startswith(lab)), file)
+
+    return ByLab(config, log)
 
 
 @pytest.fixture(scope="session")
