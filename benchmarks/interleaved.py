@@ -66,14 +66,17 @@ class Side:
     environment: dict[str, str] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
 
-    def start(self) -> None:
-        """Begin starting; raises RuntimeError where the process ends before it is ready."""
+    def launch(self) -> None:
+        """Begin starting."""
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         arguments = (self.function, self.settings, self.environment, theirs, self.log)
         self.process = context.Process(target=_contend, args=arguments, name=self.name)
         self.process.start()
         theirs.close()
+
+    def ready(self) -> None:
+        """Wait for its start; raises RuntimeError where the process ends before."""
         self._answer(START_SECONDS)
 
     @property
@@ -124,7 +127,8 @@ def race(sides: list[Side], rounds: int, steps: int) -> None:
     try:
         for side in sides:
             started.append(side)
-            side.start()
+            side.launch()
+            side.ready()
         for i in range(rounds):
             for side in sides if i % 2 == 0 else reversed(sides):
                 side.turn(steps)

@@ -14,12 +14,13 @@ from benchmarks.interleaved import Turns
 PROGRAM = "benchmarks.learners"
 
 
-def rows(count: int, longest: int, seed: int = 0) -> Iterator[dict[str, str]]:
-    """Prompts of ten digits; log-normal answers, as `benchmarks.packing` has them, and a worse one of another length."""
+def rows(count: int, longest: int, seed: int = 0, middle: float = 4.2) -> Iterator[dict[str, str]]:
+    """Prompts of ten digits; log-normal answers, as `benchmarks.packing` has them, and a worse one of another length. `middle`: the natural
+    logarithm of the median length."""
     rng = random.Random(seed)
 
     def answer() -> str:
-        return "".join(rng.choices("0123456789", k=max(1, min(longest, round(rng.lognormvariate(4.2, 0.9))))))
+        return "".join(rng.choices("0123456789", k=max(1, min(longest, round(rng.lognormvariate(middle, 0.9))))))
 
     for _ in range(count):
         yield {"prompt": "".join(rng.choices("0123456789", k=10)), "answer": answer(), "chosen": answer() + "=", "rejected": answer()}
@@ -68,8 +69,8 @@ def bare(turns: Turns, kind: str, settings: list[str]) -> None:
 
     task = _task(kind, settings)
     config, found, role = task.config, task.rows(), task.role()
-    torch.set_num_threads(config.placement.threads)
-    lm = models.load_lm(config.model, 0, torch.device("cpu"), train=True, classifier=role.classifier)
+    device = _device(config)
+    lm = models.load_lm(config.model, 0, device, train=True, classifier=role.classifier)
     model: torch.nn.Module = role.head(lm)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.optim.lr, betas=config.optim.betas, weight_decay=0.0, fused=True)
     loader = make_loader(config.data, found, config.trainer.prompts_per_step, config.run.seed)
@@ -84,7 +85,8 @@ def bare(turns: Turns, kind: str, settings: list[str]) -> None:
         batches = pack(sequences, config.trainer.micro_batch_tokens, pad_id=0, together=role.together)
         attach(batches, {"mask": mask_N}, counts)
         total = 0.0
-        for batch in batches:
+        for there in batches:
+            batch = there.to(device)
             loss, _ = role.objective(batch, model(batch))
             loss.backward()
             total += float(loss.detach())
@@ -94,9 +96,18 @@ def bare(turns: Turns, kind: str, settings: list[str]) -> None:
         turns.end(sum(s.length for s in sequences), total)
 
 
-def trl(turns: Turns, kind: str, settings: list[str], micro_batch: int) -> None:
-    """TRL's trainer, `micro_batch` rows at a time, sorted by length where it can; a DPO reference computed beforehand."""
+def _device(config: Any) -> Any:
+    """Of the one rank; on CPUs with as many threads as it has."""
     import torch
+
+    if config.placement.gpus_per_rank:
+        return torch.device("cuda", 0)
+    torch.set_num_threads(config.placement.threads)
+    return torch.device("cpu")
+
+
+def trl(turns: Turns, kind: str, settings: list[str], micro_batch: int) -> None:
+    """TRL's trainer, `micro_batch` rows at a time as they come, its default; a DPO reference computed beforehand."""
     from datasets import Dataset
     from transformers import TrainerCallback
 
@@ -105,19 +116,21 @@ def trl(turns: Turns, kind: str, settings: list[str], micro_batch: int) -> None:
 
     task = _task(kind, settings)
     config, found, role = task.config, task.rows(), task.role()
-    torch.set_num_threads(config.placement.threads)
-    lm: Any = models.load_lm(config.model, 0, torch.device("cpu"), train=True, classifier=role.classifier)
+    device = _device(config)
+    lm: Any = models.load_lm(config.model, 0, device, train=True, classifier=role.classifier)
     lm.config.pad_token_id = task.tokenizer.pad_token_id
     each, number = [task.sequences(row) for row in found], config.trainer.prompts_per_step
 
+    tokens: list[int] = []  # of a step's micro-batches
+
     class Steps(TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+            tokens.clear()
             turns.begin()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            turns.end(tokens, 0.0)
+            turns.end(sum(tokens), 0.0)
 
-    tokens = number * sum(s.length for sequences in each for s in sequences) // len(each)  # of a mean step
     shared: dict[str, Any] = {
         "output_dir": str(run_folder(config)),
         "per_device_train_batch_size": micro_batch,
@@ -129,7 +142,7 @@ def trl(turns: Turns, kind: str, settings: list[str], micro_batch: int) -> None:
         "save_strategy": "no",
         "logging_strategy": "no",
         "report_to": [],
-        "use_cpu": True,
+        "use_cpu": device.type == "cpu",
         "bf16": False,
         "gradient_checkpointing": False,
         "disable_tqdm": True,
@@ -143,7 +156,7 @@ def trl(turns: Turns, kind: str, settings: list[str], micro_batch: int) -> None:
             {"input_ids": [*s.prompt_ids, *s.response_ids], "completion_mask": [0] * len(s.prompt_ids) + [1] * len(s.response_ids)}
             for (s,) in each
         ]
-        given = SFTConfig(**shared, completion_only_loss=True, train_sampling_strategy="group_by_length")
+        given = SFTConfig(**shared, completion_only_loss=True)
         trainer: Any = SFTTrainer(lm, given, train_dataset=Dataset.from_list(data), processing_class=task.tokenizer, callbacks=[Steps()])
     elif kind == "rm":
         from trl.trainer.reward_config import RewardConfig
@@ -160,4 +173,11 @@ def trl(turns: Turns, kind: str, settings: list[str], micro_batch: int) -> None:
         data = [{name: row.row[name] for name in ("prompt", "chosen", "rejected")} for row in found]
         given = DPOConfig(**shared, precompute_ref_log_probs=True)
         trainer = DPOTrainer(lm, None, given, train_dataset=Dataset.from_list(data), processing_class=task.tokenizer, callbacks=[Steps()])
+    of_batch = trainer.training_step
+
+    def training_step(model: Any, inputs: dict[str, Any], *rest: Any) -> Any:
+        tokens.append(int(inputs["attention_mask"].sum()) - len(inputs["attention_mask"]))  # Sequence.length has not the last one
+        return of_batch(model, inputs, *rest)
+
+    trainer.training_step = training_step
     trainer.train()

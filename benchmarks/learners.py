@@ -1,7 +1,7 @@
 """Learners from data against TRL's trainers and a bare packed loop, and adapters against full fine-tuning: seconds a row, bytes of a sync.
 
 Long-tailed answers, a model of 0.4 million weights in float32, 64 rows a step, 2 threads, in turns. TRL pads, as its packing needs flash
-attention to keep sequences apart; micro-batches of 16 rows, SFT's sorted by length.
+attention to keep sequences apart; its micro-batches are 16 rows as they come.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ WIDE = {**MODEL, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_laye
 RANK = 16
 
 
-def settings(name: str, model: dict[str, Any] = MODEL, **more: Any) -> list[str]:
+def settings(name: str, model: dict[str, Any] | None = MODEL, **more: Any) -> list[str]:
     values = {
         "run.name": name,
         "run.resume": "never",

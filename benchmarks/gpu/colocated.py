@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
         run = Path(folder) / "run"
         if code := train_ppo.train(config, run):
             return code
-        rows = read(run)[1 + WARM_UP :]
+        rows = [row for row in read(run) if row["step"] > WARM_UP]
     Console().print(table(config, rows, cpu=args.cpu))
     return 0
 
