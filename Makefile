@@ -73,7 +73,7 @@ image: ## a container image with Ray, vLLM and the lock: images/
 test: .venv/dev ## all tests but slow ones and those of make test-hosts
 	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not hosts"
 
-# A real dstack server and a real Slurm, with hosts in namespaces: root alone can make those.
+# Real dstack servers and Slurms, with hosts in namespaces: root alone can make those. Labs of two workers do not meet.
 .PHONY: test-hosts
 test-hosts: .venv/dev ## dstack, Slurm tests; root installs Docker, sshd, Slurm
 	@bash .ci/setup hosts

@@ -22,7 +22,6 @@ INIT = {
     "tie_word_embeddings": True,
     "initializer_range": 0.2,  # sharp enough that distributions are not all alike
 }
-LABS = ("tests/integration/dstack/", "tests/integration/slurm/")
 CHARACTERS = "characters:0123456789s="
 
 
@@ -30,19 +29,6 @@ def pytest_configure() -> None:
     """A shell starts what it runs in the background with interrupts ignored, and so would be what tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
-    """A file goes to one worker, as `--dist loadfile` says, and so do all files of one lab: a machine holds one of each."""
-    from xdist.scheduler import LoadFileScheduling
-
-    class ByLab(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return next((lab for lab in LABS if file.startswith(lab)), file)
-
-    return ByLab(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -47,6 +47,7 @@ def distilling(path: Path, teach: Path, **changes: Any) -> PpoConfig:
     return settings(path, **{key: {**more.get(key, {}), **changes.get(key, {})} for key in {**more, **changes}})
 
 
+@pytest.mark.slow
 def test_two_ranks_with_a_sharded_teacher_compute_what_one_does_and_a_resumed_run_too(tiny_model, teacher, tmp_path):
     assert train_ppo.train(distilling(tiny_model, teacher), tmp_path / "one") == 0
     changes: dict[str, Any] = {"trainer": {"zero_stage": 3, "steps": 4}, "placement": {"ranks": 2}}

@@ -99,6 +99,7 @@ def written_often(monkeypatch) -> None:
     monkeypatch.setattr(elastic, "WRITE", 0.5)
 
 
+@pytest.mark.slow  # test_local_elastic.py has as much of it in every run
 def test_an_engine_joins_mid_run_serves_and_is_drained(tiny_model, tmp_path, cluster, capfd):
     config = run(tiny_model, 1200)
 

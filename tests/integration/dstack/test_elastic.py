@@ -14,6 +14,7 @@ from lab.waiting import wait_for
 pytestmark = [pytest.mark.hosts, pytest.mark.usefixtures("tidy")]
 
 
+@pytest.mark.slow  # of Slurm's nodes a test is quicker: slurm/test_flotilla.py
 def test_a_node_joins_comes_again_after_its_container_was_killed_and_leaves(lab: Lab):
     ssh = {"user": "root", "identity_file": str(lab.folder / "key"), "network": f"{NETWORK}.0/24"}
     machine = {"cpus": 1, "memory": "1GB..", "disk": "100MB.."}
