@@ -27,7 +27,7 @@ RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minut
 FOREVER = "3650d"  # of a node that may come and go; dstack has no word for no end
 RANGE = "FLOTILLA_FLEET_NODES"  # how many nodes the fleet may have, for who scales it by the rendered file alone
 ROLLOUT = ".rollout.dstack.yml"  # ends the names of their files
-UNUSED = Utilization(min_gpu=1, window="3h")
+UNUSED = Utilization(min_gpu=1, window="1h")
 RUNTIME_ENV = "runtime-env.yaml"
 PROJECT = "project"  # where a job's files are on the head
 SHM = "8GB"  # container engines give 64 MB, where Ray's object store and NCCL need gigabytes; a limit, nothing is reserved

@@ -28,6 +28,7 @@ from stacks.field_types import (
     Duration,
     Hostname,
     IdleDuration,
+    MetricsWindow,
     Model,
     Mount,
     Name,
@@ -315,7 +316,7 @@ class Utilization(Model):
     """dstack ends a run whose GPUs idle."""
 
     min_gpu: Count = Field(ge=1, le=100, description="Percent; one GPU that stays below for the whole window ends the run.")
-    window: Duration = Field(default="30m", description="At least 5m.")
+    window: MetricsWindow = Field(default="30m", description="From 5m to 1h, for which a dstack server keeps metrics.")
 
 
 class Task(Image):
@@ -337,7 +338,7 @@ class Task(Image):
     max_duration: Duration | None = Field(default=None, description="Such as 72h; no limit when left out.")
     stop_duration: Duration | None = Field(default=None, description="dstack forces a stop after this long; 5m when left out.")
     utilization: Utilization | None = Field(
-        default=None, description="Ends a run whose GPUs idle; with flotilla:cloud dstack below 1 % for 3h, when left out."
+        default=None, description="Ends a run whose GPUs idle; with flotilla:cloud dstack below 1 % for 1h, when left out."
     )
     fleets: tuple[Name, ...] = Field(
         default=(), description="Fleets whose nodes make up the cluster, the head's first; the first fleet when left out."

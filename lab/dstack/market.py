@@ -10,6 +10,7 @@ started by `python -m fleets.server up`, with the keys of both in its environmen
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,40 +26,29 @@ KEYS = {"digitalocean": "DIGITALOCEAN_ACCESS_TOKEN", "amddevcloud": "AMD_DEVCLOU
 URLS = {"digitalocean": "https://api.digitalocean.com", "amddevcloud": "https://api.devcloud.amd.com"}
 
 
-class Market(Lab):
-    """`hosts` of each cloud; the prices are one and two USD an hour, in this order."""
+class Anywhere(Lab):
+    """Stacks of the place `dstack`; the server comes with a stack, by `serve`."""
 
-    def __init__(self, hosts: dict[str, int]):
-        super().__init__(sum(hosts.values()), first=21)
-        self.wanted = hosts
+    redirected = ""  # a folder that the server's Python starts with
+
+    def __init__(self, hosts: int, first: int, backends: Sequence[Any], checkpoints: dict[str, Any]):
+        super().__init__(hosts, first)
+        self.backends, self.checkpoints = backends, checkpoints
 
     def start_server(self) -> None:
-        """The clouds; the server comes with a stack."""
-        api = f"http://127.0.0.1:{PORT}"
         agents = f"http://{self.laptop.address}:{FILES_PORT}"
-        free, clouds = [host.address for host in self.hosts], {}
-        for price, (cloud, count) in enumerate(self.wanted.items(), 1):
-            clouds[cloud] = {"price": price, "hosts": [free.pop(0) for _ in range(count)]}
-        (self.folder / "clouds.json").write_text(json.dumps(clouds))
-        command = ["python", str(HERE / "droplets.py"), str(PORT), str(self.folder / "clouds.json"), str(self.folder / "key")]
-        self.clouds = self.laptop.start(*command, cwd=self.folder, environment=self.environment, log=self.folder / "clouds.log")
         self.environment |= {
             "DSTACK_SHIM_DOWNLOAD_URL": f"{agents}/dstack-shim",
             "DSTACK_RUNNER_DOWNLOAD_URL": f"{agents}/dstack-runner",
             "GPUHUNT_CATALOG_URL": f"file://{self.folder}/no-catalog",
             "DSTACK_DEFAULT_CREDS_DISABLED": "1",
-            "FLOTILLA_CLOUDS": json.dumps({url: f"{api}/{cloud}" for cloud, url in URLS.items()}),
         }
-        self.environment |= {variable: f"key of {cloud}" for cloud, variable in KEYS.items()}
-
-    def wait_server(self) -> None:
-        wait_for("the clouds", lambda: self.get("/", f"http://127.0.0.1:{PORT}").status == 200, 30)
 
     def stack(self, name: str = "market", **settings: Any) -> None:
-        """A stack anywhere, its checkpoints in a folder of the machine."""
+        """Renders one of a small machine of these backends."""
         task = {"image": IMAGE, "user": "root", "shm_size": "1GB", "volumes": VOLUMES}
         machine = {"name": name, "nodes": 1, "cpus": 1, "memory": "1GB..", "disk": "1GB.."}
-        given = {"cloud": "dstack", "backends": list(self.wanted), "fleets": [machine], "checkpoints": {"path": "/mnt/shared"}}
+        given = {"cloud": "dstack", "backends": list(self.backends), "fleets": [machine], "checkpoints": self.checkpoints}
         given |= settings | {"task": task | settings.get("task", {})}
         file = self.project / f"stacks/Pulumi.{name}.yaml"
         file.write_text(yaml.safe_dump({"config": {f"flotilla:{key}": value for key, value in given.items()}}, sort_keys=False))
@@ -66,10 +56,36 @@ class Market(Lab):
 
     def serve(self, name: str) -> str:
         """The server of a stack, as a person starts it; what that printed."""
-        path = f"PYTHONPATH={HERE / 'redirected'}:{self.project}"
+        path = f"PYTHONPATH={self.redirected}:{self.project}"
         said = self.must(f"{path} python -m fleets.server up {name} && python -m fleets.server login")
         self.token = (self.project / "build/server/token").read_text().strip()
         return said
+
+
+class Market(Anywhere):
+    """`hosts` of each cloud; the prices are one and two USD an hour, in this order. Checkpoints in a folder of the machine."""
+
+    redirected = str(HERE / "redirected")
+
+    def __init__(self, hosts: dict[str, int]):
+        super().__init__(sum(hosts.values()), 21, list(hosts), {"path": "/mnt/shared"})
+        self.wanted = hosts
+
+    def start_server(self) -> None:
+        """The clouds."""
+        super().start_server()
+        api = f"http://127.0.0.1:{PORT}"
+        free, clouds = [host.address for host in self.hosts], {}
+        for price, (cloud, count) in enumerate(self.wanted.items(), 1):
+            clouds[cloud] = {"price": price, "hosts": [free.pop(0) for _ in range(count)]}
+        (self.folder / "clouds.json").write_text(json.dumps(clouds))
+        command = ["python", str(HERE / "droplets.py"), str(PORT), str(self.folder / "clouds.json"), str(self.folder / "key")]
+        self.clouds = self.laptop.start(*command, cwd=self.folder, environment=self.environment, log=self.folder / "clouds.log")
+        self.environment["FLOTILLA_CLOUDS"] = json.dumps({url: f"{api}/{cloud}" for cloud, url in URLS.items()})
+        self.environment |= {variable: f"key of {cloud}" for cloud, variable in KEYS.items()}
+
+    def wait_server(self) -> None:
+        wait_for("the clouds", lambda: self.get("/", f"http://127.0.0.1:{PORT}").status == 200, 30)
 
     def rented(self) -> dict[str, list[str]]:
         """Addresses of the machines that each cloud has lent out."""

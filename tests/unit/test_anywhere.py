@@ -154,7 +154,7 @@ def test_a_node_is_named_by_its_machine_or_its_host():
 
 def test_a_cluster_of_rented_gpus_that_nobody_uses_ends_and_one_without_gpus_does_not():
     made = stack()
-    assert ray_cluster(made, build(made))["utilization_policy"] == {"min_gpu_utilization": 1, "time_window": "3h"}
+    assert ray_cluster(made, build(made))["utilization_policy"] == {"min_gpu_utilization": 1, "time_window": "1h"}
     own = stack(task={"utilization": {"min_gpu": 10, "window": "30m"}})
     assert ray_cluster(own, build(own))["utilization_policy"] == {"min_gpu_utilization": 10, "time_window": "30m"}
     cpus = stack(fleets=[{"name": "cpus", "nodes": 1}])

@@ -132,6 +132,10 @@ def test_what_ends_an_idle_run_is_as_dstack_reads_it() -> None:
         ),
         ({"job": {"command": "x", "schedule": "daily"}}, r"flotilla:task\.job\.schedule: 'daily' is not five fields of cron"),
         ({"utilization": {"min_gpu": 101}}, r"flotilla:task\.utilization\.min_gpu: 101 is not an integer between 1 and 100"),
+        (
+            {"utilization": {"min_gpu": 10, "window": "3h"}},
+            r"flotilla:task\.utilization\.window: '3h' is not a duration from 5m to 1h, for which dstack's server keeps metrics",
+        ),
         ({"volumes": ["data"]}, r"flotilla:task\.volumes\[0\]: 'data' is not a mount such as"),
     ],
 )
