@@ -218,6 +218,8 @@ def node_flags(stack: Stack, fleet: Fleet) -> list[str]:
     of_hosts = {str(host.internal_ip): host.resources for host in (fleet.ssh.hosts if fleet.ssh else ()) if host.resources}
     if of_hosts:
         flags += ["--host-resources", json.dumps(of_hosts)]
+    if stack.task.burn_in:
+        flags += ["--burn-in", str(seconds(stack.task.burn_in))]
     if stack.task.join_timeout != type(stack.task).model_fields["join_timeout"].default:
         flags += ["--join-timeout", str(stack.task.join_timeout)]
     return flags

@@ -156,6 +156,7 @@ Sizes = Annotated[
 ]
 BucketName = Annotated[str, form(r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$", "the name of a bucket, without s3:// or gs://")]
 Duration = Annotated[str, form(r"^[1-9]\d*[smhdw]$", "a duration such as 30m, 72h or 14d")]
+BurnIn = Annotated[str, form(r"^([1-9]\d{0,2}s|([1-9]|[12]\d|30)m)$", "a duration from 1s to 30m")]
 # dstack's server keeps the metrics of a run for an hour and refuses to look further back, its parser does not.
 MetricsWindow = Annotated[str, form(r"^([5-9]m|[1-5]\dm|60m|1h)$", "a duration from 5m to 1h, for which dstack's server keeps metrics")]
 Url = Annotated[str, form(r"^https?://[^\s/]+\S*$", "an http or https URL")]

@@ -22,6 +22,7 @@ from stacks.dstack_settings import Dstack
 from stacks.fabric import Fabric
 from stacks.field_types import (
     BucketName,
+    BurnIn,
     ContainerUser,
     Count,
     Cron,
@@ -331,6 +332,10 @@ class Task(Image):
     volumes: tuple[Mount, ...] = Field(default=(), description="What else is mounted on every node, such as /data:/data.")
     dashboard_port: Count = Field(default=8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
     join_timeout: Count = Field(default=600, ge=1, description="Seconds that nodes wait for one another.")
+    burn_in: BurnIn | None = Field(
+        default=None,
+        description="Load on a node's GPUs before it joins: memory, arithmetic, all-reduce; a node that fails ends the attempt.",
+    )
     on_node_loss: Literal["fail", "wait"] = Field(
         default="fail", description="What the head does when a node leaves: end the run, or wait for its return."
     )

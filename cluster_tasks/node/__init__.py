@@ -15,11 +15,13 @@ Exit codes, of which 75 to 77 are worth another try:
     75   a node was lost and did not return; on a worker: the head is gone, or this node is cut off from it
     76   the nodes did not come together in time
     77   Ray could not be started here, or ended on the head
+    78   this node failed its burn-in
     else the job's own code; 128 + N where signal N ended the job or this agent while its job ran
 
 In the order in which they are best read:
     agent                      the way from a command line to an exit code
     settings, account, checks  flags and what the scheduler says; whom Ray runs as; what is refused before it starts
+    fitness, burn_in           load on the GPUs before the node joins; a program of its own, which has torch
     head, worker, torchrun     what a node becomes
     elastic, meeting           what a node of an elastic fleet becomes, and how it finds the head
     watch, job                 what the head looks after: its nodes, its job

@@ -17,6 +17,7 @@ from .account import account_of, become
 from .checks import claim_checkpoints, make_dump_folders, one_list_of_gpus, quick_checks
 from .elastic import run_elastic
 from .errors import Failure, HeadEnded, Stopped, say
+from .fitness import burn_in
 from .head import run_head
 from .settings import Settings, read_settings
 from .torchrun import run_torchrun
@@ -51,10 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     for line in warnings:
         log.warning("%s", line)
     try:
-        if settings.torchrun:
-            run_torchrun(settings)
-        become_node = run_elastic if settings.join else run_head if settings.rank == 0 else run_worker
-        return become_node(settings)
+        return run_node(settings)
     except Failure as failure:
         say(str(failure))
         return failure.code
@@ -64,6 +62,15 @@ def main(argv: list[str] | None = None) -> int:
     except Stopped:
         log.info("%s: stopped", signal.Signals(signals[0]).name)
         return 128 + signals[0] if settings.job else 0
+
+
+def run_node(settings: Settings) -> int:
+    if settings.burn_in:
+        burn_in(settings)
+    if settings.torchrun:
+        run_torchrun(settings)
+    become_node = run_elastic if settings.join else run_head if settings.rank == 0 else run_worker
+    return become_node(settings)
 
 
 def brought(settings: Settings) -> Iterator[Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-NODE_LOST, NOT_READY, RAY_FAILED = 75, 76, 77
+NODE_LOST, NOT_READY, RAY_FAILED, UNFIT = 75, 76, 77, 78
 
 log = logging.getLogger(__name__)
 

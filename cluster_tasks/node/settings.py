@@ -70,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--pin-ports", action="store_true", help="give Ray's other ports fixed numbers too, for firewalls; needs a node of its own")
     add("--temp-dir", help="Ray's folder for sockets and logs; keep it short")
     add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
+    add("--burn-in", type=int, default=0, help="seconds of load on the GPUs before this node joins; one that fails does not")
     add("--rejoin-timeout", type=int, default=20, help="seconds within which a lost node must be back, with --on-node-loss fail")
     add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")
     add("--stop-timeout", type=int, default=STOP_SECONDS, help="seconds that a stopped job has to save a checkpoint")

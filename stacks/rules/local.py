@@ -12,6 +12,8 @@ from stacks.schema import Stack
 
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+    if stack.task.burn_in is not None:
+        yield setting_error("is for machines that join, but with flotilla:cloud local all nodes are this one", "task", "burn_in")
     for index, fleet in enumerate(stack.fleets):
         if fleet.fabric is not None:
             yield setting_error("joins machines, but with flotilla:cloud local all nodes are this one", "fleets", index, "fabric")

@@ -205,7 +205,8 @@ class Api(BaseHTTPRequestHandler):
         if self.headers.get("Authorization") != "Bearer token-of-the-cluster":
             return self.fail(401, "Unauthorized")
         if known := COLLECTION.fullmatch(url.path):
-            return self.collection(*known.groups(), query, body)
+            namespace, kind, name = known.groups()
+            return self.collection(namespace, kind, name, query, body)
         if (self.command, url.path) == ("POST", "/api/v1/namespaces"):
             namespaces.add(body["metadata"]["name"])
             return self.answer(201, body)

@@ -56,10 +56,11 @@ def steps(project, run: str) -> list[int]:
 
 
 def test_a_ray_job_on_two_nodes_gets_arguments_and_services_and_the_script_ends_with_its_code(projects, slurm):
-    project = projects("two-nodes", slurm=SETTINGS["slurm"] | {"mail": "me@example.com"}, task={"services": {"web": WEB}})
+    project = projects("two-nodes", slurm=SETTINGS["slurm"] | {"mail": "me@example.com"}, task={"services": {"web": WEB}, "burn_in": "1s"})
     job = project.submit("ray-ppo", "python", "-c", WHO, "it's", "two words")
     state, log = slurm.ended(job), project.log("ray-ppo", job)
     assert (state["JobState"], state["ExitCode"]) == ("FAILED", "3:0"), log
+    assert log.count("burn-in: 1 x CPU, ") == 2
     assert "NODES ['10.77.0.1', '10.77.0.2'] [\"it's\", 'two words']" in log
     assert "SERVICE 200 http://10.77.0.1:8123,http://10.77.0.2:8123" in log
     assert "ssh -N -L 8265:127.0.0.1:8265 -J me@login.example.com me@n1" in log
