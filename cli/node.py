@@ -17,6 +17,7 @@ from stacks.places import place_of
 from stacks.schema import Stack
 
 TIMEOUT = 1800
+EVENTS = 3  # of a machine
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Node:
     price: float | None  # USD an hour
     run: str = ""
     rank: int | None = None  # within the run; 0 is the head
+    id: str = ""  # dstack's
 
     def line(self) -> str:
         at = f"run {self.run}, node {self.rank}" if self.run else "no run"
@@ -50,6 +52,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     for command in (lists, replaces):
         command.add_argument("stack", help="whose machines dstack drives")
     lists.add_argument("--json", action="store_true")
+    lists.add_argument("--events", action="store_true", help="last events of all machines; else of those that are not healthy")
     replaces.add_argument("node", help="a machine's name or host, as `flotilla node list` shows them")
     replaces.add_argument("--restart", action="store_true", help="also a node that the whole cluster needs; the cluster starts again")
     replaces.add_argument("--timeout", type=float, default=TIMEOUT, help=f"seconds for each wait ({TIMEOUT})")
@@ -63,20 +66,22 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
 
     with forwarded(stack, say=lambda line: console.print(line, markup=False)):
         if options.command == "list":
-            return show(stack, options.json)
+            return show(stack, as_json=options.json, events=options.events)
         return replace(stack, root, options.node, options.restart, options.timeout)
 
 
-def show(stack: Stack, as_json: bool) -> int:
+def show(stack: Stack, *, as_json: bool, events: bool) -> int:
     """Exit code 1 where a machine is not healthy."""
     from cluster_tasks.client.launch import cluster
 
-    found = list(nodes(stack, cluster(stack, None)))
+    dstack = cluster(stack, None)
+    found = list(nodes(stack, dstack))
+    last = {node: dstack.events(node.id, EVENTS) if events or node.health != "healthy" else [] for node in found}
     if as_json:
-        print(json.dumps([asdict(node) for node in found], indent=2))
+        print(json.dumps([asdict(node) | {"events": last[node]} for node in found], indent=2))
     else:
         for node in found:
-            console.print(node.line(), markup=False)
+            console.print("\n    ".join([node.line(), *last[node]]), markup=False)
         if not found:
             console.print(f"no machine: flotilla up {stack.name}")
     return 1 if any(node.health != "healthy" for node in found) else 0
@@ -93,7 +98,9 @@ def nodes(stack: Stack, dstack: Any) -> Iterator[Node]:
             health = "unreachable" if machine.unreachable else machine.health_status.value
             held = at.get(machine.hostname, ("", None))
             state = machine.status.value
-            yield Node(machine.name, machine.hostname or "", fleet.name, machine.instance_num, state, health, machine.price, *held)
+            yield Node(
+                machine.name, machine.hostname or "", fleet.name, machine.instance_num, state, health, machine.price, *held, str(machine.id)
+            )
 
 
 def _placed(stack: Stack, dstack: Any) -> Iterator[tuple[Any, int, Any]]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from uuid import UUID
 
 import yaml
 from dstack.api import Client
@@ -98,6 +99,11 @@ class DstackRun:
 
     def fleets(self) -> list[Fleet]:
         return self.client.client.fleets.list(self.client.project)
+
+    def events(self, machine: str, count: int) -> list[str]:
+        """The last ones of a machine, the newest last, each with its time on this machine's clock."""
+        found = self.client.client.events.list(target_instances=[UUID(machine)], limit=count)
+        return [f"{event.recorded_at.astimezone():%Y-%m-%d %H:%M:%S}  {event.message}" for event in reversed(found)]
 
     def lives(self) -> bool:
         found = self.get()

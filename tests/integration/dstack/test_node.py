@@ -45,6 +45,8 @@ def test_a_bad_node_is_replaced_by_another_machine_and_the_job_goes_on(lab: Lab)
         [bad] = [each for each in machines(lab) if each["run"] == "ray-spot-0"]
         wait_for("the job", lambda: "second 3" in (lab.folder / "job.log").read_text(), 120, 1)
 
+        listed = lab.user("python -m cli node list lab --events").stdout
+        assert listed.count("Instance ") >= 2 and "healthy" in listed, listed
         wrong = lab.user(f"python -m cli node replace lab {bad['host']}0")
         assert wrong.returncode == 2 and f"{bad['host']}0' is no machine of this stack; did you mean {bad['host']}?" in wrong.stdout
         [head] = [each for each in machines(lab) if each["run"] == "ray"]
