@@ -37,6 +37,7 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
 
 from transformers import PreTrainedTokenizerBase
 
+from trainer import environments
 from trainer.actors import RunError
 from trainer.algorithms.kl import KlController, kl
 from trainer.background import Background
@@ -215,6 +216,8 @@ def _train(config: PpoConfig, folder: Path) -> int:
     data = load_prompts(config.data, tokenizer, answers=answers)
     prompts, held_out = hold_out(config.data, data.prompts, schedule.eval_prompts)
     sets = ({"": held_out} if held_out else {}) | eval_sets(config, tokenizer, answers)
+    if spec := config.environment.function:
+        environments.check_template(spec, config.environment.args, prompts[0].row, tokenizer, config.data.template)
     loader = make_loader(config.data, prompts, schedule.prompts_per_step, config.run.seed)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)

@@ -133,3 +133,23 @@ def test_only_some_tools_of_a_server():
 def test_tools_that_cannot_be_had_are_refused_before_the_run(args, text):
     with pytest.raises(ConfigError, match=text):
         environments.check("tools", {"reward": "exact", **args}, ROW)
+
+
+NUMERIC = "{% for t in tools or [] %}{{ 1 + t.function.parameters.properties.number.type }}{% endfor %}{{ messages }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("", r"^environment\.args\.tools: policy\.chat: model\.tokenizer has no chat template"),
+        ("{{ messages }}", r"^environment\.args\.tools: the tokenizer's chat template leaves tools out"),
+        (NUMERIC, r"^environment\.args\.tools: the tokenizer's chat template cannot write tool 'double': TypeError: "),
+    ],
+)
+def test_a_chat_template_without_room_for_the_tools_is_said_before_the_run(template, text):
+    args = {"tools": {"numbers": {"kind": "mcp", "command": SERVER, "only": ["double"]}}, "reward": "exact"}
+    tokenizer = character_tokenizer(CHARACTERS + "ABCDEFGHIJKLMNOPQRSTUVWXYZ%")
+    with pytest.raises(ConfigError, match=text):
+        environments.check_template("tools", args, ROW, with_template(tokenizer, template), {})
+    environments.check_template("tools", args, ROW, with_template(tokenizer, CHATML), {})
+    environments.check_template("calculator", {}, ROW, tokenizer, {})

@@ -44,10 +44,20 @@ def check(spec: str, args: dict[str, Any], row: dict[str, Any]) -> None:
 
     Raises ConfigError where it does, or where there is no such environment.
     """
-    function: Any = resolve(spec, args)
-    function = function.func if isinstance(function, functools.partial) else function
-    if look := getattr(function, "check", None):
+    if look := _own(spec, args, "check"):
         look(row, **args)
+
+
+def check_template(spec: str, args: dict[str, Any], row: dict[str, Any], tokenizer: Any, template: dict[str, Any]) -> None:
+    """Have the environment write to the policy before anything is started: `rollout.speak(row, tokenizer, template, **args)`, where it has
+    that. Raises ConfigError where it cannot."""
+    if speak := _own(spec, args, "speak"):
+        speak(row, tokenizer, template, **args)
+
+
+def _own(spec: str, args: dict[str, Any], name: str) -> Any:
+    function: Any = resolve(spec, args)
+    return getattr(function.func if isinstance(function, functools.partial) else function, name, None)
 
 
 def resolve(spec: str, args: dict[str, Any]) -> Rollout:

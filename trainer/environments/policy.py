@@ -18,9 +18,13 @@ from typing import Any, Literal
 from transformers import PreTrainedTokenizerBase
 
 from trainer.episodes import Prompt, Turn
+from trainer.errors import ConfigError
 
 Message = dict[str, Any]
 TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # as Hermes and Qwen write them
+
+
+LEFT_OUT = "the tokenizer's chat template leaves tools out; give a model whose template has them, or write them into a message"
 
 
 class LimitReached(Exception):
@@ -206,9 +210,7 @@ class Policy:
     def _after_messages(self, messages: list[Message], tools: list[Any] | None) -> tuple[Spoken, list[int]]:
         whole = self._render(messages, tools, answer=True)
         if tools and whole == self._render(messages, None, answer=True):
-            raise Misuse(
-                "the tokenizer's chat template leaves tools out; give a model whose template has them, or write them into a message"
-            )
+            raise Misuse(LEFT_OUT)
         for spoken in reversed(self._free()):
             if spoken.messages and spoken.tools == tools and messages[: len(spoken.messages)] == spoken.messages:
                 before = self._render(spoken.messages, tools, answer=False)
@@ -224,11 +226,7 @@ class Policy:
         return rendered[rendered.rfind(content) + len(content) :] if content else ""
 
     def _render(self, messages: list[Message], tools: list[Any] | None, *, answer: bool) -> str:
-        if not self.tokenizer.chat_template:
-            raise Misuse("policy.chat: model.tokenizer has no chat template; use policy.generate, or a model with one")
-        return self.tokenizer.apply_chat_template(  # type: ignore[return-value]
-            messages, tools=tools, add_generation_prompt=answer, tokenize=False, **self.template
-        )
+        return render(self.tokenizer, messages, tools, self.template, answer=answer)
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []  # type: ignore[return-value]
@@ -253,6 +251,34 @@ class Policy:
         spoken.turns += [Turn(new), turn] if new else [turn]
         [text] = self.tokenizer.batch_decode([turn.token_ids], skip_special_tokens=True)
         return Answer(text, turn.token_ids, turn.finish or "length")
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[Any] | None, template: dict[str, Any], *, answer: bool
+) -> str:
+    """A conversation as the policy reads it. Raises Misuse where there is no template; whatever a template raises."""
+    if not tokenizer.chat_template:
+        raise Misuse("policy.chat: model.tokenizer has no chat template; use policy.generate, or a model with one")
+    return tokenizer.apply_chat_template(  # type: ignore[return-value]
+        messages, tools=tools, add_generation_prompt=answer, tokenize=False, **template
+    )
+
+
+def require_tools(tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[Any], template: dict[str, Any]) -> None:
+    """Raises ConfigError where the template cannot write one of these tools, or leaves it out."""
+    try:
+        bare = render(tokenizer, messages, None, template, answer=True)
+    except Misuse as error:
+        raise ConfigError(f"environment.args.tools: {error}") from None
+    for tool in tools:
+        name = tool["function"]["name"]
+        try:
+            whole = render(tokenizer, messages, [tool], template, answer=True)
+        except Exception as error:  # templates are programs, and raise what they like
+            text = f"the tokenizer's chat template cannot write tool {name!r}: {type(error).__name__}: {error}"
+            raise ConfigError(f"environment.args.tools: {text}") from None
+        if whole == bare:
+            raise ConfigError(f"environment.args.tools: {LEFT_OUT}")
 
 
 def read_message(text: str, turn: int = 0) -> Message:

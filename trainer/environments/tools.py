@@ -38,10 +38,7 @@ async def tools(
     """
     offered = await toolbox.made(tools)
     schemas = [tool.schema for tool in offered.values()]
-    asked = row[prompt]
-    messages = [dict(message) for message in asked] if isinstance(asked, list) else [{"role": "user", "content": asked}]
-    if system and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": system}, *messages]
+    messages = opening(row, prompt, system)
     while True:
         message = await policy.chat(messages, tools=schemas)
         messages.append(message)
@@ -52,6 +49,12 @@ async def tools(
             messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
     value = reward_of(reward, json.dumps(reward_args or {})).function(message["content"], row)
     return await value if inspect.isawaitable(value) else value
+
+
+def opening(row: dict[str, Any], prompt: str, system: str) -> list[dict[str, Any]]:
+    asked = row[prompt]
+    messages = [dict(message) for message in asked] if isinstance(asked, list) else [{"role": "user", "content": asked}]
+    return [{"role": "system", "content": system}, *messages] if system and messages[0]["role"] != "system" else messages
 
 
 def look(row: dict[str, Any], tools: Any = None, reward: str = "", reward_args: dict[str, Any] | None = None, **more: Any) -> None:
@@ -72,7 +75,22 @@ def look(row: dict[str, Any], tools: Any = None, reward: str = "", reward_args: 
     asyncio.run(once())
 
 
+def speak(row: dict[str, Any], tokenizer: Any, template: dict[str, Any], tools: Any, **more: Any) -> None:
+    """Writes the first prompt with the tools. Raises ConfigError where the chat template does not have them."""
+    from trainer.environments.policy import require_tools
+
+    async def schemas() -> list[dict[str, Any]]:
+        try:
+            return [tool.schema for tool in (await toolbox.made(tools)).values()]
+        finally:
+            toolbox.close()
+
+    messages = opening(row, more.get("prompt", "prompt"), more.get("system", ""))
+    require_tools(tokenizer, messages, asyncio.run(schemas()), template)
+
+
 tools.check = look  # type: ignore[attr-defined]
+tools.speak = speak  # type: ignore[attr-defined]
 
 
 async def _say(policy: Policy, offered: Mapping[str, toolbox.Tool], call: dict[str, Any]) -> str:
