@@ -42,7 +42,10 @@ def main(argv: list[str]) -> int:
     config = _config(args)
     shape = shape_of(config.model)
     if isinstance(config, PpoConfig) and config.teacher.path:
-        shape = replace(shape, teacher=shape_of(ModelConfig(path=config.teacher.path, dtype=config.model.dtype)))
+        try:
+            shape = replace(shape, teacher=shape_of(ModelConfig(path=config.teacher.path, dtype=config.model.dtype)))
+        except ConfigError as error:
+            raise ConfigError(f"teacher.{str(error).removeprefix('model.')}") from None
     whence = f"as published for {config.model.path}; its own config.json is not here" if published(config.model) else "the model's own"
     lengths = _lengths(args, config)
     if args.gpu is None:

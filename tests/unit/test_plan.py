@@ -205,6 +205,7 @@ def test_a_supervised_run_takes_all_gpus_of_the_cluster(tmp_path, capsys):
         (["model.init.hidden_sze=3"], "model.init.hidden_sze: qwen2 has no such setting; did you mean hidden_size?"),
         (["model.init=null", "model.tokenizer=null"], "model.path=null, model.init=null: one of them must be set"),
         (["model.init=null", "model.path=/nowhere/model"], "model.path: /nowhere/model: "),
+        (["teacher.path=/nowhere/teacher"], "teacher.path: /nowhere/teacher: "),
     ],
 )
 def test_mistakes_are_one_clear_error(run, words, error):
