@@ -7,11 +7,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import pytest
 import ray
 
 from lab.waiting import wait_for
+from trainer.metrics import Metrics
 
 
 def until_gone() -> None:
@@ -24,6 +26,18 @@ def stop_process(name: str) -> None:
     """SIGSTOP: it keeps its connections, and does nothing any more."""
     actor = ray.get_actor(name)
     os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
+
+
+def after_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:
+    """Do `act` once, between this step of a run of this process and the next: the run waits for it."""
+    log, left = Metrics.log, [act]
+
+    def logged(self: Metrics, number: int, values: Mapping[str, float]) -> None:
+        log(self, number, values)
+        if number == step and left:
+            left.pop()()
+
+    monkeypatch.setattr(Metrics, "log", logged)
 
 
 def when(happened: Callable[[], bool], act: Callable[[], object], seconds: float = 120) -> threading.Thread:

@@ -17,7 +17,7 @@ import pytest
 import ray
 import yaml
 from configs import settings
-from ray_actors import stop_process, until_gone
+from ray_actors import after_step, stop_process, until_gone
 
 from benchmarks import rollouts
 from lab.waiting import wait_for
@@ -121,21 +121,19 @@ def test_killed_at_any_moment_it_learns_from_every_prompt_once(tiny_model, tmp_p
     assert learned(folder) == epoch(config)
 
 
-def test_asked_to_stop_it_saves_what_is_learned_and_goes_on(tiny_model, tmp_path):
+def test_asked_to_stop_it_saves_what_is_learned_and_goes_on(tiny_model, tmp_path, monkeypatch):
     config = continuous(tiny_model, trainer={"checkpoint_every": 100})
-    stopper = at_step(tmp_path, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    after_step(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
     assert train_ppo.train(config, tmp_path) == STOPPED
-    stopper.join(10)
     until_gone()
     assert train_ppo.train(config, tmp_path) == 0
     assert learned(tmp_path) == epoch(config)
 
 
-def test_what_an_engine_had_when_it_died_is_asked_of_the_others(tiny_model, tmp_path, capfd):
+def test_what_an_engine_had_when_it_died_is_asked_of_the_others(tiny_model, tmp_path, capfd, monkeypatch):
     config = continuous(tiny_model, rollout={"engines": 2})
-    killer = at_step(tmp_path, 4, lambda: ray.kill(ray.get_actor("rollout-0")))
+    after_step(monkeypatch, 4, lambda: ray.kill(ray.get_actor("rollout-0")))
     assert train_ppo.train(config, tmp_path) == 0
-    killer.join(10)
     assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in capfd.readouterr().out
     assert learned(tmp_path) == epoch(config)
     until_gone()
@@ -169,21 +167,19 @@ def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_mode
     until_gone()
 
 
-def test_an_engine_that_is_stopped_holds_a_weight_sync_for_its_silence_alone(tiny_model, tmp_path, capfd):
+def test_an_engine_that_is_stopped_holds_a_weight_sync_for_its_silence_alone(tiny_model, tmp_path, capfd, monkeypatch):
     config = continuous(tiny_model, rollout={"engines": 2, "silence": 10})
-    stopper = at_step(tmp_path, 4, lambda: stop_process("rollout-0"))
+    after_step(monkeypatch, 4, lambda: stop_process("rollout-0"))
     assert train_ppo.train(config, tmp_path) == 0
-    stopper.join(10)
     assert re.search(r"rollout-0 \(.*\) gave no sign of life for \d+ s \(rollout\.silence\)", capfd.readouterr().out)
     assert learned(tmp_path) == epoch(config)
     until_gone()
 
 
-def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, capfd):
+def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, capfd, monkeypatch):
     config = continuous(tiny_model, trainer={"silence": 10})
-    stopper = at_step(tmp_path, 4, lambda: stop_process("rollout-0"))
+    after_step(monkeypatch, 4, lambda: stop_process("rollout-0"))
     assert train_ppo.train(config, tmp_path) == 0
-    stopper.join(10)
     assert "(trainer.silence)" in capfd.readouterr().out
     assert learned(tmp_path) == epoch(config)
     until_gone()

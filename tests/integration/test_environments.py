@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 from configs import settings
-from ray_actors import until_gone, when
+from ray_actors import after_step, until_gone, when
 
 from trainer import train_ppo
 from trainer.actors import RunError
@@ -175,13 +175,12 @@ def test_a_model_learns_to_use_the_calculator_for_what_it_cannot_work_out(tmp_pa
 
 
 @pytest.mark.slow
-def test_without_pause_every_prompt_is_learned_once_also_over_a_kill(tiny_model, tmp_path):
+def test_without_pause_every_prompt_is_learned_once_also_over_a_kill(tiny_model, tmp_path, monkeypatch):
     """Rows that wait, engines that take weights meanwhile, a rank that dies."""
     changes = {"rollout": {"mode": "async", "max_staleness": 2, "engines": 2}, "trainer": {"steps": 8, "checkpoint_every": 2}}
-    killer = when((tmp_path / "checkpoints" / "step_4").exists, lambda: ray.kill(ray.get_actor("policy-0")))
+    after_step(monkeypatch, 5, lambda: ray.kill(ray.get_actor("policy-0")))
     with pytest.raises(RunError, match="policy-0"):
         train_ppo.train(played(tiny_model, "two_turns", **changes), tmp_path)
-    killer.join(10)
     until_gone()
     assert train_ppo.train(played(tiny_model, "two_turns", **changes), tmp_path) == 0
     rows = read(tmp_path)[1:]
