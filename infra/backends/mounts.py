@@ -28,7 +28,7 @@ def bucket(name: str, endpoint: str | None, folder: str) -> list[str]:
         return [BLOBFUSE, _mounted(folder, _blobfuse(name, urlsplit(endpoint or "").netloc.partition(".")[0], folder))]
     # `echo` is the shell's own, so no process list shows the keys.
     keys = f'(umask 077; echo "${KEYS[0]}:${KEYS[1]}" >{KEY_FILE})'
-    return [S3FS, keys, _mounted(folder, f"s3fs {quote(name)} {quote(folder)} -o {s3fs_options(endpoint)}")]
+    return [S3FS, keys, _mounted(folder, f"s3fs {quote(name)} {quote(folder)} -o {quote(s3fs_options(endpoint))}")]
 
 
 def s3fs_options(endpoint: str | None) -> str:

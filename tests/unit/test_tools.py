@@ -94,6 +94,31 @@ def test_servers_of_mcp_say_what_tools_they_have_and_answer():
     assert metrics["calls"] == 3
 
 
+MORTAL = """
+import os
+from mcp.server import MCPServer
+server = MCPServer("mortal")
+@server.tool()
+def end() -> str:
+    "Ends the server."
+    os._exit(3)
+@server.tool()
+def number() -> int:
+    "The server's process."
+    return os.getpid()
+server.run()
+"""
+
+
+def test_a_server_that_ends_is_an_error_of_its_call_and_started_again_for_the_next(tmp_path):
+    (tmp_path / "mortal.py").write_text(MORTAL)
+    mortal = {"mortal": {"kind": "mcp", "command": [sys.executable, str(tmp_path / "mortal.py")]}}
+    reward, heard, metrics = said(mortal, called("number"), called("end"), called("number"), called("number"))
+    assert reward == 1 and metrics == {"calls": 4, "failed_calls": 1}
+    assert heard[1] == "error: ConnectionError: the tool's server has ended, perhaps by this call; the next call starts it again"
+    assert heard[0] != heard[2] == heard[3]
+
+
 def test_only_some_tools_of_a_server():
     async def names(**more: Any) -> list[str]:
         try:

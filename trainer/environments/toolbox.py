@@ -148,39 +148,54 @@ def _function(name: str, given: Mapping[str, Any]) -> Tool:
 
 # MCP: https://modelcontextprotocol.io, by its own library
 
-_servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Any]]] = WeakKeyDictionary()
-_holders: WeakKeyDictionary[asyncio.AbstractEventLoop, list[asyncio.Task[None]]] = WeakKeyDictionary()
+Connection = tuple[Any, list[Any]]  # a client, and its server's tools
+_servers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[Connection]]] = WeakKeyDictionary()
+_holders: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[None]]] = WeakKeyDictionary()
 
 
 def close() -> None:
     """End this event loop's servers of MCP."""
     loop = asyncio.get_running_loop()
-    for holder in _holders.pop(loop, []):
+    for holder in _holders.pop(loop, {}).values():
         holder.cancel()
     _servers.pop(loop, None)
 
 
 async def _mcp(name: str, given: Mapping[str, Any]) -> Iterable[Tool]:
     try:
-        import mcp
+        import mcp  # noqa: F401 - whether it is there
     except ModuleNotFoundError:
         raise ConfigError(f"{SETTING}.{name}: MCP servers need the package mcp; pip install mcp") from None
-    mine = _servers.setdefault(asyncio.get_running_loop(), {})
-    key = json.dumps(given, sort_keys=True)
-    if key not in mine or (mine[key].done() and mine[key].exception()):
-        mine[key] = asyncio.create_task(_connected(mcp, name, given))
-    client, listed = await asyncio.shield(mine[key])
+    _, listed = await asyncio.shield(_server(name, given))
     only = given.get("only")
     there = [tool.name for tool in listed]
     if unknown := [tool for tool in only or () if tool not in there]:
         raise ConfigError(f"{SETTING}.{name}.only: {unknown[0]}: no such tool; the server has {', '.join(there)}")
     return [
-        Tool(_schema(t.name, t.description or "", t.input_schema), _of(client, t.name, given)) for t in listed if not only or t.name in only
+        Tool(_schema(t.name, t.description or "", t.input_schema), _of(name, given, t.name)) for t in listed if not only or t.name in only
     ]
 
 
-async def _connected(mcp: Any, name: str, given: Mapping[str, Any]) -> tuple[Any, list[Any]]:
-    """A client, and the tools of its server. It is left to a task of its own, as only who opened it may close it."""
+def _server(name: str, given: Mapping[str, Any]) -> asyncio.Task[Connection]:
+    """The one of this event loop; another one where that could not be reached."""
+    mine, key = _servers.setdefault(asyncio.get_running_loop(), {}), json.dumps(given, sort_keys=True)
+    if key not in mine or (mine[key].done() and mine[key].exception()):
+        mine[key] = asyncio.create_task(_connected(name, given))
+    return mine[key]
+
+
+def _forget(given: Mapping[str, Any], dead: asyncio.Task[Connection]) -> None:
+    """The next call starts another one, or connects anew; unless a call beside this one has done so already."""
+    loop, key = asyncio.get_running_loop(), json.dumps(given, sort_keys=True)
+    if _servers.get(loop, {}).get(key) is dead:
+        del _servers[loop][key]
+        _holders[loop].pop(key).cancel()
+
+
+async def _connected(name: str, given: Mapping[str, Any]) -> Connection:
+    """The client is left to a task of its own, as only who opened it may close it."""
+    import mcp
+
     opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def hold() -> None:
@@ -196,7 +211,7 @@ async def _connected(mcp: Any, name: str, given: Mapping[str, Any]) -> tuple[Any
                 opened.set_exception(error)
 
     holder = asyncio.create_task(hold())
-    _holders.setdefault(asyncio.get_running_loop(), []).append(holder)
+    _holders.setdefault(asyncio.get_running_loop(), {})[json.dumps(given, sort_keys=True)] = holder
     try:
         async with asyncio.timeout(START_SECONDS):
             client, listed = await asyncio.shield(opened)
@@ -214,9 +229,20 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _of(client: Any, name: str, given: Mapping[str, Any]) -> Call:
+def _of(name: str, given: Mapping[str, Any], tool: str) -> Call:
+    from mcp import MCPError
+    from mcp.types import CONNECTION_CLOSED
+
     async def call(arguments: dict[str, Any]) -> str:
-        answer = await client.call_tool(name, arguments, read_timeout_seconds=given.get("seconds", SECONDS))
+        server = _server(name, given)
+        client, _ = await asyncio.shield(server)
+        try:
+            answer = await client.call_tool(tool, arguments, read_timeout_seconds=given.get("seconds", SECONDS))
+        except MCPError as error:
+            if error.code != CONNECTION_CLOSED:
+                raise
+            _forget(given, server)
+            raise ConnectionError("the tool's server has ended, perhaps by this call; the next call starts it again") from error
         return "\n".join(getattr(part, "text", None) or f"[{part.type}]" for part in answer.content)
 
     return call
