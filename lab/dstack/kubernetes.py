@@ -12,18 +12,22 @@ from typing import Any
 
 import yaml
 
+from lab.dstack.hosts import NETWORK
 from lab.dstack.image import IMAGE, VOLUMES
 from lab.dstack.market import HERE, Anywhere
 from lab.waiting import wait_for
 
 PORT = 8197
 CONTEXT, CLAIM = "lab", "shared-fs"
-GPUS = {"name": "H100", "count": 8}
-GPU_NODES = 2  # that are in the cluster's list alone: no host is one, so a pod on them never runs
+# Nodes that are in the cluster's list alone: no host is one, so a pod on them never runs. Labels as the vendors' device plugins give them.
+GPU_NODES = {
+    "nvidia": ({"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}, {"nvidia.com/gpu": "8"}),
+    "amd": ({"beta.amd.com/gpu.device-id.74a1": "8"}, {"amd.com/gpu": "8"}),
+}
 
 
 class Kubernetes(Anywhere):
-    """`nodes` of one CPU, and two of eight GPUs that no host stands for. Checkpoints on a claim."""
+    """`nodes` of one CPU, and one of each vendor with eight GPUs that no host stands for. Checkpoints on a claim."""
 
     def __init__(self, nodes: int):
         backend, claim = {"type": "kubernetes", "contexts": [CONTEXT]}, {"kind": "network", "volume": "checkpoints", "claim": CLAIM}
@@ -33,10 +37,10 @@ class Kubernetes(Anywhere):
         """The cluster's API, and the kubeconfig in the person's home."""
         super().start_server()
         small = {"cpu": "1", "memory": "4Gi", "ephemeral-storage": "100Gi"}
-        large = {"cpu": "192", "memory": "2000Gi", "ephemeral-storage": "1000Gi", "nvidia.com/gpu": str(GPUS["count"])}
-        product = {"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3"}
+        large = {"cpu": "192", "memory": "2000Gi", "ephemeral-storage": "1000Gi"}
         nodes = [{"name": host.name, "address": host.address, "labels": {}, "allocatable": small} for host in self.hosts]
-        nodes += [{"name": f"gpu{i}", "address": f"198.18.77.{200 + i}", "labels": product, "allocatable": large} for i in range(GPU_NODES)]
+        for index, (vendor, (labels, gpus)) in enumerate(GPU_NODES.items()):
+            nodes.append({"name": vendor, "address": f"{NETWORK}.{200 + index}", "labels": labels, "allocatable": large | gpus})
         software = [volume.partition(":")[0] for volume in VOLUMES]
         cluster = {"nodes": nodes, "claims": [CLAIM], "image": IMAGE, "software": software}
         (self.folder / "cluster.json").write_text(json.dumps(cluster))

@@ -80,12 +80,15 @@ def requests(pod: dict[str, Any]) -> dict[str, float]:
     return {name: amount(value) for name, value in (asked.get("requests") or {}).items()}
 
 
+def allows(labels: dict[str, str], rule: dict[str, Any]) -> bool:
+    return rule["key"] in labels and (rule["operator"] == "Exists" or labels[rule["key"]] in rule["values"])
+
+
 def fits(known: dict[str, Any], pod: dict[str, Any]) -> bool:
     affinity = ((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution")
-    for term in (affinity or {}).get("nodeSelectorTerms", [])[:1]:
-        for rule in term["matchExpressions"]:
-            if known["labels"].get(rule["key"]) not in rule.get("values", [known["labels"].get(rule["key"]) or "-"]):
-                return False
+    terms = affinity["nodeSelectorTerms"] if affinity else [{"matchExpressions": []}]
+    if not any(all(allows(known["labels"], rule) for rule in term["matchExpressions"]) for term in terms):
+        return False
     taken = [requests(other) for other in pods(known["name"])]
     return all(
         value + sum(other.get(name, 0) for other in taken) <= amount(known["allocatable"].get(name, "0"))

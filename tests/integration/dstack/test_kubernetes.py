@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.dstack.kubernetes import CLAIM, GPUS, Kubernetes
+from lab.dstack.kubernetes import CLAIM, Kubernetes
 from lab.waiting import wait_for
 
 pytestmark = pytest.mark.hosts
@@ -45,11 +45,20 @@ def test_a_cluster_of_pods_takes_jobs_through_the_jump_pod_keeps_files_on_its_cl
     wait_for("its pods to be gone", lambda: not jobs(cluster), 120, 1)
 
 
-def test_gpus_are_asked_for_by_the_nodes_labels(cluster: Kubernetes):
-    fleet = {"name": "gpus", "nodes": 2, "gpu": GPUS}
-    cluster.stack("gpus", fleets=[fleet])
-    cluster.must("dstack apply -y -d -f build/gpus/gpus.fleet.dstack.yml")
-    cluster.must(". build/gpus/env.sh && dstack apply -y -d -f build/gpus/ray-cluster.dstack.yml")
-    (head, *_) = wait_for("a pod", lambda: jobs(cluster), 120, 1)
-    assert head["spec"]["containers"][0]["resources"]["requests"]["nvidia.com/gpu"] == "8"
-    assert head["spec"]["nodeName"].startswith("gpu")
+@pytest.mark.parametrize(
+    ("gpu", "vendor", "resource"),
+    [
+        ({"name": "H100", "count": 8}, "nvidia", "nvidia.com/gpu"),
+        ({"vendor": "amd", "name": "MI300X", "count": 8}, "amd", "amd.com/gpu"),
+    ],
+)
+def test_gpus_are_asked_for_by_the_nodes_labels(cluster: Kubernetes, gpu: dict[str, Any], vendor: str, resource: str):
+    """The machine behind the node does not exist, so that this ends with the pod."""
+    cluster.stack(vendor, fleets=[{"name": vendor, "nodes": 1, "gpu": gpu}])
+    cluster.must(f"dstack apply -y -d -f build/{vendor}/{vendor}.fleet.dstack.yml")
+    cluster.must(f". build/{vendor}/env.sh && dstack apply -y -d -f build/{vendor}/ray-cluster.dstack.yml")
+    (head,) = wait_for("its pod", lambda: jobs(cluster), 120, 1)
+    assert head["spec"]["nodeName"] == vendor
+    assert head["spec"]["containers"][0]["resources"]["requests"][resource] == "8"
+    cluster.must("dstack stop -x -y ray")
+    wait_for("its pod to be gone", lambda: not jobs(cluster), 120, 1)
