@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 from .errors import UNFIT, Failure
 from .settings import Settings
 from .waiting import pause
 
 PROGRAM = Path(__file__).with_name("burn_in.py")
+KILL_SECONDS = 10
 LATE_SECONDS = 180  # beside the burn-in's own: torch's start, and the round that is at work when they are over
 
 log = logging.getLogger(__name__)
@@ -24,8 +27,10 @@ def burn_in(settings: Settings) -> None:
     """Returns when it has passed. Raises Failure, Stopped at a signal."""
     own = settings.addresses[settings.rank]
     log.info("burn-in of %s, for %d s", own, settings.burn_in)
-    command, deadline = [sys.executable, str(PROGRAM), str(settings.burn_in)], time.monotonic() + settings.burn_in + LATE_SECONDS
-    with tempfile.TemporaryFile("w+") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+    command = [sys.executable, str(PROGRAM), str(settings.burn_in)]
+    deadline = time.monotonic() + settings.burn_in + LATE_SECONDS
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(command, stdout=output, stderr=errors)
         try:
             while (code := process.poll()) is None:
                 if time.monotonic() > deadline:
@@ -33,15 +38,16 @@ def burn_in(settings: Settings) -> None:
                 pause(0.5)
         finally:
             process.kill()
-        output.seek(0)
-        lines = output.read().strip().splitlines() or ["it said nothing"]
+            with contextlib.suppress(subprocess.TimeoutExpired):  # a process that waits for such a GPU does not end
+                process.wait(KILL_SECONDS)
+        said, complaints = last_line(output), last_line(errors)
     try:
-        found = json.loads(lines[-1])
-        errors = found["errors"]
+        found = json.loads(said)
+        bad = found["errors"]
     except (ValueError, TypeError, KeyError):
-        raise Failure(UNFIT, f"{own}: the burn-in ended with {code}: {lines[-1]}") from None
-    if errors:
-        raise Failure(2 if code == 2 else UNFIT, "\n".join(f"{own}: burn-in: {error}" for error in errors))
+        raise Failure(UNFIT, f"{own}: the burn-in ended with {code}: {complaints or said or 'it said nothing'}") from None
+    if bad:
+        raise Failure(2 if code == 2 else UNFIT, "\n".join(f"{own}: burn-in: {error}" for error in bad))
     speeds = f"{min(found['tflops']):.3g} to {max(found['tflops']):.3g} TFLOP/s"
     bandwidth = "" if found["bandwidth"] is None else f", all-reduce {found['bandwidth']:.0f} GB/s"
     log.info(
@@ -52,3 +58,8 @@ def burn_in(settings: Settings) -> None:
         speeds,
         bandwidth,
     )
+
+
+def last_line(file: IO[str]) -> str:
+    file.seek(0)
+    return (file.read().strip().splitlines() or [""])[-1]
