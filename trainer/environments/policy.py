@@ -22,8 +22,6 @@ from trainer.errors import ConfigError
 
 Message = dict[str, Any]
 TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # as Hermes and Qwen write them
-
-
 LEFT_OUT = "the tokenizer's chat template leaves tools out; give a model whose template has them, or write them into a message"
 
 
