@@ -78,12 +78,14 @@ class Words:
         import bm25s
 
         self.tokenize, self.stopwords = bm25s.tokenize, settings["stopwords"]
+        self.threads = int(os.environ.get("OMP_NUM_THREADS", "1").partition(",")[0])  # as FAISS and torch beside it, see `serve`
         self.index = bm25s.BM25.load(folder / "bm25", mmap=True, show_progress=False)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[tuple[int, float]]]:
         """Numbers of documents and their scores; fewer than k where others have no word of the query."""
         tokens = self.tokenize([*queries], stopwords=self.stopwords, return_ids=False, show_progress=False)
-        numbers, scores = self.index.retrieve(tokens, k=k, show_progress=False)
+        threads = min(self.threads, len(queries)) if self.threads > 1 < len(queries) else 0  # 0: without a pool of them
+        numbers, scores = self.index.retrieve(tokens, k=k, show_progress=False, n_threads=threads)
         found = zip(numbers.tolist(), scores.tolist(), strict=True)
         return [[(n, score) for n, score in zip(*each, strict=True) if score > 0] for each in found]
 
