@@ -108,7 +108,7 @@ def burn_in(torch: Any, devices: list[Any], seconds: float) -> dict[str, Any]:
     names = [f"GPU {device.index} ({torch.cuda.get_device_name(device)})" if device.type != "cpu" else "CPU" for device in devices]
     with ThreadPoolExecutor(len(devices)) as threads:
         while not errors and (rounds == 0 or time.monotonic() < end):
-            part = min(PART_SECONDS, max(0.0, end - time.monotonic()))
+            part = min(PART_SECONDS, seconds)  # the last one too, as speeds of an instant differ
             found = list(threads.map(lambda device, part=part: device_round(torch, device, part), devices))
             errors += [f"{name}: {line}" for name, (lines, _) in zip(names, found, strict=True) for line in lines]
             speeds = [speed for _, speed in found]

@@ -46,6 +46,9 @@ def burn_in(settings: Settings) -> None:
         bad = found["errors"]
     except (ValueError, TypeError, KeyError):
         raise Failure(UNFIT, f"{own}: the burn-in ended with {code}: {complaints or said or 'it said nothing'}") from None
+    wanted = settings.node_gpus[settings.rank] if settings.node_gpus else settings.gpus or 0
+    if (seen := sum(name.startswith("GPU") for name in found.get("devices", []))) < wanted and not bad:
+        bad = [f"torch sees {seen} GPUs, this node is to have {wanted}"]
     if bad:
         raise Failure(2 if code == 2 else UNFIT, "\n".join(f"{own}: burn-in: {error}" for error in bad))
     speeds = f"{min(found['tflops']):.3g} to {max(found['tflops']):.3g} TFLOP/s"

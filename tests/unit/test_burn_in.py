@@ -114,6 +114,13 @@ def test_a_node_that_fails_says_why_and_which_it_is(program, code, said, tmp_pat
     assert failed.value.code == code and said in str(failed.value)
 
 
+def test_a_node_whose_gpus_torch_does_not_see_has_not_passed_on_its_cpus(monkeypatch):
+    settings = read_settings(["--rank", "0", "--addresses", "127.0.0.1", "--num-gpus", "8", "--burn-in", "1"], {})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(Failure, match=r"^127\.0\.0\.1: burn-in: torch sees 0 GPUs, this node is to have 8$"):
+        fitness.burn_in(settings)
+
+
 def test_a_signal_ends_it(tmp_path, monkeypatch):
     threading.Timer(1, signals.append, [signal.SIGTERM]).start()
     begin = time.monotonic()
