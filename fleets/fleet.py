@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stacks import places
 from stacks.places import place_of
 from stacks.rendered import present
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
@@ -19,7 +20,7 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     on a cloud, or where nothing is reachable (the local stack), dstack is asked for machines with these resources.
     """
     # A cluster is asked of backends alone that have a network between nodes; one node may be on any.
-    alone = fleet.elastic or (place_of(stack).launches and fleet.nodes == 1)
+    alone = fleet.elastic or (bool(stack.backends) and fleet.nodes == 1)
     head = {"type": "fleet", "name": fleet.name, "placement": "any" if alone else "cluster"}
     ssh = site.ssh.get(fleet.name)
     if ssh is not None:
@@ -32,21 +33,24 @@ def fleet(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
 
 def _offers(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
     """Which machines dstack may launch. A fleet of a cloud shrinks to nothing when idle."""
-    named, place = fleet.machine is not None, place_of(stack)
+    place = place_of(stack)
+    if place.cloud and stack.backends:
+        fleet = places.like(places.machines(stack)[fleet.name], fleet)
     borrowed = place.batch  # nodes come with runs and go with them; dstack cannot hold one
-    most = stack.most(fleet)
-    if place.launches and not fleet.elastic:
+    named, launches, most = fleet.machine is not None, bool(stack.backends), stack.most(fleet)
+    if launches and not fleet.elastic:
         most *= 2  # a machine that is gone counts for twenty minutes more, in which its place would stay empty
     return present(
-        nodes=f"0..{most}" if named or borrowed or place.launches or fleet.elastic else fleet.nodes,
+        nodes=f"0..{most}" if named or borrowed or launches or fleet.elastic else fleet.nodes,
         backends=[backend["type"] for backend in site.backends],
         regions=list(fleet.regions) or None,
-        availability_zones=list(stack.network.zones) or None,
+        # Of a cloud that is one of several its network has subnets in these alone; dstack would refuse all others' offers.
+        availability_zones=list(stack.network.zones) or None if named else None,
         instance_types=[fleet.machine] if named else None,
         reservation=fleet.capacity.id,
-        spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named or place.launches else None,
+        spot_policy="spot" if fleet.capacity.kind == "spot" else "on-demand" if named or launches else None,
         max_price=fleet.max_price,
-        idle_duration=fleet.idle_duration or (IDLE if place.cloud or place.launches else None),
+        idle_duration=fleet.idle_duration or (IDLE if place.cloud or launches else None),
         resources=fleet.requirements(),
     )
 

@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from stacks.machines import Machine
 from stacks.rules import aws, dstack, gcp, local, slurm, ssh
 from stacks.rules.place import Cloud, Control, Place
-from stacks.schema import Gpu, Stack
+from stacks.schema import Fleet, Gpu, Stack
 
 PLACES: dict[str, Place] = {place.name: place for place in (local.PLACE, ssh.PLACE, slurm.PLACE, aws.PLACE, gcp.PLACE, dstack.PLACE)}
 
@@ -35,6 +35,13 @@ def clouds() -> list[str]:
 def machines(stack: Stack) -> dict[str, Machine]:
     """The machine type of each fleet, by the fleet's name."""
     return {fleet.name: machine(stack.cloud, fleet.machine or "") for fleet in stack.fleets}
+
+
+def like(kind: Machine, fleet: Fleet) -> Fleet:
+    """The least that a machine of another cloud has in place of the fleet's own type: the same GPUs, half its CPUs and memory."""
+    gpu = Gpu(name=kind.gpu, count=kind.gpus, memory=f"{kind.gpu_memory}GB") if kind.gpu else None
+    memory = fleet.memory or f"{kind.memory // 2}GB.."
+    return fleet.model_copy(update={"machine": None, "gpu": gpu, "cpus": fleet.cpus or kind.cpus // 2, "memory": memory})
 
 
 def gpus(machines: dict[str, Machine]) -> dict[str, Gpu]:

@@ -18,6 +18,7 @@ from infra.aws.identity import Identity, IdentityArgs
 from infra.aws.site import Outputs, backend, dstack_group, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Given, GivenLustre, GivenLustreArgs, Lustre, LustreArgs
 from infra.aws.zones import chosen
+from infra.backends import mounts as by_keys
 from stacks import places
 from stacks.field_types import gigabytes
 from stacks.machines import Machine
@@ -68,6 +69,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
         bastion=fleets.bastion if fleets else None,
         bastion_id=fleets.bastion_id if fleets else None,
         server_policy=identity.server_policy,
+        checkpoints_policy=identity.checkpoints_policy,
         control=node.instance_id if node else None,
         deploy_role=deploy.role_arn if deploy else None,
         preview_role=deploy.preview_arn if deploy else None,
@@ -141,7 +143,16 @@ def _bucket(context: Context) -> Bucket | Given | None:
 
 def _identity(context: Context, bucket: Bucket | Given | None, subnets: network.Subnets) -> Identity:
     stack = context.stack
-    args = IdentityArgs(context.account, stack.name, bucket, stack.monitoring.cloud, _by_dstack(stack), context.boundary, subnets.shared)
+    args = IdentityArgs(
+        account=context.account,
+        stack=stack.name,
+        bucket=bucket,
+        monitoring=stack.monitoring.cloud,
+        server=_by_dstack(stack),
+        elsewhere=bool(stack.backends),
+        boundary=context.boundary,
+        shared=subnets.shared,
+    )
     return Identity(context.name, args, opts=context.opts)
 
 
@@ -182,6 +193,9 @@ def _in_container(stack: Stack, bucket: Bucket | Given | None) -> pulumi.Output[
         return pulumi.Output.from_input([])
     assert stack.region  # stacks/rules/shared.py
     region = stack.region
+    if stack.backends:
+        endpoint = f"https://s3.{region}.amazonaws.com"
+        return bucket.name.apply(lambda name: by_keys.bucket(name, endpoint, CHECKPOINTS))
     return bucket.name.apply(lambda name: mounts.bucket_in_container(name, region, CHECKPOINTS))
 
 

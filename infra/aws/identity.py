@@ -22,6 +22,7 @@ class IdentityArgs:
     bucket: Bucket | Given | None
     monitoring: bool
     server: bool
+    elsewhere: bool  # whether nodes may be on other clouds, which have no roles of this one
     boundary: pulumi.Input[str] | None  # that a role made by a deployment must have
     shared: tuple[str, ...] = ()  # ARNs of network and subnets that are another account's
 
@@ -59,5 +60,11 @@ class Identity(pulumi.ComponentResource):
             )
             self.server_policy = iam.Policy(
                 f"{name}-dstack-server", path=path, description="For whoever runs the dstack server of this stack.", policy=text, opts=child
+            ).arn
+        self.checkpoints_policy: pulumi.Output[str] | None = None
+        if args.elsewhere and args.bucket:
+            what = "For the user whose keys nodes on other clouds mount the checkpoints by."
+            self.checkpoints_policy = iam.Policy(
+                f"{name}-checkpoints", path=path, description=what, policy=documents["checkpoints"], opts=child
             ).arn
         self.register_outputs({"profile": profile.name, "server_policy": self.server_policy})

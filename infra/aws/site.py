@@ -26,6 +26,7 @@ class Outputs:
     bastion: str | None = None
     bastion_id: str | None = None
     server_policy: str | None = None
+    checkpoints_policy: str | None = None
     control: str | None = None  # id of the machine with the dstack server
     deploy_role: str | None = None
     preview_role: str | None = None
@@ -38,6 +39,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
     named = {
         "checkpoints": outputs.bucket and f"s3://{outputs.bucket}",
         "dstack_server_policy": outputs.server_policy,
+        "checkpoints_policy": outputs.checkpoints_policy,
         "control": outputs.control,
         "deploy_role": outputs.deploy_role,
         "preview_role": outputs.preview_role,
@@ -46,7 +48,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
         **{f"image_{fleet}": image for fleet, image in outputs.images.items()},
     }
     return Site(
-        backends=(backend(stack, outputs),) if by_dstack else (),
+        backends=(backend(stack, outputs), *(entry.config() for entry in stack.backends)) if by_dstack else (),
         ssh={fleet.name: ssh(stack, fleet, network, outputs) for fleet in stack.fleets if fleet.provision == "pulumi"},
         gpus=places.gpus(machines),
         mount=tuple(outputs.mount),

@@ -29,7 +29,7 @@ from stacks.backends import BACKENDS, BackendEntry
 from stacks.errors import UserError
 from stacks.field_types import gigabytes
 from stacks.load import load
-from stacks.places import PLACES, machines, place_of
+from stacks.places import PLACES, like, machines, place_of
 from stacks.project import project_root
 from stacks.schema import Fleet, Gpu, Stack
 
@@ -80,12 +80,13 @@ class Wanted:
 
 def wanted(stack: Stack, fleet: Fleet) -> Wanted:
     """Of a cloud's fleet by its machine type."""
-    place, gpu, least = place_of(stack), fleet.gpu, fleet.memory.partition("..")[0] if fleet.memory else "0GB"
-    if place.cloud:
-        kind = machines(stack)[fleet.name]
+    gpu, kind = fleet.gpu, machines(stack)[fleet.name] if place_of(stack).cloud else None
+    if kind:
         gpu = Gpu(name=kind.gpu, count=kind.gpus, memory=f"{kind.gpu_memory}GB") if kind.gpu else None
-    regions = (stack.region,) if stack.region else fleet.regions
-    spot = fleet.capacity.kind == "spot"
+    if kind and stack.backends:
+        fleet = like(kind, fleet)
+    regions = (stack.region,) if stack.region and not stack.backends else fleet.regions
+    least, spot = fleet.memory.partition("..")[0] if fleet.memory else "0GB", fleet.capacity.kind == "spot"
     return Wanted(
         gpu, fleet.cpus or 0, gigabytes(least), fleet.machine, regions, fleet.max_price, spot, not fleet.elastic and fleet.nodes > 1
     )
@@ -93,7 +94,8 @@ def wanted(stack: Stack, fleet: Fleet) -> Wanted:
 
 def entries(stack: Stack) -> list[BackendEntry]:
     """Where the stack's machines may be; of a cloud that cloud, and what it falls back to."""
-    own = [BackendEntry.model_construct(type=stack.cloud, credentials=None)] if stack.cloud in BACKENDS else []
+    regions = [stack.region] if stack.region else []
+    own = [BackendEntry.model_construct(type=stack.cloud, credentials=None, regions=regions)] if stack.cloud in BACKENDS else []
     return [*own, *stack.backends]
 
 

@@ -17,7 +17,7 @@ from infra.dstack_resources.backend import Backend
 from infra.dstack_resources.fleet import Fleet, Machines
 from infra.dstack_resources.volume import Volume
 from stacks import forward, schema
-from stacks.places import cloud_of, place_of
+from stacks.places import cloud_of
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -43,9 +43,9 @@ class Managed(pulumi.ComponentResource):
             at |= {"forward": command, "token": token}
         child = pulumi.ResourceOptions(parent=self, depends_on=list(after))
         # A control node has its backend from its own configuration.
-        names = [entry.type for entry in stack.backends] if place_of(stack).launches else []
+        names = [entry.type for entry in stack.backends]
         if cloud_of(stack) and not stack.control_node and any(fleet.provision == "dstack" for fleet in stack.fleets):
-            names = [stack.cloud]
+            names = [stack.cloud, *names]
         backends = [Backend(name, at, known.apply(partial(_backend, name)), opts=child) for name in names]
         child = pulumi.ResourceOptions(parent=self, depends_on=[*after, *backends])
         for fleet in stack.fleets:

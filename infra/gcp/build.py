@@ -166,7 +166,7 @@ def _mount(stack: Stack, store: Storage, inside: bool) -> pulumi.Output[list[str
     """Shell lines that mount the checkpoints: inside of a container, or on a host."""
     folder = CHECKPOINTS if inside else str(stack.checkpoints.path)
     if store.bucket:
-        return store.bucket.apply(lambda name: mounts.bucket(name, folder))
+        return store.bucket.apply(lambda name: mounts.bucket(name, folder, by_key=inside and bool(stack.backends)))
     if store.share:
         return store.share.apply(lambda address: mounts.share(address, folder))
     return pulumi.Output.from_input(mounts.disk(folder) if store.disk else [])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from stacks.rules.gcp import KEY
+
 # Google's own package source: https://docs.cloud.google.com/storage/docs/cloud-storage-fuse/install
 GCSFUSE = (
     "command -v gcsfuse >/dev/null || {"
@@ -12,13 +14,19 @@ GCSFUSE = (
     " apt-get update -qq && apt-get install -qq -y gcsfuse; }"
 )
 DEVICE = "checkpoints"
+KEY_FILE = "/etc/gcsfuse-key.json"
 NFS = "command -v mount.nfs >/dev/null || { apt-get update -qq && apt-get install -qq -y nfs-common; }"
 
 
-def bucket(name: str, path: str) -> list[str]:
-    """A bucket with folders (hierarchical namespace), whose renames are one step; others than root may write."""
-    mount = f"gcsfuse -o allow_other --file-mode 666 --dir-mode 777 {name} {path}"
-    return [GCSFUSE, f"mkdir -p {path}", f"mountpoint -q {path} || {mount}"]
+def bucket(name: str, path: str, by_key: bool = False) -> list[str]:
+    """A bucket with folders (hierarchical namespace), whose renames are one step; others than root may write.
+
+    `by_key`: as the service account whose key is in the environment, on nodes that may be elsewhere.
+    """
+    mount = f"gcsfuse{f' --key-file {KEY_FILE}' if by_key else ''} -o allow_other --file-mode 666 --dir-mode 777 {name} {path}"
+    # `printf` is the shell's own, so no process list shows the key.
+    key = [f'(umask 077; printf %s "${KEY}" >{KEY_FILE})'] if by_key else []
+    return [GCSFUSE, *key, f"mkdir -p {path}", f"mountpoint -q {path} || {mount}"]
 
 
 def share(address: str, path: str) -> list[str]:

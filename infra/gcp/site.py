@@ -74,7 +74,7 @@ def site(stack: Stack, machines: dict[str, Machine], outputs: Outputs) -> Site:
         "control": outputs.control,
     }
     return Site(
-        backends=(backend(stack, outputs),) if by_dstack else (),
+        backends=(backend(stack, outputs), *(entry.config() for entry in stack.backends)) if by_dstack else (),
         ssh={fleet.name: ssh(stack, fleet, outputs) for fleet in launched},
         gpus=places.gpus(machines),
         mount=tuple(outputs.mount) if first.provision == "dstack" else (),  # else the hosts have it mounted

@@ -43,7 +43,8 @@ def preflight(stack: Stack) -> list[Answer]:
         text = f"flotilla:cloud: {stack.cloud} has nothing to ask; the preflight is for {places}"
         raise StackError(f"stacks/Pulumi.{stack.name}.yaml: {text}")
     asked = import_module(f"{place.program}.preflight").ask(stack, machines(stack) if place.cloud else {})
-    return [*asked, budget(stack)] if place.cloud else asked
+    elsewhere = import_module("infra.backends.preflight").ask(stack, {}) if place.cloud and stack.backends else []
+    return [*asked, *elsewhere, budget(stack)] if place.cloud else asked
 
 
 def _asks(place: Place) -> bool:

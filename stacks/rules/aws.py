@@ -18,6 +18,8 @@ from pydantic_core import PydanticCustomError
 
 from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import Machine
+from stacks.rules import fallback
+from stacks.rules.dstack import KEYS, warnings
 from stacks.rules.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
 from stacks.schema import Fleet, Stack
 
@@ -41,6 +43,7 @@ def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
+    yield from known(fallback.errors(stack, CLOUD.machine))
 
 
 def _network(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -267,7 +270,9 @@ PLACE = Place(
     program="infra.aws",
     errors=_errors,
     checkpoints=("instance", "network", "bucket", "lustre"),
-    settings=(*CLOUD_SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics"),
+    settings=(*CLOUD_SETTINGS, *fallback.SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics"),
     hints={"project": "an AWS account comes from your credentials"},
     cloud=CLOUD,
+    warnings=warnings,
+    variables=fallback.variables(*KEYS),
 )

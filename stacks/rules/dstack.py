@@ -23,15 +23,15 @@ def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
         )
         yield setting_error(text, "backends")
         return
-    yield from known(_twice(stack))
+    yield from known(twice(stack))
     for index, fleet in enumerate(stack.fleets):
         for rule in (_cluster, _capacity, _regions, _elastic):
             yield from known(rule(stack, fleet, ("fleets", index)))
-    for rule in (_folder, _volume, _bucket):
+    for rule in (folder, _volume, _bucket, mounts):
         yield from known(rule(stack))
 
 
-def _twice(stack: Stack) -> Iterator[PydanticCustomError]:
+def twice(stack: Stack) -> Iterator[PydanticCustomError]:
     for index, entry in enumerate(stack.backends):
         if entry.type in [other.type for other in stack.backends[:index]]:
             text = f"{entry.type!r} is listed twice; a project of dstack has one backend of a type, so put its regions into one entry"
@@ -85,7 +85,7 @@ def regions(stack: Stack, fleet: Fleet) -> tuple[str, ...]:
     return fleet.regions or tuple(dict.fromkeys(region for entry in stack.backends for region in entry.regions))
 
 
-def _folder(stack: Stack) -> Iterator[PydanticCustomError]:
+def folder(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.checkpoints.kind != "instance":
         return
     if without := [entry.type for entry in stack.backends if not entry.known.folders]:
@@ -121,12 +121,17 @@ def _bucket(stack: Stack) -> Iterator[PydanticCustomError]:
         return
     if checkpoints.bucket is None:
         yield setting_error("is missing; no cloud makes one here, so name one of yours", "checkpoints", "bucket")
-    if without := [entry.type for entry in stack.backends if not entry.known.mounts]:
-        text = f"bucket is mounted by a privileged container, which {', '.join(without)} does not start; take {_kept(stack)}"
-        yield setting_error(text, "checkpoints", "kind")
     if user not in (None, "root", "0", "root:root", "0:0"):
         text = f"{user!r}, but checkpoints.kind bucket is mounted inside of the container, which takes root; leave it out"
         yield setting_error(text, "task", "user")
+
+
+def mounts(stack: Stack) -> Iterator[PydanticCustomError]:
+    if stack.checkpoints.kind != "bucket":
+        return
+    if without := [entry.type for entry in stack.backends if not entry.known.mounts]:
+        text = f"bucket is mounted by a privileged container, which {', '.join(without)} does not start; take {_kept(stack)}"
+        yield setting_error(text, "checkpoints", "kind")
 
 
 def _kept(stack: Stack) -> str:
@@ -137,7 +142,7 @@ def _kept(stack: Stack) -> str:
     return " or ".join(kinds) or "other backends, of which all have machines"
 
 
-def _warnings(stack: Stack) -> Iterator[str]:
+def warnings(stack: Stack) -> Iterator[str]:
     alone = [entry.type for entry in stack.backends if not entry.known.cluster]
     for fleet in stack.fleets:
         if int(fleet.nodes) > 1 and alone:
@@ -170,6 +175,6 @@ PLACE = Place(
         "budget": "here a fleet has max_price",
     },
     launches=True,
-    warnings=_warnings,
+    warnings=warnings,
     variables=_variables,
 )

@@ -18,6 +18,7 @@ from pydantic_core import PydanticCustomError
 
 from stacks.field_types import gigabytes, known, setting_error
 from stacks.machines import NETWORKS, Fabric, Machine, Networks
+from stacks.rules import dstack, fallback
 from stacks.rules.given import NAME, file_system, shared_vpc
 from stacks.rules.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
 from stacks.schema import Fleet, Stack
@@ -31,6 +32,7 @@ ROOM = 37  # characters, of the 63 of a resource's name, beside what infra/gcp/n
 NO_COMPACT_FLEX = ("tcpx", "tcpxo")  # https://docs.cloud.google.com/compute/docs/instances/placement-policies-overview
 HYPERDISK_ML = ("a2-ultragpu", "a3-", "a4-", "g2-")  # https://docs.cloud.google.com/compute/docs/disks/hyperdisks
 SMALLEST = 22  # prefix of a network that can be cut into the subnets of nodes and fabric
+KEY = "GOOGLE_CREDENTIALS"  # the text of a service account's key, by which nodes elsewhere mount the bucket
 BLOCKS = 16  # for the networks of a fabric
 RESERVED = 4  # addresses of a subnet that GCP keeps
 CHANNELS = 5  # of a budget: https://docs.cloud.google.com/billing/docs/how-to/budgets-notification-recipients
@@ -43,6 +45,7 @@ def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
         yield from known(_of_machine(stack, fleet, index))
+    yield from known(fallback.errors(stack, CLOUD.machine))
 
 
 def _network(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -305,10 +308,12 @@ PLACE = Place(
     program="infra.gcp",
     errors=_errors,
     checkpoints=("instance", "network", "bucket", "filestore", "hyperdisk-ml"),
-    settings=(*CLOUD_SETTINGS, "project", "network.host_rules", "budget.billing_account", "fleets.capacity.policy"),
+    settings=(*CLOUD_SETTINGS, *fallback.SETTINGS, "project", "network.host_rules", "budget.billing_account", "fleets.capacity.policy"),
     hints={
         "account_defaults": "GCP encrypts every disk by itself",
         "fleets.nics": "on GCP the interfaces follow from the machine type",
     },
     cloud=CLOUD,
+    warnings=dstack.warnings,
+    variables=fallback.variables(KEY),
 )

@@ -300,7 +300,7 @@ def _machine(stack: Stack, cloud: Cloud, fleet: Fleet, index: int) -> Iterator[P
         )
         return
     for key in ("gpu", "memory", "arch", "fabric"):
-        if fleet.says(key):
+        if fleet.says(key) and not (key == "memory" and stack.backends):  # elsewhere it is the least that a machine has
             yield setting_error(f"follows from machine {fleet.machine}; leave it out", *at, key)
     try:
         kind = machine(stack.cloud, fleet.machine)
@@ -333,5 +333,7 @@ def _provision(stack: Stack, cloud: Cloud, fleet: Fleet, index: int) -> Iterator
         for key in ("nics", "image"):
             if fleet.says(key):
                 yield setting_error("belongs to provision: pulumi; where dstack launches the machines it chooses this itself", *at, key)
-    elif fleet.idle_duration is not None:
-        yield setting_error("belongs to provision: dstack; machines that Pulumi launches stay until `pulumi destroy`", *at, "idle_duration")
+        return
+    for key in ("idle_duration", "max_price"):
+        if fleet.says(key):
+            yield setting_error("belongs to provision: dstack; machines that Pulumi launches stay until `pulumi destroy`", *at, key)

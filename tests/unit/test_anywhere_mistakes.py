@@ -221,5 +221,5 @@ def test_a_cluster_of_two_fleets_is_for_machines_that_are_there():
 
 @pytest.mark.parametrize("cloud", ["ssh", "slurm", "local"])
 def test_backends_belong_to_their_place(cloud: str):
-    with pytest.raises(StackError, match=f"flotilla:backends: belongs to flotilla:cloud dstack, but that is {cloud}"):
+    with pytest.raises(StackError, match=f"flotilla:backends: belongs to flotilla:cloud aws or gcp or dstack, but that is {cloud}"):
         parse("x", {"flotilla:cloud": cloud, "flotilla:backends": ["lambda"], "flotilla:fleets": [{"name": "some", "nodes": 1}]})
