@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the same names for the type checker
     from dstack._internal.core.models.common import ApplyAction
     from dstack._internal.core.models.configurations import TaskConfiguration, parse_apply_configuration
     from dstack._internal.core.models.envs import EnvSentinel
-    from dstack._internal.core.models.fleets import Fleet, FleetConfiguration, FleetPlan, FleetSpec
+    from dstack._internal.core.models.fleets import Fleet, FleetConfiguration, FleetPlan, FleetSpec, FleetStatus
     from dstack._internal.core.models.instances import Instance, InstanceOfferWithAvailability, InstanceStatus
     from dstack._internal.core.models.profiles import Profile
     from dstack._internal.core.models.resources import ResourcesSpec
@@ -69,7 +69,7 @@ MODULES: dict[str, tuple[str, ...]] = {  # below dstack._internal
     "core.models.common": ("ApplyAction",),
     "core.models.configurations": ("TaskConfiguration", "parse_apply_configuration"),
     "core.models.envs": ("EnvSentinel",),
-    "core.models.fleets": ("Fleet", "FleetConfiguration", "FleetPlan", "FleetSpec"),
+    "core.models.fleets": ("Fleet", "FleetConfiguration", "FleetPlan", "FleetSpec", "FleetStatus"),
     "core.models.instances": ("Instance", "InstanceOfferWithAvailability", "InstanceStatus"),
     "core.models.profiles": ("Profile",),
     "core.models.resources": ("ResourcesSpec",),

@@ -378,6 +378,11 @@ class Stack(Model):
     )
     network: Network = Network()
     backends: tuple[Entry, ...] = Field(default=(), description="dstack's backends that may launch nodes: a name such as runpod, or a map.")
+    backend_order: Literal["price", "list"] = Field(
+        default="price",
+        description="price: dstack takes the cheapest offer of all. list: `flotilla up` and `launch` ask one backend after the other, a "
+        "cloud's stack that cloud first.",
+    )
     fleets: tuple[Fleet, ...] = Field(min_length=1, description="The machines, in groups of homogeneous nodes.")
     checkpoints: Checkpoints = Checkpoints()
     cache: Cache = Field(default=Cache(), description="Models and datasets of Hugging Face.")
@@ -393,6 +398,11 @@ class Stack(Model):
     def control_node(self) -> bool:
         """Whether a machine of this stack's own runs its dstack server."""
         return self.dstack is not None and self.dstack.host == "cloud"
+
+    def ordered_backends(self) -> tuple[str, ...]:
+        """Those that are asked one after the other; none where the price decides."""
+        own = () if self.cloud == "dstack" else (self.cloud,)
+        return (*own, *(entry.type for entry in self.backends)) if self.backend_order == "list" else ()
 
     def cluster_fleets(self) -> tuple[Fleet, ...]:
         """Those whose nodes make up the cluster, the head's first."""

@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from uuid import UUID
 
@@ -25,11 +26,12 @@ from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.node.settings import DASHBOARD_PORT
 from cluster_tasks.node.waiting import wait_until
-from stacks.dstack_api import ClientError, Fleet, JobStatus, JobTerminationReason, Run, RunStatus, ServerClientError
+from stacks.dstack_api import ClientError, Fleet, FleetStatus, JobStatus, JobTerminationReason, Run, RunStatus, ServerClientError
 from stacks.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 DETACH_SECONDS = 10
+STOP_SECONDS = 600  # for a run that has no machine, or has lost one
 SERVER_SECONDS = 120  # for a dstack server that is being restarted
 
 console = Console(emoji=False, highlight=False, soft_wrap=True, stderr=True)
@@ -75,6 +77,7 @@ class DstackRun:
     port: int
     fleet: str  # that it runs on
     more_ports: tuple[int, ...] = ()  # of monitoring, which are forwarded too
+    order: tuple[str, ...] = ()  # backends that are asked one after the other, then all at once; none: all at once from the beginning
 
     def get(self) -> Run | None:
         """dstack's own model of the run. A server that restarts is waited for. Raises ClusterError."""
@@ -124,10 +127,38 @@ class DstackRun:
         files = [file.name for kind in kinds for file in sorted(self.folder.glob(kind))]
         here = os.path.relpath(self.folder, ROOT)
         for file in files:
-            over_ssh = "ssh_config" in yaml.safe_load((self.folder / file).read_text())  # waited for below, as dstack names no host
+            content = yaml.safe_load((self.folder / file).read_text())
+            over_ssh = "ssh_config" in content  # waited for below, as dstack names no host
+            if content.get("type") == "fleet":
+                wait(partial(self._being_deleted, content["name"]), seconds)
             run_command(["dstack", "apply", "-y", *(["-d"] if over_ssh else []), "-f", f"{here}/{file}"], self.env)
         self.wait_for_hosts(seconds)
-        run_command(["dstack", "apply", "-y", "-d", "-f", f"{here}/ray-cluster.dstack.yml"], self.env)
+        self._submit(self.order[:1])
+
+    def _being_deleted(self, fleet: str) -> str | None:
+        """What is waited for before a fleet of a name is applied: dstack would take one that is on its way out for that which is wanted."""
+        gone = not any(each.name == fleet and each.status == FleetStatus.TERMINATING for each in self.fleets())
+        return None if gone else f"fleet {fleet} is still being deleted"
+
+    def _submit(self, backends: Sequence[str]) -> None:
+        """To these backends alone, or to all where none is named."""
+        file = f"{os.path.relpath(self.folder, ROOT)}/ray-cluster.dstack.yml"
+        only = [word for name in backends for word in ("--backend", name)]
+        run_command(["dstack", "apply", "-y", "-d", "-f", file, *only], self.env)
+
+    def _ask_the_next(self) -> str | None:
+        """Where the one backend that the run was submitted to has no machine: submits it to the next, after the last to all of them.
+        What is being done, if anything."""
+        found = self.get()
+        asked = _asked_alone(found) if found else None
+        if found is None or asked not in self.order or not _no_capacity(found):
+            return None
+        if not found.status.is_finished():
+            run_command(["dstack", "stop", "-y", self.name], self.env)
+            self.wait_until_stopped(STOP_SECONDS)
+        following = self.order[self.order.index(asked) + 1 :][:1]
+        self._submit(following)
+        return f"{asked} has no machine for {self.name}; asking {following[0] if following else 'all of them'}"
 
     def wait_until_stopped(self, seconds: float) -> None:
         """Where the run is being stopped, until it has ended: dstack gives name and nodes to no other before. Raises ClusterError."""
@@ -150,9 +181,12 @@ class DstackRun:
         wait(missing, seconds)
 
     def wait_until_running(self, seconds: float) -> None:
-        """Until every node's container runs. Raises ClusterError where the run ends, or not in time."""
+        """Until every node's container runs, at the first backend of `order` that has room. Raises ClusterError where the run ends, or
+        not in time."""
 
         def missing() -> str | None:
+            if self.order and (line := self._ask_the_next()):
+                return line
             if (line := _missing(self.must_live())) is None:
                 return None
             fleet = self.hosts()
@@ -253,6 +287,18 @@ def answers(dashboard: Dashboard) -> bool:
     except OSError:
         return False
     return True
+
+
+def _asked_alone(run: Run) -> str | None:
+    """The one backend that a run was submitted to; None where it was to several."""
+    named = run.run_spec.merged_profile.backends or []
+    return named[0].value if len(named) == 1 else None
+
+
+def _no_capacity(run: Run) -> bool:
+    """Whether a node was not to be had; dstack tries again later, at the same backends."""
+    last = [job.job_submissions[-1] for job in run.jobs if job.job_submissions]
+    return any(each.termination_reason == JobTerminationReason.FAILED_TO_START_DUE_TO_NO_CAPACITY for each in last)
 
 
 def _missing(run: Run) -> str | None:

@@ -61,7 +61,8 @@ def cluster(stack: Stack, port: int | None) -> DstackRun:
     url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
     env = environment(stack, folder, url)
     dashboard, fleet = identity.KnownDashboard.of(url, env), stack.cluster_fleets()[0].name
-    return DstackRun(connect(stack), stack.task.name, folder, env, dashboard, port, fleet, stack.monitoring.ports)
+    order = stack.ordered_backends()
+    return DstackRun(connect(stack), stack.task.name, folder, env, dashboard, port, fleet, stack.monitoring.ports, order)
 
 
 class Launch:

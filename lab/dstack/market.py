@@ -95,6 +95,9 @@ class Market(Anywhere):
         """It has no machine for who asks from now on."""
         self.get(f"/{cloud}/sold-out", f"http://127.0.0.1:{PORT}")
 
+    def restock(self, cloud: str) -> None:
+        self.get(f"/{cloud}/restocked", f"http://127.0.0.1:{PORT}")
+
     def reclaim(self, cloud: str) -> None:
         """It takes all of its machines away, and has no more."""
         for host in self.hosts:

@@ -24,6 +24,7 @@ def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
         yield setting_error(text, "backends")
         return
     yield from known(twice(stack))
+    yield from known(order(stack))
     for index, fleet in enumerate(stack.fleets):
         for rule in (_cluster, _capacity, _regions, _elastic):
             yield from known(rule(stack, fleet, ("fleets", index)))
@@ -36,6 +37,11 @@ def twice(stack: Stack) -> Iterator[PydanticCustomError]:
         if entry.type in [other.type for other in stack.backends[:index]]:
             text = f"{entry.type!r} is listed twice; a project of dstack has one backend of a type, so put its regions into one entry"
             yield setting_error(text, "backends", index, "type")
+
+
+def order(stack: Stack) -> Iterator[PydanticCustomError]:
+    if len(names := stack.ordered_backends()) == 1:
+        yield setting_error(f"list, but nodes are on {names[0]} alone; name more in flotilla:backends, or leave it out", "backend_order")
 
 
 def _cluster(stack: Stack, fleet: Fleet, at: tuple[str | int, ...]) -> Iterator[PydanticCustomError]:
@@ -166,7 +172,7 @@ PLACE = Place(
     errors=_errors,
     checkpoints=("instance", "network", "bucket"),
     settings=(
-        *("backends", "fleets.max_price", "fleets.regions", "fleets.capacity", "fleets.idle_duration"),
+        *("backends", "backend_order", "fleets.max_price", "fleets.regions", "fleets.capacity", "fleets.idle_duration"),
         *("checkpoints.bucket", "checkpoints.endpoint", "checkpoints.claim"),
     ),
     hints={

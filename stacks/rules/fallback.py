@@ -11,13 +11,14 @@ from stacks.machines import Machine
 from stacks.rules import dstack
 from stacks.schema import Fleet, Stack
 
-SETTINGS = ("backends", "fleets.max_price")  # of a cloud, beside those that all clouds have
+SETTINGS = ("backends", "backend_order", "fleets.max_price")  # of a cloud, beside those that all clouds have
 CHECKPOINTS = ("instance", "bucket")
 
 
 def errors(stack: Stack, machine: Callable[[Fleet], Machine]) -> Iterator[PydanticCustomError]:
     """`machine`: a fleet's type. Nothing where the stack names no backends."""
     if not stack.backends:
+        yield from known(dstack.order(stack))
         return
     for rule in (_own, dstack.twice, _server, _checkpoints, dstack.folder, dstack.mounts):
         yield from known(rule(stack))

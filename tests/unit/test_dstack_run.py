@@ -6,7 +6,9 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dstack_answers import Answers, fleet, host, job, run, served
@@ -145,6 +147,17 @@ def test_volumes_come_before_fleets_and_a_run_after_its_hosts(ray: DstackRun, se
     ]
 
 
+def test_a_fleet_that_is_being_deleted_is_gone_before_it_is_applied_again(ray: DstackRun, server: Answers, commands: Path, capfd):
+    definitions(ray, gpus_fleet="{type: fleet, name: gpus, nodes: 0..1}")
+    server.fleets = [fleet(host(1, "terminating")) | {"status": "terminating"}, fleet(name="others") | {"status": "terminating"}]
+    with pytest.raises(ClusterError, match=r"fleet gpus is still being deleted: not within 0 s"):
+        ray.apply(machines=True, seconds=0)
+    assert not commands.exists()
+    server.fleets = server.fleets[1:]
+    ray.apply(machines=True, seconds=60)
+    assert applied(commands) == ["apply -y -f gpus.fleet.dstack.yml", "apply -y -d -f ray-cluster.dstack.yml"]
+
+
 def test_no_run_is_submitted_to_hosts_that_the_server_gave_up(ray: DstackRun, server: Answers, commands: Path):
     definitions(ray, gpus_fleet="ssh_config: {}")
     server.fleets = [fleet(host(1, "terminated", **GIVEN_UP))]
@@ -174,6 +187,45 @@ def test_a_command_that_fails_ends_it(ray: DstackRun, commands: Path):
     definitions(ray, broken_fleet="nodes: 1")
     with pytest.raises(ClusterError, match=r"broken.fleet.dstack.yml` ended with exit code 3; its output above says why"):
         ray.apply(machines=True, seconds=60)
+
+
+# Backends one after the other
+
+SOLD_OUT = {"termination_reason": "failed_to_start_due_to_no_capacity"}
+
+
+def asked(backend: str | None, *jobs: dict[str, Any], status: str) -> dict[str, Any]:
+    """The run as it was submitted to one backend, or to all."""
+    found = run(*jobs, status=status)
+    found["run_spec"]["configuration"] |= {"backends": [backend]} if backend else {}
+    return found
+
+
+def test_the_next_backend_is_asked_where_one_has_no_machine_and_at_last_all(ray: DstackRun, server: Answers, commands: Path, capfd):
+    ordered = replace(ray, order=("aws", "lambda"))
+    ordered.apply(machines=False, seconds=60)
+    none = job(0, "failed", **SOLD_OUT)
+    at_aws, at_lambda = asked("aws", none, status="pending"), asked("lambda", none, status="failed")  # without retry it ends
+    stopped, running = asked("aws", job(0, "terminated"), status="terminated"), asked(None, job(0), status="running")
+    server.run = [at_aws, stopped, at_lambda, running]
+    ordered.wait_until_running(60)
+    log = commands.read_text().replace(os.path.relpath(ray.folder, dstack_run.ROOT) + "/", "")
+    assert log.splitlines() == [
+        "apply -y -d -f ray-cluster.dstack.yml --backend aws",
+        "stop -y ray",
+        "apply -y -d -f ray-cluster.dstack.yml --backend lambda",
+        "apply -y -d -f ray-cluster.dstack.yml",
+    ]
+    said = capfd.readouterr().err
+    assert "aws has no machine for ray; asking lambda\n" in said and "lambda has no machine for ray; asking all of them\n" in said
+
+
+def test_a_run_that_waits_at_all_backends_or_has_a_machine_is_left_alone(ray: DstackRun, server: Answers, commands: Path):
+    ordered = replace(ray, order=("aws", "lambda"))
+    for found in (asked(None, job(0, "failed", **SOLD_OUT), status="pending"), asked("aws", job(0, "pulling"), status="provisioning")):
+        server.run = [found, found, asked("aws", job(0), status="running")]
+        ordered.wait_until_running(60)
+    assert not commands.exists()
 
 
 # The dashboard

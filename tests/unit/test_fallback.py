@@ -84,6 +84,8 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "fleets[0].nodes: 2, but dstack joins no nodes of lambda to a cluster, so none of them would ever be taken",
     ),
     "a user of the container": (AWS, {"task.user": "1000"}, "task.user: '1000', but checkpoints.kind bucket is mounted inside"),
+    "an order of one": (AWS, {"backends": [], "backend_order": "list"}, "backend_order: list, but nodes are on aws alone; name more"),
+    "an unknown order": (AWS, {"backend_order": "speed"}, "backend_order: 'speed' is not one of price, list"),
     "memory of one cloud's type": (AWS, {"backends": [], "fleets.0.memory": "64GB.."}, "fleets[0].memory: follows from machine p5.4xlarge"),
     "a price of pulumi's machines": (
         AWS,
@@ -111,6 +113,14 @@ def test_a_mistake_gets_one_line(base: dict[str, Any], changes: dict[str, Any], 
         stack(content)
     [found] = str(error.value).splitlines()
     assert f"flotilla:{line}" in found
+
+
+def test_an_order_of_yours_begins_with_the_stacks_own_cloud() -> None:
+    assert stack(AWS).ordered_backends() == ()
+    assert stack(AWS, backend_order="list").ordered_backends() == ("aws", "lambda", "nebius")
+    anywhere = {"cloud": "dstack", "backends": ["nebius", "lambda"], "backend_order": "list"}
+    of_any = {"fleets": [{"name": "gpus", "nodes": 1}], "checkpoints": {"kind": "bucket", "bucket": "mine"}}
+    assert stack(anywhere | of_any).ordered_backends() == ("nebius", "lambda")
 
 
 def test_clouds_that_cannot_be_taken_are_named() -> None:

@@ -24,8 +24,8 @@ FLEET_KEYS = (
     "placement, nics, image, max_price, regions, idle_duration"
 )
 KEYS = (
-    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, backends, fleets, checkpoints, cache, "
-    "access, budget, ci, slurm, dstack, debug, task"
+    "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, backends, backend_order, "
+    "fleets, checkpoints, cache, access, budget, ci, slurm, dstack, debug, task"
 )
 MISTAKES = [
     # wrong type, out of range

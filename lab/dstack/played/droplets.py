@@ -30,6 +30,7 @@ class Cloud:
     rented: dict[str, str] = field(default_factory=dict)  # address by id
     keys: list[dict[str, Any]] = field(default_factory=list)
     made: int = 0
+    sold_out: bool = False
 
     def sizes(self) -> list[dict[str, Any]]:
         """One type, whose region is this machine."""
@@ -39,7 +40,7 @@ class Cloud:
     def rent(self, config: dict[str, Any]) -> dict[str, Any] | None:
         """None where no machine is left."""
         with lock:
-            if not self.hosts:
+            if self.sold_out or not self.hosts:
                 return None
             self.made += 1
             number, address = str(self.made), self.hosts.pop(0)
@@ -107,8 +108,8 @@ class Api(BaseHTTPRequestHandler):
             return self.answer(200, {name: list(cloud.rented.values()) for name, cloud in clouds.items()})
         _, name, *rest = path.split("/")
         cloud, asked = clouds[name], f"{self.command} /{'/'.join(rest)}"
-        if asked == "GET /sold-out":
-            cloud.hosts = []
+        if asked in ("GET /sold-out", "GET /restocked"):
+            cloud.sold_out = asked == "GET /sold-out"
             return self.answer(200)
         if self.headers.get("Authorization") != f"Bearer key of {name}":
             return self.answer(401, {"message": "Unable to authenticate you"})

@@ -27,6 +27,27 @@ def rented(market: Market) -> dict[str, int]:
     return {name: len(addresses) for name, addresses in market.rented().items()}
 
 
+def test_with_an_order_of_yours_the_dearer_cloud_is_asked_first_and_the_next_where_it_has_none(market: Market):
+    market.stack(backends=["amddevcloud", "digitalocean"], backend_order="list")
+    assert "amddevcloud has no machine" not in market.must("python -m cli up market", timeout=600)
+    assert rented(market) == {"digitalocean": 0, "amddevcloud": 1}
+    give_back(market)
+    market.sell_out("amddevcloud")
+    said = market.must("python -m cli up market 2>&1", timeout=600)
+    assert "amddevcloud has no machine for ray; asking digitalocean" in said
+    assert rented(market) == {"digitalocean": 1, "amddevcloud": 0}
+    give_back(market)
+    market.restock("amddevcloud")
+    market.stack()
+    market.must("dstack apply -y -d -f build/market/market.fleet.dstack.yml")
+
+
+def give_back(market: Market) -> None:
+    market.must("python -m cli down market --keep-machines")
+    market.must("dstack fleet delete -y market")
+    wait_for("machines to be given back", lambda: not any(rented(market).values()), 200, 1)
+
+
 @pytest.mark.slow
 def test_a_cluster_whose_cloud_takes_its_machine_back_goes_on_at_the_other(market: Market):
     """The run comes again, by dstack's retry, while the lost machine still counts as one of the fleet."""
