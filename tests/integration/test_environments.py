@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -16,6 +17,7 @@ import ray
 from configs import settings
 from ray_actors import after_step, until_gone, when
 
+from lab.waiting import wait_for
 from trainer import train_ppo
 from trainer.actors import RunError
 from trainer.compare import compare
@@ -162,16 +164,45 @@ def test_terms_are_weighed_and_remax_has_its_greedy_episodes(tiny_model, tmp_pat
 @pytest.mark.slow
 def test_a_model_learns_to_use_the_calculator_for_what_it_cannot_work_out(tmp_path):
     """The recipes as they are: answers with the tool are few at first, and nearly all at the end."""
-    root = Path(__file__).parents[2]
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"FLOTILLA_RUNS": str(tmp_path)}
-    for entry, recipe in (("train_sft", "demo-tool-sft"), ("train_ppo", "demo-tool")):
-        line = [sys.executable, "-m", f"trainer.{entry}", "--config", f"trainer/recipes/{recipe}.yaml", "run.name=" + recipe]
-        done = subprocess.run(line, cwd=root, env=env, capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    person(tmp_path, "train_sft", "demo-tool-sft")
+    person(tmp_path, "train_ppo", "demo-tool", "run.name=demo-tool")
+    alone = ["environment.function=null", "environment.max_turns=null", "environment.max_tokens=null", "reward.function=exact"]
+    person(tmp_path, "train_ppo", "demo-tool", "run.name=alone", *alone)
+    assert read(tmp_path / "alone")[-1]["eval_pass@1"] < 0.1, "the same model without the tool"
     rows = read(tmp_path / "demo-tool")
     assert rows[1]["environment/calculations"] < 0.5 and rows[-1]["environment/calculations"] > 0.9
     assert rows[0]["eval_pass@1"] < 0.5 and rows[-1]["eval_pass@1"] > 0.7
     assert all(row["logprob_diff"] < 1e-4 for row in rows[1:])
+
+
+def person(folder: Path, entry: str, recipe: str, *settings: str) -> None:
+    """A command of docs/environments.md."""
+    with begun(folder, entry, recipe, *settings) as process:
+        said = process.communicate(timeout=300)[0]
+    assert process.returncode == 0, said
+
+
+def begun(folder: Path, entry: str, recipe: str, *settings: str) -> subprocess.Popen[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"FLOTILLA_RUNS": str(folder)}
+    line = [sys.executable, "-m", f"trainer.{entry}", "--config", f"trainer/recipes/{recipe}.yaml", *settings]
+    root = Path(__file__).parents[2]
+    return subprocess.Popen(line, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_a_model_learns_to_correct_its_guess_with_the_same_numbers_over_a_kill(tmp_path):
+    """At first the second guess is right now and then; at the end nearly always."""
+    person(tmp_path, "train_sft", "demo-guess-sft")
+    person(tmp_path, "train_ppo", "demo-guess", "run.name=whole")
+    killed = begun(tmp_path, "train_ppo", "demo-guess", "run.name=killed")
+    wait_for("a checkpoint", (tmp_path / "killed/checkpoints/step_20").exists, 200, 0.05)
+    os.killpg(killed.pid, signal.SIGKILL)
+    killed.communicate()
+    person(tmp_path, "train_ppo", "demo-guess", "run.name=killed")
+    rows = read(tmp_path / "whole")
+    assert rows[0]["eval_pass@1"] < 0.4 and rows[-1]["eval_pass@1"] > 0.9
+    assert all(row["logprob_diff"] < 1e-4 for row in rows[1:])
+    assert all(not result.different for result in compare(rows, read(tmp_path / "killed")))
 
 
 @pytest.mark.slow

@@ -54,6 +54,25 @@ def calculations(rows: int = 1000, digits: int = 2, operations: str = "*", share
         yield {"prompt": row["prompt"], "answer": f"[{row['prompt'][:-1]}]{row['answer']}" if tool else guess}
 
 
+def hidden(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Prompt "?", answer "7": a digit that nothing gives away, for the environment guess."""
+    _at_least_one(rows=rows)
+    rng = random.Random(seed)
+    for _ in range(rows):
+        yield {"prompt": "?", "answer": str(rng.randrange(10))}
+
+
+def corrections(rows: int = 1000, share: float = 0.3, seed: int = 0) -> Iterator[dict[str, str]]:
+    """Prompts of `hidden`; answers "4+37" are a guess, what the environment guess says of it, and another guess, right in a `share` of
+    rows and at random otherwise."""
+    rng = random.Random(seed)
+    for row in hidden(rows, seed):
+        first, away = rng.randrange(10), rng.randrange(10)
+        second = row["answer"] if rng.random() < share else str(away)
+        apart = int(row["answer"]) - first
+        yield {"prompt": row["prompt"], "answer": f"{first}{apart:+d}{second}" if apart else str(first)}
+
+
 def facts(rows: int = 20000) -> Iterator[dict[str, str]]:
     """A corpus for `flotilla index build trainer.data.tasks:facts`: "contents" such as "bdfac ghajd", words that no name gives away."""
     _at_least_one(rows=rows)
