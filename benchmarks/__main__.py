@@ -30,6 +30,7 @@ NAMES = (
     "deltas",
     "step",
     "demo",
+    "curves",
     "recipes",
     "monitoring",
     "debug",
