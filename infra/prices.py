@@ -135,6 +135,9 @@ def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem], bound: bool) ->
     if kind in ("block", "flex-start"):
         why = "a capacity block is paid when it is bought" if kind == "block" else "flex-start has prices of its own"
         return FleetCost(fleet.name, fleet.machine, fleet.nodes, None, why)
+    if stack.backends:  # at another cloud a node may be dearer
+        why = "" if fleet.max_price else "its nodes may be at other clouds too, and fleets.max_price does not say what one may cost"
+        return FleetCost(fleet.name, fleet.machine, int(fleet.nodes), fleet.max_price, why, True)
     if kind == "spot" and bound:
         kind, at_most = "on-demand", True
     cost = _priced(stack, fleet.name, fleet.machine, int(fleet.nodes), items, kind, at_most)

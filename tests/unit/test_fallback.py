@@ -153,3 +153,16 @@ def test_offers_of_all_clouds_are_compared_each_in_its_own_regions() -> None:
     assert {offer.region for offer in found if offer.backend == "nebius"} == {"eu-north1"}
     assert all(offer.gpu == "H100" and offer.gpus == 1 and offer.cpus >= 8 and offer.memory >= 128 for offer in found)
     assert [offer.price for offer in found] == sorted(offer.price for offer in found)
+
+
+def test_what_a_node_costs_at_most_is_its_max_price_as_it_may_be_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(provider: str) -> list[Any]:
+        raise prices.PricesUnknown("no network")
+
+    monkeypatch.setattr(prices, "catalogue", nothing)
+    [fleet] = prices.cost(stack(AWS, fleets=[AWS["fleets"][0] | {"max_price": 8}])).fleets
+    assert (fleet.each, fleet.at_most) == (8, True)
+    [fleet] = prices.cost(stack(AWS)).fleets
+    assert fleet.each is None and "fleets.max_price does not say what one may cost" in fleet.why
+    [fleet] = prices.cost(stack(AWS, backends=[])).fleets
+    assert fleet.each == 6.88
