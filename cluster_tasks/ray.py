@@ -14,10 +14,11 @@ from cluster_tasks import environment, software
 from cluster_tasks.environment import CHECKPOINTS
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from cluster_tasks.price import hourly
+from stacks.checkpoints import Checkpoints
 from stacks.monitoring import seconds
 from stacks.places import place_of
 from stacks.rendered import present
-from stacks.schema import Checkpoints, Fleet, Job, Stack, Utilization
+from stacks.schema import Fleet, Job, Stack, Utilization
 from stacks.site import Site
 from stacks.slurm import MARGIN
 

@@ -12,9 +12,10 @@ import pytest
 import toy_cloud
 
 from cluster_tasks.node.settings import _parser
+from stacks.checkpoints import Checkpoints
 from stacks.load import StackError, parse
 from stacks.places import PLACES, clouds, machine
-from stacks.schema import Checkpoints, Stack
+from stacks.schema import Stack
 
 ROOT = Path(__file__).parents[2]
 FILES = [file for package in ("stacks", "fleets", "cluster_tasks", "infra") for file in sorted((ROOT / package).rglob("*.py"))]
