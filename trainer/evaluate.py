@@ -1,7 +1,7 @@
 """flotilla eval RUN.yaml: a model's reward and pass@k on the sets that a run of train_ppo evaluates on, without training anything.
 
-Asked are the run's own rollout engines, or a server elsewhere that completes token ids (`POST /v1/completions` of vLLM or SGLang). Rewards,
-environments and limits are the run's.
+Asked are the run's own rollout engines, or a server elsewhere: one that completes token ids (`POST /v1/completions` of vLLM or SGLang), or
+with --chat one that takes messages alone (`POST /v1/chat/completions`). Rewards, environments and limits are the run's.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ def arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--model", help="a folder, a hub name, or run:NAME; default: the run's model.path")
     parser.add_argument("--samples", type=int, metavar="K", help="answers to each prompt, for pass@k; default: trainer.eval_samples")
     parser.add_argument("--endpoint", metavar="URL", help="of a server that completes token ids, such as http://127.0.0.1:8000/v1")
+    parser.add_argument("--chat", action="store_true", help="that server takes messages alone, as hosted models do; no environments")
     parser.add_argument("--served", metavar="NAME", help="of the model there; default: that of --model")
     parser.add_argument("--key-env", metavar="VARIABLE", help="in which the key of that server is")
     parser.add_argument("--concurrency", type=int, default=64, help="requests to that server at a time")
@@ -49,6 +50,8 @@ def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
         raise ConfigError(f"--endpoint {args.endpoint}: an address is needed, such as http://127.0.0.1:8000/v1")
     if args.key_env and not os.environ.get(args.key_env):
         raise ConfigError(f"--key-env {args.key_env}: not set")
+    if args.chat and not args.endpoint:
+        raise ConfigError("--chat: is how a server is asked; name it with --endpoint, such as https://api.openai.com/v1")
     if args.concurrency < 1:
         raise ConfigError(f"--concurrency {args.concurrency}: 1 or more")
     if args.out and not args.out.absolute().parent.is_dir():
@@ -63,6 +66,9 @@ def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
     config = parse(["--config", args.run, *overrides, *own], prog=PROG, model=PpoConfig, checks=checks)
     if config.model.path is None:
         raise ConfigError("model.init: random weights are worth nothing; name a model with --model, such as run:NAME")
+    if args.chat and config.environment.function:
+        text = f"--chat: environment.function={config.environment.function} speaks by token ids"
+        raise ConfigError(f"{text}; give a server that completes them, without --chat")
     if not config.trainer.eval_prompts and not config.evals:
         raise ConfigError("trainer.eval_prompts=0: nothing to evaluate on; hold some of data out, or name sets in evals")
     alone = {"rollout": {"mode": "sync", "elastic": False}, "placement": {"colocate": False}}  # there is nobody to share with
@@ -79,7 +85,7 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from trainer import actors, placement
+from trainer import actors, environments, placement
 from trainer.actors import RunError
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
@@ -104,6 +110,9 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
         data = load_prompts(config.data, tokenizer, answers=answers)
         sets[""] = hold_out(config.data, data.prompts, config.trainer.eval_prompts)[1]
     sets |= eval_sets(config, tokenizer, answers)
+    if spec := config.environment.function:
+        [first, *_] = next(iter(sets.values()))
+        environments.check_template(spec, config.environment.args, first.row, tokenizer, config.data.template)
     sampling = partial(from_server, config, args) if args.endpoint else partial(from_engines, config)
     rewards = nullcontext() if config.environment.function else Scorer(config.reward)
     found: dict[str, dict[str, float]] = {}
@@ -164,15 +173,14 @@ def from_engines(config: PpoConfig) -> Iterator[Sample]:
 def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]:
     """Of a server elsewhere; environments are played in this process."""
     assert config.model.path is not None, "looked at before"
-    server = Completions(config, args)
+    server = ChatCompletions(config, args) if args.chat else Completions(config, args)
     runner = runner_of(config, config.model.path) if config.environment.function else None
     samples = config.trainer.eval_samples
 
     def sample(prompts: list[Prompt]) -> list[Episode]:
         jobs = [Job((p, i), prompt, config.run.seed) for p, prompt in enumerate(prompts) for i in range(samples)]
         if runner is None:
-            limit = config.rollout.max_new_tokens
-            turns = asyncio.run(server.ask([Request(job.prompt.token_ids, limit) for job in jobs]))
+            turns = asyncio.run(server.ask([server.of_prompt(job.prompt) for job in jobs]))
             return [Episode(job.prompt, job.key[0], [turn], text=server.text(turn)) for job, turn in zip(jobs, turns, strict=True)]
         runner.begin(jobs)
         ended: dict[Any, Any] = {}
@@ -180,7 +188,7 @@ def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]
             asked, done = runner.advance(whole=True)
             ended |= {each.key: each for each in done}
             if asked:
-                turns = asyncio.run(server.ask([each.request for each in asked]))
+                turns = asyncio.run(server.ask([server.of_request(each.request) for each in asked]))
                 runner.answer({each.name: turn for each, turn in zip(asked, turns, strict=True)})
         return episodes_of(config, [(job.prompt, ended[job.key]) for job in jobs])
 
@@ -190,6 +198,8 @@ def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]
 class Completions:
     """`POST /completions` of a server that takes a prompt as token ids: vLLM's, SGLang's."""
 
+    path = "completions"
+
     def __init__(self, config: PpoConfig, args: argparse.Namespace):
         self.config, self.url, self.concurrency = config, args.endpoint.rstrip("/"), args.concurrency
         self.model = args.served or args.model or config.model.path
@@ -197,35 +207,44 @@ class Completions:
         self.tokenizer: Any = load_tokenizer(config.model)
         self.answered = False
 
-    async def ask(self, requests: list[Request]) -> list[Turn]:
+    def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
+        return self.of_request(Request(prompt.token_ids, self.config.rollout.max_new_tokens))
+
+    def of_request(self, request: Request) -> dict[str, Any]:
+        """Its body."""
+        return {
+            **self.sampling(),
+            **{"prompt": request.token_ids, "max_tokens": request.max_tokens, "stop": list(request.stop)},
+            **{"return_token_ids": True, "include_stop_str_in_output": True},  # vLLM's own; others read over them
+        }
+
+    def sampling(self) -> dict[str, Any]:
+        rollout, greedy = self.config.rollout, self.config.trainer.eval_samples == 1
+        return {"model": self.model, "temperature": 0 if greedy else rollout.temperature, "top_p": 1 if greedy else rollout.top_p}
+
+    async def ask(self, bodies: list[dict[str, Any]]) -> list[Turn]:
         """In their order. Raises RunError where the server refuses, or does not answer within rollout.timeout."""
         import aiohttp
 
         gate, timeout = asyncio.Semaphore(self.concurrency), aiohttp.ClientTimeout(self.config.rollout.timeout)
         async with aiohttp.ClientSession(timeout=timeout, headers=self.headers) as session:
 
-            async def one(request: Request) -> Turn:
+            async def one(body: dict[str, Any]) -> Turn:
                 async with gate:
-                    return await self._ask(session, request)
+                    return await self._ask(session, body)
 
-            return await asyncio.gather(*map(one, requests))
+            return await asyncio.gather(*map(one, bodies))
 
     def text(self, turn: Turn) -> str:
         return self.tokenizer.decode(turn.token_ids, skip_special_tokens=True)
 
-    async def _ask(self, session: Any, request: Request) -> Turn:
+    async def _ask(self, session: Any, body: dict[str, Any]) -> Turn:
         import aiohttp
 
-        rollout, greedy = self.config.rollout, self.config.trainer.eval_samples == 1
-        body = {
-            **{"model": self.model, "prompt": request.token_ids, "max_tokens": request.max_tokens, "stop": list(request.stop)},
-            **{"temperature": 0 if greedy else rollout.temperature, "top_p": 1 if greedy else rollout.top_p},
-            **{"return_token_ids": True, "include_stop_str_in_output": True},  # vLLM's own; others read over them
-        }
         begin, wait = time.monotonic(), RETRY_SECONDS
         while True:
             try:
-                async with session.post(f"{self.url}/completions", json=body) as answer:
+                async with session.post(f"{self.url}/{self.path}", json=body) as answer:
                     said = await answer.text()
                     self.answered = True
                     if answer.status == 200:
@@ -235,7 +254,7 @@ class Completions:
                     why = f"HTTP {answer.status}: {said[:300]}"
             except (aiohttp.ClientError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
-            limit, setting = (rollout.timeout, " (rollout.timeout)") if self.answered else (CONNECT_SECONDS, "")
+            limit, setting = (self.config.rollout.timeout, " (rollout.timeout)") if self.answered else (CONNECT_SECONDS, "")
             if time.monotonic() + wait > begin + limit:
                 raise RunError(f"--endpoint {self.url}: no answer within {limit} s{setting}; the last: {why}")
             await asyncio.sleep(wait)
@@ -247,12 +266,32 @@ class Completions:
             finish = "length" if choice["finish_reason"] == "length" else "stop"
             ids = choice.get("token_ids")
             if ids is None:
-                ids = self.tokenizer(choice["text"], add_special_tokens=False)["input_ids"]
+                ids = self.tokenizer(self._said(choice), add_special_tokens=False)["input_ids"]
         except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"--endpoint {self.url}: not an answer of /completions: {json.dumps(answer)[:300]}") from error
+            raise RunError(f"--endpoint {self.url}: not an answer of /{self.path}: {json.dumps(answer)[:300]}") from error
         if not ids:  # the first token ended it, and the server leaves it out
             ids = [self.tokenizer.eos_token_id]
         return Turn(ids, [0.0] * len(ids), finish)
+
+    def _said(self, choice: dict[str, Any]) -> str:
+        return choice["text"]
+
+
+class ChatCompletions(Completions):
+    """`POST /chat/completions` of a server that takes messages alone and has a chat template of its own. What it answers counts by its
+    text; tokens are counted by the run's tokenizer."""
+
+    path = "chat/completions"
+
+    def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
+        asked, system = prompt.row[self.config.data.prompt], self.config.data.system
+        messages = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
+        if system is not None and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": system}, *messages]
+        return {**self.sampling(), "messages": messages, "max_tokens": self.config.rollout.max_new_tokens}
+
+    def _said(self, choice: dict[str, Any]) -> str:
+        return choice["message"]["content"] or ""
 
 
 def line(name: str, episode: Episode, prompt: str) -> dict[str, Any]:

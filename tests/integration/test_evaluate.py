@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,27 @@ def test_a_server_that_is_not_there_is_not_waited_for(tiny_model, tmp_path, caps
     assert f"error: --endpoint {url}: no answer within 1 s; the last: ClientConnectorError: " in capsys.readouterr().err
 
 
+def test_a_server_of_messages_alone_is_asked_by_them(tiny_model, tmp_path, capsys):
+    class Chatting(JsonHandler):
+        bodies: list[dict[str, Any]] = []  # noqa: RUF012
+
+        def do_POST(self) -> None:
+            body = json.loads(self.body())
+            Chatting.bodies.append(body | {"path": self.path})
+            digits = sorted(each for each in body["messages"][-1]["content"] if each.isdigit())
+            self.send(200, {"choices": [{"message": {"role": "assistant", "content": "".join(digits)}, "finish_reason": "stop"}]})
+
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    file, _ = written(tmp_path, model, evals={}, data={"system": "0"})
+    with served(Chatting) as address:
+        found = evaluated(capsys, file, "--endpoint", f"{address}/v1", "--chat", "--served", "sorter", "--samples", "1")
+    assert found["held out"]["eval_reward"] == 1 and found["held out"]["tokens"] == 3
+    [first, *_] = Chatting.bodies
+    assert (first["path"], first["model"], first["temperature"], first["max_tokens"]) == ("/v1/chat/completions", "sorter", 0, 5)
+    assert [message["role"] for message in first["messages"]] == ["system", "user"] and "prompt" not in first
+
+
 def test_an_environment_is_played_against_a_server(tiny_model, tmp_path, capsys, monkeypatch):
     data = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
     played = {"function": "environments:two_turns", "max_turns": 4, "max_tokens": 20}
@@ -160,6 +182,8 @@ def failed(*words: str) -> str:
         (["--endpoint", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY"], "error: --key-env NO_SUCH_KEY: not set"),
         (["--endpoint", "127.0.0.1:8000"], "error: --endpoint 127.0.0.1:8000: an address is needed, such as http://"),
         (["--endpoint", "http://127.0.0.1:1", "--concurrency", "0"], "error: --concurrency 0: 1 or more"),
+        (["--chat"], "error: --chat: is how a server is asked; name it with --endpoint"),
+        (["--endpoint", "http://127.0.0.1:1", "--chat", "environment.function=guess", "reward.function=null"], "error: --chat: environment.function=guess speaks"),
         (["--out", "/no/such/answers.jsonl"], "error: --out /no/such/answers.jsonl: /no/such is no folder"),
         (["--samples", "0"], "error: trainer.eval_samples=0: "),
         (["trainer.eval_promts=3"], "error: trainer.eval_promts: "),
