@@ -194,7 +194,7 @@ def _in_container(stack: Stack, bucket: Bucket | Given | None) -> pulumi.Output[
     assert stack.region  # stacks/rules/shared.py
     region = stack.region
     if stack.backends:
-        endpoint = f"https://s3.{region}.amazonaws.com"
+        endpoint = f"https://s3.{region}.{mounts.domain(region)}"
         return bucket.name.apply(lambda name: by_keys.bucket(name, endpoint, CHECKPOINTS))
     return bucket.name.apply(lambda name: mounts.bucket_in_container(name, region, CHECKPOINTS))
 
