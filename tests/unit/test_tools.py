@@ -139,6 +139,7 @@ def test_only_some_tools_of_a_server():
         ({"tools": {"a": {"kind": "http", "url": "x"}}}, r"tools\.a\.description: missing; http needs description, parameters, url"),
         ({"tools": {"a": {"kind": "mcp"}}}, r"tools\.a: give an MCP server's command, a list of words, or its url"),
         ({"tools": {"a": {"kind": "mcp", "command": ["no-such"]}}}, r"tools\.a\.command: no-such: no such program on PATH"),
+        ({"tools": {"a": {"kind": "mcp", "command": "python a.py"}}}, r"tools\.a\.command: 'python a\.py'; a list of words is needed"),
         ({"tools": {"a": {"kind": "mcp", "command": ["true"]}}}, r"tools\.a: no MCP server at \['true'\]: "),
         (
             {"tools": {"a": {"kind": "mcp", "command": SERVER, "only": ["triple"]}}},

@@ -62,6 +62,8 @@ def require(tools: Any) -> None:
             raise ConfigError(f"{SETTING}.{name}.{missing[0]}: missing; {kind} needs {', '.join(sorted(needed))}")
         if kind == "mcp" and bool(given.get("command")) == bool(given.get("url")):
             raise ConfigError(f"{SETTING}.{name}: give an MCP server's command, a list of words, or its url")
+        if kind == "mcp" and not isinstance(given.get("command", []), list):
+            raise ConfigError(f"{SETTING}.{name}.command: {given['command']!r}; a list of words is needed, such as [python, server.py]")
         if kind == "mcp" and given.get("command") and shutil.which(given["command"][0]) is None:
             raise ConfigError(f"{SETTING}.{name}.command: {given['command'][0]}: no such program on PATH")
         if kind == "function":
