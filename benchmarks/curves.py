@@ -1,10 +1,13 @@
 """What the algorithms learn of the demo's task: reward of held-out prompts after a few dozen steps, with three seeds each.
 
 All start from the same supervised model, and each is the demo's recipe (trainer/recipes/demo.yaml) with the settings of `VARIANTS`.
+Last comes PPO that never sees the task's own reward, but that of a model which has learned from pairs of answers; what it has learned is
+measured by the task's own.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -15,7 +18,7 @@ from pathlib import Path
 import ray
 
 from benchmarks.report import Ratio, Report
-from trainer import train_ppo
+from trainer import evaluate, train_ppo
 from trainer.cli import parse
 from trainer.configs.ppo import PpoConfig
 from trainer.metrics import read
@@ -38,6 +41,9 @@ VARIANTS = {
     "SAPO": ("algorithm.loss=sapo", *OFF_POLICY),
     "GRPO of adapters": ("model.lora.rank=16", "optim.lr=2e-3"),
 }
+BY_A_MODEL = "PPO by a reward model"
+# Of demo-rm's own pairs the rejected are never in order: a policy is then paid for any digits that are.
+PAIRS = ("data.path=trainer.data.tasks:hard_pairs", "data.args.rows=40000", "trainer.steps=600", "optim.schedule=linear")
 
 
 def run() -> Report:
@@ -47,16 +53,21 @@ def run() -> Report:
     ends: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="flotilla-curves-") as runs:
         folder = Path(runs)
-        warm_start = [sys.executable, "-m", "trainer.train_sft", "--config", "trainer/recipes/demo-sft.yaml"]
-        subprocess.run(warm_start, env=os.environ | {"FLOTILLA_RUNS": runs}, check=True)
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+        for entry, settings in (("sft", ()), ("rm", PAIRS)):
+            command = [sys.executable, "-m", f"trainer.train_{entry}", "--config", f"trainer/recipes/demo-{entry}.yaml", *settings]
+            subprocess.run(command, env=os.environ | {"FLOTILLA_RUNS": runs}, check=True)
+        model, rewards = folder / "demo-sft" / "model", f"{{model: {folder / 'demo-rm' / 'model'}, gpus: 0}}"
+        variants = VARIANTS | {BY_A_MODEL: (*VARIANTS["PPO"], "reward.function=reward_model", f"reward.args={rewards}")}
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
         try:
-            for name, settings in VARIANTS.items():
+            for name, settings in variants.items():
                 for seed in SEEDS:
-                    rows = learn(folder / "demo-sft" / "model", folder / "run", seed, settings)
+                    rows = learn(model, folder / "run", seed, settings)
                     curves.setdefault(name, []).append([row["reward"] for row in rows if "reward" in row])
-                    begins.setdefault(name, []).append(rows[0][EVALUATED])
-                    ends.setdefault(name, []).append(rows[-1][EVALUATED])
+                    own = name == BY_A_MODEL
+                    begins.setdefault(name, []).append(worth(model) if own else rows[0][EVALUATED])
+                    ends.setdefault(name, []).append(worth(folder / "run" / "model") if own else rows[-1][EVALUATED])
+                    shutil.rmtree(folder / "run")
         finally:
             ray.shutdown()
     return Report(
@@ -66,7 +77,7 @@ def run() -> Report:
             for name, values in ends.items()
         ],
         facts={name: f"{shown(begins[name])} -> {shown(values)}" for name, values in ends.items()},
-        samples={"settings": VARIANTS, "mean reward of each step": curves, "begin": begins, "end": ends},
+        samples={"settings": variants, "mean reward of each step": curves, "begin": begins, "end": ends},
     )
 
 
@@ -76,10 +87,15 @@ def shown(values: list[float]) -> str:
 
 def learn(model: Path, folder: Path, seed: int, settings: tuple[str, ...]) -> list[dict[str, float]]:
     """The rows of metrics of one run."""
-    words = [f"model.path={model}", f"run.seed={seed}", "run.name=curve", *settings]
-    config = parse(["--config", "trainer/recipes/demo.yaml", *words], prog="benchmarks.curves", model=PpoConfig)
-    if train_ppo.train(config, folder):
+    if train_ppo.train(demo(model, f"run.seed={seed}", "run.name=curve", *settings), folder):
         raise RuntimeError(f"a run with {' '.join(settings)} failed")
-    rows = read(folder)
-    shutil.rmtree(folder)  # its checkpoints
-    return rows
+    return read(folder)
+
+
+def worth(model: Path) -> float:
+    """The task's own reward of a model's answers to the prompts that are held out."""
+    return evaluate.run(demo(model), argparse.Namespace(endpoint=None, out=None, chat=False))[""][EVALUATED]
+
+
+def demo(model: Path, *settings: str) -> PpoConfig:
+    return parse(["--config", "trainer/recipes/demo.yaml", f"model.path={model}", *settings], prog="benchmarks.curves", model=PpoConfig)

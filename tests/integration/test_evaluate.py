@@ -183,7 +183,10 @@ def failed(*words: str) -> str:
         (["--endpoint", "127.0.0.1:8000"], "error: --endpoint 127.0.0.1:8000: an address is needed, such as http://"),
         (["--endpoint", "http://127.0.0.1:1", "--concurrency", "0"], "error: --concurrency 0: 1 or more"),
         (["--chat"], "error: --chat: is how a server is asked; name it with --endpoint"),
-        (["--endpoint", "http://127.0.0.1:1", "--chat", "environment.function=guess", "reward.function=null"], "error: --chat: environment.function=guess speaks"),
+        (
+            ["--endpoint", "http://127.0.0.1:1", "--chat", "environment.function=guess", "reward.function=null"],
+            "error: --chat: environment.function=guess speaks",
+        ),
         (["--out", "/no/such/answers.jsonl"], "error: --out /no/such/answers.jsonl: /no/such is no folder"),
         (["--samples", "0"], "error: trainer.eval_samples=0: "),
         (["trainer.eval_promts=3"], "error: trainer.eval_promts: "),

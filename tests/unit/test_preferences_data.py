@@ -13,7 +13,7 @@ from trainer.configs.preferences import PairsConfig, RmDataConfig
 from trainer.configs.sft import SftDataConfig
 from trainer.data.conversations import load_conversations
 from trainer.data.preferences import conversation_ids, load_pairs
-from trainer.data.tasks import sorted_pairs
+from trainer.data.tasks import hard_pairs, sorted_pairs
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
 
@@ -99,6 +99,15 @@ def test_pairs_of_the_task_differ_in_order_or_digit():
     rows = list(sorted_pairs(rows=200, length=4, seed=3))
     assert all(row["chosen"] == "".join(sorted(row["prompt"][1:-1])) != row["rejected"] for row in rows)
     assert all(len(row["rejected"]) == 4 for row in rows)
+
+
+def test_hard_pairs_have_mistakes_of_every_kind():
+    rows = list(hard_pairs(rows=300, length=6, seed=3))
+    assert rows == list(hard_pairs(rows=300, length=6, seed=3)) and all(row["chosen"] != row["rejected"] for row in rows)
+    same = [sorted(row["rejected"]) == sorted(row["chosen"]) for row in rows]
+    in_order = [[*row["rejected"]] == sorted(row["rejected"]) for row in rows]
+    assert any(same) and any(in_order) and any(not a and not b for a, b in zip(same, in_order, strict=True))
+    assert not any(a and b for a, b in zip(same, in_order, strict=True))
 
 
 def learned(config: SftDataConfig, template: str = CHAT) -> list[tuple[str, str]]:

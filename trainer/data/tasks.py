@@ -33,6 +33,25 @@ def sorted_pairs(rows: int = 1000, length: int = 6, seed: int = 0) -> Iterator[d
         yield {"prompt": row["prompt"], "chosen": row["answer"], "rejected": "".join(digits)}
 
 
+def hard_pairs(rows: int = 1000, length: int = 6, seed: int = 0) -> Iterator[dict[str, str]]:
+    """As `sorted_pairs`, and with mistakes that are in order: "rejected" has two digits exchanged, or up to three replaced, of which
+    half are put in order again."""
+    rng = random.Random(seed)
+    for row in sort_digits(rows, length, seed):
+        digits = [*row["answer"]]
+        while "".join(digits) == row["answer"]:
+            digits, kind = [*row["answer"]], rng.randrange(3)
+            if kind == 0:
+                first, second = rng.sample(range(length), 2)
+                digits[first], digits[second] = digits[second], digits[first]
+                continue
+            for place in rng.sample(range(length), rng.randrange(1, 4)):
+                digits[place] = str(rng.randrange(10))
+            if kind == 1:
+                digits.sort()
+        yield {"prompt": row["prompt"], "chosen": row["answer"], "rejected": "".join(digits)}
+
+
 def arithmetic(rows: int = 1000, digits: int = 2, operations: str = "+-", seed: int = 0) -> Iterator[dict[str, str]]:
     """Prompt "17+45=", answer "62": two numbers of up to `digits` digits and one of `operations` (of +, -, *)."""
     _at_least_one(rows=rows, digits=digits)
