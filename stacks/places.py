@@ -37,16 +37,20 @@ def machines(stack: Stack) -> dict[str, Machine]:
     return {fleet.name: machine(stack.cloud, fleet.machine or "") for fleet in stack.fleets}
 
 
+def gpu_of(kind: Machine) -> Gpu | None:
+    """What dstack is asked for; None of a machine type without GPUs."""
+    return Gpu(name=kind.gpu, count=kind.gpus, memory=f"{kind.gpu_memory}GB") if kind.gpu else None
+
+
 def like(kind: Machine, fleet: Fleet) -> Fleet:
     """The least that a machine of another cloud has in place of the fleet's own type: the same GPUs, half its CPUs and memory."""
-    gpu = Gpu(name=kind.gpu, count=kind.gpus, memory=f"{kind.gpu_memory}GB") if kind.gpu else None
     memory = fleet.memory or f"{kind.memory // 2}GB.."
-    return fleet.model_copy(update={"machine": None, "gpu": gpu, "cpus": fleet.cpus or kind.cpus // 2, "memory": memory})
+    return fleet.model_copy(update={"machine": None, "gpu": gpu_of(kind), "cpus": fleet.cpus or kind.cpus // 2, "memory": memory})
 
 
 def gpus(machines: dict[str, Machine]) -> dict[str, Gpu]:
     """What dstack is asked for, by name of the fleet; fleets without GPUs are left out."""
-    return {fleet: Gpu(name=kind.gpu, count=kind.gpus, memory=f"{kind.gpu_memory}GB") for fleet, kind in machines.items() if kind.gpu}
+    return {fleet: gpu for fleet, kind in machines.items() if (gpu := gpu_of(kind))}
 
 
 def machine(cloud: str, name: str) -> Machine:

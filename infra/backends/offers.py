@@ -29,7 +29,7 @@ from stacks.backends import BACKENDS, BackendEntry
 from stacks.errors import UserError
 from stacks.field_types import gigabytes
 from stacks.load import load
-from stacks.places import PLACES, like, machines, place_of
+from stacks.places import PLACES, gpu_of, like, machines, place_of
 from stacks.project import project_root
 from stacks.schema import Fleet, Gpu, Stack
 
@@ -82,7 +82,7 @@ def wanted(stack: Stack, fleet: Fleet) -> Wanted:
     """Of a cloud's fleet by its machine type."""
     gpu, kind = fleet.gpu, machines(stack)[fleet.name] if place_of(stack).cloud else None
     if kind:
-        gpu = Gpu(name=kind.gpu, count=kind.gpus, memory=f"{kind.gpu_memory}GB") if kind.gpu else None
+        gpu = gpu_of(kind)
     if kind and stack.backends:
         fleet = like(kind, fleet)
     regions = (stack.region,) if stack.region and not stack.backends else fleet.regions
