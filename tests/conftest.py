@@ -44,6 +44,12 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def untrained_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the usual small weights: all answers are about as likely, and a few steps teach it something."""
+    return _export(INIT | {"hidden_size": 64, "initializer_range": 0.02}, tmp_path_factory.mktemp("untrained"))
+
+
+@pytest.fixture(scope="session")
 def one_rank() -> Iterator[None]:
     """This process is the one rank of every group: DeepSpeed, once imported, does not take a second group after the first was destroyed."""
     yield

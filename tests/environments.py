@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,27 @@ async def by_api(policy: Policy, row: dict[str, Any]) -> float:
             texts.append(answer.choices[0].message.content or "")
             messages += [answer.choices[0].message, {"role": "user", "content": "0="}]
     return float("".join(texts).count(row["answer"])) / 6
+
+
+@cache
+def _client() -> Any:
+    """One of a process: each makes a TLS context, 20 ms."""
+    import openai
+
+    return openai.AsyncOpenAI(api_key="-")
+
+
+async def guess_by_api(policy: Policy, row: dict[str, Any]) -> float:
+    """The project's environment guess, as an agent that talks with OpenAI's API."""
+    async with policy.endpoint() as api:
+        client = _client().with_options(base_url=api.url, api_key=api.key)
+        messages: list[Any] = [{"role": "user", "content": row["prompt"]}]
+        for worth in (1.0, 0.75):
+            answer = await client.chat.completions.create(model="any", messages=messages, max_tokens=2, stop=[*"0123456789"])
+            text = answer.choices[0].message.content or ""
+            if text == row["answer"]:
+                return worth
+            if not text.isdecimal():
+                return 0.0
+            messages += [answer.choices[0].message, {"role": "user", "content": f"{int(row['answer']) - int(text):+d}"}]
+    return 0.0

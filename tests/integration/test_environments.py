@@ -178,19 +178,21 @@ def test_a_model_learns_to_use_the_calculator_for_what_it_cannot_work_out(tmp_pa
 def person(folder: Path, entry: str, recipe: str, *settings: str) -> None:
     """A command of docs/environments.md."""
     with begun(folder, entry, recipe, *settings) as process:
-        said = process.communicate(timeout=300)[0]
+        said = process.communicate(timeout=900)[0]
     assert process.returncode == 0, said
 
 
 def begun(folder: Path, entry: str, recipe: str, *settings: str) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"FLOTILLA_RUNS": str(folder)}
+    env["PYTHONPATH"] = str(Path(__file__).parents[1])  # a person's own environments
     line = [sys.executable, "-m", f"trainer.{entry}", "--config", f"trainer/recipes/{recipe}.yaml", *settings]
     root = Path(__file__).parents[2]
     return subprocess.Popen(line, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
 
 
 @pytest.mark.slow
-def test_a_model_learns_to_correct_its_guess_with_the_same_numbers_over_a_kill(tmp_path):
+@pytest.mark.timeout(1500)
+def test_a_model_learns_to_correct_its_guess_with_the_same_numbers_over_a_kill_and_as_an_agent_of_openai(tmp_path):
     """At first the second guess is right now and then; at the end nearly always."""
     person(tmp_path, "train_sft", "demo-guess-sft")
     person(tmp_path, "train_ppo", "demo-guess", "run.name=whole")
@@ -203,6 +205,10 @@ def test_a_model_learns_to_correct_its_guess_with_the_same_numbers_over_a_kill(t
     assert rows[0]["eval_pass@1"] < 0.4 and rows[-1]["eval_pass@1"] > 0.9
     assert all(row["logprob_diff"] < 1e-4 for row in rows[1:])
     assert all(not result.different for result in compare(rows, read(tmp_path / "killed")))
+    # An agent that only knows OpenAI's client, with a template that puts messages one after the other: the same texts, so the same tokens.
+    (tmp_path / "demo-guess-sft/model/chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    person(tmp_path, "train_ppo", "demo-guess", "run.name=agent", "environment.function=environments:guess_by_api", "environment.args={}")
+    assert all(not result.different for result in compare(rows, read(tmp_path / "agent")))
 
 
 @pytest.mark.slow

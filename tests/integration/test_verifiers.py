@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import ray
 from configs import settings
+from ray_actors import when
 from talks import CHARACTERS, CHATML, Talk, with_template
 
 from trainer import environments, train_ppo
+from trainer.actors import RunError
 from trainer.compare import compare
 from trainer.environments.policy import LimitReached, Policy
 from trainer.environments.verifiers import PYTHON, tasks, verifiers
@@ -76,25 +78,35 @@ def test_what_cannot_be_played_is_refused_before_the_run(call, text):
         call()
 
 
-@pytest.mark.slow  # a process for each of the library's agents
-def test_a_run_learns_from_a_taskset(tiny_model, tmp_path):
+@pytest.mark.slow  # a process for each of the library's agents, a second of CPU time
+@pytest.mark.timeout(1800)
+def test_a_model_learns_a_taskset_with_the_same_numbers_over_a_kill(untrained_model, tmp_path):
+    """To repeat the digit of the prompt: what a random model does by chance, and a trained one always."""
     os.environ["RAY_AUTH_MODE"] = "disabled"
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    model = shutil.copytree(tiny_model, tmp_path / "model")
+    model = shutil.copytree(untrained_model, tmp_path / "model")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' }}s{% endfor %}")
-    given: dict[str, Any] = {
-        "data": {"path": "trainer.environments.verifiers:tasks", "args": {"id": "digits_taskset", "args": {"count": 10}}},
-        "environment": {"function": "verifiers", "args": {"id": "digits_taskset", "args": {"count": 10}}},
-        "trainer": {"steps": 2, "prompts_per_step": 4, "eval_prompts": 2},
-        "algorithm": {"group_size": 2},
+    taskset: dict[str, Any] = {"id": "digits_taskset", "args": {"count": 400}}
+    given = {
+        "data": {"path": "trainer.environments.verifiers:tasks", "args": taskset},
+        "environment": {"function": "verifiers", "args": taskset},
+        "reward": {"function": "exact"},  # the default: the taskset's
+        "optim": {"lr": 4e-3},
     }
-    base = settings(model)
+    run, short = (settings(model, **given, trainer={"steps": steps, "checkpoint_every": 4, "eval_prompts": 10}) for steps in (36, 6))
     try:
-        for name in ("first", "again"):
-            changed = {key: getattr(base, key).model_copy(update=values) for key, values in given.items()}
-            assert train_ppo.train(base.model_copy(update=changed), tmp_path / name) == 0
+        killer = when((tmp_path / "killed/checkpoints/step_4").exists, lambda: ray.kill(ray.get_actor("policy-0")), 300)
+        with pytest.raises(RunError, match="policy-0"):
+            train_ppo.train(run, tmp_path / "killed")
+        killer.join(10)
+        assert train_ppo.train(run, tmp_path / "killed") == 0
+        assert train_ppo.train(short, tmp_path / "whole") == 0
     finally:
         ray.shutdown()
-    rows = read(tmp_path / "first")[1:]
-    assert all(row["turns"] == 1 and row["logprob_diff"] < 1e-4 and "environment/right" in row for row in rows)
-    assert all(not result.different for result in compare(read(tmp_path / "first"), read(tmp_path / "again")))
+    rows = read(tmp_path / "killed")
+    assert all(row["turns"] == 1 and row["logprob_diff"] < 1e-4 and "environment/right" in row for row in rows[1:])
+    assert rows[0]["eval_reward"] < 0.2 and rows[-1]["eval_reward"] > 0.7, "without chance, by the most likely tokens"
+    assert rows[1]["reward"] < 0.15 and sum(row["reward"] for row in rows[-5:]) / 5 > 0.5
+    same = ["reward", "reward_std", "loss", "grad_norm", "logprob_diff", "environment/right"]
+    both = ([row for row in each if row["step"] <= 6] for each in (rows, read(tmp_path / "whole")))
+    assert all((result.equal, result.different) == (6, 0) for result in compare(*both, same))

@@ -29,7 +29,7 @@ class Config(vf.TasksetConfig):
 class Taskset(vf.Taskset[Digits, Config]):
     def load(self) -> Iterable[Digits]:
         for i in range(self.config.count):
-            yield Digits(Data(prompt=f"{i}=", answer=str(i)), self.config.task)
+            yield Digits(Data(prompt=f"{i % 5}=", answer=str(i % 5)), self.config.task)
 
 
 __all__ = ["Taskset"]
