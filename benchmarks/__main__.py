@@ -25,6 +25,7 @@ NAMES = (
     "nodes",
     "rollouts",
     "kills",
+    "joining",
     "driver",
     "batch",
     "deltas",

@@ -54,6 +54,23 @@ def test_each_request_goes_to_the_engine_that_has_least_to_do_and_to_the_first_o
         assert len(calls.least) <= 8 * 7 + 64
 
 
+def test_an_engine_has_no_more_than_it_may_and_what_is_left_waits_for_one_that_comes(calls):
+    calls.most = 2
+    for name in range(2):
+        calls.ask(name, [1])
+    assert calls.free(0) is None
+    calls.guests = {"elastic-0": "g"}
+    calls.find()
+    assert calls.free(0) is None, "it has no weights yet"
+    calls.seats["elastic-0"].version = 0
+    calls.offer("elastic-0")
+    assert calls.free(0) == "elastic-0"
+    calls.seats["rollout-0"].asked.remove(0)
+    calls.offer("rollout-0")
+    calls.ask(2, [1])
+    assert calls.seats["elastic-0"].asked == {2}
+
+
 def test_what_an_engine_had_that_left_is_lost_once(calls):
     calls.guests = {"elastic-0": "g"}
     calls.find()

@@ -8,6 +8,7 @@ Engines that come and go (rollout.elastic) are asked once they have the newest w
 from __future__ import annotations
 
 import heapq
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ class Calls:
         self.error: RunError | None = None  # what the last of them died of
         self.failed: dict[str, str] = {}  # guests that did, and why
         self.busy = 0.0  # seconds of work, of all engines
+        self.most = math.inf  # requests of an engine
         self.seconds = max(SLICE, AHEAD * len(engines.actors) / CALLS)
         self.watch, self.looked = heartbeat.Watch(), time.monotonic()
         self.slow: dict[str, None] = {}  # names of seats that are asked for nothing
@@ -106,12 +108,13 @@ class Calls:
             heapq.heapify(self.least)
 
     def free(self, version: int) -> str | None:
-        """The engine that has least to do, of those that have the weights of `version`, or newer ones; the first of several."""
+        """The engine that has least to do, of those that have the weights of `version`, or newer ones; the first of several. None where
+        each of them has as much as it may."""
         while self.least:
             asked, place, name = self.least[0]
             seat = self.seats.get(name) if name not in self.slow else None
             if seat and (len(seat.asked), seat.place) == (asked, place) and (not seat.alone or seat.version >= version):
-                return name
+                return name if asked < self.most else None
             heapq.heappop(self.least)
         return None
 

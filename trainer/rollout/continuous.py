@@ -10,6 +10,7 @@ stay in the engines while these take weights, and every token is learned with th
 
 from __future__ import annotations
 
+import math
 import signal
 import threading
 import time
@@ -258,8 +259,8 @@ class Continuous:
             if self.playing:
                 self._play(self.playing, most)
             else:
-                while self.calls.open < most and self.calls.free(self.learned) and (group := self._next()):
-                    self.calls.ask(group.number, group.prompt.token_ids, self.learned)
+                self.calls.most = math.ceil(most / max(1, serving))  # what is more waits for an engine that comes
+                self._ask(most)
         answers, lost = self.calls.collect(LOOK if self.playing is None or self.calls.open else LOOK / 10)
         if answers or lost or self.calls.error:
             with self.changed:
@@ -267,6 +268,32 @@ class Continuous:
                 for number, answer in answers.items():
                     self._complete(number, *answer)
                 self.changed.notify_all()
+
+    def _ask(self, most: int) -> None:
+        """For answers to further prompts.
+
+        Most are begun just after a sync, when no engine that comes and goes has its weights. So these may begin with older ones, by half of
+        `oldest`, as long as all that is begun can be learned from in time.
+        """
+        lowest = max(0, self.learned - self.oldest // 2) if self.elastic and not self.twice else self.learned
+        left: Counter[int] = Counter()  # of all that is begun, by its version
+        while self.calls.open < most and (name := self.calls.free(lowest)) and (group := self._next()):
+            seat = self.calls.seats[name]
+            behind = seat.alone and seat.version < group.version
+            if left:
+                left[group.version] += 1
+            elif behind:
+                left = Counter(group.version for group in self.open.values())
+            if behind:
+                left[group.version] -= 1
+                left[seat.version] += 1
+                if not in_time(left, self.learned + bool(self.learning), self.batch, self.oldest):
+                    left.clear()
+                    self.again.appendleft(group)
+                    lowest = self.learned
+                    continue
+                group.version = seat.version
+            self.calls.ask(group.number, group.prompt.token_ids, lowest)
 
     def _play(self, playing: Playing, most: int) -> None:
         """Begin as many episodes as there may be requests, and ask for the turns that those at work wait for."""
