@@ -37,13 +37,13 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
         raise ConfigError(f"{run / 'run.yaml'}: not the settings of this version: {error.errors()[0]['msg']}") from None
     from trainer import models
 
-    lm = _base(config, settings, run) if config.lora.rank else models.without_weights(config)
+    models.without_weights(config)  # raises what is wrong with it before a checkpoint's gigabytes are read
     try:
         whole = weights(checkpoint.folder)
     except FileNotFoundError as error:
         raise ConfigError(f"{checkpoint.folder}: {error.filename or error} was removed meanwhile; export a newer step") from None
-    if f"{PREFIX}score.weight" in whole:  # of train_rm
-        lm = models.without_weights(config, classifier=True)
+    classifier = f"{PREFIX}score.weight" in whole  # of train_rm
+    lm = _base(config, settings, run, classifier) if config.lora.rank else models.without_weights(config, classifier)
     dtype = next(lm.parameters()).dtype
     named = {name: whole[PREFIX + name].to(dtype) for name, p in lm.named_parameters() if p.requires_grad}
     files = model_card.files(run, settings, checkpoint.step)
@@ -56,7 +56,7 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     models.export(lm, named, models.load_tokenizer(config), output, files)
 
 
-def _base(config: ModelConfig, settings: dict[str, Any], run: Path) -> Any:
+def _base(config: ModelConfig, settings: dict[str, Any], run: Path, classifier: bool) -> Any:
     """The model that the run's adapters are in: of its folder, or with the random weights that the run has begun with."""
     import torch
 
@@ -65,7 +65,7 @@ def _base(config: ModelConfig, settings: dict[str, Any], run: Path) -> Any:
     initial = run / "initial"  # of train_ppo
     if initial.is_dir():
         config = config.model_copy(update={"path": str(initial.resolve()), "init": None})
-    return models.load_lm(config, (settings.get("run") or {}).get("seed", 0), torch.device("cpu"))
+    return models.load_lm(config, (settings.get("run") or {}).get("seed", 0), torch.device("cpu"), classifier=classifier)
 
 
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:

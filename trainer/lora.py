@@ -18,12 +18,13 @@ from torch import nn
 from trainer.configs.sections import LoraConfig
 from trainer.errors import ConfigError
 
+HEAD = "score"  # of a classifier: new, so trained as a whole beside its adapters
 FOLDER = "adapter"  # of a model's folder: the adapters alone, as peft reads them
 A, B, BASE = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer"
 
 
 def add(lm: Any, lora: LoraConfig, seed: int) -> None:
-    """Freeze the model and add adapters in place: A drawn from `seed`, whatever was drawn before, and B zero.
+    """Freeze the model, but for a classifier's head, and add adapters in place: A drawn from `seed`, whatever was drawn before, and B zero.
 
     Raises ConfigError for targets that are no linear layers of it.
     """
@@ -34,9 +35,11 @@ def add(lm: Any, lora: LoraConfig, seed: int) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         peft.inject_adapter_in_model(settings, lm)
+    if (head := getattr(lm, HEAD, None)) is not None:
+        head.requires_grad_(True)
 
 
-def peft_config(lora: LoraConfig, base: str | None) -> Any:
+def peft_config(lora: LoraConfig, base: str | None, *, classifier: bool = False) -> Any:
     """What peft, and vLLM, know of the adapters; `base` is where the model that they belong to lies."""
     import peft
 
@@ -45,7 +48,8 @@ def peft_config(lora: LoraConfig, base: str | None) -> Any:
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by the rank
         target_modules=lora.targets or "all-linear",
-        task_type="CAUSAL_LM",
+        task_type="SEQ_CLS" if classifier else "CAUSAL_LM",
+        modules_to_save=[HEAD] if classifier else None,
         base_model_name_or_path=base,
     )
 
@@ -53,7 +57,7 @@ def peft_config(lora: LoraConfig, base: str | None) -> Any:
 def _targets(lm: Any, lora: LoraConfig) -> list[str]:
     """The last parts of the names of layers that get adapters: of all linear ones but the head, or of those asked for."""
     modules = {name: module for name, module in lm.named_modules() if name}
-    head = lm.get_output_embeddings()
+    head = getattr(lm, HEAD, None) or lm.get_output_embeddings()
     linear = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
     known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
     if not linear:
@@ -84,13 +88,15 @@ def merged(name: str, weight: torch.Tensor, adapters: Mapping[str, torch.Tensor]
 def exported(
     frozen: Iterable[tuple[str, torch.Tensor]], adapters: Mapping[str, torch.Tensor], lora: LoraConfig, base: str | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, bytes]]:
-    """The weights of the merged model, and the files of the adapters alone."""
-    return dict(merged(name, weight, adapters, lora) for name, weight in frozen), files(adapters, lora, base)
+    """The weights of the merged model, and the files of the adapters alone. A classifier's head is in both."""
+    head = {name: tensor for name, tensor in adapters.items() if name.startswith(f"{HEAD}.")}
+    return dict(merged(name, weight, adapters, lora) for name, weight in frozen) | head, files(adapters, lora, base)
 
 
 def files(adapters: Mapping[str, torch.Tensor], lora: LoraConfig, base: str | None) -> dict[str, bytes]:
     """A folder that `peft.PeftModel.from_pretrained` and vLLM load, by the names of its files."""
-    settings = peft_config(lora, base).to_dict() | {"inference_mode": True}
+    classifier = any(name.startswith(f"{HEAD}.") for name in adapters)
+    settings = peft_config(lora, base, classifier=classifier).to_dict() | {"inference_mode": True}
     return {
         f"{FOLDER}/adapter_config.json": json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode(),
         f"{FOLDER}/adapter_model.safetensors": save({name: tensor.contiguous() for name, tensor in in_peft(adapters).items()}),

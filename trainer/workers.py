@@ -102,7 +102,7 @@ class Worker:
         if role.objective is None:  # the reference is the model as it was
             source = source.model_copy(update={"lora": LoraConfig()})
         if source.lora.rank:
-            models.without_weights(source)  # raises what is wrong with the adapters before weights are read
+            models.without_weights(source, role.classifier)  # raises what is wrong with the adapters before weights are read
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
         shard = config.trainer.zero_stage == 3 and source.path is not None
         with sharded(getattr(torch, source.dtype)) if shard else nullcontext():

@@ -113,6 +113,23 @@ def test_a_sync_sends_a_tenth_of_the_bytes_or_less(cluster, tmp_path):
     assert 0 < size[4] <= 0.1 * size[None]
 
 
+@pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_critic_learns_by_adapters_too_with_the_same_numbers_over_a_kill(tiny_model, tmp_path, stage):
+    changes: dict[str, Any] = {"algorithm": {"name": "ppo"}, "trainer": {"steps": 4, "zero_stage": stage}, "critic": {"lr": 1e-2}}
+    config = adapters(tiny_model, **changes)
+    assert train_ppo.train(config, tmp_path / "whole") == 0
+    killer = once((tmp_path / "killed/checkpoints/step_2").exists, lambda: ray.kill(ray.get_actor("critic-0")))
+    with pytest.raises(RunError, match="critic-0"):
+        train_ppo.train(config, tmp_path / "killed")
+    killer.join(10)
+    assert train_ppo.train(config, tmp_path / "killed") == 0
+    rows = read(tmp_path / "whole")
+    assert all(not result.different for result in compare(rows, read(tmp_path / "killed")))
+    assert rows[-1]["value_loss"] < rows[1]["value_loss"]
+    saved = [*(tmp_path / "whole/checkpoints/step_4/critic").rglob("*")]
+    assert 0 < sum(file.stat().st_size for file in saved if file.is_file()) < 600_000, "adapters and a head: the whole would be more"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_two_ranks_and_a_reference_compute_what_one_does(tiny_model, whole, tmp_path, stage):

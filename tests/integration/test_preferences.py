@@ -60,8 +60,8 @@ def metrics(run: Path) -> list[dict]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("rm", "dpo"):
-        done(train(folder, name, 1, f"run.name={name}"))
+    for name, *more in (("rm",), ("dpo",), ("rm", "model.lora.rank=4", "run.name=rm-adapters")):
+        done(train(folder, name, 1, f"run.name={name}", *more))
     return folder
 
 
@@ -91,12 +91,18 @@ def test_dpo_begins_at_log_2_and_learns_the_order(runs):
     assert last["eval_loss"] < 0.65 and last["eval_accuracy"] > 0.6
 
 
-@pytest.mark.parametrize(("name", "settings"), [("rm", []), ("dpo", ["algorithm.loss=kto"])])
-def test_a_run_that_was_killed_resumes_to_the_same_numbers(runs, name, settings):
-    whole = name
-    if settings:
-        whole = "kto"
-        done(train(runs, name, 1, "run.name=kto", *settings))
+@pytest.mark.parametrize(
+    ("name", "whole", "settings"),
+    [
+        ("rm", "rm", []),
+        ("rm", "rm-adapters", ["model.lora.rank=4"]),
+        ("dpo", "kto", ["algorithm.loss=kto"]),
+        pytest.param("dpo", "dpo-adapters", ["model.lora.rank=4"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_was_killed_resumes_to_the_same_numbers(runs, name, whole, settings):
+    if not (runs / whole).exists():
+        done(train(runs, name, 1, f"run.name={whole}", *settings))
     killed = f"{whole}-killed"
     env = os.environ | {"FLOTILLA_RUNS": str(runs)}
     process = subprocess.Popen(
@@ -133,10 +139,11 @@ def test_the_exported_reward_model_says_what_its_evaluation_said(runs):
     assert sum_of_chosen / 64 == pytest.approx(last["eval_score_chosen"], rel=1e-4)
 
 
-def test_a_checkpoint_of_a_reward_model_is_exported_as_one(runs, tmp_path):
-    export = [sys.executable, "-m", "trainer.export", str(runs / "rm"), "--output", str(tmp_path / "model")]
+@pytest.mark.parametrize("run", ["rm", "rm-adapters"])
+def test_a_checkpoint_of_a_reward_model_is_exported_as_one(runs, tmp_path, run):
+    export = [sys.executable, "-m", "trainer.export", str(runs / run), "--output", str(tmp_path / "model")]
     done(subprocess.run(export, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False))
-    ours, theirs = (AutoModelForSequenceClassification.from_pretrained(f).state_dict() for f in (tmp_path / "model", runs / "rm" / "model"))
+    ours, theirs = (AutoModelForSequenceClassification.from_pretrained(f).state_dict() for f in (tmp_path / "model", runs / run / "model"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 

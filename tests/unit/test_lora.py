@@ -13,16 +13,18 @@ import peft
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from trainer import models
 from trainer.actors import free_port
 from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.configs.preferences import RmLossConfig
 from trainer.configs.sections import ModelConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel
+from trainer.models import PolicyModel, ScoreModel
+from trainer.objectives.pairwise import pairwise
 from trainer.objectives.supervised import supervised
 from trainer.offline import update
 from trainer.workers import Role, Worker
@@ -119,6 +121,31 @@ def test_the_exported_model_and_the_exported_adapters_on_the_base_are_the_same(t
     assert {name for name in original if not torch.equal(exported[name], original[name])} == {
         f"model.layers.{i}.{name}.weight" for i in range(2) for name in ("self_attn.q_proj", "mlp.down_proj")
     }
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_reward_models_head_is_trained_beside_its_adapters_and_exported_with_both(tiny_model, tmp_path, stage):
+    def role(config: SftConfig) -> Role:
+        return Role("policy", ScoreModel, 0, config.optim, partial(pairwise, RmLossConfig()), config.updates(), 2, classifier=True)
+
+    start = partial(started, tiny_model, {"rank": 4}, role, stage=stage)
+    pairs = [[Sequence(ids.response_ids, ids.response_ids[-1:]) for ids in batch] for batch in BATCHES]
+    whole, worker = losses(start(), pairs), start()
+    assert {p.name for p in worker.parameters() if "lora_" not in p.name} == {"score.weight"}
+    before = losses(worker, pairs[:4])
+    worker.save(tmp_path / "checkpoint")
+    assert worker.saved(60)
+    again = start()
+    again.load(tmp_path / "checkpoint")
+    assert before + losses(again, pairs[4:]) == whole and whole[-1]["loss"] != whole[0]["loss"]
+    again.export(tmp_path / "model")
+    ids = torch.tensor([[3, 4, 5, 6, 7]])
+    base = AutoModelForSequenceClassification.from_pretrained(tiny_model, dtype=torch.float32, num_labels=1)
+    alone = base(input_ids=ids).logits
+    merged = AutoModelForSequenceClassification.from_pretrained(tmp_path / "model", dtype=torch.float32)(input_ids=ids).logits
+    with_adapters = peft.PeftModel.from_pretrained(base, str(tmp_path / "model" / "adapter"))(input_ids=ids).logits
+    torch.testing.assert_close(merged, with_adapters, atol=1e-5, rtol=1e-4)
+    assert (merged - alone).abs() > 0.01
 
 
 def test_what_does_not_learn_has_no_adapters(tiny_model):

@@ -300,11 +300,6 @@ def _lora(config: PpoSections) -> list[Rule]:
     owned = sorted(OWNED_WITH_LORA & rollout.options.keys())
     return [
         Rule(
-            config.algorithm.name == "ppo",
-            ("model.lora.rank", "algorithm.name"),
-            "the value model of ppo is trained as a whole; use another algorithm, or leave model.lora out",
-        ),
-        Rule(
             rollout.engine == "vllm" and rank > RANKS[-1],
             ("model.lora.rank", "rollout.engine"),
             f"vLLM has room for adapters of rank {RANKS[-1]} and less",

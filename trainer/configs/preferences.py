@@ -53,13 +53,6 @@ class RmConfig(PreferencesConfig):
     data: RmDataConfig = Field(description="Prompts, each with a better and a worse answer.")  # pyright: ignore[reportIncompatibleVariableOverride]
     algorithm: RmLossConfig = Field(default=RmLossConfig(), description="The loss.")
 
-    def rules(self) -> list[Rule]:
-        adapters = self.model.lora.rank is not None
-        return [
-            *super().rules(),
-            Rule(adapters, ("model.lora.rank",), "a new head is trained as a whole; leave model.lora out"),
-        ]
-
 
 class PreferenceConfig(Section):
     loss: Literal["sigmoid", "ipo", "robust", "simpo", "kto"] = Field(
