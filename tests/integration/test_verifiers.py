@@ -108,5 +108,5 @@ def test_a_model_learns_a_taskset_with_the_same_numbers_over_a_kill(untrained_mo
     assert rows[0]["eval_reward"] < 0.2 and rows[-1]["eval_reward"] > 0.7, "without chance, by the most likely tokens"
     assert rows[1]["reward"] < 0.15 and sum(row["reward"] for row in rows[-5:]) / 5 > 0.5
     same = ["reward", "reward_std", "loss", "grad_norm", "logprob_diff", "environment/right"]
-    both = ([row for row in each if row["step"] <= 6] for each in (rows, read(tmp_path / "whole")))
-    assert all((result.equal, result.different) == (6, 0) for result in compare(*both, same))
+    killed, whole = ([row for row in each if row["step"] <= 6] for each in (rows, read(tmp_path / "whole")))
+    assert all((result.equal, result.different) == (6, 0) for result in compare(killed, whole, same))

@@ -51,6 +51,21 @@ async def by_openai(policy: Policy, **more: Any) -> list[Any]:
         return [choice.finish_reason, choice.message.content, second.choices[0].finish_reason, second.choices[0].message.content, usage]
 
 
+async def by_responses(policy: Policy) -> list[Any]:
+    """The same by OpenAI's Responses API."""
+    async with policy.endpoint() as api, openai.AsyncOpenAI(base_url=api.url, api_key=api.key, max_retries=0) as client:
+        said: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "1+1"}]}]
+        tools: list[Any] = [{"type": "function", **ADD, "strict": True}]
+        first = await client.responses.create(model="any", instructions="hm", input=said, tools=tools, max_output_tokens=80)
+        [call] = [item for item in first.output if item.type == "function_call"]
+        assert json.loads(call.arguments) == {"a": 1}
+        said += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "2"}]
+        second = await client.responses.create(model="any", instructions="hm", input=said, tools=tools)
+        assert second.usage and second.incomplete_details
+        usage = second.usage.input_tokens, second.usage.output_tokens
+        return [first.status, first.output_text, second.incomplete_details.reason, second.output_text, usage]
+
+
 async def by_anthropic(policy: Policy) -> list[Any]:
     """The same as Anthropic's has it."""
     async with policy.endpoint() as api, anthropic.AsyncAnthropic(base_url=api.origin, api_key=api.key, max_retries=0) as client:
@@ -69,10 +84,14 @@ async def by_anthropic(policy: Policy) -> list[Any]:
 
 @pytest.mark.parametrize(
     ("talk", "reasons"),
-    [(by_openai, ("tool_calls", "length")), (by_anthropic, ("tool_use", "max_tokens"))],
-    ids=["openai", "anthropic"],
+    [
+        (by_openai, ("tool_calls", "length")),
+        (by_responses, ("completed", "max_output_tokens")),
+        (by_anthropic, ("tool_use", "max_tokens")),
+    ],
+    ids=["openai", "responses", "anthropic"],
 )
-def test_clients_of_both_lengthen_one_sequence_of_the_tokens_that_were_written(tokenizer, talk, reasons):
+def test_clients_of_all_lengthen_one_sequence_of_the_tokens_that_were_written(tokenizer, talk, reasons):
     told: list[Any] = []
 
     async def listening(policy: Policy) -> None:
@@ -85,7 +104,7 @@ def test_clients_of_both_lengthen_one_sequence_of_the_tokens_that_were_written(t
     assert made.requests[0].max_tokens == 80
 
 
-@pytest.mark.parametrize("stream", ["openai", "anthropic"])
+@pytest.mark.parametrize("stream", ["openai", "responses", "anthropic"])
 def test_answers_come_as_streams_too(tokenizer, stream):
     async def talk(policy: Policy) -> None:
         async with policy.endpoint() as api:
@@ -97,6 +116,11 @@ def test_answers_come_as_streams_too(tokenizer, stream):
                     whole = await events.get_final_completion()
                 calls: Any = whole.choices[0].message.tool_calls
                 assert (whole.choices[0].message.content, json.loads(calls[0].function.arguments)) == ("hm", {"a": 1})
+            elif stream == "responses":
+                client = openai.AsyncOpenAI(base_url=api.url, api_key=api.key)
+                async with client.responses.stream(model="any", input="1", tools=[{"type": "function", **ADD, "strict": True}]) as happened:  # type: ignore[list-item]
+                    answer: Any = await happened.get_final_response()
+                assert answer.output_text == "hm" and json.loads(answer.output[1].arguments) == {"a": 1}
             else:
                 other = anthropic.AsyncAnthropic(base_url=api.origin, api_key=api.key)
                 tools = [{"name": "add", "input_schema": ADD["parameters"]}]
@@ -134,6 +158,16 @@ async def refused(policy: Policy, path: str = "/chat/completions", key: str = ""
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]}, "f are no JSON"),
         ({"messages": [{"role": "tool", "tool_calls": [{}]}]}, r"the request is not understood: KeyError\('id'\)"),
+        ({"path": "/responses", "input": []}, r"input: a text, or a list of at least one item"),
+        ({"path": "/responses", "input": "1", "previous_response_id": "r"}, r"previous_response_id: nothing is kept between requests"),
+        ({"path": "/responses", "input": "1", "tools": [{"type": "web_search"}]}, r"tools: 'web_search'; functions alone"),
+        ({"path": "/responses", "input": "1", "tool_choice": "required"}, r"tool_choice: 'required'; the policy chooses"),
+        ({"path": "/responses", "input": "1", "text": {"format": {"type": "json_schema"}}}, r"text.format: text alone"),
+        ({"path": "/responses", "input": [{"type": "item_reference", "id": "1"}]}, r"input: an item of type 'item_reference'"),
+        (
+            {"path": "/responses", "input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            r"'input_image'; the policy",
+        ),
         ({"path": "/messages", "tool_choice": {"type": "any"}}, r"tool_choice: 'any'"),
         ({"path": "/messages", "thinking": {"type": "enabled"}}, r"thinking: 'enabled'"),
         ({"path": "/messages", "tools": [{"type": "web_search", "name": "web"}]}, r"tools: 'web' has no input_schema"),
@@ -153,7 +187,7 @@ def test_a_key_is_good_for_its_episode_while_that_is_open(tokenizer):
     async def talk(policy: Policy) -> None:
         assert await refused(policy, key="guessed") == (401, "this key is of no episode that is played now")
         status, told = await refused(policy, path="/embeddings")
-        assert status == 404 and told.startswith("POST /v1/embeddings: not here; there are POST /v1/chat/completions, POST /v1/messages")
+        assert status == 404 and told.startswith("POST /v1/embeddings: not here; there are POST /v1/chat/completions, POST /v1/responses")
         async with policy.endpoint() as api:
             client = openai.AsyncOpenAI(base_url=api.url, api_key=api.key, max_retries=0)
             assert [model.id async for model in client.models.list()] == ["policy"]

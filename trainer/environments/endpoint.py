@@ -23,9 +23,14 @@ from aiohttp import web
 
 from trainer.environments import dialects
 from trainer.environments.policy import Api, LimitReached, Misuse, Policy
+from trainer.environments.responses import Responses
 
 LARGEST = 256 << 20  # bytes of a request, which has all that was said
-PATHS: dict[str, dialects.Dialect] = {"/v1/chat/completions": dialects.OpenAi(), "/v1/messages": dialects.Anthropic()}
+PATHS: dict[str, dialects.Dialect] = {
+    "/v1/chat/completions": dialects.OpenAi(),
+    "/v1/responses": Responses(),
+    "/v1/messages": dialects.Anthropic(),
+}
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Server]] = WeakKeyDictionary()
 
 
