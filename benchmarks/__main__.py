@@ -30,6 +30,7 @@ NAMES = (
     "batch",
     "deltas",
     "step",
+    "wall_clock",
     "demo",
     "curves",
     "recipes",
