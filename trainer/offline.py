@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -46,11 +46,14 @@ C = TypeVar("C", bound=OfflineConfig)
 class Offline(Generic[C]):
     """What sets one entry point apart from another. `tokenizer` is the model's."""
 
-    together: ClassVar[int] = 1  # sequences of a row, which are compared with each other
-
     def __init__(self, config: C) -> None:
         self.config = config
         self.tokenizer = load_tokenizer(config.model)
+
+    @property
+    def together(self) -> int:
+        """Sequences of a row, which are compared with each other."""
+        return 1
 
     def role(self) -> Role:
         """The model, its head and its objective."""

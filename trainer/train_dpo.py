@@ -27,7 +27,7 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
 from pathlib import Path
 
 from trainer.data.packing import Sequence
-from trainer.data.preferences import load_pairs
+from trainer.data.preferences import load_labelled, load_pairs
 from trainer.data.prompts import text_ids
 from trainer.episodes import Prompt
 from trainer.models import PolicyModel
@@ -38,9 +38,12 @@ from trainer.workers import Role, Worker
 
 
 class Dpo(Offline[DpoConfig]):
-    together = 2
     reference: Reference | None = None  # but for simpo
-    mismatched: dict[int, Sequence]  # by a row's index: its prompt, and the better answer of the row after it (kto)
+    mismatched: dict[int, Sequence]  # by a row's index: its prompt, and the better or only answer of the row after it (kto)
+
+    @property
+    def together(self) -> int:
+        return 1 if self.config.data.label else 2
 
     def role(self) -> Role:
         config = self.config
@@ -48,35 +51,36 @@ class Dpo(Offline[DpoConfig]):
         return Role("policy", PolicyModel, config.placement.gpus_per_rank, config.optim, objective, config.updates(), self.together)
 
     def rows(self) -> list[Prompt]:
-        found = load_pairs(self.config.data, self.tokenizer).prompts
+        load = load_labelled if self.config.data.label else load_pairs
+        found = load(self.config.data, self.tokenizer).prompts
         self.place = {row.index: i for i, row in enumerate(found)}
         return found
 
     def sequences(self, row: Prompt) -> list[Sequence]:
-        pair = [
-            Sequence(row.token_ids, text_ids(row.row[which], self.tokenizer, f"data.{which}: row {row.index}"))
-            for which in ("chosen", "rejected")
-        ]
-        if self.reference:
-            at = 2 * self.place[row.index]
-            for i, sequence in enumerate(pair):
-                sequence.tokens = {"reference": self.reference.of(at + i)}
-        return pair
+        which = ("answer",) if self.config.data.label else ("chosen", "rejected")
+        answers = [Sequence(row.token_ids, text_ids(row.row[key], self.tokenizer, f"data.{key}: row {row.index}")) for key in which]
+        at = len(answers) * self.place[row.index]
+        for i, sequence in enumerate(answers):
+            reference = {"reference": self.reference.of(at + i)} if self.reference else {}
+            label = {"label": [row.row["label"]] * len(sequence.response_ids)} if self.config.data.label else {}
+            sequence.tokens = {**reference, **label}
+        return answers
 
     def prepare(self, worker: Worker, rows: list[Prompt], folder: Path, *, fresh: bool) -> None:
         loss = self.config.algorithm.loss
         if loss == "simpo":
             return
-        pairs = [self.sequences(row) for row in rows]
-        everything = [sequence for pair in pairs for sequence in pair]
+        answers = [self.sequences(row) for row in rows]
+        everything = [sequence for some in answers for sequence in some]
+        first = len(everything)
         if loss == "kto":
-            others = [Sequence(row.token_ids, pairs[(i + 1) % len(rows)][0].response_ids) for i, row in enumerate(rows)]
+            others = [Sequence(row.token_ids, answers[(i + 1) % len(rows)][0].response_ids) for i, row in enumerate(rows)]
             self.mismatched = {row.index: sequence for row, sequence in zip(rows, others, strict=True)}
             everything += others + others[:1] * (len(others) % 2)  # whole pairs, as ranks get them
         found = prepare(worker, everything, folder, 2 * self.config.trainer.prompts_per_step, fresh=fresh)
         if loss == "kto":
             for i, row in enumerate(rows):
-                self.mismatched[row.index].tokens = {"reference": found.of(2 * len(rows) + i)}
+                self.mismatched[row.index].tokens = {"reference": found.of(first + i)}
         self.reference = found
 
     def numbers(self, worker: Worker, rows: list[Prompt]) -> dict[str, float]:

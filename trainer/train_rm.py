@@ -40,7 +40,9 @@ from trainer.workers import Role
 
 
 class Rm(Offline[RmConfig]):
-    together = 2
+    @property
+    def together(self) -> int:
+        return 2
 
     def role(self) -> Role:
         config = self.config

@@ -279,6 +279,13 @@ def test_what_an_entry_point_does_not_read_is_refused(argument, why):
         (DpoConfig, ["algorithm.label_smoothing=0.5"], "algorithm.label_smoothing=0.5: must be a number"),
         (DpoConfig, ["algorithm.gamma=1"], "algorithm.loss=sigmoid: not read; simpo alone has it"),
         (DpoConfig, ["algorithm.loss=simpo", "algorithm.length_normalized=true"], "not read; simpo is so, kto is not"),
+        (DpoConfig, ["data.label=good"], "data.label=good, algorithm.loss=sigmoid: the other losses compare two answers to a prompt"),
+        (
+            DpoConfig,
+            ["algorithm.loss=kto", "data.label=good", "data.chosen=better"],
+            "data.label=good, data.chosen=better, data.rejected=rejected: rows have data.answer and its label, or two answers",
+        ),
+        (RmConfig, ["data.label=good"], "data.label: no such setting"),
         (DpoConfig, ["algorithm.desirable=2"], "algorithm.loss=sigmoid: not read; kto alone has it"),
         (DpoConfig, ["algorithm.loss=kto", "algorithm.undesirable=0"], "algorithm.undesirable=0: must be a number, above 0"),
         (DpoConfig, ["algorithm.loss=kto", "trainer.prompts_per_step=1"], "kto compares a prompt with the answers of others"),

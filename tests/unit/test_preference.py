@@ -76,6 +76,20 @@ def test_every_loss_wants_the_better_answer_likelier_and_the_worse_one_less_like
     assert (logp_N.grad[:2] < 0).all() and logp_N.grad[2] > 0
 
 
+def test_answers_with_labels_have_the_losses_that_they_have_in_pairs():
+    """Good, bad, bad: gains of 1 and -3 as above, and of 2, from a distance of 0.5."""
+    algorithm = PreferenceConfig(beta=0.5, loss="kto", desirable=2.0, undesirable=3.0)
+    labels = T([1.0, 1.0, -1.0, -1.0])
+    given = batch([2, 1, 1], {"kl": 0.5}, reference=torch.cat([REFERENCE, T([-3.0])]), label=labels)
+    logp_N = torch.cat([LOGP, T([-1.0])]).requires_grad_()
+    loss, stats = preference(algorithm, given, (logp_N, torch.zeros(4)))
+    by_hand = [2 / (1 + math.exp(0.25)), 3 / (1 + math.exp(1.75)), 3 / (1 + math.exp(-0.75))]
+    assert loss.item() == pytest.approx(sum(by_hand) / 3)
+    assert stats["accuracy"].item() == 2 and stats["margin"].item() == pytest.approx(0.25 + 1.75 - 0.75)
+    loss.backward()
+    assert logp_N.grad is not None and (logp_N.grad.sign() == -labels).all()
+
+
 def test_statistics_of_preferences_are_sums_over_pairs():
     algorithm = PreferenceConfig(beta=0.5)
     _, stats = preference(algorithm, batch([2, 1], reference=REFERENCE), (LOGP, torch.zeros(3)))

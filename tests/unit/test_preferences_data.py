@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
-from trainer.configs.preferences import PairsConfig, RmDataConfig
+from trainer.configs.preferences import DpoDataConfig, PairsConfig, RmDataConfig
 from trainer.configs.sft import SftDataConfig
 from trainer.data.conversations import load_conversations
-from trainer.data.preferences import conversation_ids, load_pairs
+from trainer.data.preferences import conversation_ids, load_labelled, load_pairs
 from trainer.data.tasks import hard_pairs, sorted_pairs
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
@@ -41,6 +41,29 @@ def user(text: str) -> dict[str, str]:
 
 def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
+
+
+def test_single_answers_have_a_label_each(tmp_path):
+    rows = [{"prompt": "21", "completion": [assistant("12")], "good": True}, {"prompt": "21", "completion": "21", "good": 0}]
+    config = DpoDataConfig(path=file(tmp_path, *rows), answer="completion", label="good")
+    found = load_labelled(config, tokenizer(CHAT)).prompts
+    assert [(prompt.row["answer"], prompt.row["label"]) for prompt in found] == [("12", 1.0), ("21", -1.0)]
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([True, "yes"], r"data\.label: row 1: 'yes' is neither true nor false"),
+        ([None, True], r"data\.label: row 0: None is neither true nor false"),
+        ([-1, True], r"data\.label: row 0: -1 is neither true nor false"),
+        ([True, True], r"data\.label: all 2 answers are good; kto learns from good ones and bad ones"),
+        ([False, False], r"data\.label: all 2 answers are bad"),
+    ],
+)
+def test_labels_that_are_none_are_refused(tmp_path, labels, said):
+    rows = [{"prompt": "21", "answer": "12", "label": label} for label in labels]
+    with pytest.raises(ConfigError, match=said):
+        load_labelled(DpoDataConfig(path=file(tmp_path, *rows), label="label"), tokenizer())
 
 
 @pytest.mark.parametrize(

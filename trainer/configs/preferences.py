@@ -27,6 +27,17 @@ class RmDataConfig(PairsConfig):
         return super().columns(answers=answers) | ({"data.margin": self.margin} if self.margin else {})
 
 
+class DpoDataConfig(PairsConfig):
+    label: str | None = Field(
+        default=None, description="Column of true or false: whether data.answer is a good one. Rows are single answers then, for kto."
+    )
+
+    def columns(self, *, answers: bool = True) -> dict[str, str]:
+        if self.label is None:
+            return super().columns(answers=answers)
+        return {"data.prompt": self.prompt, "data.answer": self.answer, "data.label": self.label}
+
+
 class PreferencesConfig(OfflineConfig):
     data: PairsConfig = Field(description="Prompts, each with a better and a worse answer.")  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -34,7 +45,11 @@ class PreferencesConfig(OfflineConfig):
         data = self.data
         return [
             *super().rules(),
-            Rule(data.answer != "answer", ("data.answer",), "not read; it learns from data.chosen and data.rejected"),
+            Rule(
+                data.answer != "answer" and getattr(data, "label", None) is None,
+                ("data.answer",),
+                "not read; it learns from data.chosen and data.rejected",
+            ),
             Rule(data.chosen == data.rejected, ("data.chosen", "data.rejected"), "they must be two columns"),
         ]
 
@@ -84,12 +99,23 @@ class DpoConfig(PreferencesConfig):
         "algorithm": "it learns from pairs, without samples and advantages",
     }
 
+    data: DpoDataConfig = Field(description="Prompts, each with a better and a worse answer, or with one that has a label.")  # pyright: ignore[reportIncompatibleVariableOverride]
     algorithm: PreferenceConfig = Field(default=PreferenceConfig(), description="The loss.")
 
     def rules(self) -> list[Rule]:
-        algorithm = self.algorithm
+        algorithm, data = self.algorithm, self.data
         return [
             *super().rules(),
+            Rule(
+                data.label is not None and algorithm.loss != "kto",
+                ("data.label", "algorithm.loss"),
+                "the other losses compare two answers to a prompt; use algorithm.loss=kto, or data.chosen and data.rejected",
+            ),
+            Rule(
+                data.label is not None and (data.chosen, data.rejected) != ("chosen", "rejected"),
+                ("data.label", "data.chosen", "data.rejected"),
+                "rows have data.answer and its label, or two answers; leave out what they have not",
+            ),
             Rule(
                 algorithm.loss == "robust" and algorithm.label_smoothing == 0,
                 ("algorithm.loss", "algorithm.label_smoothing"),

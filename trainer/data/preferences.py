@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trainer.configs.preferences import PairsConfig
+from trainer.configs.preferences import DpoDataConfig, PairsConfig
 from trainer.data.prompts import PromptSet, load_prompts, require_known
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -28,6 +28,27 @@ def _paired(prompt: Prompt, config: PairsConfig) -> Prompt:
     if chosen == rejected:
         raise ConfigError(f"data.rejected: {where}: both answers are {chosen[:60]!r}; there is nothing to prefer; leave the row out")
     return Prompt(prompt.index, prompt.token_ids, prompt.row | {"prompt": asked, "chosen": chosen, "rejected": rejected})
+
+
+def load_labelled(config: DpoDataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    """Prompts whose rows have an answer as text under "answer", and under "label" 1.0 where it is good, -1.0 where it is bad.
+
+    Raises ConfigError, naming the row, where one is no answer to the prompt or has no label, and where all are alike.
+    """
+    assert config.label is not None, "rows of single answers have a label"
+    found = load_prompts(config, tokenizer)
+    prompts = []
+    for prompt in found.prompts:
+        where, asked, label = f"row {prompt.index}", prompt.row[config.prompt], prompt.row.get(config.label)
+        if label not in (True, False):
+            raise ConfigError(f"data.label: {where}: {label!r} is neither true nor false")
+        answer = answer_of(prompt.row["answer"], asked, f"data.answer: {where}", config.answer)
+        more = {"prompt": asked, "answer": answer, "label": 1.0 if label else -1.0}
+        prompts.append(Prompt(prompt.index, prompt.token_ids, prompt.row | more))
+    if len({prompt.row["label"] for prompt in prompts}) == 1:
+        kind = "good" if prompts[0].row["label"] > 0 else "bad"
+        raise ConfigError(f"data.label: all {len(prompts)} answers are {kind}; kto learns from good ones and bad ones")
+    return PromptSet(prompts, found.dropped)
 
 
 def answer_of(value: Any, prompt: Any, what: str, column: str) -> str:

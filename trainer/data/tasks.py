@@ -33,6 +33,14 @@ def sorted_pairs(rows: int = 1000, length: int = 6, seed: int = 0) -> Iterator[d
         yield {"prompt": row["prompt"], "chosen": row["answer"], "rejected": "".join(digits)}
 
 
+def labelled_answers(rows: int = 1000, length: int = 6, seed: int = 0) -> Iterator[dict[str, str | bool]]:
+    """Of each row of `sorted_pairs` one answer under "answer", at random; "label": whether it is the right one."""
+    rng = random.Random(seed)
+    for row in sorted_pairs(rows, length, seed):
+        label = rng.random() < 0.5
+        yield {"prompt": row["prompt"], "answer": row["chosen" if label else "rejected"], "label": label}
+
+
 def hard_pairs(rows: int = 1000, length: int = 6, seed: int = 0) -> Iterator[dict[str, str]]:
     """As `sorted_pairs`, and with mistakes that are in order: "rejected" has two digits exchanged, or up to three replaced, of which
     half are put in order again."""

@@ -16,13 +16,17 @@ from trainer.objectives.pairwise import preferred
 
 
 def preference(algorithm: PreferenceConfig, batch: Batch, output: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, Stats]:
-    """`output` are the log-probabilities [N] and entropies [N] of answers' tokens; better and worse answer in turn.
+    """`output` are the log-probabilities [N] and entropies [N] of answers' tokens; better and worse answer in turn, or, where `tokens_N`
+    has label, answers by themselves.
 
-    `tokens_N` has mask and, but for simpo, reference: the reference model's log-probabilities. `numbers` has kl for kto. Statistics are
-    sums over pairs: those of `preferred` over beta * h, and the implicit rewards beta * (policy - reference) of both.
+    `tokens_N` has mask and, but for simpo, reference: the reference model's log-probabilities. label is 1 of good answers, -1 of bad ones.
+    `numbers` has kl for kto. Statistics are sums over pairs: those of `preferred` over beta * h, and the implicit rewards
+    beta * (policy - reference) of both; over answers by themselves those of `preferred`, whether a gain is above kl where it should be.
     """
     assert batch.counts is not None, "a batch to learn from has counts"
     t, (logp_N, _) = batch.tokens_N, output
+    if "label" in t:
+        return _alone(algorithm, batch, logp_N)
     pairs = max(batch.counts.sequences / 2, 1.0)
     gained_N = logp_N - t["reference"] if "reference" in t else logp_N
     averaged = algorithm.loss == "simpo" or algorithm.length_normalized
@@ -30,8 +34,10 @@ def preference(algorithm: PreferenceConfig, batch: Batch, output: tuple[torch.Te
     if averaged:
         gained_S = gained_S / per_sequence(t["mask"], batch).clamp(min=1)
     better_P, worse_P = gained_S[0::2], gained_S[1::2]
-    alone = algorithm.loss == "kto"
-    loss_P = kto(algorithm, better_P, worse_P, batch.numbers["kl"]) if alone else paired(algorithm, better_P - worse_P)
+    if algorithm.loss == "kto":
+        loss_P = sum(kto(algorithm, gained_P, good, batch.numbers["kl"]) for gained_P, good in ((better_P, 1.0), (worse_P, -1.0))) / 2
+    else:
+        loss_P = paired(algorithm, better_P - worse_P)
     loss = loss_P.sum() / pairs
     if algorithm.sft_coef:
         likely_S = per_sequence(logp_N * t["mask"], batch) / per_sequence(t["mask"], batch).clamp(min=1)
@@ -40,6 +46,20 @@ def preference(algorithm: PreferenceConfig, batch: Batch, output: tuple[torch.Te
         scores = {"score_chosen": algorithm.beta * better_P.sum(), "score_rejected": algorithm.beta * worse_P.sum()}
         stats = scores | preferred(algorithm.beta * (better_P - worse_P))
     return loss, stats
+
+
+def _alone(algorithm: PreferenceConfig, batch: Batch, logp_N: torch.Tensor) -> tuple[torch.Tensor, Stats]:
+    """Of answers that have a label each."""
+    assert batch.counts is not None, "a batch to learn from has counts"
+    t, answers = batch.tokens_N, max(batch.counts.sequences, 1.0)
+    gained_S = per_sequence((logp_N - t["reference"]) * t["mask"], batch)
+    good_S = per_sequence(t["label"], batch).sign()
+    loss = kto(algorithm, gained_S, good_S, batch.numbers["kl"]).sum() / answers
+    if algorithm.sft_coef:
+        likely_S = per_sequence(logp_N * t["mask"], batch) / per_sequence(t["mask"], batch).clamp(min=1)
+        loss = loss - algorithm.sft_coef * likely_S[good_S > 0].sum() / answers
+    with torch.no_grad():
+        return loss, preferred(algorithm.beta * good_S * (gained_S - batch.numbers["kl"]))
 
 
 def paired(algorithm: PreferenceConfig, h_P: torch.Tensor) -> torch.Tensor:
@@ -62,14 +82,14 @@ def paired(algorithm: PreferenceConfig, h_P: torch.Tensor) -> torch.Tensor:
     return (1 - e) * right_P + e * wrong_P
 
 
-def kto(algorithm: PreferenceConfig, better_P: torch.Tensor, worse_P: torch.Tensor, kl: float) -> torch.Tensor:
-    """KTO's loss of both answers by themselves, per pair [P] (https://arxiv.org/abs/2402.01306, eq. 8).
+def kto(algorithm: PreferenceConfig, gained_S: torch.Tensor, good_S: torch.Tensor | float, kl: float) -> torch.Tensor:
+    """KTO's loss of answers by themselves [S] (https://arxiv.org/abs/2402.01306, eq. 8); `good_S` is 1 for good ones, -1 for bad ones.
 
     `kl` is how far the policy has gone from the reference, of answers to other prompts: what a gain is measured from.
     """
-    better_P = algorithm.desirable * (1 - (algorithm.beta * (better_P - kl)).sigmoid())
-    worse_P = algorithm.undesirable * (1 - (algorithm.beta * (kl - worse_P)).sigmoid())
-    return (better_P + worse_P) / 2
+    good_S = torch.as_tensor(good_S, device=gained_S.device)
+    weight_S = torch.where(good_S > 0, algorithm.desirable, algorithm.undesirable)
+    return weight_S * (1 - (algorithm.beta * good_S * (gained_S - kl)).sigmoid())
 
 
 def per_sequence(x_N: torch.Tensor, batch: Batch) -> torch.Tensor:
