@@ -35,7 +35,8 @@ def preference(algorithm: PreferenceConfig, batch: Batch, output: tuple[torch.Te
         gained_S = gained_S / per_sequence(t["mask"], batch).clamp(min=1)
     better_P, worse_P = gained_S[0::2], gained_S[1::2]
     if algorithm.loss == "kto":
-        loss_P = sum(kto(algorithm, gained_P, good, batch.numbers["kl"]) for gained_P, good in ((better_P, 1.0), (worse_P, -1.0))) / 2
+        kl = batch.numbers["kl"]
+        loss_P = (kto(algorithm, better_P, 1.0, kl) + kto(algorithm, worse_P, -1.0, kl)) / 2
     else:
         loss_P = paired(algorithm, better_P - worse_P)
     loss = loss_P.sum() / pairs
