@@ -1,4 +1,4 @@
-"""Direct preference optimization and its relatives, from pairs of answers. Alone, as a Ray job, or under torchrun:
+"""Direct preference optimization and its relatives, from pairs of answers, or KTO from single ones. Alone, as a Ray job, or under torchrun:
 
 python -m trainer.train_dpo --config trainer/recipes/demo-dpo.yaml
 torchrun --nproc-per-node 8 -m trainer.train_dpo --config ...

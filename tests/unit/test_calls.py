@@ -5,9 +5,13 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from configs import settings
 
+from trainer.data.loader import Loader
+from trainer.episodes import Prompt
 from trainer.rollout import Sampling
 from trainer.rollout.calls import Calls
+from trainer.rollout.continuous import Continuous
 from trainer.rollout.elastic import fitting
 
 
@@ -69,6 +73,29 @@ def test_an_engine_has_no_more_than_it_may_and_what_is_left_waits_for_one_that_c
     calls.offer("rollout-0")
     calls.ask(2, [1])
     assert calls.seats["elastic-0"].asked == {2}
+
+
+@pytest.mark.parametrize(("version", "asked", "given"), [(4, 0, (6, 6)), (4, 11, (8, 1)), (3, 0, (0, 12)), (5, 0, (6, 6))])
+def test_an_engine_that_is_behind_begins_as_many_as_can_be_learned_in_time(tmp_path, version, asked, given):
+    """Four prompts a step, three steps of which are begun at most; so many go to the engine that comes and goes, and to the fixed one."""
+    rollout = {"mode": "async", "elastic": True, "max_staleness": 2}
+    config = settings(tmp_path, rollout=rollout, trainer={"prompts_per_step": 4, "steps": 100})
+    engines = SimpleNamespace(actors=["a"], awaited=False, sampling=Sampling)
+    workers: Any = SimpleNamespace(engines=engines, folder=tmp_path, model_path="", plan=())
+    loader = Loader([Prompt(i, [1], {}) for i in range(100)], 4, 0)
+    producer = Continuous(config, workers, loader, lambda *_: None)
+    producer.learned, calls = 5, producer.calls
+    calls.actors, calls.guests, calls.most = ["a"], {"elastic-0": "g"}, 12
+    calls.find()
+    calls.seats["elastic-0"].version = version
+    calls.seats["rollout-0"].asked = set(range(1000, 1000 + asked))
+    for name in calls.seats:
+        calls.offer(name)
+    producer._ask(most=24)
+    came, stays = (calls.seats[name].asked for name in ("elastic-0", "rollout-0"))
+    assert (len(came), len(stays) - asked) == given
+    assert all(producer.open[number].version == version for number in came)
+    assert all(producer.open[number].version == 5 for number in stays if number < 1000)
 
 
 def test_what_an_engine_had_that_left_is_lost_once(calls):

@@ -2,7 +2,7 @@
 
 Between two calls an engine takes weights, or answers an evaluation; its requests stay where they are. An engine that dies, or gives no
 sign of life, loses them: they are asked of the others.
-Engines that come and go (rollout.elastic) are asked once they have the newest weights, and lose what they have when they leave.
+Engines that come and go (rollout.elastic) are asked once their weights are new enough, and lose what they have when they leave.
 """
 
 from __future__ import annotations
