@@ -146,7 +146,9 @@ def from_engines(config: PpoConfig) -> Iterator[Sample]:
     group = played = None
     try:
         wanted = replace(placement.plan(config), ranks=(), own={})
-        placement.check(wanted, placement.fixed_nodes(ray.nodes()), config.placement)
+        nodes = placement.fixed_nodes(ray.nodes())
+        placement.check(wanted, nodes, config.placement)
+        placement.check_environment(config.environment, nodes)
         group = placement.reserve(wanted, config.placement)
         assert config.model.path is not None, "looked at before"
         engines = RolloutEngines(config, config.model.path, group, wanted)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from trainer.configs.environment import EnvironmentConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.ppo_sections import RayPlacementConfig
 from trainer.errors import ConfigError
@@ -141,6 +142,23 @@ def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: 
             have = "; ".join(dict.fromkeys(_words(node, bundle) for node in nodes))
             lower = " or ".join(dict.fromkeys(_setting(name, settings) for name in bundle))
             raise ConfigError(f"placement asks for {_words(bundle)} on one node, the nodes have {have}; lower {lower}")
+
+
+def check_environment(environment: EnvironmentConfig, nodes: Sequence[Mapping[str, float]]) -> None:
+    """Whether the processes that play episodes find room on the nodes. Raises ConfigError naming the resource and what there is."""
+    for name, amount in {"CPU": environment.cpus, **environment.resources}.items():
+        have = [node.get(name, 0) for node in nodes]
+        setting, wanted = "environment.cpus" if name == "CPU" else f"environment.resources.{name}", amount * environment.workers
+        if amount > max(have, default=0) + 1e-6:
+            raise ConfigError(
+                f"{setting}={amount:g}: each process that plays episodes takes that much {name} of its node, no node has more than "
+                f"{max(have, default=0):g}; lower it, or add nodes that have it (flotilla:fleets[].resources)"
+            )
+        if wanted > sum(have) + 1e-6:
+            raise ConfigError(
+                f"environment.workers={environment.workers}: {setting}={amount:g} of each makes {wanted:g} {name}, the cluster has "
+                f"{sum(have):g}; lower one of both, or add nodes (flotilla:fleets[].nodes)"
+            )
 
 
 def fixed_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:

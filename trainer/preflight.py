@@ -185,7 +185,9 @@ def cluster(config: PpoConfig) -> list[str]:
     """What the run asks for, compared with what the cluster has, or this machine where Ray is going to be started on it."""
 
     def compare() -> None:
-        placement.check(placement.plan(config), _nodes(), config.placement)
+        nodes = _nodes()
+        placement.check(placement.plan(config), nodes, config.placement)
+        placement.check_environment(config.environment, nodes)
 
     return not_installed() or _lines(compare)
 

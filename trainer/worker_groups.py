@@ -194,7 +194,9 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     try:
         members = roles_of(config)
         wanted = placement.plan(config)
-        placement.check(wanted, placement.fixed_nodes(ray.nodes()), config.placement)
+        nodes = placement.fixed_nodes(ray.nodes())
+        placement.check(wanted, nodes, config.placement)
+        placement.check_environment(config.environment, nodes)
         group = placement.reserve(wanted, config.placement)
         model_path = initial_model(config, folder)
         if config.placement.gpus_per_rank:

@@ -138,3 +138,29 @@ def test_a_missing_gpu_names_the_setting(monkeypatch):
 )
 def test_weights_go_over_nccl_only_between_whole_gpus(settings, backend):
     assert placement.sync_backend(config(placement=settings)) == backend
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"resources": {"sandbox": 1}, "workers": 4}, None),
+        ({"cpus": 4}, None),
+        (
+            {"resources": {"sandbx": 1}},
+            r"environment\.resources\.sandbx=1: each process .* no node has more than 0; lower it, or add nodes",
+        ),
+        ({"resources": {"sandbox": 5}}, r"environment\.resources\.sandbox=5: .* no node has more than 4"),
+        ({"cpus": 9}, r"environment\.cpus=9: each process that plays episodes takes that much CPU of its node, no node has more than 8"),
+        (
+            {"resources": {"sandbox": 2}, "workers": 3},
+            r"environment\.workers=3: environment\.resources\.sandbox=2 of each makes 6 sandbox, the cluster has 4",
+        ),
+    ],
+)
+def test_processes_that_play_episodes_find_room_or_the_setting_is_named(given, said):
+    environment = config(environment={"function": "guess", **given}).environment
+    nodes = [{"CPU": 8.0, "GPU": 1.0}, {"CPU": 4.0, "sandbox": 4.0}]
+    if said is None:
+        return placement.check_environment(environment, nodes)
+    with pytest.raises(ConfigError, match=said):
+        placement.check_environment(environment, nodes)
