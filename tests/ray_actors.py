@@ -1,4 +1,4 @@
-"""A run's processes, for tests that end or stop them."""
+"""Ray on this machine for a test, and a run's processes, for tests that end or stop them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,26 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import ray
 
 from lab.waiting import wait_for
 from trainer.metrics import Metrics
+
+
+@contextmanager
+def local_ray(cpus: int, **more: Any) -> Iterator[None]:
+    """A cluster of one node, as ray.init takes it."""
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # read once in a process: with another, clusters of later modules would refuse its calls
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **more)
+    try:
+        yield
+    finally:
+        ray.shutdown()
 
 
 def until_gone() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import ray
 from filelock import FileLock
+from ray_actors import local_ray
 
 from cluster_tasks import cache
 from cluster_tasks import ray as tasks
@@ -160,10 +161,8 @@ def test_what_is_not_to_be_had_is_one_line(
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(1):
+        yield
 
 
 def test_nodes_that_do_not_share_get_the_files_from_another_node(

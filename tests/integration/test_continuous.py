@@ -17,7 +17,7 @@ import pytest
 import ray
 import yaml
 from configs import settings
-from ray_actors import after_step, stop_process, until_gone
+from ray_actors import after_step, local_ray, stop_process, until_gone
 
 from benchmarks import rollouts
 from lab.waiting import wait_for
@@ -47,10 +47,8 @@ sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), 
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(4):
+        yield
 
 
 def continuous(path: Path, steps: int = EPOCH, **changes: Any) -> PpoConfig:

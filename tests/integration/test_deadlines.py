@@ -13,6 +13,8 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
+from ray_actors import local_ray  # noqa: E402
+
 from trainer import actors, heartbeat  # noqa: E402
 
 
@@ -48,10 +50,8 @@ def ranks() -> Iterator[list]:
         def pid(self) -> int:
             return os.getpid()
 
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # read once in a process: with another, clusters of later modules would refuse its calls
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-    yield [ray.remote(Rank).options(name=f"policy-{rank}", num_cpus=0).remote() for rank in range(8)]
-    ray.shutdown()
+    with local_ray(2, logging_level="ERROR"):
+        yield [ray.remote(Rank).options(name=f"policy-{rank}", num_cpus=0).remote() for rank in range(8)]
 
 
 def test_the_rank_that_hangs_is_named_with_its_node_and_those_that_answered_are_not(ranks: list) -> None:

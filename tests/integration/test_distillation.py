@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 import torch
 from configs import settings
+from ray_actors import local_ray
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trainer import train_ppo
@@ -24,10 +23,8 @@ RECIPES = Path(__file__).parents[2] / "trainer/recipes"
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(4):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import ray
 from configs import settings
-from ray_actors import after_step, until_gone, when
+from ray_actors import after_step, local_ray, until_gone, when
 
 from lab.waiting import wait_for
 from trainer import train_ppo
@@ -30,11 +30,9 @@ ROWS = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens":
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
     folder = str(Path(__file__).parents[1])  # a job's working directory has a person's environment; here it is in this one
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": folder}})
-    yield
-    ray.shutdown()
+    with local_ray(4, runtime_env={"env_vars": {"PYTHONPATH": folder}}):
+        yield
 
 
 def played(model: Path, function: str, **changes: Any) -> PpoConfig:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import ray
 from configs import settings
 from json_server import JsonHandler, served
+from ray_actors import local_ray
 
 from trainer import evaluate, train_ppo, yaml_io
 from trainer.actors import free_port
@@ -26,16 +26,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(
-        address="local",
-        num_cpus=4,
-        include_dashboard=False,
-        log_to_driver=False,
-        runtime_env={"env_vars": {"PYTHONPATH": str(ROOT / "tests")}},
-    )
-    yield
-    ray.shutdown()
+    with local_ray(4, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT / "tests")}}):
+        yield
 
 
 def written(tmp_path: Path, model: Path, **changes: Any) -> tuple[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ import pytest
 import ray
 import torch
 from configs import settings
-from ray_actors import until_gone
+from ray_actors import local_ray, until_gone
 from transformers import AutoModelForCausalLM
 
 from trainer import export, models, runs, train_ppo, worker_groups
@@ -27,10 +26,8 @@ from trainer.metrics import read
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=6, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(6):
+        yield
 
 
 def adapters(path: Path, **changes: Any) -> PpoConfig:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import ray
 from ray.util.placement_group import remove_placement_group
+from ray_actors import local_ray
 
 from trainer import actors, placement
 from trainer.configs.ppo import PpoConfig
@@ -15,10 +16,8 @@ from trainer.configs.ppo import PpoConfig
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=8, resources={"big": 2, "l4": 1}, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(8, resources={"big": 2, "l4": 1}):
+        yield
 
 
 @ray.remote

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-import ray
+from ray_actors import local_ray
 
 from trainer import reshard, train_ppo
 from trainer.actors import RunError, free_port
@@ -21,10 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=10, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(10):
+        yield
 
 
 def settings(model: Path, ranks: int, steps: int) -> PpoConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +9,9 @@ from typing import Any
 
 import psutil
 import pytest
-import ray
 import torch
 from configs import settings
+from ray_actors import local_ray
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, GPT2Config, PreTrainedTokenizerFast
 
@@ -30,10 +29,8 @@ CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster() -> Iterator[None]:
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(4):
+        yield
 
 
 def model(folder: Path, labels: int = 1, template: str | None = None) -> str:

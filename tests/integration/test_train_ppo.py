@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import ray
 from configs import settings
-from ray_actors import stop_process, until_gone, when
+from ray_actors import local_ray, stop_process, until_gone, when
 
 from trainer import export, faults, runs, train_ppo, weights, worker_groups
 from trainer.actors import RunError
@@ -27,10 +27,8 @@ from trainer.stopping import STOPPED
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(4):
+        yield
 
 
 @pytest.fixture(scope="module")

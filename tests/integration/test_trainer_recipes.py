@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import ray
+from ray_actors import local_ray
 
 from trainer import plan, train_ppo, twin, yaml_io
 from trainer.actors import free_port
@@ -30,10 +30,8 @@ PAGE = (ROOT / "docs/trainer-recipes.md").read_text()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(8):
+        yield
 
 
 def row(name: str) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import ray
 from configs import settings
-from ray_actors import until_gone
+from ray_actors import local_ray, until_gone
 
 from lab.waiting import wait_for
 from trainer import train_ppo, worker_groups
@@ -22,10 +21,8 @@ from trainer.rollout.engines import RolloutEngines
 
 @pytest.fixture(scope="module", autouse=True)
 def cluster():
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
+    with local_ray(4):
+        yield
 
 
 def same_bits(plain: Path, turns: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 from configs import settings
-from ray_actors import when
+from ray_actors import local_ray, when
 from talks import CHARACTERS, CHATML, Talk, with_template
 
 from trainer import environments, train_ppo
@@ -82,8 +81,6 @@ def test_what_cannot_be_played_is_refused_before_the_run(call, text):
 @pytest.mark.timeout(1800)
 def test_a_model_learns_a_taskset_with_the_same_numbers_over_a_kill(untrained_model, tmp_path):
     """To repeat the digit of the prompt: what a random model does by chance, and a trained one always."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     model = shutil.copytree(untrained_model, tmp_path / "model")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' }}s{% endfor %}")
     taskset: dict[str, Any] = {"id": "digits_taskset", "args": {"count": 400}}
@@ -94,15 +91,13 @@ def test_a_model_learns_a_taskset_with_the_same_numbers_over_a_kill(untrained_mo
         "optim": {"lr": 4e-3},
     }
     run, short = (settings(model, **given, trainer={"steps": steps, "checkpoint_every": 4, "eval_prompts": 10}) for steps in (36, 6))
-    try:
+    with local_ray(4):
         killer = when((tmp_path / "killed/checkpoints/step_4").exists, lambda: ray.kill(ray.get_actor("policy-0")), 300)
         with pytest.raises(RunError, match="policy-0"):
             train_ppo.train(run, tmp_path / "killed")
         killer.join(10)
         assert train_ppo.train(run, tmp_path / "killed") == 0
         assert train_ppo.train(short, tmp_path / "whole") == 0
-    finally:
-        ray.shutdown()
     rows = read(tmp_path / "killed")
     assert all(row["turns"] == 1 and row["logprob_diff"] < 1e-4 and "environment/right" in row for row in rows[1:])
     assert rows[0]["eval_reward"] < 0.2 and rows[-1]["eval_reward"] > 0.7, "without chance, by the most likely tokens"
