@@ -58,7 +58,7 @@ def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
         raise ConfigError(f"--out {args.out}: {args.out.absolute().parent} is no folder")
     own = []
     if args.model:
-        own += [f"model.path={args.model}", "model.init=null", "model.lora=null"]
+        own += [f"model.path={args.model}", "model.init=null", "model.lora=null", "model.freeze=[]"]
     if args.samples is not None:
         own.append(f"trainer.eval_samples={args.samples}")
     checks = (preflight.allowed, preflight.options, preflight.model, preflight.split, preflight.data, preflight.evals)

@@ -43,21 +43,24 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     except FileNotFoundError as error:
         raise ConfigError(f"{checkpoint.folder}: {error.filename or error} was removed meanwhile; export a newer step") from None
     classifier = f"{PREFIX}score.weight" in whole  # of train_rm
-    lm = _base(config, settings, run, classifier) if config.lora.rank else models.without_weights(config, classifier)
+    partly = config.lora.rank or config.freeze  # a checkpoint has what was trained alone
+    lm = _base(config, settings, run, classifier) if partly else models.without_weights(config, classifier)
     dtype = next(lm.parameters()).dtype
     named = {name: whole[PREFIX + name].to(dtype) for name, p in lm.named_parameters() if p.requires_grad}
     files = model_card.files(run, settings, checkpoint.step)
-    if config.lora.rank:
+    frozen = {name: p.detach() for name, p in lm.named_parameters() if not p.requires_grad}
+    if not config.lora.rank:
+        named |= frozen
+    else:
         from trainer import lora
 
-        frozen = ((name, p.detach()) for name, p in lm.named_parameters() if not p.requires_grad)
-        named, more = lora.exported(frozen, named, config.lora, lm.name_or_path)
+        named, more = lora.exported(frozen.items(), named, config.lora, lm.name_or_path)
         files |= more
     models.export(lm, named, models.load_tokenizer(config), output, files)
 
 
 def _base(config: ModelConfig, settings: dict[str, Any], run: Path, classifier: bool) -> Any:
-    """The model that the run's adapters are in: of its folder, or with the random weights that the run has begun with."""
+    """The model of which the run trains adapters, or a part: of its folder, or with the random weights that the run has begun with."""
     import torch
 
     from trainer import models

@@ -150,9 +150,9 @@ def hidden_states(lm: Any, batch: Batch) -> torch.Tensor:
 def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
     """The language model of `config.path`, or one with random weights drawn from `seed`; without dropout, in train mode too.
 
-    With `config.lora` its adapters are in it, and nothing else is trainable. With `classifier` it is one of one output, whose head is drawn
-    from `seed` where the path has none. Raises ConfigError when transformers cannot read the path or the configuration, when the head is
-    not one that this trainer applies, or for adapters that it has no layers for.
+    With `config.lora` its adapters are in it, and nothing else is trainable; what `config.freeze` names is not either. With `classifier`
+    it is one of one output, whose head is drawn from `seed` where the path has none. Raises ConfigError when transformers cannot read the
+    path or the configuration, when the head is not one that this trainer applies, or for adapters that it has no layers for.
     """
     settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": config.attention}
     kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
@@ -177,6 +177,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     _remove_dropout(lm)
     if config.lora.rank:
         lora.add(lm, config.lora, seed)
+    freeze(lm, config.freeze)
     lm.train(train)  # transformers checkpoints nothing in eval mode, in which models are loaded
     if train and config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -201,7 +202,27 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
             lm.generation_config = GenerationConfig.from_pretrained(config.path)
     if config.lora.rank:
         lora.add(lm, config.lora, 0)
+    freeze(lm, config.freeze)
     return lm
+
+
+def freeze(lm: nn.Module, parts: list[str]) -> None:
+    """Leave parameters as they are whose names have one of these parts: `mlp.gate`, the routers of a mixture of experts, or `layers.0`.
+
+    Raises ConfigError for one that no parameter has, or where nothing is left to train.
+    """
+    parameters = dict(lm.named_parameters())
+    for part in parts:
+        found = [parameter for name, parameter in parameters.items() if f".{part}." in f".{name}."]
+        if not found:
+            known = list(dict.fromkeys(word for name in parameters for word in name.split(".") if not word.isdecimal()))
+            near = difflib.get_close_matches(part, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"their names are made of {', '.join(known)}"
+            raise ConfigError(f"model.freeze: {part}: no parameter of the model has that in its name; {hint}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if parts and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError(f"model.freeze={parts}: all parameters are frozen; leave some to train")
 
 
 def _require_plain_head(lm: Any, config: ModelConfig) -> None:

@@ -182,8 +182,8 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
     does not come up.
     """
-    if config.model.lora.rank:
-        models.without_weights(config.model)  # raises what is wrong with the adapters before anything starts
+    if config.model.lora.rank or config.model.freeze:
+        models.without_weights(config.model)  # raises what is wrong with the names of layers before anything starts
     teacher.require(config)
     ours = not ray.is_initialized()
     if ours:
@@ -287,7 +287,7 @@ def initial_model(config: PpoConfig, folder: Path) -> str:
         return config.model.path
     path = folder / "initial"
     if not path.exists():
-        base = config.model.model_copy(update={"lora": LoraConfig()})  # each rank adds its adapters, which are alike
+        base = config.model.model_copy(update={"lora": LoraConfig(), "freeze": []})  # each rank adds its adapters, which are alike
         lm = models.load_lm(base, config.run.seed, torch.device("cpu"))
         models.export(lm, lm.state_dict(), models.load_tokenizer(config.model), path)
     return str(path.resolve())

@@ -100,9 +100,9 @@ class Worker:
         # Rollout engines load from a folder, so random weights are written to one first; without engines (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
         if role.objective is None:  # the reference is the model as it was
-            source = source.model_copy(update={"lora": LoraConfig()})
-        if source.lora.rank:
-            models.without_weights(source, role.classifier)  # raises what is wrong with the adapters before weights are read
+            source = source.model_copy(update={"lora": LoraConfig(), "freeze": []})
+        if source.lora.rank or source.freeze:
+            models.without_weights(source, role.classifier)  # raises what is wrong with the names of layers before weights are read
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
         shard = config.trainer.zero_stage == 3 and source.path is not None
         with sharded(getattr(torch, source.dtype)) if shard else nullcontext():
@@ -172,14 +172,14 @@ class Worker:
     def parameters(self) -> list[weights.Parameter]:
         """The language model's parameters under their Hugging Face names; a tied output head is one with the embeddings. Of a model
         with adapters these alone."""
-        return self._parameters(trained=True)
+        return self._parameters(trained=True if self.source.lora.rank else None)
 
-    def _parameters(self, trained: bool) -> list[weights.Parameter]:
-        """Those that are trained, or that are not."""
+    def _parameters(self, trained: bool | None) -> list[weights.Parameter]:
+        """Those that are trained, or that are not, or all."""
         return [
             weights.Parameter(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype).removeprefix("torch."))
             for name, p in self.lm.named_parameters()
-            if (p.requires_grad or not self.source.lora.rank) == trained
+            if trained in (None, p.requires_grad)
         ]
 
     def connect(self, rendezvous: weights.Rendezvous | None, plan: weights.Plan) -> None:
@@ -260,8 +260,9 @@ class Worker:
 
         Adapters are merged into it, and lie in a folder of it besides.
         """
-        whole = {name: tensor.cpu() for name, tensor in self._whole(trained=True) if self.rank == 0}
-        if self.source.lora.rank:
+        adapted = bool(self.source.lora.rank)
+        whole = {name: tensor.cpu() for name, tensor in self._whole(trained=True if adapted else None) if self.rank == 0}
+        if adapted:
             frozen = [(name, tensor.cpu()) for name, tensor in self._whole(trained=False) if self.rank == 0]
             if self.rank == 0:
                 whole, more = lora.exported(frozen, whole, self.source.lora, self.source.path)
@@ -269,8 +270,8 @@ class Worker:
         if self.rank == 0:
             models.export(self.lm, whole, self.tokenizer, folder, files)
 
-    def _whole(self, trained: bool) -> Iterator[tuple[str, torch.Tensor]]:
-        """Parameters that are trained, or that are not, by name, EXPORT_BYTES at a time. Collective."""
+    def _whole(self, trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters that are trained, or that are not, or all, by name, EXPORT_BYTES at a time. Collective."""
         for bucket in weights.plan(self._parameters(trained), EXPORT_BYTES):
             names = [parameter.name for parameter in bucket]
             yield from zip(names, self._gather(names), strict=True)

@@ -99,6 +99,12 @@ CONFLICTS = {
     ],
     "model.lora.alpha, model.lora.rank": ["model.lora.alpha=16"],
     "model.lora.targets, model.lora.rank": ["model.lora.targets=[q_proj]", "model.lora.rank=null"],
+    "model.freeze, model.lora.rank": ["model.freeze=[embed_tokens]", "model.lora.rank=8"],
+    "model.freeze, placement.colocate, trainer.zero_stage": [
+        "model.freeze=[embed_tokens]",
+        "placement.colocate=true",
+        "trainer.zero_stage=3",
+    ],
     "model.lora.rank, rollout.engine": ["model.lora.rank=513"],
     "model.lora.rank, rollout.options": ["model.lora.rank=8", "rollout.options.max_lora_rank=16"],
     "model.lora.rank, rollout.expert_parallel": ["model.lora.rank=8", "rollout.expert_parallel=true", "rollout.tensor_parallel=2"],

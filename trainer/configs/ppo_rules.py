@@ -295,8 +295,10 @@ def _teacher(config: PpoSections) -> list[Rule]:
 
 def _lora(config: PpoSections) -> list[Rule]:
     rank, rollout, colocate = config.model.lora.rank or 0, config.rollout, config.placement.colocate
+    sharded = colocate and config.placement.gpus_per_rank > 0 and config.trainer.zero_stage == 3
+    why = "DeepSpeed cannot move frozen weights that it has sharded off the GPU; use zero_stage 2"
     if not rank:
-        return []
+        return [Rule(bool(config.model.freeze) and sharded, ("model.freeze", "placement.colocate", "trainer.zero_stage"), why)]
     owned = sorted(OWNED_WITH_LORA & rollout.options.keys())
     return [
         Rule(
@@ -319,11 +321,7 @@ def _lora(config: PpoSections) -> list[Rule]:
             ("model.lora.rank", "placement.colocate", "rollout.sleep_level"),
             "adapters alone are sent to vLLM, so it must keep the weights below them while it sleeps; use sleep_level 1",
         ),
-        Rule(
-            colocate and config.placement.gpus_per_rank > 0 and config.trainer.zero_stage == 3,
-            ("model.lora.rank", "placement.colocate", "trainer.zero_stage"),
-            "DeepSpeed cannot move frozen weights that it has sharded off the GPU; use zero_stage 2",
-        ),
+        Rule(sharded, ("model.lora.rank", "placement.colocate", "trainer.zero_stage"), why),
     ]
 
 

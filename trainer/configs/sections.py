@@ -69,6 +69,9 @@ class ModelConfig(Section):
         description="Attention kernel. varlen: torch's own flash attention, on GPUs; flash_attention_2 needs the package flash-attn.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
+    freeze: list[str] = Field(
+        default_factory=list, description="Parts of the names of parameters that stay as they are, such as [mlp.gate, embed_tokens]."
+    )
     lora: LoraConfig = Field(default=LoraConfig(), description="Adapters in place of full fine-tuning.")
 
     @field_validator("lora", mode="before")
@@ -322,6 +325,11 @@ class Config(Section):
                 model.init is not None and model.tokenizer is None,
                 ("model.init", "model.tokenizer"),
                 "random weights need model.tokenizer",
+            ),
+            Rule(
+                bool(model.freeze) and model.lora.rank is not None,
+                ("model.freeze", "model.lora.rank"),
+                "adapters alone are trained; leave out what is frozen, or the adapters",
             ),
             Rule(
                 model.attention in ("varlen", "flash_attention_2") and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
