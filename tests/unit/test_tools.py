@@ -140,12 +140,23 @@ def test_only_some_tools_of_a_server():
         ({"tools": {"a": {"kind": "mcp"}}}, r"tools\.a: give an MCP server's command, a list of words, or its url"),
         ({"tools": {"a": {"kind": "mcp", "command": ["no-such"]}}}, r"tools\.a\.command: no-such: no such program on PATH"),
         ({"tools": {"a": {"kind": "mcp", "command": "python a.py"}}}, r"tools\.a\.command: 'python a\.py'; a list of words is needed"),
+        ({"tools": {"a": {"kind": "mcp", "command": ["python", 3]}}}, r"tools\.a\.command\.1: 3; a text is needed"),
+        ({"tools": {"a": {"kind": "mcp", "url": "x", "only": "read"}}}, r"tools\.a\.only: 'read'; a list of names is needed"),
+        ({"tools": {"a": {"kind": "python", "seconds": "10s"}}}, r"tools\.a\.seconds: '10s'; a number is needed"),
+        (
+            {"tools": {"a": {"kind": "http", "url": "x", "description": "y", "parameters": {}, "headers": {"N": 3}}}},
+            r"tools\.a\.headers\.N: 3; a text is needed",
+        ),
+        ({"tools": {"a": {"kind": "http", "url": "x", "description": "y", "parameters": "z"}}}, r"parameters: 'z'; an object is needed"),
         ({"tools": {"a": {"kind": "mcp", "command": ["true"]}}}, r"tools\.a: no MCP server at \['true'\]: "),
         (
             {"tools": {"a": {"kind": "mcp", "command": SERVER, "only": ["triple"]}}},
             r"only: triple: no such tool; the server has double, fails",
         ),
-        ({"tools": {n: {"kind": "mcp", "command": SERVER, "seconds": n == "a"} for n in "ab"}}, r"tools\.b: there are two tools 'double'"),
+        (
+            {"tools": {n: {"kind": "mcp", "command": SERVER, "seconds": 30 + (n == "a")} for n in "ab"}},
+            r"tools\.b: there are two tools 'double'",
+        ),
         ({"tools": {"a": {"kind": "function", "path": "talks:nobody"}}}, r"environment\.args\.tools\.a\.path"),
         ({"tools": {"a": {"kind": "function", "path": "environments:rows"}}}, r"tools\.a\.path: environments:rows: .*docstring"),
         (

@@ -22,6 +22,15 @@ KINDS: dict[str, tuple[set[str], set[str]]] = {  # settings that each must have,
     "mcp": (set(), {"command", "url", "env", "only", "seconds"}),
     "function": ({"path"}, set()),
 }
+NUMBER, TEXT, OBJECT = ((int, float), "a number is needed"), ((str,), "a text is needed"), ((Mapping,), "an object is needed")
+TYPES: dict[str, tuple[tuple[type, ...], str]] = {  # of what these settings are, and what is said of others
+    **dict.fromkeys(("seconds", "memory_mb"), NUMBER),
+    **dict.fromkeys(("image", "description", "url", "path"), TEXT),
+    **dict.fromkeys(("parameters", "headers", "env"), OBJECT),
+    "command": ((list,), "a list of words is needed, such as [python, server.py]"),
+    "only": ((list,), "a list of names is needed"),
+}
+OF_TEXTS = ("headers", "env", "command", "only")
 START_SECONDS = 60.0  # within which an MCP server says what tools it has
 SECONDS = 30.0  # of a call
 # Errors are what the policy learns from: the last line of a traceback, in place of its output's end.
@@ -60,10 +69,9 @@ def require(tools: Any) -> None:
             raise ConfigError(f"{SETTING}.{name}.{unknown[0]}: {kind} has no such setting; allowed are {', '.join(sorted(needed | may))}")
         if missing := sorted(needed - given.keys()):
             raise ConfigError(f"{SETTING}.{name}.{missing[0]}: missing; {kind} needs {', '.join(sorted(needed))}")
+        _require_types(f"{SETTING}.{name}", given)
         if kind == "mcp" and bool(given.get("command")) == bool(given.get("url")):
             raise ConfigError(f"{SETTING}.{name}: give an MCP server's command, a list of words, or its url")
-        if kind == "mcp" and not isinstance(given.get("command", []), list):
-            raise ConfigError(f"{SETTING}.{name}.command: {given['command']!r}; a list of words is needed, such as [python, server.py]")
         if kind == "mcp" and given.get("command") and shutil.which(given["command"][0]) is None:
             raise ConfigError(f"{SETTING}.{name}.command: {given['command'][0]}: no such program on PATH")
         if kind == "function":
@@ -71,6 +79,17 @@ def require(tools: Any) -> None:
         for header, value in (given.get("headers") or {}).items():
             if value.startswith("$") and value[1:] not in os.environ:
                 raise ConfigError(f"{SETTING}.{name}.headers.{header}: {value[1:]} is not set where the run starts")
+
+
+def _require_types(where: str, given: Mapping[str, Any]) -> None:
+    for key in given.keys() - {"kind"}:
+        value, (types, said) = given[key], TYPES[key]
+        if not isinstance(value, types) or isinstance(value, bool):
+            raise ConfigError(f"{where}.{key}: {value!r}; {said}")
+        inside = (value.items() if isinstance(value, Mapping) else enumerate(value)) if key in OF_TEXTS else ()
+        for at, text in inside:
+            if not isinstance(text, str):
+                raise ConfigError(f"{where}.{key}.{at}: {text!r}; a text is needed")
 
 
 async def made(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Tool]:
