@@ -4,52 +4,28 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from one_rank import BATCHES, started
 from safetensors.torch import load_file
 
 from trainer import export, models
-from trainer.actors import free_port
 from trainer.checkpoint import Checkpoints
 from trainer.configs.sections import ModelConfig
-from trainer.configs.sft import SftConfig
-from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel
-from trainer.objectives.supervised import supervised
 from trainer.offline import update
-from trainer.workers import Role, Worker
 from trainer.yaml_io import dump
 
 CPU = torch.device("cpu")
-DRAW = torch.Generator().manual_seed(0)
-BATCHES = [[Sequence([3, 4, 5], torch.randint(3, 15, (6,), generator=DRAW).tolist()) for _ in range(4)] for _ in range(6)]
 FROZEN = ["mlp.up_proj", "layers.0"]
 
 pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
 
 
-def started(path: Path, dtype: str, stage: int) -> Worker:
-    config = SftConfig.model_validate(
-        {
-            "model": {"path": str(path), "dtype": dtype, "freeze": FROZEN},
-            "data": {"path": "a:b", "max_prompt_tokens": 8},
-            "optim": {"lr": 1e-2},
-            "trainer": {"prompts_per_step": 4, "micro_batch_tokens": 20, "steps": 6, "zero_stage": stage},
-            "placement": {"gpus_per_rank": 0},
-        }
-    )
-    role = Role("policy", PolicyModel, 0, config.optim, partial(supervised, config.algorithm), config.updates())
-    worker = Worker(config, role, 0, 1, None, 1)
-    worker.start("127.0.0.1", free_port())
-    return worker
-
-
 @pytest.mark.parametrize(("dtype", "stage"), [("float32", 0), ("bfloat16", 1), ("bfloat16", 2), ("bfloat16", 3)])
 def test_the_others_learn_and_a_restart_changes_nothing(tiny_model, tmp_path, dtype, stage):
-    start = partial(started, tiny_model, dtype, stage)
+    start = partial(started, tiny_model, {"freeze": FROZEN}, dtype=dtype, stage=stage)
     worker = start()
     whole = [update(worker, batch) for batch in BATCHES]
     first = start()
@@ -80,7 +56,7 @@ def test_a_checkpoint_of_a_part_is_refused_on_other_weights_of_the_rest(tiny_mod
     with torch.no_grad():
         lm.model.layers[0].self_attn.q_proj.weight.mul_(1.5)
     models.export(lm, lm.state_dict(), models.load_tokenizer(config), tmp_path / "other")
-    mine, same, its = (started(path, "float32", 0).fingerprint() for path in (tiny_model, tiny_model, tmp_path / "other"))
+    mine, same, its = (started(path, {"freeze": FROZEN}).fingerprint() for path in (tiny_model, tiny_model, tmp_path / "other"))
     assert mine == same != its
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,11 @@ from typing import Any
 import peft
 import pytest
 import torch
+from one_rank import BATCHES, started
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from trainer import models
-from trainer.actors import free_port
 from trainer.checkpoint import CheckpointError, Checkpoints
 from trainer.configs.preferences import RmLossConfig
 from trainer.configs.sections import ModelConfig
@@ -25,36 +24,12 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel, ScoreModel
 from trainer.objectives.pairwise import pairwise
-from trainer.objectives.supervised import supervised
 from trainer.offline import update
 from trainer.workers import Role, Worker
 
 CPU = torch.device("cpu")
-DRAW = torch.Generator().manual_seed(0)
-BATCHES = [[Sequence([3, 4, 5], torch.randint(3, 15, (6,), generator=DRAW).tolist()) for _ in range(4)] for _ in range(6)]
 
 pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
-
-
-def learner(config: SftConfig) -> Role:
-    return Role("policy", PolicyModel, 0, config.optim, partial(supervised, config.algorithm), config.updates())
-
-
-def started(
-    path: Path, lora: dict[str, Any], role: Callable[[SftConfig], Role] = learner, dtype: str = "float32", stage: int = 0
-) -> Worker:
-    config = SftConfig.model_validate(
-        {
-            "model": {"path": str(path), "dtype": dtype, "lora": lora},
-            "data": {"path": "a:b", "max_prompt_tokens": 8},
-            "optim": {"lr": 1e-2},
-            "trainer": {"prompts_per_step": 4, "micro_batch_tokens": 20, "steps": 6, "zero_stage": stage},
-            "placement": {"gpus_per_rank": 0},
-        }
-    )
-    worker = Worker(config, role(config), 0, 1, None, 1)
-    worker.start("127.0.0.1", free_port())
-    return worker
 
 
 def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, float]]:
@@ -71,7 +46,7 @@ def saved_bytes(folder: Path) -> int:
     ("dtype", "stage"), [("float32", 0), ("float32", 1), ("bfloat16", 0), ("bfloat16", 1), ("bfloat16", 2), ("bfloat16", 3), ("float32", 3)]
 )
 def test_four_steps_and_two_after_a_restart_are_six_and_the_checkpoint_has_adapters_alone(tiny_model, tmp_path, dtype, stage):
-    start = partial(started, tiny_model, {"rank": 2}, dtype=dtype, stage=stage)
+    start = partial(started, tiny_model, {"lora": {"rank": 2}}, dtype=dtype, stage=stage)
     whole = losses(start(), BATCHES)
     first = start()
     before = losses(first, BATCHES[:4])
@@ -106,7 +81,7 @@ def test_at_the_start_the_model_is_its_base_and_adapters_depend_on_the_seed_alon
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_the_exported_model_and_the_exported_adapters_on_the_base_are_the_same(tiny_model, tmp_path, stage):
-    worker = started(tiny_model, {"rank": 4, "alpha": 6, "targets": ["q_proj", "down_proj"]}, stage=stage)
+    worker = started(tiny_model, {"lora": {"rank": 4, "alpha": 6, "targets": ["q_proj", "down_proj"]}}, stage=stage)
     losses(worker, BATCHES)
     worker.export(tmp_path / "model", {"README.md": b"card"})
     ids = torch.tensor([[3, 4, 5, 6, 7]])
@@ -128,7 +103,7 @@ def test_a_reward_models_head_is_trained_beside_its_adapters_and_exported_with_b
     def role(config: SftConfig) -> Role:
         return Role("policy", ScoreModel, 0, config.optim, partial(pairwise, RmLossConfig()), config.updates(), 2, classifier=True)
 
-    start = partial(started, tiny_model, {"rank": 4}, role, stage=stage)
+    start = partial(started, tiny_model, {"lora": {"rank": 4}}, role, stage=stage)
     pairs = [[Sequence(ids.response_ids, ids.response_ids[-1:]) for ids in batch] for batch in BATCHES]
     whole, worker = losses(start(), pairs), start()
     assert {p.name for p in worker.parameters() if "lora_" not in p.name} == {"score.weight"}
@@ -149,7 +124,7 @@ def test_a_reward_models_head_is_trained_beside_its_adapters_and_exported_with_b
 
 
 def test_what_does_not_learn_has_no_adapters(tiny_model):
-    reference = started(tiny_model, {"rank": 4}, lambda _: Role("reference", PolicyModel, 0))
+    reference = started(tiny_model, {"lora": {"rank": 4}}, lambda _: Role("reference", PolicyModel, 0))
     assert not any("lora" in name for name, _ in reference.lm.named_parameters())
 
 
@@ -176,7 +151,7 @@ def test_a_checkpoint_of_adapters_is_refused_on_another_base_of_the_same_shape(t
     with torch.no_grad():
         lm.model.layers[1].mlp.up_proj.weight.mul_(1.5)
     models.export(lm, lm.state_dict(), models.load_tokenizer(config), other)
-    mine, same, its = (started(path, {"rank": 4}).fingerprint() for path in (tiny_model, tiny_model, other))
+    mine, same, its = (started(path, {"lora": {"rank": 4}}).fingerprint() for path in (tiny_model, tiny_model, other))
     assert mine == same
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     with checkpoints.writing(1, {"model": mine}):
