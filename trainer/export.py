@@ -35,7 +35,7 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
         config = ModelConfig.model_validate(settings.get("model"))
     except ValidationError as error:
         raise ConfigError(f"{run / 'run.yaml'}: not the settings of this version: {error.errors()[0]['msg']}") from None
-    from trainer import models
+    from trainer import models, quantize
 
     models.without_weights(config)  # raises what is wrong with it before a checkpoint's gigabytes are read
     try:
@@ -48,13 +48,13 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     dtype = next(lm.parameters()).dtype
     named = {name: whole[PREFIX + name].to(dtype) for name, p in lm.named_parameters() if p.requires_grad}
     files = model_card.files(run, settings, checkpoint.step)
-    frozen = {name: p.detach() for name, p in lm.named_parameters() if not p.requires_grad}
+    frozen = {name: quantize.whole(p) for name, p in lm.named_parameters() if not p.requires_grad}
     if not config.lora.rank:
         named |= frozen
     else:
         from trainer import lora
 
-        named, more = lora.exported(frozen.items(), named, config.lora, lm.name_or_path)
+        named, more = lora.exported(frozen.items(), named, config.lora, config.path or lm.name_or_path)
         files |= more
     models.export(lm, named, models.load_tokenizer(config), output, files)
 

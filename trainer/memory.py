@@ -19,6 +19,7 @@ GIB = 2**30
 PROCESS = 1 * GIB  # CUDA context, NCCL, workspaces, fragments: of each process on a GPU
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size, which stages 1 to 3 allocate in full
 CHUNK = 1 << 26  # models.CHUNK_ELEMENTS, without torch
+NF4 = 0.5 + 4 / 64  # quantize.BYTES, without torch
 LOGITS = 12  # bytes of each element of a chunk of logits: float32 log-probabilities, and two more while entropy or gradient are made
 Parts = dict[str, float]  # bytes by what they are for
 
@@ -50,11 +51,14 @@ class Shape:
     vocabulary: int
     active: int  # parameters that a token goes through; fewer than all where there are experts
     frozen: int = 0  # parameters below adapters, without gradient and optimizer
+    linear: int = 0  # parameters of linear layers but the head, which alone may be quantized
     teacher: Shape | None = None  # of the model that it learns from
 
     @classmethod
     def of(cls, lm: Any) -> Shape:
         """`lm` may be without weights (`models.without_weights`)."""
+        from torch import nn
+
         own = lm.config.get_text_config()
         heads = own.num_attention_heads
         width = getattr(own, "head_dim", None) or own.hidden_size // heads
@@ -67,7 +71,9 @@ class Shape:
         if experts and chosen:
             inner = chosen * (getattr(own, "moe_intermediate_size", None) or inner)
         frozen = sum(parameter.numel() for parameter in lm.parameters() if not parameter.requires_grad)
-        numbers = {"queries": heads * width, "key_values": 2 * pairs * width, "vocabulary": own.vocab_size}
+        modules = [module for name, module in lm.named_modules() if isinstance(module, nn.Linear) and ".lora_" not in name]
+        linear = sum(module.weight.numel() for module in modules if module is not lm.get_output_embeddings())
+        numbers = {"queries": heads * width, "key_values": 2 * pairs * width, "vocabulary": own.vocab_size, "linear": linear}
         return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, active=active, frozen=frozen)
 
 
@@ -217,12 +223,17 @@ def stage_of(config: Config) -> int:
 def states(config: Config, shape: Shape, ranks: int) -> Parts:
     """Of policy, critic, reference and teacher on a GPU of the ranks, whichever is at work."""
     learning, stage, size, count = learners(config), stage_of(config), size_of(config), shape.parameters - shape.frozen
-    weights = size * shape.parameters / (ranks if stage == 3 else 1)
+    weights = (size * shape.parameters - _saved(config, shape)) / (ranks if stage == 3 else 1)
     optimizer = 0 if config.trainer.offload_optimizer else (12 * count / ranks if stage else 8 * count)  # ZeRO's has float32 weights
     own = refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
     parts = {"weights": weights, "gradients": _gradients(stage, size, count, ranks), "optimizer": optimizer}
     taught = size * shape.teacher.parameters / (ranks if stage == 3 else 1) if shape.teacher else 0
     return {name: part * learning for name, part in parts.items()} | {"reference": weights if own else 0, "teacher": taught}
+
+
+def _saved(config: Config, shape: Shape) -> float:
+    """Bytes of weights by model.lora.quantize; a scale for each block of 64 is in what is left."""
+    return shape.linear * (size_of(config) - NF4) if config.model.lora.quantize else 0
 
 
 def _gradients(stage: int, size: int, count: int, ranks: int) -> float:

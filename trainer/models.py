@@ -27,7 +27,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from trainer import attention, lora
+from trainer import attention, lora, quantize
 from trainer.checkpoint import fsync
 from trainer.configs.sections import ModelConfig
 from trainer.episodes import Batch
@@ -150,11 +150,14 @@ def hidden_states(lm: Any, batch: Batch) -> torch.Tensor:
 def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
     """The language model of `config.path`, or one with random weights drawn from `seed`; without dropout, in train mode too.
 
-    With `config.lora` its adapters are in it, and nothing else is trainable; what `config.freeze` names is not either. With `classifier`
-    it is one of one output, whose head is drawn from `seed` where the path has none. Raises ConfigError when transformers cannot read the
-    path or the configuration, when the head is not one that this trainer applies, or for adapters that it has no layers for.
+    With `config.lora` its adapters are in it, and nothing else is trainable, and linear layers may be quantized; what `config.freeze`
+    names is not trainable either. With `classifier` it is one of one output, whose head is drawn from `seed` where the path has none.
+    Raises ConfigError when transformers cannot read the path or the configuration, when the head is not one that this trainer applies, or
+    for adapters that it has no layers for.
     """
     settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": config.attention}
+    if config.lora.quantize:
+        settings |= quantize.settings(settings["dtype"], device)
     kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
     labels = {"num_labels": 1} if classifier else {}
     if classifier or not config.path:
@@ -175,6 +178,8 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     if config.attention == attention.NAME:
         attention.require(lm)
     _remove_dropout(lm)
+    if config.lora.quantize:
+        quantize.settle(lm)
     if config.lora.rank:
         lora.add(lm, config.lora, seed)
     freeze(lm, config.freeze)

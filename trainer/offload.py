@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from trainer import quantize
+
 
 def to_cpu(engine: Any, device: torch.device) -> None:
     """Weights, gradients and optimizer state. `device` is the engine's."""
@@ -45,7 +47,7 @@ def _move_frozen(engine: Any, device: torch.device) -> None:
     """The weights below adapters: in stages 1 and 2 DeepSpeed moves only what its optimizer has."""
     for parameter in engine.module.parameters():
         if not parameter.requires_grad:
-            parameter.data = parameter.data.to(device)
+            quantize.move(parameter, device)
 
 
 def _move_stage_3(engine: Any, device: torch.device) -> None:
@@ -66,7 +68,7 @@ def _move(engine: Any, device: torch.device) -> None:
 def move(model: nn.Module, device: torch.device) -> None:
     """A model that is not sharded, and its gradients, in place: who holds its parameters keeps them."""
     for parameter in model.parameters():
-        parameter.data = parameter.data.to(device)
+        quantize.move(parameter, device)
         if parameter.grad is not None:
             parameter.grad.data = parameter.grad.data.to(device)
     for buffer in model.buffers():

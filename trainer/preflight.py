@@ -43,7 +43,11 @@ def allowed(config: Config) -> list[str]:
 
 
 def model(config: Config) -> list[str]:
-    return check_model(config.model)
+    lines = check_model(config.model)
+    if config.model.lora.quantize and find_spec("bitsandbytes") is None:
+        why = "bitsandbytes is not installed in this environment; pip install bitsandbytes, or leave it out"
+        lines = [*lines, f"model.lora.quantize={config.model.lora.quantize}: {why}"]
+    return lines
 
 
 def teacher(config: PpoConfig) -> list[str]:

@@ -18,7 +18,7 @@ import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
-from trainer import actors, faults, heartbeat, memory, models, placement, teacher, weights
+from trainer import actors, faults, heartbeat, memory, models, placement, quantize, teacher, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import LoraConfig
@@ -282,12 +282,16 @@ def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.P
 
 
 def initial_model(config: PpoConfig, folder: Path) -> str:
-    """Where rollout engines and ranks load from: model.path, or random weights written once into the run's folder."""
-    if config.model.path:
+    """Where rollout engines and ranks load from: model.path; or random weights, or those of model.path as quantizing leaves them, written
+    once into the run's folder."""
+    lora = config.model.lora
+    if config.model.path and not lora.quantize:
         return config.model.path
     path = folder / "initial"
     if not path.exists():
-        base = config.model.model_copy(update={"lora": LoraConfig(), "freeze": []})  # each rank adds its adapters, which are alike
+        # Each rank adds its adapters, which are alike.
+        base = config.model.model_copy(update={"lora": LoraConfig(quantize=lora.quantize), "freeze": []})
         lm = models.load_lm(base, config.run.seed, torch.device("cpu"))
-        models.export(lm, lm.state_dict(), models.load_tokenizer(config.model), path)
+        state = {name: quantize.whole(parameter) for name, parameter in lm.named_parameters()} if lora.quantize else lm.state_dict()
+        models.export(lm, state, models.load_tokenizer(config.model), path)
     return str(path.resolve())

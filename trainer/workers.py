@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer import actors, attention, heartbeat, lora, models, placement, weights
+from trainer import actors, attention, heartbeat, lora, models, placement, quantize, weights
 from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, record_apart, sharded
@@ -100,7 +100,7 @@ class Worker:
         # Rollout engines load from a folder, so random weights are written to one first; without engines (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
         if role.objective is None:  # the reference is the model as it was
-            source = source.model_copy(update={"lora": LoraConfig(), "freeze": []})
+            source = source.model_copy(update={"lora": LoraConfig(quantize=source.lora.quantize), "freeze": []})
         if source.lora.rank or source.freeze:
             models.without_weights(source, role.classifier)  # raises what is wrong with the names of layers before weights are read
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
@@ -265,7 +265,7 @@ class Worker:
         if adapted:
             frozen = [(name, tensor.cpu()) for name, tensor in self._whole(trained=False) if self.rank == 0]
             if self.rank == 0:
-                whole, more = lora.exported(frozen, whole, self.source.lora, self.source.path)
+                whole, more = lora.exported(frozen, whole, self.source.lora, self.config.model.path or self.source.path)
                 files = {**(files or {}), **more}
         if self.rank == 0:
             models.export(self.lm, whole, self.tokenizer, folder, files)
@@ -274,7 +274,10 @@ class Worker:
         """Parameters that are trained, or that are not, or all, by name, EXPORT_BYTES at a time. Collective."""
         for bucket in weights.plan(self._parameters(trained), EXPORT_BYTES):
             names = [parameter.name for parameter in bucket]
-            yield from zip(names, self._gather(names), strict=True)
+            if self.source.lora.quantize:  # never sharded
+                yield from ((name, quantize.whole(self.lm.get_parameter(name))) for name in names)
+            else:
+                yield from zip(names, self._gather(names), strict=True)
 
     def fingerprint(self) -> str:
         """Of the model whose checkpoints this one reads. Collective."""

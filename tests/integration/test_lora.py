@@ -157,3 +157,16 @@ def test_a_run_does_not_go_on_from_adapters_of_other_weights(tiny_model, whole, 
     models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
     with pytest.raises(ConfigError, match="checkpoint of another model"):
         train_ppo.train(adapters(folder, trainer={"steps": 2}), run)
+
+
+def test_over_weights_in_4_bits_engine_reference_and_policy_are_one_model_and_exports_are_the_same(wide_model, tmp_path):
+    model = {"lora": {"rank": 4, "quantize": "nf4"}, "dtype": "float32"}
+    config = adapters(wide_model, model={"path": str(wide_model), **model}, algorithm={"kl": {"coef": 1e-6}}, trainer={"zero_stage": 2})
+    assert train_ppo.train(config, tmp_path) == 0
+    rows = read(tmp_path)[1:]
+    assert len(rows) == 6 and all(row["logprob_diff"] < 1e-5 for row in rows), "what the ranks have in 4 bits"
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-6) and rows[-1]["kl"] > 1e-5
+    runs.save_resolved(config, tmp_path, [])
+    export.export(tmp_path, export.chosen(tmp_path, 4, best=False), tmp_path / "again" / "model")
+    for name in ("model.safetensors", "config.json", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
+        assert (tmp_path / "again" / "model" / name).read_bytes() == (tmp_path / "models" / "step_4" / name).read_bytes(), name

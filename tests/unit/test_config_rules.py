@@ -99,6 +99,13 @@ CONFLICTS = {
     ],
     "model.lora.alpha, model.lora.rank": ["model.lora.alpha=16"],
     "model.lora.targets, model.lora.rank": ["model.lora.targets=[q_proj]", "model.lora.rank=null"],
+    "model.lora.quantize, model.init": [
+        "model.path=null",
+        "model.init={model_type: qwen2}",
+        "model.tokenizer=gpt2",
+        "model.lora={rank: 8, quantize: nf4}",
+    ],
+    "model.lora.quantize, trainer.zero_stage": ["model.lora={rank: 8, quantize: nf4}", "trainer.zero_stage=3"],
     "model.freeze, model.lora.rank": ["model.freeze=[embed_tokens]", "model.lora.rank=8"],
     "model.freeze, placement.colocate, trainer.zero_stage": [
         "model.freeze=[embed_tokens]",

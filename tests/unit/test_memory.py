@@ -48,6 +48,7 @@ def test_parameters_are_counted_without_weights(shape):
         key_values=512,
         vocabulary=151_936,
         active=1_543_714_304,
+        linear=28 * 1536 * (2 * 1536 + 2 * 256 + 3 * 8960),
     )
 
 

@@ -50,6 +50,9 @@ class LoraConfig(Section):
     targets: Annotated[list[str] | None, WITH_LORA] = Field(
         default=None, min_length=1, description="Layers that get them, such as [q_proj, v_proj]. Default: all linear ones but the head."
     )
+    quantize: Annotated[Literal["nf4"] | None, WITH_LORA] = Field(
+        default=None, description="nf4: the linear layers below adapters in 4 bits, by bitsandbytes (QLoRA)."
+    )
 
 
 class ModelConfig(Section):
@@ -330,6 +333,16 @@ class Config(Section):
                 bool(model.freeze) and model.lora.rank is not None,
                 ("model.freeze", "model.lora.rank"),
                 "adapters alone are trained; leave out what is frozen, or the adapters",
+            ),
+            Rule(
+                model.lora.quantize is not None and model.init is not None,
+                ("model.lora.quantize", "model.init"),
+                "only weights that are read are quantized; set model.path",
+            ),
+            Rule(
+                model.lora.quantize is not None and step.zero_stage == 3,
+                ("model.lora.quantize", "trainer.zero_stage"),
+                "DeepSpeed cannot shard quantized weights; use zero_stage 2 or lower",
             ),
             Rule(
                 model.attention in ("varlen", "flash_attention_2") and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
