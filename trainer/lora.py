@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,8 @@ from torch import nn
 
 from trainer.configs.sections import LoraConfig
 from trainer.errors import ConfigError
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # which peft imports; on a CPU it warns of a kernel of the hub's
 
 HEAD = "score"  # of a classifier: new, so trained as a whole beside its adapters
 FOLDER = "adapter"  # of a model's folder: the adapters alone, as peft reads them

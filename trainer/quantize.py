@@ -6,7 +6,6 @@ the bit when they go through it again. So rollout engines have them in whole num
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ BYTES = 0.5 + 4 / BLOCK  # of a weight
 
 def settings(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """What `from_pretrained` takes, to quantize all linear layers but the head as it reads them."""
-    # Importing it on a CPU warns of a kernel that it could have fetched from the hub.
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
     from transformers import BitsAndBytesConfig
 
     kind = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype, "bnb_4bit_use_double_quant": False}
