@@ -37,12 +37,12 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
         raise ConfigError(f"{run / 'run.yaml'}: not the settings of this version: {error.errors()[0]['msg']}") from None
     from trainer import models, quantize
 
-    models.without_weights(config)  # raises what is wrong with it before a checkpoint's gigabytes are read
+    classifier = "center" in (settings.get("algorithm") or {})  # train_rm's alone
+    models.without_weights(config, classifier)  # raises what is wrong with it before a checkpoint's gigabytes are read
     try:
         whole = weights(checkpoint.folder)
     except FileNotFoundError as error:
         raise ConfigError(f"{checkpoint.folder}: {error.filename or error} was removed meanwhile; export a newer step") from None
-    classifier = f"{PREFIX}score.weight" in whole  # of train_rm
     partly = config.lora.rank or config.freeze  # a checkpoint has what was trained alone
     lm = _base(config, settings, run, classifier) if partly else models.without_weights(config, classifier)
     dtype = next(lm.parameters()).dtype

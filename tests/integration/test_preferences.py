@@ -149,8 +149,9 @@ def test_the_exported_reward_model_says_what_its_evaluation_said(runs):
     assert sum_of_chosen / 64 == pytest.approx(last["eval_score_chosen"], rel=1e-4)
 
 
-@pytest.mark.parametrize("run", ["rm", "rm-adapters"])
-def test_a_checkpoint_of_a_reward_model_is_exported_as_one(runs, tmp_path, run):
+@pytest.mark.parametrize(("run", "settings"), [("rm", []), ("rm-adapters", []), ("rm-frozen-head", ["model.freeze=[score]"])])
+def test_a_checkpoint_of_a_reward_model_is_exported_as_one(runs, tmp_path, run, settings):
+    _begun(runs, "rm", run, settings)
     export = [sys.executable, "-m", "trainer.export", str(runs / run), "--output", str(tmp_path / "model")]
     done(subprocess.run(export, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False))
     ours, theirs = (AutoModelForSequenceClassification.from_pretrained(f).state_dict() for f in (tmp_path / "model", runs / run / "model"))
