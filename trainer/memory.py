@@ -19,7 +19,7 @@ GIB = 2**30
 PROCESS = 1 * GIB  # CUDA context, NCCL, workspaces, fragments: of each process on a GPU
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size, which stages 1 to 3 allocate in full
 CHUNK = 1 << 26  # models.CHUNK_ELEMENTS, without torch
-NF4 = 0.5 + 4 / 64  # quantize.BYTES, without torch
+NF4 = 0.5 + 4 / 64  # bytes of a weight in 4 bits, of which 64 share a scale in float32
 LOGITS = 12  # bytes of each element of a chunk of logits: float32 log-probabilities, and two more while entropy or gradient are made
 Parts = dict[str, float]  # bytes by what they are for
 
@@ -232,7 +232,7 @@ def states(config: Config, shape: Shape, ranks: int) -> Parts:
 
 
 def _saved(config: Config, shape: Shape) -> float:
-    """Bytes of weights by model.lora.quantize; a scale for each block of 64 is in what is left."""
+    """Bytes of weights that model.lora.quantize spares."""
     return shape.linear * (size_of(config) - NF4) if config.model.lora.quantize else 0
 
 

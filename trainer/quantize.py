@@ -1,7 +1,7 @@
 """QLoRA: frozen weights in 4 bits below adapters, by bitsandbytes (Dettmers et al., 2023, https://arxiv.org/abs/2305.14314).
 
 NF4 in blocks of 64 weights, each with a scale in float32, which is not quantized again: weights that went through it once are the same to
-the bit when they go through it again. So rollout engines have them in whole numbers, from a folder, and sample from what is trained.
+the bit when they go through it again. So rollout engines can have them as plain weights, and sample from what is trained.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 from trainer.errors import ConfigError
 
 BLOCK = 64  # weights that share a scale
-BYTES = 0.5 + 4 / BLOCK  # of a weight
 
 
 def settings(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

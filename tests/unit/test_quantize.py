@@ -48,7 +48,7 @@ def test_linear_layers_have_4_bits_and_what_they_stand_for_is_the_same_quantized
         assert torch.equal(quantize.whole(p), table[name]), name
     both = (tmp_path / "initial", wide_model)
     stands, original = (AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype)) for path in both)
-    assert torch.equal(stands(input_ids=IDS).logits, bare(input_ids=IDS).logits), "whole numbers give what the 4 bits give"
+    assert torch.equal(stands(input_ids=IDS).logits, bare(input_ids=IDS).logits), "plain weights give what the 4 bits give"
     assert torch.equal(bare.eval()(input_ids=IDS).logits, stands(input_ids=IDS).logits)
     far = {name: float((table[name] - p).norm() / p.norm()) for name, p in original.named_parameters() if not torch.equal(table[name], p)}
     assert len(far) == 14 and all(0.05 < share < 0.12 for share in far.values()), "about a tenth, as normal numbers in NF4 have"
