@@ -124,7 +124,11 @@ def measure(engines: int) -> list[float]:
     )
     sampling = Sampling(1, samples=SAMPLES)
     workers = SimpleNamespace(
-        engines=SimpleNamespace(actors=others.actors, awaited=True, sampling=lambda samples: sampling), sync=lambda: None, published=None
+        engines=SimpleNamespace(
+            actors=others.actors, serving=lambda: dict(enumerate(others.actors)), awaited=True, sampling=lambda samples: sampling
+        ),
+        sync=lambda: None,
+        published=None,
     )
     producer = Continuous(config, cast(Any, workers), Loader([Prompt(i, [1], {}) for i in range(10_000)], GROUPS * engines, 0), score)
     producer.changed = InTurns()

@@ -90,7 +90,12 @@ class Workers:
     def __init__(self, count: int) -> None:
         self.learned = 0
         actors = [ray.remote(StandIn).options(num_cpus=0).remote(seed) for seed in range(count)]
-        self.engines = SimpleNamespace(actors=actors, awaited=False, sampling=lambda samples: Sampling(1, samples=samples))
+        self.engines = SimpleNamespace(
+            actors=actors,
+            serving=lambda: dict(enumerate(actors)),
+            awaited=False,
+            sampling=lambda samples: Sampling(1, samples=samples),
+        )
         self.pauses: list[float] = []
 
     def sync(self) -> None:

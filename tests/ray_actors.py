@@ -35,10 +35,10 @@ def until_gone() -> None:
     wait_for("the end of all processes", lambda: not ray.util.list_named_actors(), 30, every=0.05)
 
 
-def stop_process(name: str) -> None:
+def stop_process(name: str, number: int = signal.SIGSTOP) -> None:
     """SIGSTOP: it keeps its connections, and does nothing any more."""
     actor = ray.get_actor(name)
-    os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], signal.SIGSTOP)  # type: ignore[attr-defined]
+    os.kill(ray._private.state.actors(actor._actor_id.hex())["Pid"], number)  # type: ignore[attr-defined]
 
 
 def after_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> None:

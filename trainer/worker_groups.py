@@ -53,6 +53,9 @@ class WorkerGroups:
         """Give the rollout engines the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
         self.engines.awaited = True
         try:
+            if back := self.engines.returned():
+                print(f"{', '.join(f'rollout-{i}' for i in back)}: back", flush=True)
+                self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
             self._sync()
         except (RunError, RayError) as error:
             if not self.revive(error):
@@ -102,7 +105,8 @@ class WorkerGroups:
     def revive(self, error: Exception) -> bool:
         """Restart rollout engines whose process died, and give all of them the policy's weights: they have nothing else to lose.
 
-        False when none died. Raises `error` when that happened more often than rollout.restarts allows.
+        In rollout.mode=async the others go on meanwhile, and `sync` takes in those that are up again. False when none died.
+        Raises `error` when that happened more often than rollout.restarts allows.
         """
         if not (lost := self.engines.lost()):
             return False
@@ -137,7 +141,8 @@ class WorkerGroups:
 
     def _start_again(self, lost: list[int]) -> None:
         self.engines.start_again(lost)
-        self.engines.started()
+        if self.config.rollout.mode != "async" or not self.engines.serving():
+            self.engines.started()
 
     def save(self, folder: Path) -> None:
         """Have every trained role copied to memory, and written below `folder` from there."""

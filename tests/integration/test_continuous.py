@@ -32,6 +32,7 @@ from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.models import load_tokenizer
 from trainer.rollout import slow
+from trainer.rollout.engines import RolloutEngines
 from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its seconds are not those of a test
 from trainer.stopping import STOPPED
 
@@ -128,11 +129,31 @@ def test_asked_to_stop_it_saves_what_is_learned_and_goes_on(tiny_model, tmp_path
     assert learned(tmp_path) == epoch(config)
 
 
-def test_what_an_engine_had_when_it_died_is_asked_of_the_others(tiny_model, tmp_path, capfd, monkeypatch):
+def test_what_an_engine_had_when_it_died_is_asked_of_the_others_which_do_not_wait_for_it(tiny_model, tmp_path, capfd, monkeypatch):
+    """The new process is stopped before it is up, and goes on after step 8."""
+    starting: list[Any] = []
+    start_again = RolloutEngines.start_again
+
+    def start_and_stop(engines: RolloutEngines, numbers: list[int]) -> None:
+        start_again(engines, numbers)
+        starting.extend(engines.starts[0])
+        new = engines.actors[0]._actor_id.hex()
+        wait_for("its process", lambda: ray._private.state.actors(new)["State"] == "ALIVE", 60, every=0.01)  # type: ignore[attr-defined]
+        stop_process("rollout-0")
+
+    def go_on() -> None:
+        assert ray.wait(starting, timeout=0)[1], "it is not up"
+        stop_process("rollout-0", signal.SIGCONT)
+        assert ray.wait(starting, timeout=120)[0]
+
+    monkeypatch.setattr(RolloutEngines, "start_again", start_and_stop)
     config = continuous(tiny_model, rollout={"engines": 2})
     after_step(monkeypatch, 4, lambda: ray.kill(ray.get_actor("rollout-0")))
+    after_step(monkeypatch, 8, go_on)
     assert train_ppo.train(config, tmp_path) == 0
-    assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "rollout-0: the process died; started again (1 of 3, rollout.restarts)" in out
+    assert out.count("rollout-0: back") == 1
     assert learned(tmp_path) == epoch(config)
     until_gone()
 

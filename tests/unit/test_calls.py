@@ -8,6 +8,9 @@ import pytest
 from configs import settings
 
 from trainer.data.loader import Loader
+from trainer.environments.playing import Playing
+from trainer.environments.policy import Request
+from trainer.environments.runner import Asked
 from trainer.episodes import Prompt
 from trainer.rollout import Sampling
 from trainer.rollout.calls import Calls
@@ -18,7 +21,7 @@ from trainer.rollout.elastic import fitting
 @pytest.fixture
 def calls() -> Calls:
     found = Calls(cast(Any, SimpleNamespace(actors=["a"], awaited=False)), Sampling(1))
-    found.actors = ["a"]
+    found.actors = {0: "a"}
     assert found.find() == []
     return found
 
@@ -40,7 +43,7 @@ def test_an_engine_that_came_is_asked_once_it_has_the_weights(calls):
 def test_each_request_goes_to_the_engine_that_has_least_to_do_and_to_the_first_of_several(calls):
     """Whatever was asked, answered, lost and found before."""
     draw = random.Random(0)
-    calls.actors = list(range(7))
+    calls.actors = {number: object() for number in range(7)}
     calls.find()
     for name in range(2000):
         least = min(calls.seats.values(), key=lambda seat: (len(seat.asked), seat.place))
@@ -52,7 +55,7 @@ def test_each_request_goes_to_the_engine_that_has_least_to_do_and_to_the_first_o
                 seat.asked.remove(draw.choice(sorted(seat.asked)))
                 calls.offer(engine)
         if draw.random() < 0.02:
-            calls.actors = [actor if draw.random() < 0.5 else object() for actor in calls.actors]
+            calls.actors = {number: actor if draw.random() < 0.5 else object() for number, actor in calls.actors.items()}
             calls.find()
         assert calls.open == sum(len(seat.asked) for seat in calls.seats.values())
         assert len(calls.least) <= 8 * 7 + 64
@@ -85,7 +88,7 @@ def test_an_engine_that_is_behind_begins_as_many_as_can_be_learned_in_time(tmp_p
     loader = Loader([Prompt(i, [1], {}) for i in range(100)], 4, 0)
     producer = Continuous(config, workers, loader, lambda *_: None)
     producer.learned, calls = 5, producer.calls
-    calls.actors, calls.guests, calls.most = ["a"], {"elastic-0": "g"}, 12
+    calls.actors, calls.guests, calls.most = {0: "a"}, {"elastic-0": "g"}, 12
     calls.find()
     calls.seats["elastic-0"].version = version
     calls.seats["rollout-0"].asked = set(range(1000, 1000 + asked))
@@ -96,6 +99,32 @@ def test_an_engine_that_is_behind_begins_as_many_as_can_be_learned_in_time(tmp_p
     assert (len(came), len(stays) - asked) == given
     assert all(producer.open[number].version == version for number in came)
     assert all(producer.open[number].version == 5 for number in stays if number < 1000)
+
+
+def test_a_turn_is_written_with_no_older_weights_than_its_episode_was_begun_with(calls):
+    """The guest takes turns of older episodes before it has the newest weights, also after it was looked at for others."""
+    playing = Playing(cast(Any, SimpleNamespace(processes=[None])), samples=1)
+    for number, version in ((0, 5), (1, 4), (2, 5), (3, 4)):
+        playing.begin(number, Prompt(number, [number], {}), 0, version)
+    calls.guests = {"elastic-0": "g"}
+    calls.find()
+    calls.seats["elastic-0"].version = 4
+    calls.offer("elastic-0")
+
+    def ask(*numbers: int) -> dict[str, set[int]]:
+        playing.wanted.extend((0, Asked(((number, 0), 0), Request([number], 1))) for number in numbers)
+        names: dict[int, int] = {}
+        for name, asked, version in playing.turns(calls.free):
+            names[name] = asked.key[0]
+            calls.ask(name, asked.request.token_ids, version)
+        return {engine: {names[name] for name in seat.asked & names.keys()} for engine, seat in calls.seats.items()}
+
+    assert ask(0, 1, 2, 3) == {"rollout-0": {1, 0, 2}, "elastic-0": {3}}
+    assert ask(0, 0) == {"rollout-0": {0}, "elastic-0": set()}
+    calls.seats["elastic-0"].asked.clear()
+    calls.due.clear()  # of what Ray would be told
+    calls.collect(0)
+    assert ask(1) == {"rollout-0": set(), "elastic-0": {1}}
 
 
 def test_what_an_engine_had_that_left_is_lost_once(calls):
@@ -113,7 +142,7 @@ def test_what_an_engine_had_that_left_is_lost_once(calls):
 
 def test_a_process_in_place_of_another_loses_what_that_one_had(calls):
     calls.ask(7, [1])
-    calls.actors = ["b"]
+    calls.actors = {0: "b"}
     assert calls.find() == [7]
     assert calls.seats["rollout-0"].actor == "b" and calls.open == 0
 

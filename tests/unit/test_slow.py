@@ -21,7 +21,7 @@ class Play:
         self.now = now
         self.engines = SimpleNamespace(actors=["a", "b", "c"], awaited=False)
         self.calls = Calls(cast(Any, self.engines), Sampling(1))
-        self.calls.actors = self.engines.actors
+        self.calls.actors = dict(enumerate(self.engines.actors))
         self.calls.find()
         for name in range(6):
             self.calls.ask(name, [1])
@@ -85,7 +85,7 @@ def test_while_engines_take_weights_or_evaluate_no_time_passes(play):
 
 
 def test_an_engine_is_not_slow_without_another_to_compare_it_with(play):
-    play.calls.actors = ["a"]
+    play.calls.actors = {0: "a"}
     play.calls.find()
     assert play.work(300, a=0, b=0, c=0) == []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -41,24 +42,28 @@ class Playing:
         self.asked: dict[int, tuple[int, Asked]] = {}  # and those that are being written, with the process
         self.ended: dict[int, list[Ended]] = {}  # by prompt, until all of its episodes have
         self.prompts: dict[int, Prompt] = {}
+        self.versions: dict[int, int] = {}  # of the weights that a prompt was begun with
 
-    def begin(self, number: int, prompt: Prompt, seed: int) -> None:
+    def begin(self, number: int, prompt: Prompt, seed: int, version: int) -> None:
         """All episodes of a prompt."""
-        self.prompts[number], self.ended[number] = prompt, []
+        self.prompts[number], self.ended[number], self.versions[number] = prompt, [], version
         for i in range(self.samples):
             job, table = Job((number, i), prompt, seed), min(self.tables, key=lambda table: len(table.jobs))
             table.jobs[job.key] = job
             table.fresh.append(job)
 
-    def next(self) -> tuple[int, Asked] | None:
-        """A turn to be asked for, under a name of its own."""
-        while self.wanted:
-            process, asked = self.wanted.popleft()
-            if asked.key in self.tables[process].jobs:
-                name = -next(self.names)
-                self.asked[name] = process, asked
-                return name, asked
-        return None
+    def turns(self, free: Callable[[int], object]) -> Iterator[tuple[int, Asked, int]]:
+        """Those to be asked for, under names of their own, with the version of the weights that each may be written with, or newer ones:
+        no older ones than its episode was begun with. `free`: whether there is an engine that has them.
+
+        Those that may have the oldest come first: who can write the others can write these too.
+        """
+        wanted = [each for each in self.wanted if each[1].key in self.tables[each[0]].jobs]
+        self.wanted = deque(sorted(wanted, key=lambda each: self.versions[each[1].key[0]]))
+        while self.wanted and free(version := self.versions[self.wanted[0][1].key[0]]):
+            name, (process, asked) = -next(self.names), self.wanted.popleft()
+            self.asked[name] = process, asked
+            yield name, asked, version
 
     def answer(self, name: int, turn: Turn) -> None:
         if found := self.asked.pop(name, None):
@@ -72,7 +77,7 @@ class Playing:
         """Episodes of a prompt that nobody waits for any more."""
         if self.prompts.pop(number, None) is None:
             return
-        del self.ended[number]
+        del self.ended[number], self.versions[number]
         for table in self.tables:
             table.jobs = {key: job for key, job in table.jobs.items() if key[0] != number}
             table.fresh = [job for job in table.fresh if job.key[0] != number]
@@ -92,6 +97,7 @@ class Playing:
         found = [number for number, ended in self.ended.items() if len(ended) == self.samples]
         complete: dict[int, list[Episode]] = {}
         for number in found:
+            del self.versions[number]
             prompt, ended = self.prompts.pop(number), sorted(self.ended.pop(number), key=lambda each: each.key)
             complete[number] = self.pool.episodes([(prompt, each) for each in ended])
         return complete

@@ -208,8 +208,9 @@ class Rounds:
             seed = self.seed if self.round == 0 else Random(f"{self.seed}/{self.round}").getrandbits(62)
             self.round += 1
             by_engine: dict[int, list[tuple[int, Asked]]] = {}
+            serving = [*self.engines.serving()]
             for each in found:  # an episode stays with its engine, which may have what was said before in its cache
-                by_engine.setdefault(self.place[each[1].key] * len(self.engines.actors) // len(self.place), []).append(each)
+                by_engine.setdefault(serving[self.place[each[1].key] * len(serving) // len(self.place)], []).append(each)
             sampling = self.engines.sampling(1, self.greedy)
             requests = {i: [(each.request.token_ids, each.sampled(sampling)) for _, each in mine] for i, mine in by_engine.items()}
             self.pending, self.asked = self.engines.answer(requests, seed), [*by_engine.values()]

@@ -59,7 +59,7 @@ class Calls:
 
     def __init__(self, engines: RolloutEngines, sampling: Sampling):
         self.engines, self.sampling = engines, sampling
-        self.actors: list[Any] = []  # of the sync group, those that have weights
+        self.actors: Mapping[int, Any] = {}  # of the sync group, those that have weights, by number
         self.guests: Mapping[str, Any] = {}  # by name, those that come and go and are ready
         self.news: Published | None = None  # weights for these
         self.seats: dict[str, Seat] = {}  # by the engine's name; none where its process died
@@ -74,6 +74,7 @@ class Calls:
         self.open = 0  # requests that are not answered
         self.places = count()
         self.least: list[tuple[int, int, str]] = []  # a heap: what a seat was asked, its place and name; true of it, or left from before
+        self.behind: dict[str, None] = {}  # names of seats that are not in it, as their weights were too old for `free`
         self.found: tuple[Any, Any] = (None, None)  # processes that `find` saw last
         self.due: dict[str, None] = {}  # names of seats that may be called
         self.names: dict[Any, str] = {}  # of seats, by their calls
@@ -86,7 +87,7 @@ class Calls:
         if self.found[0] is self.actors and self.found[1] is guests:
             return lost
         self.found = self.actors, guests
-        found = {f"rollout-{number}": actor for number, actor in enumerate(self.actors)} | dict(guests)
+        found = {f"rollout-{number}": actor for number, actor in self.actors.items()} | dict(guests)
         for name in self.seats.keys() - found.keys():
             lost += self._remove(name).asked
         for name, actor in found.items():
@@ -113,8 +114,10 @@ class Calls:
         while self.least:
             asked, place, name = self.least[0]
             seat = self.seats.get(name) if name not in self.slow else None
-            if seat and (len(seat.asked), seat.place) == (asked, place) and (not seat.alone or seat.version >= version):
-                return name if asked < self.most else None
+            if seat and (len(seat.asked), seat.place) == (asked, place):
+                if not seat.alone or seat.version >= version:
+                    return name if asked < self.most else None
+                self.behind[name] = None
             heapq.heappop(self.least)
         return None
 
@@ -130,8 +133,8 @@ class Calls:
 
     def forget(self) -> None:
         """All processes: a handle of one that has ended keeps its name taken."""
-        self.actors, self.guests, self.found = [], {}, (None, None)
-        for kept in (self.seats, self.dead, self.names, self.due, self.slow):
+        self.actors, self.guests, self.found = {}, {}, (None, None)
+        for kept in (self.seats, self.dead, self.names, self.due, self.slow, self.behind):
             kept.clear()
         self.open = 0
 
@@ -140,6 +143,9 @@ class Calls:
 
         Raises what an engine of the sync group raised.
         """
+        for name in self.behind.keys() & self.seats.keys():  # another request may have older weights
+            self.offer(name)
+        self.behind.clear()
         if self.news is not self.told:
             self.told = self.news
             self.due |= dict.fromkeys(self.guests)

@@ -90,13 +90,13 @@ class Continuous:
         if step <= self.config.trainer.steps:
             self.workers.sync()
         with self.changed:
-            self.learned, self.learning, self.calls.actors = step - 1, 0, [*self.workers.engines.actors]
+            self.learned, self.learning, self.calls.actors = step - 1, 0, self.workers.engines.serving()
             self.calls.news = self.workers.published if self.elastic else None
             self.changed.notify_all()
         clock.lap("sync")
         if not self.threads and step <= self.config.trainer.steps:
             self.since = self.progress = time.monotonic()
-            for number, actor in enumerate(self.workers.engines.actors):
+            for number, actor in self.workers.engines.serving().items():
                 actor.call.remote("seed", seed_of(self.config, step) + number)
             works = (self._sample, self._score, *([self._look] if self.elastic else []))
             self.threads = [threading.Thread(target=self._run, args=(work,), daemon=True) for work in works]
@@ -142,7 +142,7 @@ class Continuous:
         return f"{len(self.open)} are begun, {asked} of them are at the rollout engines and {waiting} wait for their rewards"
 
     def _revive(self) -> None:
-        """Engines that died, in the loop's thread: all ranks join them anew."""
+        """Engines that died, in the loop's thread: all ranks join the others anew, and these once they are up."""
         error, self.calls.error = self.calls.error, None
         assert error is not None
         self.changed.release()
@@ -151,7 +151,7 @@ class Continuous:
                 print(f"warning: {error}", flush=True)
         finally:
             self.changed.acquire()
-        self.calls.actors = [*self.workers.engines.actors]
+        self.calls.actors = self.workers.engines.serving()
         self.progress = time.monotonic()
 
     def _choose(self, step: int) -> list[Group] | None:
@@ -301,12 +301,11 @@ class Continuous:
             playing.drop(self.unwanted.popleft())
         while len(playing.prompts) < most and (group := self._next()):
             playing.drop(group.number)  # where it is begun anew
-            playing.begin(group.number, group.prompt, seed_of(self.config, self.learned + 1) + group.number)
+            playing.begin(group.number, group.prompt, seed_of(self.config, self.learned + 1) + group.number, group.version)
         for number, episodes in playing.look().items():
             self._played(number, episodes)
-        while self.calls.free(self.learned) and (found := playing.next()):
-            name, asked = found
-            self.calls.ask(name, asked.request.token_ids, self.learned, asked.sampled(self.turn))
+        for name, asked, version in playing.turns(self.calls.free):
+            self.calls.ask(name, asked.request.token_ids, version, asked.sampled(self.turn))
 
     def _played(self, number: int, episodes: list[Episode]) -> None:
         self.progress = time.monotonic()

@@ -137,8 +137,10 @@ class Pending:
 
     def ask(self, engines: list[int]) -> None:
         """Have these do their parts, for a second time perhaps: the same weights and seeds give the same episodes."""
+        serving = self.engines.serving()
         for i in self.parts.keys() & engines:
-            self.refs[i] = getattr(self.engines.actors[i], self.method).remote(*self.parts[i])
+            actor = serving[i] if i in serving else [*serving.values()][i % len(serving)]
+            self.refs[i] = getattr(actor, self.method).remote(*self.parts[i])
 
     def owed(self) -> list[int]:
         """Numbers of the rollout engines that died before they had done their part."""
@@ -169,6 +171,11 @@ class RolloutEngines:
         self.parts: list[list[Any]] = [self._parts(i) for i in numbers]  # of each engine, on its further nodes
         self._check_nodes(list(numbers))
         self.starts = [self._start(i) for i in numbers]  # of each engine, its first node's first
+        self.away: dict[int, float] = {}  # numbers of those that start again while the others serve; since when
+
+    def serving(self) -> dict[int, Any]:
+        """The first process of each engine that has a place in the sync group, by its number."""
+        return {i: actor for i, actor in enumerate(self.actors) if i not in self.away}
 
     def _parts(self, number: int) -> list[Any]:
         return [self._actor(number, node) for node in range(1, self.config.rollout.nodes_per_engine)]
@@ -217,43 +224,63 @@ class RolloutEngines:
 
     def lost(self) -> list[int]:
         """Numbers of the rollout engines of which a process has ended, on any of their nodes."""
-        members = [[actor, *parts] for actor, parts in zip(self.actors, self.parts, strict=True)]
-        refs = [[member.address.remote() for member in engine] for engine in members]
-        every = [ref for engine in refs for ref in engine]
+        refs = {i: [member.address.remote() for member in (actor, *self.parts[i])] for i, actor in self.serving().items()}
+        every = [ref for engine in refs.values() for ref in engine]
         ray.wait(every, num_returns=len(every), timeout=NOTICE_SECONDS, fetch_local=False)  # those at work do not answer
-        return [i for i, engine in enumerate(refs) if any(map(actors.died, engine))]
+        refs |= {i: self.starts[i] for i in self.away}
+        return sorted(i for i, engine in refs.items() if any(map(actors.died, engine)))
 
     def start_again(self, numbers: list[int]) -> None:
-        """New processes in place of these; `connect` comes next."""
+        """New processes in place of these, which are away until `started` or `returned`; `connect` comes next."""
         for i in numbers:
             for actor in (self.actors[i], *self.parts[i]):
                 ray.kill(actor)  # where only its node does not answer: its name is taken until then
             self.actors[i], self.parts[i] = self._actor(i), self._parts(i)
             self._check_nodes([i])
             self.starts[i] = self._start(i)
+            self.away[i] = time.monotonic()
+
+    def returned(self) -> list[int]:
+        """Numbers of those that were away and are up by now; `connect` comes next.
+
+        Raises what starting one raised, RunError where it died or takes longer than trainer.timeout.
+        """
+        up = []
+        for i, since in self.away.items():
+            done, pending = ray.wait(self.starts[i], num_returns=len(self.starts[i]), timeout=0, fetch_local=False)
+            actors.wait(done, heartbeat.EVERY, f"starting rollout-{i} again")
+            if not pending:
+                up.append(i)
+            elif time.monotonic() - since > (limit := self.config.trainer.timeout):
+                raise RunError(f"rollout-{i} did not start again within {limit} s (trainer.timeout)")
+        for i in up:
+            del self.away[i]
+        return up
 
     def ready(self) -> list[Any]:
         """One reference per rollout engine that ends once it has done all that it was asked."""
-        return [actor.call.remote("receivers") for actor in self.actors]
+        return [actor.call.remote("receivers") for actor in self.serving().values()]
 
     def connect(self, policy: list[Any], plan: weights.Plan, timeout: int) -> None:
-        """Join all rollout engines with the policy's first rank in one sync group; on shared devices each with the rank on its own."""
-        receivers = self.started()
+        """Join all rollout engines that are not away with the policy's first rank in one sync group; on shared devices each with the rank
+        on its own."""
+        serving = self.serving()
+        receivers = self._receivers([*serving])
         seconds = self.config.rollout.timeout  # they may be at work; who joins waits for the others for a short time alone
         actors.wait(self.ready(), seconds, "rollout engines before they join the weight sync (rollout.timeout)")
         pairs = self.config.placement.colocate
-        senders = policy[: len(self.actors)] if pairs else policy[:1]
+        senders = policy[: len(serving)] if pairs else policy[:1]
         addresses = actors.wait([rank.address.remote() for rank in senders], timeout, "the policy's addresses (trainer.timeout)")
         world, backend = 2 if pairs else 1 + sum(receivers), placement.sync_backend(self.config)
         meetings = [weights.Rendezvous(host, port, world, self.config.rollout.timeout, backend) for host, port in addresses]
         places = [(meetings[i], 1) if pairs else (meetings[0], 1 + sum(receivers[:i])) for i in range(len(receivers))]
-        joined = [actor.call.remote("connect", *place, plan) for actor, place in zip(self.actors, places, strict=True)]
+        joined = [actor.call.remote("connect", *place, plan) for actor, place in zip(serving.values(), places, strict=True)]
         joined += [rank.connect.remote(meeting, plan) for rank, meeting in zip_longest(policy, meetings)]
         actors.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
 
     def receive(self, version: int) -> list[Any]:
         """Begin taking the weights that the policy sends; `version` is how many steps it had learned."""
-        return [actor.call.remote("receive", version) for actor in self.actors]
+        return [actor.call.remote("receive", version) for actor in self.serving().values()]
 
     def sleep(self) -> None:
         """Once they have done what they were asked, free the devices that they share. Raises RunError."""
@@ -264,14 +291,19 @@ class RolloutEngines:
         self._call("wake", memory)
 
     def _call(self, method: str, *args: Any) -> None:
-        refs = [actor.call.remote(method, *args) for actor in self.actors]
+        refs = [actor.call.remote(method, *args) for actor in self.serving().values()]
         actors.wait(refs, self.config.rollout.timeout, f"rollout engines: {method} (rollout.timeout)")
 
-    def started(self) -> list[int]:
-        """Wait until all are up; the number of processes of each that receive weights. Raises RunError at trainer.timeout."""
-        refs = [ref for engine in self.starts for ref in engine]
+    def started(self) -> None:
+        """Wait until all are up. Raises RunError at trainer.timeout."""
+        self._receivers([*range(len(self.starts))])
+        self.away.clear()
+
+    def _receivers(self, numbers: list[int]) -> list[int]:
+        """Wait until these are up; the number of processes of each that receive weights. Raises RunError at trainer.timeout."""
+        refs = [ref for i in numbers for ref in self.starts[i]]
         counts = iter(actors.wait(refs, self.config.trainer.timeout, "starting the rollout engines (trainer.timeout)"))
-        return [sum(next(counts) for _ in engine) for engine in self.starts]
+        return [sum(next(counts) for _ in self.starts[i]) for i in numbers]
 
     def sampling(self, samples: int, greedy: bool = False) -> Sampling:
         """How answers are sampled, so many to each prompt."""
@@ -280,11 +312,11 @@ class RolloutEngines:
 
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
         """Begin sampling; prompts are dealt to the rollout engines in turn of equal shares."""
-        sampling = self.sampling(samples, greedy)
-        share = -(-len(prompts) // len(self.actors))
+        sampling, serving = self.sampling(samples, greedy), self.serving()
+        share = -(-len(prompts) // len(serving))
         parts = {}
-        for i in range(len(self.actors)):
-            part = slice(i * share, (i + 1) * share)
+        for place, i in enumerate(serving):
+            part = slice(place * share, (place + 1) * share)
             groups = list(range(len(prompts)))[part]
             if groups:
                 parts[i] = (prompts[part], groups, sampling, seed + i)
