@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import bm25s
 import psutil
 import pytest
 
@@ -82,6 +83,30 @@ def test_words_find_their_documents_and_nothing_else(index):
     assert [each["document"]["id"] for each in found] == ["1", "0"] and found[0]["score"] > found[1]["score"] > 0
     assert nothing == []
     assert Index(index).documents[0]["contents"] == '"Paris"\nParis is the capital of France.'
+
+
+def test_words_read_in_parts_and_over_an_interruption_are_indexed_as_all_at_once(corpus, monkeypatch):
+    texts = ["one two three", "the", "three four", "", "five one", "six"]
+    file, whole, parts = (corpus.parent / name for name in ("words.jsonl", "words", "parts"))
+    file.write_text("\n".join(json.dumps({"contents": text}) for text in texts))
+    settings = {"stopwords": "english", "k1": 1.5, "b": 0.75}
+    build.build(str(file), whole, "bm25", settings)
+    read: list[list[str]] = []
+    tokenize = bm25s.tokenize
+
+    def once(texts: list[str], **more: Any) -> Any:
+        read.append(texts)
+        if len(read) == 2:
+            raise KeyboardInterrupt
+        return tokenize(texts, **more)
+
+    monkeypatch.setattr(build, "PART", 2)
+    monkeypatch.setattr(bm25s, "tokenize", once)
+    with pytest.raises(KeyboardInterrupt):
+        build.build(str(file), parts, "bm25", settings)
+    build.build(str(file), parts, "bm25", settings)
+    assert read == [texts[:2], texts[2:4], texts[2:4], texts[4:]], "the part that was there is not read again"
+    assert build.check(parts)["files"] == build.check(whole)["files"]
 
 
 def test_vectors_find_the_nearest_and_go_on_after_an_interruption(corpus, tiny_model, monkeypatch):

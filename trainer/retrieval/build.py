@@ -1,7 +1,7 @@
 """Makes an index's folder: the corpus, what finds in it, the server, and a manifest with checksums.
 
-It is written beside its place and moved there when it is complete. Embeddings are kept in parts, so a build that was interrupted goes on
-with the first part that is missing; words are indexed in one pass, which begins anew.
+It is written beside its place and moved there when it is complete. What is read of the documents, words or embeddings, is kept in parts,
+so a build that was interrupted goes on with the first part that is missing.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trainer.checkpoint import fsync
 from trainer.import_path import find
 from trainer.retrieval import serve
 from trainer.retrieval.serve import FORMAT, KINDS, MANIFEST, BadIndex, Encoder, missing, sha256
 
-PART = 65536  # documents of a part of the embeddings
+PART = 65536  # documents of a part
 Say = Callable[[str], None]
 
 
@@ -41,7 +41,7 @@ def build(corpus: str, out: Path, kind: str, settings: dict[str, Any], *, device
     _begin(draft, made_of, say)
     count = _copy(corpus, draft, say)
     if kind != "dense":
-        _words(draft, settings, say)
+        _words(draft, count, settings, say)
     if kind != "bm25":
         _vectors(draft, count, settings, device, batch, say)
     shutil.copy(serve.__file__, draft / "serve.py")
@@ -121,20 +121,63 @@ def _copy(corpus: str, draft: Path, say: Say) -> int:
     return len(offsets) - 1
 
 
-def _words(draft: Path, settings: dict[str, Any], say: Say) -> None:
+class Words:
+    """The words of all documents, by their numbers in the vocabulary: as much of a list as bm25s needs, of which memory holds one part."""
+
+    def __init__(self, parts: list[Path], count: int):
+        self.parts, self.count = parts, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __iter__(self) -> Iterator[list[int]]:
+        import numpy
+
+        for part in self.parts:
+            with numpy.load(part) as found:
+                ids, ends = found["ids"], found["ends"].tolist()
+            for begin, end in pairwise((0, *ends)):
+                yield ids[begin:end].tolist()
+
+
+def _words(draft: Path, count: int, settings: dict[str, Any], say: Say) -> None:
     try:
         import bm25s
+        import numpy
+        from bm25s.tokenization import Tokenized
     except ImportError as error:
         raise missing("bm25s") from error
-    if (draft / "bm25/done").exists():
-        return
-    say("indexing words")
-    shutil.rmtree(draft / "bm25", ignore_errors=True)
-    texts = [document["contents"] for document in documents(str(draft / "corpus.jsonl"))]
-    index = bm25s.BM25(k1=settings["k1"], b=settings["b"])
-    index.index(bm25s.tokenize(texts, stopwords=settings["stopwords"], show_progress=False), show_progress=False)
-    index.save(draft / "bm25", show_progress=False)
-    (draft / "bm25/done").touch()
+    if not (draft / "bm25/done").exists():
+        texts = (document["contents"] for document in documents(str(draft / "corpus.jsonl")))
+        vocabulary: dict[str, int] = {}
+        parts: list[Path] = []
+        for begin in range(0, count, PART):
+            mine = [*islice(texts, PART)]
+            parts.append(draft / f"words-{begin}.npz")
+            if parts[-1].exists():
+                with numpy.load(parts[-1]) as found:
+                    vocabulary |= {word: len(vocabulary) + i for i, word in enumerate(json.loads(found["new"].tobytes()))}
+                continue
+            ids, words = bm25s.tokenize(mine, stopwords=settings["stopwords"], show_progress=False)
+            new = [word for word in words if word not in vocabulary]
+            vocabulary |= {word: len(vocabulary) + i for i, word in enumerate(new)}
+            numbers = numpy.array([vocabulary[word] for word in words], dtype=numpy.int32)
+            arrays = {
+                "ids": numbers[numpy.fromiter(chain.from_iterable(ids), dtype=numpy.int64)],
+                "ends": numpy.cumsum([len(each) for each in ids]),
+                "new": numpy.frombuffer(json.dumps(new).encode(), dtype=numpy.uint8),
+            }
+            numpy.savez(draft / "words.tmp.npz", **arrays)
+            (draft / "words.tmp.npz").rename(parts[-1])
+            say(f"words of {begin + len(mine):,} of {count:,} documents read")
+        say("indexing words")
+        shutil.rmtree(draft / "bm25", ignore_errors=True)
+        index = bm25s.BM25(k1=settings["k1"], b=settings["b"])
+        index.index(Tokenized(cast(Any, Words(parts, count)), vocabulary), show_progress=False)
+        index.save(draft / "bm25", show_progress=False)
+        (draft / "bm25/done").touch()
+    for part in draft.glob("words*.npz"):
+        part.unlink()
 
 
 def _vectors(draft: Path, count: int, settings: dict[str, Any], device: str, batch: int, say: Say) -> None:
