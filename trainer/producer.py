@@ -11,7 +11,8 @@ from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader, Mixture
 from trainer.divergence import require_sampled
-from trainer.environments.pool import Rounds
+from trainer.environments.ahead import Ahead
+from trainer.environments.pool import Environments, Rounds
 from trainer.episodes import Episode
 from trainer.rollout.engines import Pending
 from trainer.stopping import Stopped, Stopping
@@ -63,7 +64,9 @@ class Batches:
     def __init__(self, config: PpoConfig, workers: WorkerGroups, loader: Loader | Mixture, score: Score):
         self.config, self.workers, self.loader, self.score = config, workers, loader, score
         self.ahead = config.rollout.mode == "one_step"
-        self.pending: Pending | Rounds | None = None
+        # Evaluations, which come in between, have processes of their own.
+        self.pool = Environments(config, workers.model_path) if self.ahead and config.environment.function else None
+        self.pending: Pending | Rounds | Ahead | None = None
         self.position = loader.state()  # before the step that is sampled
         self.values: dict[str, float] = {}
 
@@ -139,7 +142,11 @@ class Batches:
         self.position = self.loader.state()
         if step <= self.config.trainer.steps:
             self.workers.sync()
-            self.pending = self.workers.start(self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step))
+            prompts, size, seed = self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step)
+            if self.pool:
+                self.pending = Ahead(self.pool.start(self.workers.engines, prompts, size, seed))
+            else:
+                self.pending = self.workers.start(prompts, size, seed)
 
     def metrics(self) -> dict[str, float]:
         return self.values
@@ -152,7 +159,8 @@ class Batches:
         self.position = self.loader.state()
 
     def close(self) -> None:
-        pass
+        if self.pool:
+            self.pool.close()
 
 
 def alike(group: Group, algorithm: str) -> bool:

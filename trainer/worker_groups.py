@@ -22,6 +22,7 @@ from trainer import actors, faults, heartbeat, memory, models, placement, quanti
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import LoraConfig
+from trainer.environments.ahead import Ahead
 from trainer.environments.pool import Environments, Rounds
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
@@ -89,7 +90,7 @@ class WorkerGroups:
             return self.environments.start(self.engines, prompts, samples, seed, greedy)
         return self.engines.start(prompts, samples, seed, greedy)
 
-    def episodes(self, pending: Pending | Rounds) -> list[Episode]:
+    def episodes(self, pending: Pending | Rounds | Ahead) -> list[Episode]:
         """Wait for them; what a rollout engine that died still owed is sampled again. Raises RunError at rollout.timeout."""
         while True:
             try:

@@ -24,6 +24,7 @@ from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.metrics import read
+from trainer.stopping import STOPPED
 
 ROWS = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
 
@@ -91,6 +92,27 @@ def test_an_agent_with_a_client_of_openai_is_trained_on_its_tokens_and_exact_ove
     killer.join(10)
     assert train_ppo.train(played(model, "by_api"), killed) == 0
     assert all(not result.different for result in compare(read(tmp_path / "whole"), read(killed)))
+
+
+def test_one_step_ahead_episodes_are_played_while_a_step_trains_also_where_their_engine_dies(tiny_model, tmp_path, monkeypatch, capfd):
+    after_step(monkeypatch, 2, lambda: ray.kill(ray.get_actor("rollout-0")))
+    changes: dict[str, Any] = {"rollout": {"mode": "one_step"}, "trainer": {"steps": 6, "eval_every": 2}}
+    assert train_ppo.train(played(tiny_model, "two_turns", **changes), tmp_path) == 0
+    assert "rollout-0: the process died; started again" in capfd.readouterr().out
+    rows = read(tmp_path)[1:]
+    assert [row["turns"] for row in rows] == [2.0] * 6 and all("eval_reward" in row for row in rows[1::2])
+    learned = [row["grad_norm"] > 0 for row in rows[2:-1]]
+    assert [row["logprob_diff"] > 1e-4 for row in rows[3:]] == learned and any(learned), "sampled before the step before was learned"
+    until_gone()
+
+
+def test_one_step_ahead_a_run_that_is_asked_to_stop_leaves_no_process(tiny_model, tmp_path, monkeypatch):
+    after_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    config = played(tiny_model, "two_turns", rollout={"mode": "one_step"})
+    assert train_ppo.train(config, tmp_path) == STOPPED
+    until_gone()
+    assert train_ppo.train(config, tmp_path) == 0
+    assert [row["step"] for row in read(tmp_path)[1:]] == [1, 2, 3, 4]
 
 
 def test_an_episode_in_two_sequences_trains_both(tiny_model, tmp_path):

@@ -299,7 +299,6 @@ PLAYED = ["model.path=gpt2", "data.path=package.module:rows", "environment.funct
         (["reward.terms={a: {function: exact}}"], "what the environment returns is the reward; leave reward.function, args and terms out"),
         (["reward.overlong.buffer=5"], "reward.overlong.buffer=5: an episode has tokens that the policy did not write"),
         (["environment.max_tokens=10"], "environment.max_tokens=10, rollout.max_new_tokens=1024: an episode must have room for one turn"),
-        (["rollout.mode=one_step"], "environment.function=guess, rollout.mode=one_step"),
         (["environment.max_turns=0"], "environment.max_turns"),
         (["environment.on_limit=drop"], "environment.on_limit"),
         (["environment.max_turns=100"], "environment.max_turns=100, rollout.max_new_tokens=1024: the longest sequence (103424 tokens)"),

@@ -128,11 +128,6 @@ def _environment(config: PpoSections) -> list[Rule]:
             ("environment.max_tokens", "rollout.max_new_tokens"),
             f"an episode must have room for one turn of {rollout.max_new_tokens} tokens",
         ),
-        Rule(
-            rollout.mode == "one_step",
-            ("environment.function", "rollout.mode"),
-            "episodes of several turns are sampled while a step waits for them (sync), or without pause (async)",
-        ),
     ]
 
 
