@@ -17,6 +17,8 @@ from typing import Any
 import bm25s
 import psutil
 import pytest
+import torch
+from transformers import BertConfig, BertModel, BertTokenizer
 
 from trainer.environments import ENVIRONMENTS
 from trainer.environments.policy import LimitReached, Limits, Policy, Request
@@ -290,6 +292,35 @@ def test_an_index_that_is_not_whole_or_of_another_program_is_refused(index, tmp_
         (broken() / "manifest.json").write_text(text)
         with pytest.raises(BadIndex, match=said):
             Index(copy)
+
+
+@pytest.mark.parametrize("name", ["tiny-e5-v2", "tiny-bge-en"])
+def test_models_of_known_families_read_and_pool_as_their_cards_say(tmp_path, name):
+    """BERT's architecture with random weights; the code is that of the model cards of intfloat/e5-base-v2 and BAAI/bge-base-en-v1.5."""
+    folder = tmp_path / name
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ":", "query", "passage", "represent", *"abcdef"]
+    (tmp_path / "vocab.txt").write_text("\n".join(words))
+    tokenizer = BertTokenizer(str(tmp_path / "vocab.txt"))
+    tokenizer.save_pretrained(folder)
+    torch.manual_seed(0)
+    size: Any = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    model = BertModel(BertConfig(vocab_size=len(tokenizer), **size)).eval()
+    model.save_pretrained(folder)
+    settings = command.settings(command.parser().parse_args(["build", "c", "--out", "o", "--kind", "dense", "--model", str(folder)]))
+
+    def card(texts: list[str]) -> torch.Tensor:
+        batch = tokenizer(texts, max_length=512, padding=True, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            hidden_BLD = model(**batch).last_hidden_state
+        if "bge" in name:
+            return torch.nn.functional.normalize(hidden_BLD[:, 0], p=2, dim=1)
+        last_BLD = hidden_BLD.masked_fill(~batch["attention_mask"][..., None].bool(), 0.0)
+        return torch.nn.functional.normalize(last_BLD.sum(dim=1) / batch["attention_mask"].sum(dim=1)[..., None], p=2, dim=1)
+
+    of_query, of_passage = ("query: ", "passage: ") if "e5" in name else ("Represent this sentence for searching relevant passages: ", "")
+    texts, encoder = ["a b", "c d e f a"], serve.Encoder(settings)
+    for prefix, found in ((of_query, encoder(texts, query=True)), (of_passage, encoder(texts))):
+        torch.testing.assert_close(torch.from_numpy(found), card([prefix + text for text in texts]))
 
 
 def test_an_index_is_copied_once_and_only_whole(index, tmp_path, capsys):

@@ -21,7 +21,7 @@ MODELS = {
 PLAIN = {"query_prefix": "", "passage_prefix": "", "pooling": "mean"}
 
 
-def main(arguments: list[str] | None = None, prog: str = PROG) -> int:
+def parser(prog: str = PROG) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog, description="A search engine for agents: an index made once, and a server of it on every node."
     )
@@ -46,10 +46,14 @@ def main(arguments: list[str] | None = None, prog: str = PROG) -> int:
     look = verbs.add_parser("check", help="compare an index with its checksums")
     look.add_argument("index", type=Path, metavar="INDEX")
     verbs.add_parser("serve", add_help=False, help="answer searches over HTTP")
+    return parser
+
+
+def main(arguments: list[str] | None = None, prog: str = PROG) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     if words[:1] == ["serve"]:
         return serve.main(words[1:], prog=f"{prog} serve")
-    given = parser.parse_args(words)
+    given = parser(prog).parse_args(words)
     try:
         if given.verb == "check":
             found = check(given.index)
