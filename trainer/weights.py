@@ -8,7 +8,9 @@ from __future__ import annotations
 import gc
 import os
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice, pairwise
@@ -21,6 +23,9 @@ from trainer import ipc
 from trainer.actors import RunError
 
 Named = list[tuple[str, torch.Tensor]]
+GONE = "gone"  # of a store: that one of the members is, and why
+CALL = 5  # seconds to reach it in
+LOOK = 0.005  # seconds between two looks into it
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ class Group:
     processes: Any  # torch's classes for it are not in its type stubs; None after `leave`
     device: torch.device
     timeout: timedelta = timedelta(minutes=30)  # of each broadcast
+    store: Any = None  # torch's classes would go on with it after Python has freed it
     memory: dict[int, torch.Tensor] = field(default_factory=dict)
     lends: bool = False  # backend ipc: only words go through `processes`
 
@@ -82,7 +88,7 @@ class Group:
         """
         if self.processes is not None:
             self.processes.abort()
-        self.processes = None
+        self.processes = self.store = None
         gc.collect()
 
 
@@ -102,7 +108,7 @@ def plan(parameters: Iterable[Parameter], bucket_bytes: float) -> Plan:
 def join(rendezvous: Rendezvous, rank: int) -> Group:
     """A process group of its own, beside the one that the process trains or serves in; with NCCL on the process's current GPU.
 
-    Raises RunError, which says who waited where and for whom, after `rendezvous.joining` seconds.
+    Raises RunError, which says who waited where and for whom, after `rendezvous.joining` seconds, or once it is called off.
     """
     try:
         return _join(rendezvous, rank)
@@ -115,15 +121,62 @@ def join(rendezvous: Rendezvous, rank: int) -> Group:
 def _join(rendezvous: Rendezvous, rank: int) -> Group:
     timeout, joining = timedelta(seconds=rendezvous.timeout), timedelta(seconds=rendezvous.joining)
     c10d: Any = dist
-    store = c10d.PrefixStore("weights", c10d.TCPStore(rendezvous.address, rendezvous.port, rendezvous.world, rank == 0, joining))
+    store = _store(rendezvous, rank == 0, joining)
+    meeting = Meeting(store, joining)
+    meeting.set(f"here/{rank}", b"")
+    meeting.wait([f"here/{each}" for each in range(rendezvous.world)])
     if rendezvous.backend == "nccl":  # which connects at the first broadcast, by the store
         store.set_timeout(timeout)
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
         device = torch.device("cuda", torch.cuda.current_device())
         return Group(c10d.ProcessGroupNCCL(store, rank, rendezvous.world, options), device, timeout)
-    processes = c10d.ProcessGroupGloo(store, rank, rendezvous.world, joining)
-    return Group(processes, torch.device("cpu"), timeout, lends=rendezvous.backend == "ipc")
+    processes = c10d.ProcessGroupGloo(meeting, rank, rendezvous.world, joining)
+    return Group(processes, torch.device("cpu"), timeout, meeting, lends=rendezvous.backend == "ipc")
+
+
+def _store(rendezvous: Rendezvous, here: bool, timeout: timedelta) -> Any:
+    c10d: Any = dist
+    server = c10d.TCPStore(rendezvous.address, rendezvous.port, rendezvous.world, here, timeout, wait_for_workers=False)
+    return c10d.PrefixStore("weights", server)
+
+
+class Meeting(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
+    """A store that those who wait in it leave once the meeting is called off."""
+
+    def __init__(self, store: Any, patience: timedelta):
+        super().__init__()
+        self.store, self.patience = store, patience
+
+    def set(self, key: str, value: Any) -> None:
+        self.store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        self.wait([key])
+        return self.store.get(key)
+
+    def add(self, key: str, value: int) -> int:
+        return self.store.add(key, value)
+
+    def check(self, keys: list[str]) -> bool:
+        return self.store.check(keys)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Until all are there. Raises RuntimeError, as torch's own stores do."""
+        deadline = time.monotonic() + (timeout or self.patience).total_seconds()
+        while not self.store.check(keys):
+            if self.store.check([GONE]):
+                raise RuntimeError(self.store.get(GONE).decode())
+            if time.monotonic() > deadline:
+                missing = [key for key in keys if not self.store.check([key])]
+                raise RuntimeError(f"{', '.join(missing)} did not come")
+            time.sleep(LOOK)
+
+
+def call_off(rendezvous: Rendezvous, why: str) -> None:
+    """Tell all that wait for a member who does not come."""
+    with suppress(RuntimeError):  # nobody may be there any more
+        _store(rendezvous, False, timedelta(seconds=CALL)).set(GONE, why)
 
 
 def send(

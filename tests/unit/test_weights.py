@@ -4,6 +4,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from datetime import timedelta
 
 import pytest
 import torch
@@ -66,6 +68,31 @@ def test_joining_ends_with_an_error_when_a_member_is_missing():
 def test_a_rollout_engine_without_a_policy_says_which_it_is():
     with pytest.raises(RunError, match=r"^weight sync: process 1 of the rollout engines on \S+ \(pid \d+\) waited for all 2 members"):
         weights.join(Rendezvous("127.0.0.1", free_port(), world=2, timeout=1, backend="gloo", joining=1), 1)
+
+
+@pytest.mark.parametrize("was_there", [False, True])
+def test_who_waits_for_a_member_that_died_leaves_once_the_meeting_is_called_off(was_there):
+    """It died before it came, or after it was seen, when the others wait for its address."""
+    rendezvous = Rendezvous("127.0.0.1", free_port(), world=3, timeout=60, backend="gloo")
+    errors: list[str] = []
+
+    def wait(rank: int) -> None:
+        with pytest.raises(RunError) as caught:
+            weights.join(rendezvous, rank)
+        errors.append(str(caught.value))
+
+    threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    store = weights._store(rendezvous, False, timedelta(seconds=20))
+    if was_there:
+        store.set("here/2", b"")
+    store.wait(["here/0", "here/1"], timedelta(seconds=20))
+    time.sleep(0.2)  # both are in gloo, or wait
+    weights.call_off(rendezvous, "rollout-1 died")
+    for thread in threads:
+        thread.join(20)
+    assert len(errors) == 2 and all(": rollout-1 died" in error for error in errors), errors
 
 
 def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():

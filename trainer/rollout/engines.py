@@ -276,7 +276,12 @@ class RolloutEngines:
         places = [(meetings[i], 1) if pairs else (meetings[0], 1 + sum(receivers[:i])) for i in range(len(receivers))]
         joined = [actor.call.remote("connect", *place, plan) for actor, place in zip(serving.values(), places, strict=True)]
         joined += [rank.connect.remote(meeting, plan) for rank, meeting in zip_longest(policy, meetings)]
-        actors.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
+        try:
+            actors.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
+        except RunError as error:
+            for meeting in meetings:  # who is left would wait for the one that died, and not be free for another meeting
+                weights.call_off(meeting, str(error))
+            raise
 
     def receive(self, version: int) -> list[Any]:
         """Begin taking the weights that the policy sends; `version` is how many steps it had learned."""
