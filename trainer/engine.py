@@ -110,7 +110,7 @@ def _configuration(dtype: torch.dtype, stage: int) -> dict[str, Any]:
 class Engine:
     """DeepSpeed's engine with the calls that a training step needs.
 
-    `steps` is the number of optimizer steps that the learning-rate schedule spans.
+    `steps` is the number of optimizer steps that the learning-rate schedule spans, of which the first `held` have a learning rate of 0.
 
     Losses given to `backward` are sums already divided by the global count, so gradients are *summed* over micro-batches and ranks:
     the result does not depend on how the batch was cut.
@@ -124,6 +124,7 @@ class Engine:
         steps: int,
         device: torch.device,
         divergence: DivergenceConfig = DivergenceConfig(),  # noqa: B008  # frozen
+        held: int = 0,
     ):
         import deepspeed
 
@@ -143,7 +144,10 @@ class Engine:
             if trainer.offload_optimizer:
                 config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
             optimizer = _optimizer(model, optim, trainer)
-            arguments |= {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps))}
+            arguments |= {
+                "optimizer": optimizer,
+                "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps, held)),
+            }
         for module in model.modules():  # https://deepspeed.readthedocs.io/en/latest/zero3.html#registering-external-parameters
             for parameter in getattr(module, "borrowed", ()):
                 deepspeed.zero.register_external_parameter(module, parameter)
@@ -332,13 +336,16 @@ def _adamw(optim: OptimConfig) -> dict[str, Any]:
     return {"lr": optim.lr, "betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
 
 
-def schedule(optim: OptimConfig, steps: int) -> Callable[[int], float]:
-    """Learning-rate factor by step: linear warm-up, then constant, linear to 0, or cosine to 0 at `steps`."""
+def schedule(optim: OptimConfig, steps: int, held: int = 0) -> Callable[[int], float]:
+    """Learning-rate factor by step: 0 for `held` of them, linear warm-up, then constant, linear to 0, or cosine to 0 at `steps`."""
 
     def factor(step: int) -> float:
+        step -= held
+        if step < 0:
+            return 0.0
         if step < optim.warmup_steps:
             return (step + 1) / optim.warmup_steps
-        progress = min(1.0, (step - optim.warmup_steps) / max(1, steps - optim.warmup_steps))
+        progress = min(1.0, (step - optim.warmup_steps) / max(1, steps - held - optim.warmup_steps))
         if optim.schedule == "linear":
             return 1.0 - progress
         if optim.schedule == "cosine":

@@ -53,6 +53,8 @@ class Shape:
     frozen: int = 0  # parameters below adapters, without gradient and optimizer
     linear: int = 0  # parameters of linear layers but the head, which alone may be quantized
     teacher: Shape | None = None  # of the model that it learns from
+    critic: Shape | None = None  # where it is of another model than the policy
+    reference: Shape | None = None  # likewise
 
     @classmethod
     def of(cls, lm: Any) -> Shape:
@@ -112,16 +114,15 @@ def plan(config: Config, shape: Shape, total: float, ranks: int | None = None) -
     `ranks` are those of torchrun, which the settings of other entry points than train_ppo do not say.
     """
     place = config.placement
-    learning, referred = learners(config), refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
+    learning, referred = learners(config, shape), reference(config, shape, beside=True)
     together = isinstance(config, PpoConfig) and config.placement.colocate
     # Each process keeps what it has freed, until its states leave the GPU.
-    working = activations(config, shape, head=not isinstance(config, RmConfig)) + (learning - 1) * activations(config, shape, head=False)
-    working += referred * activations(config, shape, learning=False)
-    if shape.teacher:
-        working += activations(config, shape.teacher, learning=False)
+    working = activations(config, shape, head=not isinstance(config, RmConfig))
+    working += sum(activations(config, each, head=False) for each in learning[1:])
+    working += sum(activations(config, each, learning=False) for each in (referred, shape.teacher) if each)
     parts = states(config, shape, ranks_of(config, ranks)) | {
         "activations": working,
-        "processes": PROCESS * (learning + referred + together),
+        "processes": PROCESS * (len(learning) + (referred is not None) + together),
     }
     room, setting = total * min(place.gpus_per_rank, 1), f"trainer.micro_batch_tokens={config.trainer.micro_batch_tokens}"
     if not isinstance(config, PpoConfig):
@@ -202,13 +203,16 @@ def cache_per_token(config: Config, shape: Shape) -> int:
     return shape.layers * shape.key_values * size_of(config)
 
 
-def learners(config: Config) -> int:
+def learners(config: Config, shape: Shape) -> list[Shape]:
     """Models that learn, on the same GPUs: the policy, and a critic."""
-    return 1 + (isinstance(config, PpoConfig) and config.algorithm.name == "ppo")
+    return [shape, shape.critic or shape] if isinstance(config, PpoConfig) and config.algorithm.name == "ppo" else [shape]
 
 
-def refers(config: Config) -> bool:
-    return isinstance(config, PpoConfig) and config.algorithm.kl.coef > 0
+def reference(config: Config, shape: Shape, *, beside: bool = False) -> Shape | None:
+    """The reference model, where there is one; with `beside` one that shares the GPUs of the ranks."""
+    if not isinstance(config, PpoConfig) or config.algorithm.kl.coef == 0 or (beside and config.placement.reference_resources):
+        return None
+    return shape.reference or shape
 
 
 def ranks_of(config: Config, ranks: int | None = None) -> int:
@@ -222,13 +226,21 @@ def stage_of(config: Config) -> int:
 
 def states(config: Config, shape: Shape, ranks: int) -> Parts:
     """Of policy, critic, reference and teacher on a GPU of the ranks, whichever is at work."""
-    learning, stage, size, count = learners(config), stage_of(config), size_of(config), shape.parameters - shape.frozen
-    weights = (size * shape.parameters - _saved(config, shape)) / (ranks if stage == 3 else 1)
-    optimizer = 0 if config.trainer.offload_optimizer else (12 * count / ranks if stage else 8 * count)  # ZeRO's has float32 weights
-    own = refers(config) and not (isinstance(config, PpoConfig) and config.placement.reference_resources)
-    parts = {"weights": weights, "gradients": _gradients(stage, size, count, ranks), "optimizer": optimizer}
-    taught = size * shape.teacher.parameters / (ranks if stage == 3 else 1) if shape.teacher else 0
-    return {name: part * learning for name, part in parts.items()} | {"reference": weights if own else 0, "teacher": taught}
+    stage, size = stage_of(config), size_of(config)
+    parts: Parts = {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
+    for each in learners(config, shape):
+        count = each.parameters - each.frozen
+        parts["weights"] += _weights(config, each, ranks)
+        parts["gradients"] += _gradients(stage, size, count, ranks)
+        if not config.trainer.offload_optimizer:
+            parts["optimizer"] += 12 * count / ranks if stage else 8 * count  # ZeRO's has float32 weights
+    referred = reference(config, shape, beside=True)
+    parts["reference"] = _weights(config, referred, ranks) if referred else 0
+    return parts | {"teacher": size * shape.teacher.parameters / (ranks if stage == 3 else 1) if shape.teacher else 0}
+
+
+def _weights(config: Config, shape: Shape, ranks: int) -> float:
+    return (size_of(config) * shape.parameters - _saved(config, shape)) / (ranks if stage_of(config) == 3 else 1)
 
 
 def _saved(config: Config, shape: Shape) -> float:

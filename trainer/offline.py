@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from trainer import faults, model_card
+from trainer import faults, model_card, other_models
 from trainer.actors import RunError, connect, free_port
 from trainer.checkpoint import Checkpoints
 from trainer.configs.offline import OfflineConfig
@@ -107,6 +107,7 @@ def _go_back(config: OfflineConfig, folder: Path, diverged: Diverged) -> str:
 def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     config: OfflineConfig = task.config
     schedule = config.trainer
+    other_models.require(config)
     found = task.rows()
     rows, held_out = hold_out(config.data, found, schedule.eval_prompts) if schedule.eval_prompts else (found, [])
     loader = make_loader(config.data, rows, schedule.prompts_per_step, config.run.seed)

@@ -41,11 +41,11 @@ def main(argv: list[str]) -> int:
     args = _arguments(argv)
     config = _config(args)
     shape = shape_of(config.model)
-    if isinstance(config, PpoConfig) and config.teacher.path:
+    for other in config.other_models():
         try:
-            shape = replace(shape, teacher=shape_of(ModelConfig(path=config.teacher.path, dtype=config.model.dtype)))
+            shape = replace(shape, **{other.role: shape_of(other.model)})
         except ConfigError as error:
-            raise ConfigError(f"teacher.{str(error).removeprefix('model.')}") from None
+            raise ConfigError(f"{other.setting}{str(error).removeprefix('model.path')}") from None
     whence = f"as published for {config.model.path}; its own config.json is not here" if published(config.model) else "the model's own"
     lengths = _lengths(args, config)
     if args.gpu is None:

@@ -50,8 +50,12 @@ def model(config: Config) -> list[str]:
     return lines
 
 
-def teacher(config: PpoConfig) -> list[str]:
-    return [f"teacher.{error.removeprefix('model.')}" for error in check_model(ModelConfig(path=config.teacher.path))]
+def other_models(config: Config) -> list[str]:
+    return [
+        f"{other.setting}{error.removeprefix('model.path')}"
+        for other in config.other_models()
+        for error in check_model(ModelConfig(path=other.model.path))
+    ]
 
 
 def split(config: PpoConfig) -> list[str]:

@@ -16,11 +16,12 @@ from trainer import actors, placement, teacher
 from trainer.configs.ppo import PpoConfig
 from trainer.data.packing import Flat, Sequence, flatten, select, split
 from trainer.episodes import Episode
-from trainer.models import PolicyModel, ValueModel
+from trainer.models import PolicyModel, ScoreModel, ValueModel
 from trainer.objectives.aggregation import denominators, part
 from trainer.objectives.distillation import taught
 from trainer.objectives.policy import policy
 from trainer.objectives.value import value
+from trainer.other_models import is_classifier
 from trainer.workers import Role, Tokens, Worker, packing
 
 # Sums over tokens that a rank returns, shown as means over the global batch.
@@ -37,14 +38,15 @@ class Rollout:
     episodes: list[Episode]
     sequences: list[Sequence]
     flat: Flat
-    kept: list[int]  # positions of the episodes that are learnt from; the mask is 0 throughout the others
+    kept: list[int]  # positions of the episodes that are learnt from, or compared with those; the mask is 0 throughout the others
 
     @classmethod
-    def of(cls, episodes: list[Episode], left_out: Collection[int] = ()) -> Rollout:
+    def of(cls, episodes: list[Episode], left_out: Collection[int] = (), compared: Collection[int] = ()) -> Rollout:
+        """`left_out`: positions of episodes that do not count; `compared`: of those that count for others alone, whose mask is 0 too."""
         flat, kept = flatten(episodes), [i for i in range(len(episodes)) if i not in left_out]
-        if left_out:
+        if left_out or compared:
             mask_N = torch.zeros_like(flat.mask_N)
-            where = select(flat.lengths_E, kept)
+            where = select(flat.lengths_E, [i for i in kept if i not in compared])
             mask_N[where] = flat.mask_N[where]
             flat = replace(flat, mask_N=mask_N)
         return cls(episodes, [Sequence(e.prompt.token_ids, e.response_ids) for e in episodes], flat, kept)
@@ -57,15 +59,22 @@ class Rollout:
 def roles_of(config: PpoConfig) -> list[Role]:
     """Who trains and who is asked in a run of reinforcement learning."""
     algorithm, place, updates = config.algorithm, config.placement, config.updates()
+    others = {other.role: other.model for other in config.other_models()}
     said: dict[str, Any] = {"temperature": config.rollout.temperature, "learn_entropy": algorithm.entropy_coef > 0}
-    head, objective = partial(PolicyModel, **said), partial(policy, algorithm)
-    if model := teacher.model_of(config):
+    asked, objective = partial(PolicyModel, **said), partial(policy, algorithm)
+    head = asked
+    if "teacher" in others:
         head, objective = partial(teacher.Student, **said, beta=config.teacher.beta), partial(taught, algorithm, config.teacher)
-    roles = [Role("policy", head, place.gpus_per_rank, config.optim, objective, updates, teacher=model)]
+    alone = config.critic.head_start * algorithm.epochs * algorithm.minibatches if algorithm.name == "ppo" else 0
+    roles = [Role("policy", head, place.gpus_per_rank, config.optim, objective, updates, teacher=others.get("teacher"), held=alone)]
     if algorithm.name == "ppo":
-        roles.append(Role("critic", ValueModel, place.gpus_per_rank, config.critic, partial(value, algorithm.value_clip), updates))
+        own = others.get("critic")
+        scores = own is not None and is_classifier(own)  # it has a head that knows what answers are worth
+        of_critic: dict[str, Any] = {"optim": config.critic, "objective": partial(value, algorithm.value_clip), "updates": updates}
+        head = ScoreModel if scores else ValueModel
+        roles.append(Role("critic", head, place.gpus_per_rank, **of_critic, classifier=scores, model=own))
     if algorithm.kl.coef > 0:
-        roles.append(Role("reference", head, **_resources_of_reference(config)))
+        roles.append(Role("reference", asked, **_resources_of_reference(config), model=others.get("reference")))
     return roles
 
 

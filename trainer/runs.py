@@ -13,22 +13,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+from pydantic import BaseModel
 
 from trainer import metrics, yaml_io
 from trainer.changes import HARMLESS, ROUNDING, Change, differences, flatten, refusal
 from trainer.config_help import show
-from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config, ModelConfig, values_read
 from trainer.errors import ConfigError
 
 C = TypeVar("C", bound=Config)
+S = TypeVar("S", bound=BaseModel)
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
 TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
 FOLDER_FILE = "FLOTILLA_FOLDER_FILE"  # names a file that is told the run's folder: trainer/supervise.py asks it how far the run is
@@ -65,9 +66,16 @@ def resolved_paths(config: C) -> C:
         "model": config.model.model_copy(update=model),
         "data": config.data.model_copy(update={"path": os.path.expanduser(config.data.path)}),  # noqa: PTH111
     }
-    if isinstance(config, PpoConfig) and config.teacher.path:
-        sections["teacher"] = config.teacher.model_copy(update={"path": _resolved(config.teacher.path)})
-    return config.model_copy(update=sections)
+    found = config.model_copy(update=sections)
+    for other in config.other_models():
+        found = _replaced(found, other.setting.split("."), _resolved(other.model.path or ""))
+    return found
+
+
+def _replaced(section: S, keys: Sequence[str], value: Any) -> S:
+    """The section with another value of the setting that `keys` lead to."""
+    first, *rest = keys
+    return section.model_copy(update={first: _replaced(getattr(section, first), rest, value) if rest else value})
 
 
 def _resolved(value: str) -> str:

@@ -130,6 +130,11 @@ def left_out(config: PpoConfig, episodes: list[Episode]) -> set[int]:
     return left
 
 
+def truncated(config: PpoConfig, episodes: list[Episode]) -> set[int]:
+    """Positions of those that algorithm.mask_truncated keeps the policy from learning from."""
+    return {i for i, episode in enumerate(episodes) if not episode.finished} if config.algorithm.mask_truncated else set()
+
+
 def describe(rollout: Rollout, config: RewardConfig, *, with_environment: bool = False) -> dict[str, float]:
     """What the episodes that are learnt from were like, and how many rewards failed."""
     kept = [rollout.episodes[i] for i in rollout.kept]
@@ -149,7 +154,7 @@ def describe(rollout: Rollout, config: RewardConfig, *, with_environment: bool =
         **terms,
         **{f"reward_of/{name}": fmean(rewards) for name, rewards in of_source.items()},
         **failed,
-        "response_tokens": float(rollout.flat.mask_N.sum()) / len(kept),
+        "response_tokens": sum(len(turn.token_ids) for e in kept for turn in e.turns if turn.sampled) / len(kept),
         "truncated": sum(not e.finished for e in kept) / len(kept),
         **played,
     }

@@ -114,7 +114,7 @@ def training(config: Config, shape: Shape, cluster: Cluster, tokens: float, leng
     """
     passes = 4 if config.model.gradient_checkpointing else 3
     epochs = config.algorithm.epochs if isinstance(config, PpoConfig) else 1
-    work = passes * flops_forward(shape, length) * memory.learners(config)
+    work = passes * sum(flops_forward(each, length) for each in memory.learners(config, shape))
     if shape.teacher:
         work += flops_forward(shape.teacher, length)
     return work * tokens * epochs / (ranks * cluster.gpu.flops * TRAINING)
@@ -128,17 +128,20 @@ def communication(config: Config, shape: Shape, cluster: Cluster, tokens: float,
     passes = config.algorithm.epochs * config.algorithm.minibatches if isinstance(config, PpoConfig) else 1
     shared = config.trainer.sequence_parallel
     micro = passes * math.ceil(tokens / passes / (ranks // shared) / config.trainer.micro_batch_tokens)
-    gradients = share * 4 * shape.parameters * (2 * passes if stage < 2 else micro)
-    weights = share * memory.size_of(config) * shape.parameters * (2 * micro if stage == 3 else passes if stage else 0)
-    # Queries, keys, values and the output of every layer, exchanged among the ranks that share a sequence, forward and backward.
-    exchanged = 2 * shape.layers * (2 * shape.queries + shape.key_values) * memory.size_of(config) * tokens / ranks * (shared - 1) / shared
-    return memory.learners(config) * ((gradients + weights) / cluster.bus(ranks) + exchanged / cluster.bus(shared))
+    seconds = 0.0
+    for each in memory.learners(config, shape):
+        gradients = share * 4 * each.parameters * (2 * passes if stage < 2 else micro)
+        weights = share * memory.size_of(config) * each.parameters * (2 * micro if stage == 3 else passes if stage else 0)
+        # Queries, keys, values and the output of every layer, exchanged among the ranks that share a sequence, forward and backward.
+        exchanged = 2 * each.layers * (2 * each.queries + each.key_values) * memory.size_of(config) * tokens / ranks * (shared - 1) / shared
+        seconds += (gradients + weights) / cluster.bus(ranks) + exchanged / cluster.bus(shared)
+    return seconds
 
 
 def scoring(config: PpoConfig, shape: Shape, cluster: Cluster, tokens: float, length: float, ranks: int) -> float:
     """A pass of policy, critic and reference each."""
-    models = memory.learners(config) + memory.refers(config)
-    return models * flops_forward(shape, length) * tokens / (ranks * cluster.gpu.flops * FORWARD)
+    models = [*memory.learners(config, shape), *([found] if (found := memory.reference(config, shape)) else [])]
+    return sum(flops_forward(each, length) for each in models) * tokens / (ranks * cluster.gpu.flops * FORWARD)
 
 
 def generation(config: PpoConfig, shape: Shape, cluster: Cluster, lengths: Lengths, count: int) -> tuple[float, str]:

@@ -14,11 +14,9 @@ from torch import nn
 from torch.nn.functional import linear
 
 from trainer import models
-from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config, ModelConfig
 from trainer.engine import Engine, sharded
 from trainer.episodes import Batch
-from trainer.errors import ConfigError
 from trainer.models import PolicyModel, hidden_states
 from trainer.objectives.distillation import divergence
 from trainer.sequence_parallel import SequenceParallel
@@ -86,28 +84,3 @@ class Teacher:
     def read(self, batch: Batch) -> None:
         """Give the micro-batch what the teacher makes of it."""
         batch.teacher = self.engine(batch), self.engine.weights(self.head)
-
-
-def model_of(config: PpoConfig) -> ModelConfig | None:
-    """The teacher's, if there is one: as precise as the policy."""
-    if config.teacher.path is None:
-        return None
-    return ModelConfig(path=config.teacher.path, dtype=config.model.dtype, attention=config.model.attention)
-
-
-def require(config: PpoConfig) -> None:
-    """Raises ConfigError for a teacher that cannot be read, or that has other tokens than the policy."""
-    if not (model := model_of(config)):
-        return
-    try:
-        models.without_weights(model)
-        theirs = models.load_tokenizer(model).get_vocab()
-    except ConfigError as error:
-        raise ConfigError(f"teacher.{str(error).removeprefix('model.')}") from error
-    ours = models.load_tokenizer(config.model).get_vocab()
-    if other := sorted(token for token in {**ours, **theirs} if ours.get(token) != theirs.get(token)):
-        token = other[0]
-        raise ConfigError(
-            f"teacher.path={config.teacher.path}: has other tokens than the policy: {len(other)} differ, such as {token!r}, which is "
-            f"{theirs.get(token, 'none')} there and {ours.get(token, 'none')} here; take a teacher with the policy's tokenizer"
-        )

@@ -16,7 +16,8 @@ from trainer.configs.preferences import DpoConfig
 
 def read(argv: list[str]) -> DpoConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks), (preflight.gpu,)
+    models = (preflight.model, preflight.other_models, preflight.shared)
+    checks, before_start = (preflight.allowed, *models, preflight.data, preflight.sinks), (preflight.gpu,)
     return parse(argv, prog="python -m trainer.train_dpo", model=DpoConfig, checks=checks, before_start=before_start)
 
 
@@ -77,11 +78,23 @@ class Dpo(Offline[DpoConfig]):
             others = [Sequence(row.token_ids, answers[(i + 1) % len(rows)][0].response_ids) for i, row in enumerate(rows)]
             self.mismatched = {row.index: sequence for row, sequence in zip(rows, others, strict=True)}
             everything += others + others[:1] * (len(others) % 2)  # whole pairs, as ranks get them
-        found = prepare(worker, everything, folder, 2 * self.config.trainer.prompts_per_step, fresh=fresh)
+        referee = self._referee(worker) if fresh else worker
+        found = prepare(referee, everything, folder, 2 * self.config.trainer.prompts_per_step, fresh=fresh)
         if loss == "kto":
             for i, row in enumerate(rows):
                 self.mismatched[row.index].tokens = {"reference": found.of(first + i)}
         self.reference = found
+
+    def _referee(self, worker: Worker) -> Worker:
+        """Who knows the reference's log-probabilities: the policy, or a model that is there for as long as they are computed."""
+        config = self.config
+        if not (others := config.other_models()):
+            return worker
+        role = Role("reference", PolicyModel, config.placement.gpus_per_rank, model=others[0].model, together=self.together)
+        referee = Worker(config, role, worker.rank, worker.world, None, config.placement.threads)
+        referee.device = worker.device
+        referee.build()
+        return referee
 
     def numbers(self, worker: Worker, rows: list[Prompt]) -> dict[str, float]:
         """Of kto the mean gain of the policy on the reference over answers to other prompts, at least 0."""

@@ -25,7 +25,7 @@ from trainer.configs.sections import values_read
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
     names = (preflight.allowed, preflight.options)
-    models = (preflight.model, preflight.teacher, preflight.split, preflight.shared)
+    models = (preflight.model, preflight.other_models, preflight.split, preflight.shared)
     checks = (*names, *models, preflight.data, preflight.evals, preflight.reward, preflight.environment, preflight.sinks)
     before_start = (preflight.cluster,)
     return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
@@ -58,7 +58,7 @@ from trainer.roles import Rollout
 from trainer.rollout.continuous import Continuous
 from trainer.runs import held, run_folder, save_resolved
 from trainer.samples import Samples
-from trainer.scored import advantages, describe, evaluations, left_out, punish_overlong
+from trainer.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
 from trainer.sinks import sinks
 from trainer.stopping import STOPPED, Stopped, Stopping, stop_signals
 from trainer.worker_groups import WorkerGroups, start
@@ -142,7 +142,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
             episodes = run.producer.next(step, stopping, clock)
         except Stopped as late:
             return stopped(run, late, step - 1)
-        rollout = Rollout.of(episodes, left_out(run.config, episodes))
+        rollout = Rollout.of(episodes, left_out(run.config, episodes), truncated(run.config, episodes))
         values = describe(rollout, run.config.reward, with_environment=bool(run.config.environment.function)) | learn(
             run.config, run.workers, rollout, run.controller, step, clock
         )

@@ -18,7 +18,7 @@ import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
-from trainer import actors, faults, heartbeat, memory, models, placement, quantize, teacher, weights
+from trainer import actors, faults, heartbeat, memory, models, other_models, placement, quantize, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import LoraConfig
@@ -190,7 +190,7 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     """
     if config.model.lora.rank or config.model.freeze:
         models.without_weights(config.model)  # raises what is wrong with the names of layers before anything starts
-    teacher.require(config)
+    other_models.require(config)
     ours = not ray.is_initialized()
     if ours:
         actors.connect()
@@ -235,9 +235,8 @@ def _memory(config: PpoConfig, model_path: str, group: Any) -> str:
     asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=actors.in_bundle(group, 0))
     total = actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
     lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
-    shape = memory.Shape.of(lm)
-    if model := teacher.model_of(config):
-        shape = replace(shape, teacher=memory.Shape.of(models.without_weights(model)))
+    others = {other.role: memory.Shape.of(models.without_weights(other.model)) for other in config.other_models()}
+    shape = replace(memory.Shape.of(lm), **others)
     return memory.check(config, shape, total)
 
 

@@ -51,6 +51,8 @@ class Role:
     classifier: bool = False  # the model has one output for a sequence, in place of one for each token of the vocabulary
     bundle: placement.Bundle | None = None  # of resources for each rank; None: it shares the bundles of the ranks
     teacher: ModelConfig | None = None  # that the objective compares the model with
+    model: ModelConfig | None = None  # it starts from; None: as the policy does
+    held: int = 0  # optimizer steps, the first ones, with a learning rate of 0
     gpus_setting: str = "placement.gpus_per_rank"  # named where a GPU is missing
 
 
@@ -99,6 +101,7 @@ class Worker:
         config, role = self.config, self.role
         # Rollout engines load from a folder, so random weights are written to one first; without engines (train_sft) they are drawn here.
         source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
+        source = role.model or source
         if role.objective is None:  # the reference is the model as it was
             source = source.model_copy(update={"lora": LoraConfig(quantize=source.lora.quantize), "freeze": []})
         if source.lora.rank or source.freeze:
@@ -113,7 +116,7 @@ class Worker:
         if config.trainer.sequence_parallel > 1:
             shared = SequenceParallel(config.trainer.sequence_parallel, self.rank, self.world)
             shared.attach(model, lm)
-        self.engine = Engine(model, role.optim, config.trainer, role.updates, self.device, config.divergence)
+        self.engine = Engine(model, role.optim, config.trainer, role.updates, self.device, config.divergence, role.held)
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -71,6 +72,17 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, *more in (("rm",), ("dpo",), ("rm", "model.lora.rank=4", "run.name=rm-adapters")):
         done(train(folder, name, 1, f"run.name={name}", *more))
     return folder
+
+
+def test_dpo_compares_with_a_reference_of_its_own(runs):
+    sft = ["data.path=trainer.data.tasks:sort_digits", "trainer.eval_prompts=0"]
+    done(train(runs, "sft", 1, "run.name=other", "trainer.steps=2", *sft))
+    for ranks, name in ((1, "referred"), (2, "referred-by-two")):
+        done(train(runs, "dpo", ranks, f"run.name={name}", "algorithm.reference=run:other", "trainer.steps=2"))
+    names = ("dpo", "referred", "referred-by-two")
+    plain, one, two = ([row["loss"] for row in metrics(runs / name) if "loss" in row] for name in names)
+    assert plain[0] == pytest.approx(math.log(2), abs=1e-4) and abs(one[0] - math.log(2)) > 1e-3
+    assert one == pytest.approx(two, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_help_of_a_section_shows_that_section_alone(capsys):
     assert set(re.findall(r"^  ([a-z]+)\.", text, re.MULTILINE)) == {"algorithm"}
     assert text.lstrip().startswith("algorithm: Advantages and loss.")
     assert re.findall(r"^  (\S+)=", help_of(capsys, PpoConfig, "--help", "algorithm.kl"), re.MULTILINE) == [
-        f"algorithm.kl.{name}" for name in ("coef", "where", "estimator", "target", "horizon")
+        f"algorithm.kl.{name}" for name in ("coef", "where", "reference", "estimator", "target", "horizon")
     ]
     (line,) = errors("--help", "rollout", model=SftConfig)
     assert line.startswith("--help rollout: no such section; there are run, model, data")

@@ -18,6 +18,10 @@ TAUGHT = ["algorithm.name=distillation", "teacher.path=gpt2"]
 CONFLICTS = {
     "algorithm.group_size, algorithm.name": ["algorithm.group_size=1"],
     "critic.lr, algorithm.name": ["critic.lr=1"],
+    "critic.path, algorithm.name": ["critic.path=gpt2"],
+    "critic.head_start, trainer.steps": ["algorithm.name=ppo", "critic.head_start=9", "trainer.steps=9"],
+    "algorithm.kl.reference, algorithm.kl.coef": ["algorithm.kl.reference=gpt2"],
+    "algorithm.mask_truncated, algorithm.name": [*TAUGHT, "algorithm.mask_truncated=true"],
     "algorithm.lam, algorithm.name": ["algorithm.lam=0.5"],
     "algorithm.value_clip, algorithm.name": ["algorithm.value_clip=null"],
     "algorithm.gamma, algorithm.name": ["algorithm.gamma=0.9", "algorithm.name=rloo"],
@@ -292,6 +296,7 @@ def test_what_an_entry_point_does_not_read_is_refused(argument, why):
         (DpoConfig, ["algorithm.label_smoothing=0.5"], "algorithm.label_smoothing=0.5: must be a number"),
         (DpoConfig, ["algorithm.gamma=1"], "algorithm.loss=sigmoid: not read; simpo alone has it"),
         (DpoConfig, ["algorithm.loss=simpo", "algorithm.length_normalized=true"], "not read; simpo is so, kto is not"),
+        (DpoConfig, ["algorithm.loss=simpo", "algorithm.reference=gpt2"], "algorithm.loss=simpo: not read; simpo has none"),
         (DpoConfig, ["data.label=good"], "data.label=good, algorithm.loss=sigmoid: the other losses compare two answers to a prompt"),
         (
             DpoConfig,

@@ -17,7 +17,6 @@ from trainer.actors import free_port
 from trainer.configs.sections import AlgorithmConfig
 from trainer.configs.teacher import TeacherConfig
 from trainer.data.packing import Sequence, attach, pack
-from trainer.errors import ConfigError
 from trainer.models import PolicyModel
 from trainer.objectives.aggregation import denominators
 from trainer.objectives.distillation import divergence, taught
@@ -149,19 +148,6 @@ def test_a_rank_learns_from_a_teacher_whatever_is_sharded(tiny_model, other, sta
     assert found[0] == pytest.approx(stats["divergence"].item(), rel=1e-4)
     assert found[-1] < 0.5 * found[0]
     assert {p.name for p in worker.parameters()} == {name for name, _ in worker.lm.named_parameters()}, "the teacher is never sent"
-
-
-def test_a_teacher_with_other_tokens_or_none_at_all_is_refused(tiny_model, tmp_path):
-    models.character_tokenizer("0123456789=s").save_pretrained(tmp_path / "other")
-    AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path / "other")
-    config = settings(tiny_model, teacher={"path": str(tmp_path / "other")})
-    with pytest.raises(ConfigError, match=r"^teacher.path=\S+other: has other tokens than the policy: \d+ differ, such as ") as caught:
-        teacher.require(config)
-    assert "take a teacher with the policy's tokenizer" in str(caught.value)
-    with pytest.raises(ConfigError, match=r"^teacher.path: \S+nowhere: "):
-        teacher.require(settings(tiny_model, teacher={"path": str(tmp_path / "nowhere")}))
-    teacher.require(settings(tiny_model, teacher={"path": str(tiny_model)}))
-    teacher.require(settings(tiny_model))
 
 
 def test_without_a_teacher_the_policy_is_what_it_was(tiny_model):

@@ -37,3 +37,5 @@ def test_learning_rates_warm_up_and_decay():
     linear = schedule(OptimConfig(schedule="linear"), 4)
     assert [linear(i) for i in range(5)] == [1.0, 0.75, 0.5, 0.25, 0.0]
     assert schedule(OptimConfig(), 4)(1000) == 1.0
+    held = schedule(OptimConfig(schedule="linear", warmup_steps=2), 10, held=4)
+    assert [held(i) for i in range(11)] == [0.0] * 4 + [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]

@@ -68,6 +68,11 @@ def _learning(config: PpoSections) -> list[Rule]:
             "the warm-up must end before the run does",
         ),
         Rule(
+            0 < config.trainer.steps <= critic.head_start and algorithm.name == "ppo",
+            ("critic.head_start", "trainer.steps"),
+            "the policy must have steps to learn in",
+        ),
+        Rule(
             rollout.mode != "one_step" and rollout.no_signal == "replace" and algorithm.group_size == 1 and algorithm.name != "remax",
             ("rollout.no_signal", "algorithm.group_size"),
             "one answer is like itself; groups of 2 and more differ or do not",

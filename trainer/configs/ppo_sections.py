@@ -18,6 +18,7 @@ from trainer.configs.sections import (
     ModelConfig,
     Only,
     OptimConfig,
+    OtherModel,
     PlacementConfig,
     RolloutConfig,
     TrainerConfig,
@@ -29,6 +30,11 @@ WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is e
 
 class CriticConfig(OptimConfig):
     lr: float = Field(default=1e-5, gt=0, description="AdamW's learning rate after warm-up.")
+    path: str | None = Field(
+        default=None,
+        description="Folder or hub name of the model that it starts from, or run:NAME, such as a reward model's. Default: the policy's.",
+    )
+    head_start: int = Field(default=0, ge=0, description="First steps in which it learns and the policy's learning rate is 0.")
 
 
 class PpoTrainerConfig(TrainerConfig):
@@ -97,12 +103,22 @@ class PpoSections(Config):
     )
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="Rollout engines.")
     teacher: TeacherConfig = Field(default=TeacherConfig(), description="A model whose distribution the policy learns on its own answers.")
-    critic: Annotated[CriticConfig, WITH_CRITIC] = Field(default=CriticConfig(), description="Optimizer of the value model.")
+    critic: Annotated[CriticConfig, WITH_CRITIC] = Field(
+        default=CriticConfig(), description="The value model: where it starts, and its optimizer."
+    )
 
     def max_response_tokens(self) -> int:
         """Most tokens after a prompt: of an answer, or of an episode with an environment."""
         environment, turn = self.environment, self.rollout.max_new_tokens
         return (environment.max_tokens or environment.max_turns * turn) if environment.function else turn
+
+    def other_models(self) -> list[OtherModel]:
+        named = (
+            OtherModel("teacher", "teacher.path", self.model.beside(self.teacher.path)),
+            OtherModel("critic", "critic.path", self.model.model_copy(update={"path": self.critic.path, "init": None, "tokenizer": None})),
+            OtherModel("reference", "algorithm.kl.reference", self.model.beside(self.algorithm.kl.reference)),
+        )
+        return [other for other in named if other.model.path is not None]
 
     def updates(self) -> int:
         return self.trainer.steps * self.algorithm.epochs * self.algorithm.minibatches

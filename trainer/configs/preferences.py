@@ -9,7 +9,7 @@ from pydantic import Field
 from trainer.configs.base import Section
 from trainer.configs.data import DataConfig
 from trainer.configs.offline import OfflineConfig
-from trainer.configs.sections import Only, Rule
+from trainer.configs.sections import Only, OtherModel, Rule
 
 
 class PairsConfig(DataConfig):
@@ -73,6 +73,10 @@ class PreferenceConfig(Section):
     loss: Literal["sigmoid", "ipo", "robust", "simpo", "kto"] = Field(
         default="sigmoid", description="sigmoid is DPO's; simpo needs no reference; kto learns from each answer by itself."
     )
+    reference: Annotated[str | None, Only("algorithm.loss", ("sigmoid", "ipo", "robust", "kto"), "simpo has none")] = Field(
+        default=None,
+        description="Folder or hub name of the reference model, or run:NAME; it has the policy's tokens. Default: the policy as it was.",
+    )
     beta: float = Field(default=0.1, gt=0, description="How dear the distance from the reference model is; of simpo a scale.")
     length_normalized: Annotated[bool, Only("algorithm.loss", ("sigmoid", "ipo", "robust"), "simpo is so, kto is not")] = Field(
         default=False, description="Log-probabilities of an answer are divided by its tokens."
@@ -101,6 +105,11 @@ class DpoConfig(PreferencesConfig):
 
     data: DpoDataConfig = Field(description="Prompts, each with a better and a worse answer, or with one that has a label.")  # pyright: ignore[reportIncompatibleVariableOverride]
     algorithm: PreferenceConfig = Field(default=PreferenceConfig(), description="The loss.")
+
+    def other_models(self) -> list[OtherModel]:
+        if (path := self.algorithm.reference) is None:
+            return []
+        return [OtherModel("reference", "algorithm.reference", self.model.beside(path))]
 
     def rules(self) -> list[Rule]:
         algorithm, data = self.algorithm, self.data

@@ -82,11 +82,25 @@ class ModelConfig(Section):
     def _null_is_full_fine_tuning(cls, value: Any) -> Any:
         return {} if value is None else value
 
+    def beside(self, path: str | None) -> ModelConfig:
+        """A model that is read as this one is, and learns nothing."""
+        return ModelConfig(path=path, dtype=self.dtype, attention=self.attention)
+
+
+class OtherModel(NamedTuple):
+    role: str  # teacher, critic, reference
+    setting: str  # that names it
+    model: ModelConfig
+
 
 class KlConfig(Section):
     coef: float = Field(default=0.0, ge=0, description="0 leaves the reference model out.")
     where: Annotated[Literal["reward", "loss"], WITH_KL] = Field(
         default="loss", description="Subtracted from the reward of each token, or a term of the loss."
+    )
+    reference: Annotated[str | None, WITH_KL] = Field(
+        default=None,
+        description="Folder or hub name of the reference model, or run:NAME; it has the policy's tokens. Default: the policy as it was.",
     )
     estimator: Annotated[Literal["k1", "k2", "k3"], WITH_KL] = Field(
         default="k3", description="Of the KL divergence from the reference, per token."
@@ -155,6 +169,9 @@ class AlgorithmConfig(LossConfig):
     )
     importance_low: Annotated[float | None, Only("algorithm.importance_mode", ("mask",), "truncated weights have no lower bound")] = Field(
         default=None, gt=0, description="Weights below it do not count either; null sets no lower bound."
+    )
+    mask_truncated: Annotated[bool, WITH_REWARDS] = Field(
+        default=False, description="Answers that were cut off count for the others of their group, but are not learned from."
     )
     kl: KlConfig = Field(default=KlConfig(), description="Distance kept from the reference model.")
 
@@ -309,6 +326,10 @@ class Config(Section):
             text = "; ".join(f"{', '.join(rule.keys)}: {rule.text}" for rule in broken)
             raise PydanticCustomError("rules", "{text}", {"text": text})  # as a value: braces in a template would be read as fields
         return self
+
+    def other_models(self) -> list[OtherModel]:
+        """Besides the one that is trained."""
+        return []
 
     def updates(self) -> int:
         """Optimizer steps of the run, over which the learning rate's schedule spans."""
