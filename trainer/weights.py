@@ -23,7 +23,7 @@ from trainer import ipc
 from trainer.actors import RunError
 
 Named = list[tuple[str, torch.Tensor]]
-GONE = "gone"  # of a store: that one of the members is, and why
+HERE, ALL, GONE = "here", "all members", "gone"  # of a store: how many have come, that all have, and why one does not
 CALL = 5  # seconds to reach it in
 LOOK = 0.005  # seconds between two looks into it
 
@@ -123,8 +123,9 @@ def _join(rendezvous: Rendezvous, rank: int) -> Group:
     c10d: Any = dist
     store = _store(rendezvous, rank == 0, joining)
     meeting = Meeting(store, joining)
-    meeting.set(f"here/{rank}", b"")
-    meeting.wait([f"here/{each}" for each in range(rendezvous.world)])
+    if meeting.add(HERE, 1) == rendezvous.world:
+        meeting.set(ALL, b"")
+    meeting.wait([ALL])
     if rendezvous.backend == "nccl":  # which connects at the first broadcast, by the store
         store.set_timeout(timeout)
         options = c10d.ProcessGroupNCCL.Options()

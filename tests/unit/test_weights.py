@@ -10,6 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
+from lab.waiting import wait_for
 from trainer import weights
 from trainer.actors import RunError, free_port
 from trainer.weights import Parameter, Rendezvous
@@ -85,10 +86,10 @@ def test_who_waits_for_a_member_that_died_leaves_once_the_meeting_is_called_off(
     for thread in threads:
         thread.start()
     store = weights._store(rendezvous, False, timedelta(seconds=20))
+    wait_for("both", lambda: store.add(weights.HERE, 0) == 2, 20)
     if was_there:
-        store.set("here/2", b"")
-    store.wait(["here/0", "here/1"], timedelta(seconds=20))
-    time.sleep(0.2)  # both are in gloo, or wait
+        store.set(weights.ALL, b"")
+    time.sleep(0.2)  # they are in gloo, where it was
     weights.call_off(rendezvous, "rollout-1 died")
     for thread in threads:
         thread.join(20)
