@@ -55,6 +55,11 @@ def twin(recipe: Settings, folder: Path) -> Settings:
         **{section: recipe[section] for section in ("algorithm", "optim", "critic") if section in recipe},
     }
     values["optim"] = values.get("optim", {}) | {"warmup_steps": 1}
+    algorithm = values.get("algorithm", {})
+    if "reference" in algorithm:
+        values["algorithm"] = algorithm | {"reference": str(folder / "reference")}
+    if "reference" in algorithm.get("kl", {}):
+        values["algorithm"] = algorithm | {"kl": algorithm["kl"] | {"reference": str(folder / "reference")}}
     return values | (_sampled(recipe, kept, values, folder) if sampled else {})
 
 
@@ -82,7 +87,9 @@ def _sampled(recipe: Settings, kept: Settings, values: Settings, folder: Path) -
         "placement": values["placement"] | kept["placement"] | {"ranks": ranks},
     }
     if "critic" in values:
-        found["critic"] = values["critic"] | {"warmup_steps": 1}
+        critic = found["critic"] = values["critic"] | {"warmup_steps": 1}
+        small_critic = {"path": str(folder / "critic"), "head_start": 1}
+        critic |= {key: value for key, value in small_critic.items() if critic.get(key)}
     if "teacher" in recipe:
         found["teacher"] = recipe["teacher"] | {"path": str(folder / "teacher")}
     return found
@@ -112,8 +119,13 @@ def _models(small: Settings, folder: Path) -> None:
 
     config = ModelConfig(init={**MODEL, "num_key_value_heads": 2, "max_position_embeddings": 128}, tokenizer=TOKENIZER, dtype="float32")
     tokenizer = models.load_tokenizer(config)
-    names = ["model"] + (["teacher"] if "teacher" in small else [])
-    for seed, name in enumerate(names):
+    algorithm = small.get("algorithm", {})
+    named = {
+        "teacher": "teacher" in small,
+        "critic": "path" in small.get("critic", {}),
+        "reference": "reference" in algorithm or "reference" in algorithm.get("kl", {}),
+    }
+    for seed, name in enumerate(("model", *(name for name, there in named.items() if there))):
         lm = models.load_lm(config, seed, torch.device("cpu"))
         models.export(lm, lm.state_dict(), tokenizer, folder / name)
     if small.get("reward", {}).get("function") == "reward_model":

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ray_actors import local_ray
 
-from trainer import plan, train_ppo, twin, yaml_io
+from trainer import other_models, plan, train_ppo, twin, yaml_io
 from trainer.actors import free_port
 from trainer.cli import parse
 from trainer.configs.ppo import PpoConfig
@@ -77,6 +77,21 @@ def test_the_twin_of_a_recipe_that_learns_from_data_runs_on_two_ranks(name, tmp_
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read(tmp_path / f"twin-{name}")
     assert [row["step"] for row in rows if "loss" in row] == [1, 2] and all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
+
+
+def test_a_twin_names_none_of_the_models_of_its_recipe(tmp_path):
+    """Nothing is downloaded for it."""
+    recipe = yaml_io.load(RECIPES["ppo-70b"].read_text())
+    recipe["critic"] |= {"path": "meta-llama/Llama-3.1-8B", "head_start": 20}
+    recipe["algorithm"]["kl"] |= {"reference": "meta-llama/Llama-3.1-70B"}
+    (tmp_path / "own.yaml").write_text(yaml_io.dump(recipe))
+    twin.write(tmp_path / "own.yaml", tmp_path / "twin")
+    config = parse(["--config", str(tmp_path / "twin/run.yaml")], prog="test", model=PpoConfig)
+    assert [(other.role, other.model.path) for other in config.other_models()] == [
+        (name, str(tmp_path / "twin" / name)) for name in ("critic", "reference")
+    ]
+    assert config.critic.head_start == 1
+    other_models.require(config)
 
 
 @pytest.mark.parametrize(
