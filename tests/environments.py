@@ -25,11 +25,11 @@ def double(number: int) -> int:
     return 2 * number
 
 
-async def two_turns(policy: Policy, row: dict[str, Any]) -> float:
+async def two_turns(policy: Policy, row: dict[str, Any], seconds: float = 0.01) -> float:
     """An answer, an observation, another answer: worth the share of digits that are the first one's."""
     first = await policy.generate(row["prompt"], max_tokens=2)
     policy.metrics["observed"] += 1
-    await asyncio.sleep(policy.random.random() / 100)
+    await asyncio.sleep(policy.random.random() * seconds)
     second = await policy.generate(row["prompt"] + first.text + "0=", max_tokens=3)
     return float(second.text.count(row["answer"]) + first.text.count(row["answer"])) / 5
 

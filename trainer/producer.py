@@ -35,6 +35,10 @@ class Producer(Protocol):
         """
         ...
 
+    def settle(self) -> None:
+        """Before the rollout engines get other weights for an evaluation: have done what is to be sampled with those that they have."""
+        ...
+
     def metrics(self) -> dict[str, float]:
         """How the last step's episodes came about."""
         ...
@@ -147,6 +151,10 @@ class Batches:
                 self.pending = Ahead(self.pool.start(self.workers.engines, prompts, size, seed))
             else:
                 self.pending = self.workers.start(prompts, size, seed)
+
+    def settle(self) -> None:
+        if isinstance(self.pending, Ahead):  # others have asked their engines for everything, which answer in order
+            self.pending.settle()
 
     def metrics(self) -> dict[str, float]:
         return self.values

@@ -106,6 +106,7 @@ class Run:
         """What answers to the prompts of all sets are worth; nothing where the run is asked to stop first."""
         if not self.sets:
             return {}
+        self.producer.settle()
         self.workers.sync()
         samples = self.config.trainer.eval_samples
         by_set: dict[str, list[Episode]] = {}

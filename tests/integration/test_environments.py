@@ -106,6 +106,16 @@ def test_one_step_ahead_episodes_are_played_while_a_step_trains_also_where_their
     until_gone()
 
 
+def test_one_step_ahead_an_evaluation_between_two_turns_changes_no_bit(tiny_model, tmp_path):
+    for every, seconds in ((0, 0), (3, 1)):  # step 3 is the first that learns anything
+        changes: dict[str, Any] = {"rollout": {"mode": "one_step"}, "trainer": {"steps": 4, "eval_every": every}}
+        config = played(tiny_model, "two_turns", environment={"args": {"seconds": seconds}}, **changes)
+        assert train_ppo.train(config, tmp_path / str(every)) == 0
+    without, with_ = (tmp_path / name / "model/model.safetensors" for name in ("0", "3"))
+    assert without.read_bytes() == with_.read_bytes()
+    assert read(tmp_path / "3")[-1]["logprob_diff"] > 1e-4, "of older weights than the policy's"
+
+
 def test_one_step_ahead_a_run_that_is_asked_to_stop_leaves_no_process(tiny_model, tmp_path, monkeypatch):
     after_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     config = played(tiny_model, "two_turns", rollout={"mode": "one_step"})

@@ -30,6 +30,10 @@ class Ahead:
         """Wait for them. Raises as `Rounds.result` does."""
         return self.done.result()
 
+    def settle(self) -> None:
+        """Wait until no turn is to be sampled any more, or an engine died: weights that come before would change what is sampled."""
+        self.done.exception()
+
     def owed(self) -> list[int]:
         """See `Rounds.owed`; after an error of `result`."""
         return self.rounds.owed()

@@ -205,6 +205,9 @@ class Continuous:
         self.since = now
         self.counts.clear()
 
+    def settle(self) -> None:
+        """Nothing: episodes here take new weights at any time."""
+
     def metrics(self) -> dict[str, float]:
         return self.values
 
