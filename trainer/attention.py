@@ -6,16 +6,18 @@ https://docs.pytorch.org/docs/stable/nn.attention.varlen.html; registered with t
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
+from trainer.configs.sections import Config, ModelConfig
 from trainer.errors import ConfigError
 
+C = TypeVar("C", bound=Config)
 NAME = "varlen"
-FLASH = ("varlen", "flash_attention_2")  # kernels that know borders of sequences by their places, without a mask
+OLDEST = (8, 0)  # compute capability that the kernel is made for
 WIDEST = 256  # of a head, in the kernel
 # What some architectures do inside attention, which the kernel does not.
 INSIDE = ("attn_logit_softcapping", "attention_sinks")
@@ -61,8 +63,42 @@ def borders(position_ids: torch.Tensor, rows: int) -> Borders:
     return _last[0][1]
 
 
-def require(lm: Any) -> None:
-    """Raises ConfigError for a model whose attention the kernel does not compute."""
+def settle(config: C, lm: Any, unable: str) -> C:
+    """`config` as it is where `auto` takes the kernel for the model that is trained, else with sdpa in its place; says which, once.
+
+    `unable`: see there, of the ranks' devices. Other models of the run are looked at where they are loaded.
+    """
+    if config.model.attention != "auto":
+        return config
+    reasons = _reasons(lm, config.model.dtype, unable)
+    print(f"model.attention: {f'sdpa ({reasons[0]})' if reasons else NAME}", flush=True)
+    return config.model_copy(update={"model": config.model.model_copy(update={"attention": "sdpa"})}) if reasons else config
+
+
+def fit(lm: Any, model: ModelConfig, device: torch.device) -> None:
+    """Give a model the kernel in place of sdpa, where `auto` may. Raises ConfigError where it is asked for and cannot compute this one."""
+    if model.attention == "auto" and not _reasons(lm, model.dtype, unable(device)):
+        lm.set_attn_implementation(NAME)
+    elif model.attention == NAME and (reasons := _unfit(lm)):
+        raise ConfigError(f"model.attention={NAME}: {lm.config.model_type} has {', '.join(reasons)}; use sdpa or eager")
+
+
+def unable(device: torch.device) -> str:
+    """Why the kernel does not run there, or nothing. On AMD's GPUs it was never run here, so nobody is given it unasked."""
+    if device.type != "cuda":
+        return "no GPU"
+    if torch.version.hip:
+        return "a GPU of AMD"
+    found = torch.cuda.get_device_capability(device)
+    return "" if found >= OLDEST else f"a GPU of compute capability {found[0]}.{found[1]}, where flash attention needs 8.0"
+
+
+def _reasons(lm: Any, dtype: str, unable: str) -> list[str]:
+    of_type = "" if dtype == "bfloat16" else f"model.dtype={dtype}"
+    return [reason for reason in (unable, of_type, *(f"{lm.config.model_type} has {reason}" for reason in _unfit(lm))) if reason]
+
+
+def _unfit(lm: Any) -> list[str]:
     config = lm.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     reasons = [f"{name}={value}" for name in INSIDE if (value := getattr(config, name, None)) is not None]
@@ -70,8 +106,7 @@ def require(lm: Any) -> None:
         reasons.append(f"heads of {width} numbers, where multiples of 8 up to {WIDEST} are allowed")
     if not lm._can_set_attn_implementation():
         reasons.append("attention of its own")
-    if reasons:
-        raise ConfigError(f"model.attention={NAME}: {config.model_type} has {', '.join(reasons)}; use sdpa or eager")
+    return reasons
 
 
 AttentionInterface.register(NAME, attend)

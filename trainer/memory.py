@@ -174,7 +174,7 @@ def layer_activations(config: Config, shape: Shape) -> float:
     """
     size, row = size_of(config), _row(config) * config.trainer.sequence_parallel  # each rank has the mask of whole rows
     norms, mlp = 2 * _norm(size) * shape.hidden, 4 * size * shape.intermediate
-    if config.model.attention in ("varlen", "flash_attention_2"):
+    if config.flash_attention():
         return norms + mlp + size * (2 * shape.queries + shape.key_values) + 4 * shape.heads
     attention = size * 4 * shape.queries
     if config.model.attention == "eager":

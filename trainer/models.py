@@ -155,7 +155,8 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     Raises ConfigError when transformers cannot read the path or the configuration, when the head is not one that this trainer applies, or
     for adapters that it has no layers for.
     """
-    settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": config.attention}
+    kernel = "sdpa" if config.attention == "auto" else config.attention
+    settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": kernel}
     if config.lora.quantize:
         settings |= quantize.settings(settings["dtype"], device)
     kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
@@ -175,8 +176,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
         _require_score(lm, config)
     else:
         _require_plain_head(lm, config)
-    if config.attention == attention.NAME:
-        attention.require(lm)
+    attention.fit(lm, config, device)
     _remove_dropout(lm)
     if config.lora.quantize:
         quantize.settle(lm)

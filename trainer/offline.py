@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from trainer import faults, model_card, other_models
+from trainer import attention, faults, model_card, models, other_models
 from trainer.actors import RunError, connect, free_port
 from trainer.checkpoint import Checkpoints
 from trainer.configs.offline import OfflineConfig
@@ -116,8 +116,10 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     role = task.role()
     worker = Worker(config, role, rank, world, None, config.placement.threads)
     worker.join(os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT") or free_port()))
-    config = from_rank_0(lambda: slowed(config, folder), rank, world)
-    worker.config, worker.role = config, replace(role, optim=config.optim)
+    lm = models.without_weights(config.model, role.classifier)  # on all ranks, or the others would wait for one that cannot
+    config = from_rank_0(lambda: attention.settle(slowed(config, folder), lm, attention.unable(worker.device)), rank, world)
+    task.config = worker.config = config
+    worker.role = replace(role, optim=config.optim)
     # Rank 0 alone looks: on a shared file system another node may see a checkpoint later, and would resume from another step.
     last, exported = from_rank_0(lambda: (checkpoints.to_resume(config.run.resume), (folder / "model").exists()), rank, world)
     done = last.step if last else 0

@@ -18,7 +18,7 @@ import torch
 from ray.exceptions import RayError
 from ray.util.placement_group import remove_placement_group
 
-from trainer import actors, faults, heartbeat, memory, models, other_models, placement, quantize, weights
+from trainer import actors, attention, faults, heartbeat, memory, models, other_models, placement, quantize, weights
 from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import LoraConfig
@@ -198,16 +198,18 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     gc.collect()  # a traceback of an earlier run in this process may have handles, for which Ray takes the names of its actors for taken
     before = set(ray.util.list_named_actors())
     try:
-        members = roles_of(config)
         wanted = placement.plan(config)
         nodes = placement.fixed_nodes(ray.nodes())
         placement.check(wanted, nodes, config.placement)
         placement.check_environment(config.environment, nodes)
         group = placement.reserve(wanted, config.placement)
         model_path = initial_model(config, folder)
-        if config.placement.gpus_per_rank:
-            print(_memory(config, model_path, group), flush=True)
-        groups = _start(config, folder, model_path, wanted, members, group)
+        lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
+        total, unable = _gpu(config, group) if config.placement.gpus_per_rank else (0, "no GPU")
+        config = attention.settle(config, lm, unable)
+        if total:
+            print(_memory(config, lm, total), flush=True)
+        groups = _start(config, folder, model_path, wanted, roles_of(config), group)
         yield groups
     finally:
         if groups and groups.environments:
@@ -228,20 +230,24 @@ def _until_gone(others: set[str]) -> None:
             time.sleep(0.05)
 
 
-def _memory(config: PpoConfig, model_path: str, group: Any) -> str:
-    """How the first rank's GPU is going to be filled. Raises ConfigError where that cannot be, or where the GPU is missing."""
-    gpus = placement.rank_share(config).get("GPU", 0)
-    once: Any = ray.remote(max_calls=1)(_gpu_bytes)  # the process ends with the call, or what CUDA has taken would stay
-    asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=actors.in_bundle(group, 0))
-    total = actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
-    lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
+def _memory(config: PpoConfig, lm: Any, total: int) -> str:
+    """How the first rank's GPU is going to be filled. Raises ConfigError where that cannot be."""
     others = {other.role: memory.Shape.of(models.without_weights(other.model)) for other in config.other_models()}
     shape = replace(memory.Shape.of(lm), **others)
     return memory.check(config, shape, total)
 
 
-def _gpu_bytes(gpus: float) -> int:
-    return torch.cuda.get_device_properties(placement.device_of(gpus, "placement.gpus_per_rank")).total_memory
+def _gpu(config: PpoConfig, group: Any) -> tuple[int, str]:
+    """Bytes of the first rank's GPU, and `attention.unable` of it. Raises ConfigError where it is missing."""
+    gpus = placement.rank_share(config).get("GPU", 0)
+    once: Any = ray.remote(max_calls=1)(_asked_gpu)  # the process ends with the call, or what CUDA has taken would stay
+    asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=actors.in_bundle(group, 0))
+    return actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
+
+
+def _asked_gpu(gpus: float) -> tuple[int, str]:
+    device = placement.device_of(gpus, "placement.gpus_per_rank")
+    return torch.cuda.get_device_properties(device).total_memory, attention.unable(device)
 
 
 def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:

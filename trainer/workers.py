@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainer import actors, attention, heartbeat, lora, models, placement, quantize, weights
+from trainer import actors, heartbeat, lora, models, placement, quantize, weights
 from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.engine import Engine, init_distributed, record_apart, sharded
@@ -293,7 +293,7 @@ class Worker:
 
 def packing(config: Config) -> dict[str, Any]:
     """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""
-    return {"budget": config.trainer.micro_batch_tokens, "one_row": config.model.attention in attention.FLASH}
+    return {"budget": config.trainer.micro_batch_tokens, "one_row": config.flash_attention()}
 
 
 def _call(writes: list[Callable[[], None]]) -> None:

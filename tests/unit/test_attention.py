@@ -12,6 +12,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from trainer import attention, models
 from trainer.configs.sections import ModelConfig
+from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence, pack, scatter
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel
@@ -87,3 +88,44 @@ def test_rows_of_one_sequence_each_have_the_positions_of_one_row():
 def test_attention_that_the_kernel_does_not_compute_is_refused(init, why):
     with pytest.raises(ConfigError, match=r"^model\.attention=varlen: .*" + why):
         lm_of("varlen", INIT | init)
+
+
+@pytest.mark.parametrize(
+    ("model", "unable", "said", "kernel"),
+    [
+        ({}, "", "varlen", "auto"),
+        ({}, "no GPU", "sdpa (no GPU)", "sdpa"),
+        ({"dtype": "float32"}, "", "sdpa (model.dtype=float32)", "sdpa"),
+        (
+            {"init": INIT | {"num_attention_heads": 16}},
+            "",
+            "sdpa (qwen2 has heads of 2 numbers, where multiples of 8 up to 256 are allowed)",
+            "sdpa",
+        ),
+        ({"attention": "eager"}, "", "", "eager"),
+    ],
+)
+def test_auto_is_varlen_where_device_type_and_model_allow_and_says_what_it_took(model, unable, said, kernel, capsys):
+    config = SftConfig.model_validate(
+        {"model": {"init": INIT, "tokenizer": "characters:0123456789", **model}, "data": {"path": "rows.jsonl"}}
+    )
+    found = attention.settle(config, models.without_weights(config.model), unable)
+    assert capsys.readouterr().out == (f"model.attention: {said}\n" if said else "")
+    assert (found.model.attention, found.flash_attention()) == (kernel, kernel == "auto")
+
+
+@pytest.mark.parametrize(("capability", "hip", "why"), [((9, 0), None, ""), ((7, 5), None, "capability 7.5"), ((9, 4), "7.0", "AMD")])
+def test_devices_without_the_kernel(capability, hip, why, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    found = attention.unable(torch.device("cuda", 0))
+    assert why in found and bool(why) == bool(found)
+    assert attention.unable(CPU) == "no GPU"
+
+
+@pytest.mark.parametrize(("init", "kernel"), [(INIT, "varlen"), (INIT | {"num_attention_heads": 16}, "sdpa")])
+def test_each_model_is_loaded_with_the_kernel_that_its_device_and_architecture_have(init, kernel, monkeypatch):
+    config = ModelConfig(init=init, tokenizer="characters:0123456789")
+    assert models.load_lm(config, 0, CPU).config._attn_implementation == "sdpa"
+    monkeypatch.setattr(attention, "unable", lambda _: "")
+    assert models.load_lm(config, 0, CPU).config._attn_implementation == kernel

@@ -17,6 +17,7 @@ from trainer.configs.data import DataConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 WITH_KL = Only("algorithm.kl.coef", why="a coefficient of 0 leaves the reference model out")
+FLASH = ("varlen", "flash_attention_2")  # kernels that know borders of sequences by their places, without a mask
 FROM_REWARDS = ("grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "ppo")
 WITH_REWARDS = Only("algorithm.name", FROM_REWARDS, "distillation learns from the teacher alone")
 WITH_CRITIC = Only("algorithm.name", ("ppo",), "only ppo trains a value model")
@@ -67,9 +68,10 @@ class ModelConfig(Section):
         default=None, description="Folder or hub name; characters:ABC makes one token per character. Default: path."
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="Of weights and activations.")
-    attention: Literal["sdpa", "varlen", "eager", "flash_attention_2"] = Field(
-        default="sdpa",
-        description="Attention kernel. varlen: torch's own flash attention, on GPUs; flash_attention_2 needs the package flash-attn.",
+    attention: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = Field(
+        default="auto",
+        description="Kernel. varlen: torch's own flash attention, which auto takes where GPU, dtype and model allow, else sdpa; "
+        "flash_attention_2 needs the package flash-attn.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
     freeze: list[str] = Field(
@@ -327,6 +329,11 @@ class Config(Section):
             raise PydanticCustomError("rules", "{text}", {"text": text})  # as a value: braces in a template would be read as fields
         return self
 
+    def flash_attention(self) -> bool:
+        """Whether sequences are packed for a flash kernel, which needs no mask; of auto as far as settings say (`attention.settle`)."""
+        model, gpus = self.model, self.placement.gpus_per_rank
+        return model.attention in FLASH or (model.attention == "auto" and model.dtype == "bfloat16" and gpus > 0)
+
     def other_models(self) -> list[OtherModel]:
         """Besides the one that is trained."""
         return []
@@ -366,7 +373,7 @@ class Config(Section):
                 "DeepSpeed cannot shard quantized weights; use zero_stage 2 or lower",
             ),
             Rule(
-                model.attention in ("varlen", "flash_attention_2") and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
+                model.attention in FLASH and (model.dtype == "float32" or self.placement.gpus_per_rank == 0),
                 ("model.attention", "model.dtype", "placement.gpus_per_rank"),
                 "flash attention needs bfloat16 and a GPU; sdpa runs everywhere",
             ),

@@ -83,7 +83,7 @@ class HfEngine(SteppedEngine):
         super().__init__()
         self.config = config.rollout
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
-        kernel = "sdpa" if config.model.attention == "varlen" else config.model.attention  # which reads no cache
+        kernel = "sdpa" if config.model.attention in ("auto", "varlen") else config.model.attention  # varlen reads no cache
         changes = {"path": model_path, "init": None, "gradient_checkpointing": False, "attention": kernel}
         model = config.model.model_copy(update=changes)
         self.lm = load_lm(model, seed, self.device).eval()
