@@ -46,6 +46,8 @@ def give_back(market: Market) -> None:
     market.must("python -m cli down market --keep-machines")
     market.must("dstack fleet delete -y market")
     wait_for("machines to be given back", lambda: not any(rented(market).values()), 200, 1)
+    # `dstack apply` takes a fleet that is being deleted for one that needs no change, and soon there is none.
+    wait_for("the fleet to be gone", lambda: "terminating" not in market.must("dstack fleet list"), 100, 1)
 
 
 @pytest.mark.slow
@@ -60,7 +62,6 @@ def test_a_cluster_whose_cloud_takes_its_machine_back_goes_on_at_the_other(marke
     market.stop("ray")
 
 
-@pytest.mark.slow  # once in many runs the second cloud's machine was not running within 300 s, and why is not known yet
 def test_a_cluster_is_on_the_cheapest_cloud_that_has_a_machine(market: Market):
     status, config = market.must("python -m fleets.server status"), (market.project / "build/market/server-config.yml").read_text()
     assert "digitalocean" in status and "amddevcloud" in status
