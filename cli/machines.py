@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cli import tunnel
+from cli import budget, tunnel
 from cli.dashboard import note_address
 from cli.project import CommandError, console, run
 from cluster_tasks.client import status as screen
@@ -24,6 +24,7 @@ TIMEOUT = 1800
 def up(stack: Stack, root: Path, options: Any) -> int:
     """Fleets, the Ray cluster, and its dashboard forwarded until `flotilla down`."""
     os.chdir(root)
+    budget.require(stack, root, [(fleet, fleet.least) for fleet in stack.elastic_fleets()])
     with forwarded(stack, say=_say):
         return _up(stack, root, options)
 
