@@ -87,7 +87,7 @@ def test_an_engine_that_is_behind_begins_as_many_as_can_be_learned_in_time(tmp_p
     workers: Any = SimpleNamespace(engines=engines, folder=tmp_path, model_path="", plan=())
     loader = Loader([Prompt(i, [1], {}) for i in range(100)], 4, 0)
     producer = Continuous(config, workers, loader, lambda *_: None)
-    producer.learned, calls = 5, producer.calls
+    producer.groups.learned, calls = 5, producer.calls
     calls.actors, calls.guests, calls.most = {0: "a"}, {"elastic-0": "g"}, 12
     calls.find()
     calls.seats["elastic-0"].version = version
@@ -97,8 +97,8 @@ def test_an_engine_that_is_behind_begins_as_many_as_can_be_learned_in_time(tmp_p
     producer._ask(most=24)
     came, stays = (calls.seats[name].asked for name in ("elastic-0", "rollout-0"))
     assert (len(came), len(stays) - asked) == given
-    assert all(producer.open[number].version == version for number in came)
-    assert all(producer.open[number].version == 5 for number in stays if number < 1000)
+    assert all(producer.groups.open[number].version == version for number in came)
+    assert all(producer.groups.open[number].version == 5 for number in stays if number < 1000)
 
 
 def test_a_turn_is_written_with_no_older_weights_than_its_episode_was_begun_with(calls):

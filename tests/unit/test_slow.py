@@ -1,16 +1,17 @@
 """Which rollout engines count as slow, and what becomes of their requests; time and seats are played."""
 
-from collections import Counter, deque
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from configs import settings
 
 from trainer import actors
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.rollout import Sampling, slow
 from trainer.rollout.calls import Calls
-from trainer.rollout.continuous import Continuous, Group
+from trainer.rollout.continuous import Continuous
+from trainer.rollout.groups import Group, Groups
 from trainer.rollout.slow import Slow
 
 
@@ -90,21 +91,21 @@ def test_an_engine_is_not_slow_without_another_to_compare_it_with(play):
     assert play.work(300, a=0, b=0, c=0) == []
 
 
-def test_of_two_answers_the_first_counts_and_what_a_second_engine_owes_is_not_lost(play):
-    producer = Continuous.__new__(Continuous)
-    prompt = Prompt(0, [1], {})
-    group = Group(1, prompt, version=3)
-    producer.calls, producer.open, producer.twice, producer.again = play.calls, {1: group}, deque([group]), deque()
-    producer.sampled, producer.counts, producer.learned, producer.playing = [], Counter(), 5, None
-    assert producer._next() is group and group.version == 3, "its first engine may still answer, with tokens that old"
+def test_of_two_answers_the_first_counts_and_what_a_second_engine_owes_is_not_lost(play, tmp_path):
+    producer, groups = Continuous.__new__(Continuous), Groups(settings(tmp_path, rollout={"mode": "async"}), cast(Any, None))
+    producer.calls, producer.groups, producer.playing = play.calls, groups, None
+    group = groups.open[1] = Group(1, Prompt(0, [1], {}), version=3)
+    groups.learned = 5
+    groups.second([1, 2])
+    assert groups.next() is group and group.version == 3, "its first engine may still answer, with tokens that old"
     play.calls.seats["rollout-2"].asked.add(1)
     producer._lose([1])
-    assert not producer.again, "of the other engine"
+    assert not groups.again, "of the other engine"
     producer._complete(1, [Turn([1, 2], [-1.0, -1.0])], [""])
     producer._complete(1, [Turn([1, 2, 3], [-1.0] * 3)], [""])
-    assert producer.sampled == [group] and isinstance(group.episodes[0], Episode) and len(group.episodes[0].response_ids) == 2
-    assert producer.counts["thrown_tokens"] == 3
+    assert groups.sampled == [group] and isinstance(group.episodes[0], Episode) and len(group.episodes[0].response_ids) == 2
+    assert groups.counts["thrown_tokens"] == 3
     for seat in play.calls.seats.values():
         seat.asked.discard(1)
     producer._lose([1])
-    assert not producer.again, "it is answered"
+    assert not groups.again, "it is answered"
