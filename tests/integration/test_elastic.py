@@ -43,7 +43,8 @@ LABELS = {"flotilla.role": "rollout", "flotilla.fleet": "spot"}
 def cluster() -> Iterator[Cluster]:
     os.environ["RAY_AUTH_MODE"] = "disabled"
     nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False}, shutdown_at_exit=False)
-    ray.init(address=nodes.address, log_to_driver=False)
+    folder = str(Path(__file__).parents[1])  # has a person's environment
+    ray.init(address=nodes.address, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": folder}})
     yield nodes
     ray.shutdown()
     nodes.shutdown()
@@ -124,6 +125,34 @@ def test_an_engine_joins_mid_run_serves_and_is_drained(tiny_model, tmp_path, clu
     learned_once(config, tmp_path)
     rows = read(tmp_path)[1:]
     assert rows[0]["engines"] == 1 and max(row["engines"] for row in rows) == 2 and rows[-1]["engines"] == 1
+
+
+@pytest.mark.slow
+def test_an_engine_that_comes_and_is_killed_writes_turns_of_episodes(tiny_model, tmp_path, cluster, capfd):
+    """Its turns are begun with its weights or older ones, and what it owed when it died is written by another engine."""
+    environment = {"function": "environments:two_turns", "max_turns": 2}
+    config = run(tiny_model, 20_000, environment=environment, reward={"function": "exact"})
+
+    def act() -> None:
+        metrics = tmp_path / "metrics.jsonl"
+        wait_for("the first steps", lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 3, 120)
+        node = cluster.add_node(num_cpus=1, labels=LABELS)
+        wait_for("an engine that came", lambda: serving(tmp_path), 120)
+        cluster.remove_node(node, allow_graceful=False)
+        steps = len(metrics.read_text().splitlines())
+        wait_for("ten steps without it", lambda: len(metrics.read_text().splitlines()) > steps + 10 and not serving(tmp_path), 60)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    script = Script(act)
+    code = train_ppo.train(config, tmp_path)
+    script.thread.join(10)
+    script.end()
+    assert code == STOPPED and "started again" not in capfd.readouterr().out
+    rows = read(tmp_path)[1:]
+    assert max(row["engines"] for row in rows) == 2 and all(row["turns"] == 2 for row in rows)
+    assert all(sum(row[f"staleness/{age}"] for age in range(3)) == pytest.approx(1) for row in rows), "no token is older than that"
+    learned = Counter(row["prompt"] for row in samples.read(tmp_path))
+    assert learned <= Counter(row["prompt"] for row in sort_digits(**config.data.args)), "every prompt is learned from once at most"
 
 
 def test_a_reward_model_is_not_placed_on_a_node_that_may_go(cluster, monkeypatch):
