@@ -84,11 +84,11 @@ def fit(lm: Any, model: ModelConfig, device: torch.device) -> None:
 
 
 def unable(device: torch.device) -> str:
-    """Why the kernel does not run there, or nothing. On AMD's GPUs it was never run here, so nobody is given it unasked."""
+    """Why the kernel does not run there, or nothing. Nobody has run it on AMD's GPUs yet, so `auto` does not take it there."""
     if device.type != "cuda":
         return "no GPU"
     if torch.version.hip:
-        return "a GPU of AMD"
+        return "an AMD GPU"
     found = torch.cuda.get_device_capability(device)
     return "" if found >= OLDEST else f"a GPU of compute capability {found[0]}.{found[1]}, where flash attention needs 8.0"
 
