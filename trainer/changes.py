@@ -43,6 +43,7 @@ ROUNDING = (
     "trainer.micro_batch_tokens",
     "trainer.sequence_parallel",
     "model.gradient_checkpointing",
+    "model.attention",
     "rollout.gpu_memory",
     "rollout.max_sequences",
     "rollout.bucket_mb",

@@ -133,6 +133,7 @@ def test_what_run_allow_names_may_change_and_is_recorded(runs, capsys):
     [
         "trainer.micro_batch_tokens=4096",
         "model.gradient_checkpointing=true",
+        "model.attention=eager",
         "trainer.eval_every=3",
         "evals.more.rows=3",
         "placement.ranks=2",
