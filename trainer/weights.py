@@ -8,9 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
-import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice, pairwise
@@ -21,11 +19,9 @@ import torch.distributed as dist
 
 from trainer import ipc
 from trainer.actors import RunError
+from trainer.meeting import Meeting
 
 Named = list[tuple[str, torch.Tensor]]
-HERE, ALL, GONE = "here", "all members", "gone"  # of a store: how many have come, that all have, and why one does not
-CALL = 5  # seconds to reach it in
-LOOK = 0.005  # seconds between two looks into it
 
 
 @dataclass(frozen=True)
@@ -121,63 +117,16 @@ def join(rendezvous: Rendezvous, rank: int) -> Group:
 def _join(rendezvous: Rendezvous, rank: int) -> Group:
     timeout, joining = timedelta(seconds=rendezvous.timeout), timedelta(seconds=rendezvous.joining)
     c10d: Any = dist
-    store = _store(rendezvous, rank == 0, joining)
-    meeting = Meeting(store, joining)
-    if meeting.add(HERE, 1) == rendezvous.world:
-        meeting.set(ALL, b"")
-    meeting.wait([ALL])
+    meeting = Meeting(rendezvous.address, rendezvous.port, rendezvous.world, rank == 0, joining)
+    meeting.assemble()
     if rendezvous.backend == "nccl":  # which connects at the first broadcast, by the store
-        store.set_timeout(timeout)
+        meeting.store.set_timeout(timeout)
         options = c10d.ProcessGroupNCCL.Options()
         options._timeout = timeout
         device = torch.device("cuda", torch.cuda.current_device())
-        return Group(c10d.ProcessGroupNCCL(store, rank, rendezvous.world, options), device, timeout)
+        return Group(c10d.ProcessGroupNCCL(meeting.store, rank, rendezvous.world, options), device, timeout)
     processes = c10d.ProcessGroupGloo(meeting, rank, rendezvous.world, joining)
     return Group(processes, torch.device("cpu"), timeout, meeting, lends=rendezvous.backend == "ipc")
-
-
-def _store(rendezvous: Rendezvous, here: bool, timeout: timedelta) -> Any:
-    c10d: Any = dist
-    server = c10d.TCPStore(rendezvous.address, rendezvous.port, rendezvous.world, here, timeout, wait_for_workers=False)
-    return c10d.PrefixStore("weights", server)
-
-
-class Meeting(dist.Store):  # pyright: ignore[reportPrivateImportUsage]
-    """A store that those who wait in it leave once the meeting is called off."""
-
-    def __init__(self, store: Any, patience: timedelta):
-        super().__init__()
-        self.store, self.patience = store, patience
-
-    def set(self, key: str, value: Any) -> None:
-        self.store.set(key, value)
-
-    def get(self, key: str) -> bytes:
-        self.wait([key])
-        return self.store.get(key)
-
-    def add(self, key: str, value: int) -> int:
-        return self.store.add(key, value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self.store.check(keys)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Until all are there. Raises RuntimeError, as torch's own stores do."""
-        deadline = time.monotonic() + (timeout or self.patience).total_seconds()
-        while not self.store.check(keys):
-            if self.store.check([GONE]):
-                raise RuntimeError(self.store.get(GONE).decode())
-            if time.monotonic() > deadline:
-                missing = [key for key in keys if not self.store.check([key])]
-                raise RuntimeError(f"{', '.join(missing)} did not come")
-            time.sleep(LOOK)
-
-
-def call_off(rendezvous: Rendezvous, why: str) -> None:
-    """Tell all that wait for a member who does not come."""
-    with suppress(RuntimeError):  # nobody may be there any more
-        _store(rendezvous, False, timedelta(seconds=CALL)).set(GONE, why)
 
 
 def send(

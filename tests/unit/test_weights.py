@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lab.waiting import wait_for
-from trainer import weights
+from trainer import meeting, weights
 from trainer.actors import RunError, free_port
 from trainer.weights import Parameter, Rendezvous
 
@@ -85,12 +85,12 @@ def test_who_waits_for_a_member_that_died_leaves_once_the_meeting_is_called_off(
     threads = [threading.Thread(target=wait, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
         thread.start()
-    store = weights._store(rendezvous, False, timedelta(seconds=20))
-    wait_for("both", lambda: store.add(weights.HERE, 0) == 2, 20)
+    seen = meeting.Meeting(rendezvous.address, rendezvous.port, 3, False, timedelta(seconds=20))
+    wait_for("both", lambda: seen.add(meeting.HERE, 0) == 2, 20)
     if was_there:
-        store.set(weights.ALL, b"")
+        seen.set(meeting.ALL, b"")
     time.sleep(0.2)  # they are in gloo, where it was
-    weights.call_off(rendezvous, "rollout-1 died")
+    meeting.call_off(rendezvous.address, rendezvous.port, "rollout-1 died")
     for thread in threads:
         thread.join(20)
     assert len(errors) == 2 and all(": rollout-1 died" in error for error in errors), errors

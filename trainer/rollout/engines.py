@@ -17,6 +17,7 @@ from trainer.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
+from trainer.meeting import call_off
 from trainer.published import Fetcher, Published
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
 from trainer.turns import Memory
@@ -280,7 +281,7 @@ class RolloutEngines:
             actors.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
         except RunError as error:
             for meeting in meetings:  # who is left would wait for the one that died, and not be free for another meeting
-                weights.call_off(meeting, str(error))
+                call_off(meeting.address, meeting.port, str(error))
             raise
 
     def receive(self, version: int) -> list[Any]:
