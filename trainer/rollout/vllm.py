@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -47,6 +46,7 @@ from trainer.errors import ConfigError
 from trainer.gauges import engine_gauges
 from trainer.models import load_tokenizer
 from trainer.rollout import Sampling
+from trainer.rollout.admission import Admission
 from trainer.rollout.stepped import SteppedEngine
 from trainer.runs import run_folder
 
@@ -249,42 +249,6 @@ def across_nodes(config: PpoConfig, meet: tuple[str, int] | None, node: int) -> 
         return {}
     os.environ["VLLM_HOST_IP"] = ray.util.get_node_ip_address()  # left alone, vLLM guesses from a route to the internet
     return {"nnodes": config.rollout.nodes_per_engine, "node_rank": node, "master_addr": meet[0], "master_port": meet[1]}
-
-
-class Admission:
-    """Lets requests into vLLM in the order in which they came: at once, or while all of them fit into one step, prompts and answers.
-
-    A prompt that is longer than what is left of a step is read in parts. On CPUs vLLM cannot do that for a request with a seed of its
-    own: it takes back the number that it drew after each part, which CPU generators cannot. As long as there is one, all must fit.
-    """
-
-    def __init__(self, limit: int):
-        self.limit = limit  # tokens of a step
-        self.inside: dict[str, tuple[int, bool]] = {}  # tokens of each request that vLLM has, and whether its prompt must be read whole
-        self.tokens = 0  # of all of them
-        self.whole_prompts = 0  # requests that are there or wait and whose prompt must be read whole
-        self.waiting: deque[tuple[str, int, bool, Any]] = deque()
-
-    def queue(self, name: str, tokens: int, whole_prompt: bool, request: Any) -> None:
-        self.waiting.append((name, tokens, whole_prompt, request))
-        self.whole_prompts += whole_prompt
-
-    def admit(self) -> Iterator[tuple[str, Any]]:
-        """Those whose turn it is. One that is too long for any step goes alone."""
-        while self.waiting:
-            name, tokens, whole_prompt, request = self.waiting[0]
-            if self.whole_prompts and self.inside and self.tokens + tokens > self.limit:
-                return
-            self.waiting.popleft()
-            self.inside[name] = (tokens, whole_prompt)
-            self.tokens += tokens
-            yield name, request
-
-    def release(self, name: str) -> None:
-        """vLLM has answered it."""
-        tokens, whole_prompt = self.inside.pop(name)
-        self.tokens -= tokens
-        self.whole_prompts -= whole_prompt
 
 
 def _turn(answer: Any) -> Turn:
