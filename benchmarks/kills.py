@@ -27,6 +27,7 @@ from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader
 from trainer.episodes import Prompt
+from trainer.reservation import reserve
 from trainer.rollout import engines
 from trainer.rollout.continuous import Continuous
 from trainer.rollout.engines import RolloutActor, RolloutEngines
@@ -105,7 +106,7 @@ def measure(folder: Path) -> tuple[list[float], list[int], Counter[int], int]:
     )
     engines.RolloutActor = ray.remote(StandIn)  # type: ignore[misc]
     wanted = placement.plan(config)
-    started = RolloutEngines(config, "none", placement.reserve(wanted, config.placement), wanted)
+    started = RolloutEngines(config, "none", reserve(wanted, config.placement), wanted)
     policy = SimpleNamespace(ranks=[ray.remote(Rank).options(num_cpus=0).remote()])
     turns = Turns(started, Sharing([]), shared=False)
     workers = WorkerGroups(cast(Any, policy), None, None, started, config, "", (), folder, turns)

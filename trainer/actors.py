@@ -18,7 +18,6 @@ from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trainer import heartbeat
 from trainer.errors import ConfigError
@@ -159,10 +158,6 @@ def died(ref: Any) -> bool:
     except (GetTimeoutError, RayTaskError):
         return False
     return False
-
-
-def in_bundle(group: Any, bundle: int) -> PlacementGroupSchedulingStrategy:
-    return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
 
 
 def options(where: Any, share: dict[str, float], threads: int, name: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ HARMLESS = (
     "rollout.slow",
     "rollout.silence",
     "rollout.in_flight",
+    "rollout.one_domain",
     "rollout.max_logprob_diff",
     "divergence.patience",
     "divergence.rollbacks",

@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -94,6 +93,7 @@ from trainer.environments.pool import Environments, episodes_of, runner_of
 from trainer.environments.runner import Job
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.models import load_tokenizer
+from trainer.reservation import reserve
 from trainer.rewards.scorer import Scorer
 from trainer.rollout.engines import RolloutEngines
 from trainer.scored import evaluation
@@ -138,20 +138,16 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
 def from_engines(config: PpoConfig) -> Iterator[Sample]:
     """Of rollout engines of the cluster, or of this machine, alone."""
     import ray
-    from ray.util import remove_placement_group
 
     ours = not ray.is_initialized()
     if ours:
         actors.connect()
-    group = played = None
+    reserved = played = None
     try:
-        wanted = replace(placement.plan(config), ranks=(), own={})
-        nodes = placement.fixed_nodes(ray.nodes())
-        placement.check(wanted, nodes, config.placement)
-        placement.check_environment(config.environment, nodes)
-        group = placement.reserve(wanted, config.placement)
+        wanted = placement.fit(config, ray.nodes(), engines_alone=True)
+        reserved = reserve(wanted, config.placement)
         assert config.model.path is not None, "looked at before"
-        engines = RolloutEngines(config, config.model.path, group, wanted)
+        engines = RolloutEngines(config, config.model.path, reserved, wanted)
         played = Environments(config, config.model.path) if config.environment.function else None
         engines.started()
         samples = config.trainer.eval_samples
@@ -167,8 +163,8 @@ def from_engines(config: PpoConfig) -> Iterator[Sample]:
             played.close()
         if ours:
             ray.shutdown()
-        elif group is not None:
-            remove_placement_group(group)
+        elif reserved is not None:
+            reserved.release()
 
 
 @contextmanager

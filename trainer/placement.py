@@ -1,15 +1,11 @@
-"""Who gets which resources of which nodes: a plan as data, checked against the cluster, then one Ray placement group.
-
-https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html
-"""
+"""Who gets which resources of which nodes: a plan as data, checked against the cluster; trainer/reservation.py has Ray reserve it."""
 
 from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.configs.environment import EnvironmentConfig
@@ -22,6 +18,7 @@ if TYPE_CHECKING:
 
 Bundle = dict[str, float]
 ROLE, ELASTIC = "flotilla.role", "rollout"  # label of Ray nodes that may come and go: rollout engines alone are on them
+DOMAIN = "ray.io/gpu-domain"  # label of nodes whose GPUs reach those of other nodes by NVLink; with the same value one another
 RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 
@@ -33,10 +30,21 @@ class Placement:
     ranks: tuple[Bundle, ...]
     engines: tuple[Bundle, ...]
     own: Mapping[str, tuple[Bundle, ...]] = field(default_factory=dict)  # by role
+    per_domain: int = 0  # bundles of an engine, whose nodes are to be in one NVLink domain; 0: they need not
 
     @property
     def bundles(self) -> tuple[Bundle, ...]:
         return self.ranks + self.engines + tuple(bundle for bundles in self.own.values() for bundle in bundles)
+
+    def together(self) -> Iterator[tuple[list[int], bool]]:
+        """Positions in `bundles` of what is reserved at once, and whether in one domain: each such engine, then all others."""
+        others = list(range(len(self.bundles)))
+        if self.per_domain:
+            first, last = len(self.ranks), len(self.ranks) + len(self.engines)
+            yield from ((others[i : i + self.per_domain], True) for i in range(first, last, self.per_domain))
+            del others[first:last]
+        if others:
+            yield others, False
 
     def engine_bundle(self, index: int, node: int = 0, nodes: int = 1) -> int:
         """Position in `bundles` of a rollout engine's bundle on one of its nodes."""
@@ -52,14 +60,16 @@ class Placement:
         return index
 
 
-def plan(config: PpoConfig) -> Placement:
-    """What a run asks for."""
+def plan(config: PpoConfig, domains: bool = False) -> Placement:
+    """What a run asks for, of nodes of which some are in NVLink domains or none."""
     rank, engine, ranks = rank_share(config), engine_share(config), config.placement.ranks
     apart = {role: (bundle,) * ranks for role, bundle in own_bundles(config).items()}
     if config.placement.colocate:
         both = {name: rank.get(name, 0) + engine.get(name, 0) for name in rank | engine}
         return Placement((both,) * ranks, (), apart)
-    return Placement((rank,) * ranks, (engine,) * (config.rollout.engines * config.rollout.nodes_per_engine), apart)
+    nodes = config.rollout.nodes_per_engine
+    per_domain = nodes if domains and config.rollout.one_domain and nodes > 1 else 0
+    return Placement((rank,) * ranks, (engine,) * (config.rollout.engines * nodes), apart, per_domain)
 
 
 def own_bundles(config: PpoConfig) -> dict[str, Bundle]:
@@ -122,6 +132,18 @@ def sync_backend(config: PpoConfig) -> Literal["nccl", "gloo", "ipc"]:
     return "nccl" if whole else "gloo"
 
 
+def fit(config: PpoConfig, listed: Sequence[Mapping[str, Any]], engines_alone: bool = False) -> Placement:
+    """What a run, or its rollout engines alone, ask for of these nodes, as Ray lists them. Raises ConfigError where they have less."""
+    nodes, found = fixed_nodes(listed), domains(listed)
+    wanted = plan(config, bool(found))
+    if engines_alone:
+        wanted = replace(wanted, ranks=(), own={})
+    check(wanted, nodes, config.placement)
+    check_domains(wanted, found)
+    check_environment(config.environment, nodes)
+    return wanted
+
+
 def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: RayPlacementConfig) -> None:
     """Compare with all that the nodes have, busy or not.
 
@@ -144,6 +166,21 @@ def check(placement: Placement, nodes: Sequence[Mapping[str, float]], settings: 
             raise ConfigError(f"placement asks for {_words(bundle)} on one node, the nodes have {have}; lower {lower}")
 
 
+def check_domains(placement: Placement, found: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """Whether each rollout engine over several nodes finds room in one NVLink domain. Raises ConfigError naming the domains."""
+    if not placement.per_domain:
+        return
+    bundle, engines = placement.engines[0], len(placement.engines) // placement.per_domain
+    room = {name: sum(_times(bundle, node) for node in nodes) for name, nodes in found.items()}
+    have = sum(count // placement.per_domain for count in room.values())
+    if have < engines:
+        raise ConfigError(
+            f"rollout.nodes_per_engine={placement.per_domain}: {have} of {engines} rollout engines find so many nodes in one NVLink domain "
+            f"({DOMAIN}); with {_words(bundle)} there are {', '.join(f'{count} in {name}' for name, count in room.items())}; lower "
+            "rollout.engines or nodes_per_engine, or let them use slower links with rollout.one_domain=false"
+        )
+
+
 def check_environment(environment: EnvironmentConfig, nodes: Sequence[Mapping[str, float]]) -> None:
     """Whether the processes that play episodes find room on the nodes. Raises ConfigError naming the resource and what there is."""
     for name, amount in {"CPU": environment.cpus, **environment.resources}.items():
@@ -163,33 +200,30 @@ def check_environment(environment: EnvironmentConfig, nodes: Sequence[Mapping[st
 
 def fixed_nodes(nodes: Iterable[Mapping[str, Any]]) -> list[dict[str, float]]:
     """What the nodes have, of Ray's list of them, that stay: neither dead ones nor those whose rollout engines come and go."""
-    return [node["Resources"] for node in nodes if node["Alive"] and node["Labels"].get(ROLE) != ELASTIC]
+    return [node["Resources"] for node in _fixed(nodes)]
 
 
-def reserve(placement: Placement, settings: RayPlacementConfig):
-    """The placement group, once Ray has reserved it. Raises TimeoutError after `settings.wait` seconds, saying what is busy."""
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
+def domains(nodes: Iterable[Mapping[str, Any]]) -> dict[str, list[dict[str, float]]]:
+    """The same of those that are in NVLink domains, by domain."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for node in _fixed(nodes):
+        if name := node["Labels"].get(DOMAIN):
+            found.setdefault(name, []).append(node["Resources"])
+    return found
 
-    apart = [{ROLE: f"!{ELASTIC}"}] * len(placement.bundles)
-    group = placement_group(list(placement.bundles), strategy="PACK", bundle_label_selector=apart)
-    start = time.monotonic()
-    while not group.wait(min(10.0, settings.wait)):
-        waited = time.monotonic() - start
-        free = {k: v for k, v in ray.available_resources().items() if k in {name for b in placement.bundles for name in b}}
-        if waited >= settings.wait:
-            remove_placement_group(group)
-            raise TimeoutError(
-                f"placement.wait: {len(placement.bundles)} bundles {placement.bundles} were not free within {settings.wait} s; "
-                f"free now: {free}; another job holds them (ray job list)"
-            )
-        print(f"waiting for {len(placement.bundles)} bundles, {waited:.0f} of {settings.wait} s; free now: {free}", flush=True)
-    return group
+
+def _fixed(nodes: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    return (node for node in nodes if node["Alive"] and node["Labels"].get(ROLE) != ELASTIC)
 
 
 def threads(settings: RayPlacementConfig, cpus: float) -> int:
     """torch threads of a process that was given `cpus`."""
     return settings.threads or max(1, math.floor(cpus))
+
+
+def _times(bundle: Bundle, node: Mapping[str, float]) -> int:
+    """How often a node has that."""
+    return min(math.floor(node.get(name, 0) / amount + 1e-6) for name, amount in bundle.items())
 
 
 def _words(amounts: Mapping[str, float], of: Bundle | None = None) -> str:

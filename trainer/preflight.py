@@ -193,23 +193,22 @@ def cluster(config: PpoConfig) -> list[str]:
     """What the run asks for, compared with what the cluster has, or this machine where Ray is going to be started on it."""
 
     def compare() -> None:
-        nodes = _nodes()
-        placement.check(placement.plan(config), nodes, config.placement)
-        placement.check_environment(config.environment, nodes)
+        placement.fit(config, _nodes())
 
     return not_installed() or _lines(compare)
 
 
-def _nodes() -> list[dict[str, float]]:
+def _nodes() -> list[dict[str, Any]]:
+    """As Ray lists them."""
     if not os.environ.get("RAY_ADDRESS") and not RUNNING_RAY.exists():
-        return [{"CPU": os.cpu_count() or 1, "GPU": math.inf if has_gpu() else 0}]
+        return [{"Alive": True, "Labels": {}, "Resources": {"CPU": os.cpu_count() or 1, "GPU": math.inf if has_gpu() else 0}}]
     import ray
 
     from trainer import actors
 
     if not ray.is_initialized():
         actors.connect()
-    return placement.fixed_nodes(ray.nodes())
+    return ray.nodes()
 
 
 def gpu(config: OfflineConfig) -> list[str]:

@@ -22,6 +22,7 @@ from trainer.objectives.distillation import taught
 from trainer.objectives.policy import policy
 from trainer.objectives.value import value
 from trainer.other_models import is_classifier
+from trainer.reservation import Reservation
 from trainer.workers import Role, Tokens, Worker, packing
 
 # Sums over tokens that a rank returns, shown as means over the global batch.
@@ -89,7 +90,7 @@ def _resources_of_reference(config: PpoConfig) -> dict[str, Any]:
 class RoleGroup:
     """All ranks of one role. Roles share the ranks' bundles, so they take turns on the same devices, unless one has its own."""
 
-    def __init__(self, config: PpoConfig, role: Role, model_path: str, group: Any, wanted: placement.Placement, together: int):
+    def __init__(self, config: PpoConfig, role: Role, model_path: str, reserved: Reservation, wanted: placement.Placement, together: int):
         """`together` roles share the ranks' bundles."""
         self.config, self.role = config, role
         place = config.placement
@@ -97,7 +98,7 @@ class RoleGroup:
         threads = placement.threads(place, place.cpus_per_rank)
         self.ranks: list[Any] = [
             ray.remote(Worker)
-            .options(**actors.options(actors.in_bundle(group, wanted.rank_bundle(role.name, i)), share, threads, f"{role.name}-{i}"))
+            .options(**actors.options(reserved.bundle(wanted.rank_bundle(role.name, i)), share, threads, f"{role.name}-{i}"))
             .remote(config, role, i, place.ranks, model_path, threads)
             for i in range(place.ranks)
         ]

@@ -16,7 +16,6 @@ from typing import Any
 import ray
 import torch
 from ray.exceptions import RayError
-from ray.util.placement_group import remove_placement_group
 
 from trainer import actors, attention, faults, heartbeat, memory, models, other_models, placement, quantize, weights
 from trainer.actors import RunError
@@ -27,6 +26,7 @@ from trainer.environments.pool import Environments, Rounds
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.published import Published
+from trainer.reservation import Reservation, reserve
 from trainer.roles import RoleGroup, roles_of
 from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.turns import Turns
@@ -194,30 +194,27 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     ours = not ray.is_initialized()
     if ours:
         actors.connect()
-    group = groups = None
+    reserved = groups = None
     gc.collect()  # a traceback of an earlier run in this process may have handles, for which Ray takes the names of its actors for taken
     before = set(ray.util.list_named_actors())
     try:
-        wanted = placement.plan(config)
-        nodes = placement.fixed_nodes(ray.nodes())
-        placement.check(wanted, nodes, config.placement)
-        placement.check_environment(config.environment, nodes)
-        group = placement.reserve(wanted, config.placement)
+        wanted = placement.fit(config, ray.nodes())
+        reserved = reserve(wanted, config.placement)
         model_path = initial_model(config, folder)
         lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
-        total, unable = _gpu(config, group) if config.placement.gpus_per_rank else (0, "no GPU")
+        total, unable = _gpu(config, reserved) if config.placement.gpus_per_rank else (0, "no GPU")
         config = attention.settle(config, lm, unable)
         if total:
             print(_memory(config, lm, total), flush=True)
-        groups = _start(config, folder, model_path, wanted, roles_of(config), group)
+        groups = _start(config, folder, model_path, wanted, roles_of(config), reserved)
         yield groups
     finally:
         if groups and groups.environments:
             groups.environments.close()
         if ours:
             ray.shutdown()
-        elif group is not None:
-            remove_placement_group(group)  # and with it the processes in it
+        elif reserved is not None:
+            reserved.release()
             _until_gone(before)
             heartbeat.forget()
 
@@ -237,11 +234,11 @@ def _memory(config: PpoConfig, lm: Any, total: int) -> str:
     return memory.check(config, shape, total)
 
 
-def _gpu(config: PpoConfig, group: Any) -> tuple[int, str]:
+def _gpu(config: PpoConfig, reserved: Reservation) -> tuple[int, str]:
     """Bytes of the first rank's GPU, and `attention.unable` of it. Raises ConfigError where it is missing."""
     gpus = placement.rank_share(config).get("GPU", 0)
     once: Any = ray.remote(max_calls=1)(_asked_gpu)  # the process ends with the call, or what CUDA has taken would stay
-    asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=actors.in_bundle(group, 0))
+    asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=reserved.bundle(0))
     return actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
 
 
@@ -267,15 +264,17 @@ def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _start(config: PpoConfig, folder: Path, model_path: str, wanted: placement.Placement, members: list[Role], group: Any) -> WorkerGroups:
+def _start(
+    config: PpoConfig, folder: Path, model_path: str, wanted: placement.Placement, members: list[Role], reserved: Reservation
+) -> WorkerGroups:
     played = Environments(config, model_path) if config.environment.function else None
     # Rollout engines first: they take longest to start.
-    engines = RolloutEngines(config, model_path, group, wanted)
+    engines = RolloutEngines(config, model_path, reserved, wanted)
     if config.placement.colocate:  # one after the other: vLLM measures what is free of a device
         engines.started()
         engines.sleep()
     together = sum(role.bundle is None for role in members)
-    roles = {role.name: RoleGroup(config, role, model_path, group, wanted, together) for role in members}
+    roles = {role.name: RoleGroup(config, role, model_path, reserved, wanted, together) for role in members}
     seconds = config.trainer.timeout
     actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
     policy = roles["policy"]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from . import identity
+from . import identity, nvlink
 from .dashboard import FLEET
 from .monitoring import ray_environment
 from .network import interfaces
@@ -45,8 +45,11 @@ LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 log = logging.getLogger(__name__)
 
 
-def ray_command(settings: Settings) -> list[str]:
-    """`ray start` for this node. Ports that only this node's own processes use are left to the kernel: nodes may share a machine."""
+def ray_command(settings: Settings, domain: str | None = None) -> list[str]:
+    """`ray start` for this node, whose GPUs are in that NVLink domain.
+
+    Ports that only this node's own processes use are left to the kernel: nodes may share a machine.
+    """
     head, own = settings.addresses[0], settings.addresses[settings.rank]
     flags: dict[str, Any] = {"--node-ip-address": own, "--num-cpus": settings.num_cpus, "--dashboard-agent-listen-port": 0}
     if settings.rank == 0:
@@ -58,7 +61,9 @@ def ray_command(settings: Settings) -> list[str]:
     flags |= PINNED_PORTS if settings.pin_ports else {}
     flags |= {"--num-gpus": 0 if settings.gpus == 0 else settings.num_gpus, "--resources": settings.resources or None}
     flags |= {"--object-store-memory": settings.object_store_mb and settings.object_store_mb * 2**20, "--temp-dir": settings.temp_dir}
-    flags |= {"--labels": f"flotilla.role=rollout,{FLEET}={settings.fleet}" if settings.join else None}
+    labels = {"flotilla.role": "rollout", FLEET: settings.fleet} if settings.join else {}
+    labels |= {nvlink.LABEL: domain} if domain else {}
+    flags |= {"--labels": ",".join(f"{key}={value}" for key, value in labels.items()) or None}
     given = [f"{name}={value}" for name, value in flags.items() if value is not None]
     return ["ray", "start", "--block", "--log-color=false", *(["--head"] if settings.rank == 0 else []), *given]
 
@@ -108,7 +113,7 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
         env.setdefault("RAY_OVERRIDE_DASHBOARD_URL", settings.dashboard.url)
         env = ray_environment(settings.monitoring) | env
     with tempfile.TemporaryFile() as output, identity_front(settings, output) as front:
-        process = spawn(ray_command(settings), env, output)
+        process = spawn(ray_command(settings, nvlink.domain() if settings.gpus != 0 else None), env, output)
         try:
             yield Ray(process, output, front)
         finally:

@@ -140,7 +140,7 @@ def test_two_ranks_and_a_reference_compute_what_one_does(tiny_model, whole, tmp_
 
 
 def test_targets_that_the_model_has_not_are_refused_before_anything_starts(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.placement.reserve", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr("trainer.worker_groups.reserve", lambda *_: pytest.fail("something was started"))
     with pytest.raises(ConfigError, match=r"model.lora.targets: qwen2 has no query; it has q_proj, "):
         train_ppo.train(adapters(tiny_model, model={"lora": {"rank": 4, "targets": ["query"]}}), tmp_path)
 

@@ -7,17 +7,32 @@ from typing import Any
 
 import pytest
 import ray
-from ray.util.placement_group import remove_placement_group
+from ray.cluster_utils import Cluster
 from ray_actors import local_ray
 
 from trainer import actors, placement
 from trainer.configs.ppo import PpoConfig
+from trainer.reservation import reserve
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def cluster():
     with local_ray(8, resources={"big": 2, "l4": 1}):
         yield
+
+
+@pytest.fixture
+def cluster_of_domains():
+    """Two nodes in each of two NVLink domains, and one in none."""
+    found = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    for domain in "abab":
+        found.add_node(num_cpus=1, labels={placement.DOMAIN: domain})
+    try:
+        ray.init(address=found.address)
+        yield
+    finally:
+        ray.shutdown()
+        found.shutdown()
 
 
 @ray.remote
@@ -34,7 +49,7 @@ class Process:
         {"cpus_per_rank": 2, "cpus_per_engine": 0.5, "engine_resources": {"l4": 0.5}},
     ],
 )
-def test_all_roles_and_rollout_engines_find_their_place(settings):
+def test_all_roles_and_rollout_engines_find_their_place(cluster, settings):
     config = PpoConfig.model_validate(
         {
             "model": {"path": "m"},
@@ -45,23 +60,43 @@ def test_all_roles_and_rollout_engines_find_their_place(settings):
     )
     wanted = placement.plan(config)
     placement.check(wanted, [node["Resources"] for node in ray.nodes()], config.placement)
-    group = placement.reserve(wanted, config.placement)
+    reserved = reserve(wanted, config.placement)
     roles, process = ("policy", "critic", "reference"), _remote(Process)
     started = [
-        process.options(
-            **actors.options(actors.in_bundle(group, rank), placement.rank_share(config, len(roles)), 1, f"{role}-{rank}")
-        ).remote()
+        process.options(**actors.options(reserved.bundle(rank), placement.rank_share(config, len(roles)), 1, f"{role}-{rank}")).remote()
         for role in roles
         for rank in range(2)
     ] + [
         process.options(
-            **actors.options(actors.in_bundle(group, wanted.engine_bundle(i)), placement.engine_share(config), 1, f"rollout-{i}")
+            **actors.options(reserved.bundle(wanted.engine_bundle(i)), placement.engine_share(config), 1, f"rollout-{i}")
         ).remote()
         for i in range(2)
     ]
     environments = actors.wait([actor.environment.remote() for actor in started], 60, "a process that found no room in its bundle")
     assert all(environment["CUDA_VISIBLE_DEVICES"] == "" for environment in environments)
-    remove_placement_group(group)
+    reserved.release()
+
+
+def test_ray_keeps_the_nodes_of_each_engine_in_one_domain(cluster_of_domains):
+    """Bundles that were only packed would be on nodes of both domains, or of none, as the ranks ask for so little."""
+    split = {"engines": 2, "tensor_parallel": 2, "nodes_per_engine": 2}
+    values = {"model": {"path": "m"}, "data": {"path": "a:b"}, "rollout": split, "placement": {"gpus_per_rank": 0, "wait": 20}}
+    config = PpoConfig.model_validate(values)
+    wanted = placement.fit(config, ray.nodes())
+    reserved = reserve(wanted, config.placement)
+    domains = {node["NodeID"]: node["Labels"].get(placement.DOMAIN) for node in ray.nodes()}
+    nodes = {}
+    for engine in range(2):
+        for node in range(2):
+            group, index = reserved.places[wanted.engine_bundle(engine, node, 2)]
+            nodes[engine, node] = ray.util.placement_group_table(group)["bundles_to_node_id"][index]
+    assert [{domains[nodes[engine, node]] for node in range(2)} for engine in range(2)] in ([{"a"}, {"b"}], [{"b"}, {"a"}])
+    assert len({*nodes.values()}) == 4
+    with pytest.raises(TimeoutError, match=r"placement\.wait: 2 bundles .* were not free within 1 s"):
+        reserve(wanted, config.placement.model_copy(update={"wait": 1}))
+    reserved.release()
+    again = reserve(wanted, config.placement)
+    again.release()
 
 
 def _remote(actor: Any) -> Any:

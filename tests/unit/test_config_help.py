@@ -76,6 +76,7 @@ def test_help_leaves_out_what_the_chosen_algorithm_does_not_read(capsys, tmp_pat
         "rollout.pipeline_parallel",
         "rollout.expert_parallel",
         "rollout.nodes_per_engine",
+        "rollout.one_domain",
     }
     assert shown("algorithm.name=grpo", "--help", "algorithm") == {key for key in of_grpo if key.startswith("algorithm.")}
 

@@ -172,6 +172,7 @@ CONFLICTS = {
         "rollout.engine=hf",
     ],
     "rollout.nodes_per_engine, rollout.engine": ["rollout.nodes_per_engine=1", "rollout.engine=hf"],
+    "rollout.one_domain, rollout.nodes_per_engine": ["rollout.one_domain=false"],
     "rollout.nodes_per_engine, rollout.tensor_parallel, rollout.pipeline_parallel": [
         "rollout.tensor_parallel=4",
         "rollout.nodes_per_engine=3",

@@ -111,6 +111,46 @@ def test_a_process_must_fit_one_node():
         placement.check(placement.plan(settings), [{"CPU": 8, "GPU": 1}] * 3, settings.placement)
 
 
+def listed(domain: str | None, cpus: float = 1, role: str = "") -> dict:
+    """A node, as Ray lists it."""
+    labels = {placement.DOMAIN: domain} if domain else {}
+    return {"Alive": True, "Labels": labels | ({placement.ROLE: role} if role else {}), "Resources": {"CPU": cpus}}
+
+
+def over_nodes(**rollout: object) -> PpoConfig:
+    """Two engines of two nodes each, on CPUs, and one rank."""
+    split = {"engines": 2, "tensor_parallel": 2, "nodes_per_engine": 2}
+    return config(placement={"gpus_per_rank": 0, "cpus_per_engine": 1}, rollout=split | rollout)
+
+
+def test_the_nodes_of_an_engine_are_reserved_in_one_domain_where_there_are_domains():
+    wanted = placement.fit(over_nodes(), [listed("a"), listed("a"), listed(None), listed("b", 2)])
+    assert [*wanted.together()] == [([1, 2], True), ([3, 4], True), ([0], False)]
+    alone = placement.fit(over_nodes(), [listed("a"), listed("a"), listed("b", 2)], engines_alone=True)
+    assert [*alone.together()] == [([0, 1], True), ([2, 3], True)]
+    everything = [([0, 1, 2, 3, 4], False)]
+    assert [*placement.fit(over_nodes(), [listed(None)] * 5).together()] == everything, "no node is in one"
+    assert [*placement.fit(over_nodes(one_domain=False), [listed(None, 5), listed("a")]).together()] == everything
+    one_node = config(placement={"gpus_per_rank": 0}, rollout={"tensor_parallel": 2})
+    assert [*placement.fit(one_node, [listed("a"), listed("b")]).together()] == [([0, 1], False)]
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [listed("a"), listed("a"), listed("b"), listed("c"), listed(None)],
+        [listed("a"), listed("a"), listed("b"), listed("b", role="rollout"), listed("c"), listed(None)],
+    ],
+)
+def test_engines_that_find_no_domain_are_refused_with_what_the_domains_have(nodes):
+    with pytest.raises(ConfigError) as error:
+        placement.fit(over_nodes(), nodes)
+    assert str(error.value) == (
+        "rollout.nodes_per_engine=2: 1 of 2 rollout engines find so many nodes in one NVLink domain (ray.io/gpu-domain); with 1 CPU there "
+        "are 2 in a, 1 in b, 1 in c; lower rollout.engines or nodes_per_engine, or let them use slower links with rollout.one_domain=false"
+    )
+
+
 def test_the_device_is_the_placements_though_the_machine_has_others(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 8)
     assert placement.device_of(0, "placement.gpus_per_rank") == torch.device("cpu")

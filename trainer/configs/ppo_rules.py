@@ -159,6 +159,11 @@ def _engines(config: PpoSections) -> list[Rule]:
             f"tensor_parallel x pipeline_parallel is {split}, which does not divide into {rollout.nodes_per_engine} equal parts",
         ),
         Rule(
+            not rollout.one_domain and rollout.nodes_per_engine == 1,
+            ("rollout.one_domain", "rollout.nodes_per_engine"),
+            "a rollout engine on one node is in one domain",
+        ),
+        Rule(
             rollout.expert_parallel and split == 1,
             ("rollout.expert_parallel", "rollout.tensor_parallel"),
             "experts are spread over the processes of a rollout engine, and it has one",

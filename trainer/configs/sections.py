@@ -226,6 +226,9 @@ class RolloutConfig(Section):
     nodes_per_engine: Annotated[int, WITH_VLLM] = Field(
         default=1, ge=1, description="Nodes that one rollout engine spans, in equal parts; cpus_per_engine of each."
     )
+    one_domain: Annotated[bool, WITH_VLLM] = Field(
+        default=True, description="Its nodes are in one NVLink domain, where nodes have Ray's label ray.io/gpu-domain."
+    )
     max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
     temperature: float = Field(default=1.0, gt=0, description="Of training samples; an evaluation with one sample is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus that training samples are drawn from.")

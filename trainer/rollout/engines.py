@@ -19,6 +19,7 @@ from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.meeting import call_off
 from trainer.published import Fetcher, Published
+from trainer.reservation import Reservation
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
 from trainer.turns import Memory
 
@@ -164,8 +165,8 @@ class Pending:
 class RolloutEngines:
     """All rollout engines of a run."""
 
-    def __init__(self, config: PpoConfig, model_path: str, group: Any, plan: placement.Placement):
-        self.config, self.model_path, self.group, self.plan = config, model_path, group, plan
+    def __init__(self, config: PpoConfig, model_path: str, reserved: Reservation, plan: placement.Placement):
+        self.config, self.model_path, self.reserved, self.plan = config, model_path, reserved, plan
         self.awaited = False  # the run's loop waits for them, and has an ear for signs of life itself
         numbers = range(config.rollout.engines)
         self.actors: list[Any] = [self._actor(i) for i in numbers]
@@ -208,7 +209,7 @@ class RolloutEngines:
         threads = placement.threads(place, place.cpus_per_engine)
         bundle = self.plan.engine_bundle(number, node, self.config.rollout.nodes_per_engine)
         name, share = f"rollout-{number}" + (f"-node-{node}" if node else ""), placement.engine_share(self.config)
-        options = actors.options(actors.in_bundle(self.group, bundle), share, threads, name)
+        options = actors.options(self.reserved.bundle(bundle), share, threads, name)
         return RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
             self.config, self.model_path, self.config.run.seed + number, threads
         )
