@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,11 @@ def pytest_configure() -> None:
     """A shell starts what it runs in the background with interrupts ignored, and so would be what tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now is never garbage, and a collection, such as those of DeepSpeed, would look at all of it: for a second."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
