@@ -195,6 +195,7 @@ def test_an_engine_that_is_stopped_holds_a_weight_sync_for_its_silence_alone(tin
     until_gone()
 
 
+@pytest.mark.slow
 def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, capfd, monkeypatch):
     config = continuous(tiny_model, trainer={"silence": 10})
     after_step(monkeypatch, 4, lambda: stop_process("rollout-0"))

@@ -170,15 +170,12 @@ def test_a_reward_model_is_not_placed_on_a_node_that_may_go(cluster, monkeypatch
     assert states == ["PENDING_CREATION"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rollout", "why"),
     [
         ({"slow": 4}, r"elastic-\d+ leaves: it did not answer for \d+ s \(rollout.slow\)"),
-        pytest.param(
-            {"slow": None, "silence": 10},
-            r"elastic-\d+ leaves: it gave no sign of life for \d+ s \(rollout.silence\)",
-            marks=pytest.mark.slow,
-        ),
+        ({"slow": None, "silence": 10}, r"elastic-\d+ leaves: it gave no sign of life for \d+ s \(rollout.silence\)"),
     ],
 )
 def test_an_engine_that_is_stopped_is_named_and_replaced_and_holds_nothing(tiny_model, tmp_path, cluster, capfd, monkeypatch, rollout, why):

@@ -88,11 +88,11 @@ def test_dpo_compares_with_a_reference_of_its_own(runs):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("rm", ["trainer.zero_stage=0"]),
+        pytest.param("rm", ["trainer.zero_stage=0"], marks=pytest.mark.slow),
         ("rm", ["trainer.zero_stage=3"]),
         ("dpo", ["trainer.sequence_parallel=2"]),
         ("dpo", ["trainer.zero_stage=1", *ALONE]),
-        ("dpo", ["trainer.zero_stage=3"]),
+        pytest.param("dpo", ["trainer.zero_stage=3"], marks=pytest.mark.slow),
     ],
 )
 def test_two_ranks_learn_what_one_does(runs, name, settings):
@@ -117,9 +117,9 @@ def test_dpo_begins_at_log_2_and_learns_the_order(runs):
     ("name", "whole", "settings"),
     [
         ("rm", "rm", []),
-        ("rm", "rm-adapters", ["model.lora.rank=4"]),
+        pytest.param("rm", "rm-adapters", ["model.lora.rank=4"], marks=pytest.mark.slow),
         ("dpo", "kto", ["algorithm.loss=kto"]),
-        ("dpo", "kto-alone", ALONE),
+        pytest.param("dpo", "kto-alone", ALONE, marks=pytest.mark.slow),
         pytest.param("dpo", "dpo-adapters", ["model.lora.rank=4"], marks=pytest.mark.slow),
     ],
 )

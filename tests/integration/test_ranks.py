@@ -16,7 +16,7 @@ def close(steps: list[dict[str, float]], name: str) -> Any:
     return pytest.approx(values(steps, name), rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("stage", [0, 3])
+@pytest.mark.parametrize("stage", [pytest.param(0, marks=pytest.mark.slow), 3])
 def test_ranks_may_have_more_chunks_of_logits_than_others(tiny_model, stage):
     three_tokens = 3 * 15
     (alone,) = together(learn, 1, str(tiny_model), [[0, 1]], {}, three_tokens)
@@ -28,12 +28,12 @@ def test_ranks_may_have_more_chunks_of_logits_than_others(tiny_model, stage):
 @pytest.mark.parametrize(
     ("size", "shares", "stage", "changes"),
     [
-        (2, [[0, 1]] * 2, 3, {}),
-        (4, [[0, 1]] * 4, 2, {"model": {"gradient_checkpointing": True}}),
-        (2, [[0, 1]] * 2, 0, {"trainer": {"micro_batch_tokens": 15}}),  # a sequence per row, without a mask
-        (2, [[0], [0], [1], [1]], 0, {}),
+        pytest.param(2, [[0, 1]] * 2, 3, {}, id="two"),
+        pytest.param(4, [[0, 1]] * 4, 2, {"model": {"gradient_checkpointing": True}}, id="more than heads of keys", marks=pytest.mark.slow),
+        # a sequence per row, without a mask
+        pytest.param(2, [[0, 1]] * 2, 0, {"trainer": {"micro_batch_tokens": 15}}, id="rows of one sequence", marks=pytest.mark.slow),
+        pytest.param(2, [[0], [0], [1], [1]], 0, {}, id="two pairs"),
     ],
-    ids=["two", "more than heads of keys", "rows of one sequence", "two pairs"],
 )
 def test_ranks_that_share_sequences_compute_what_one_does(tiny_model, size, shares, stage, changes):
     trainer, ranks = {**changes.get("trainer", {}), "timeout": 60}, len(shares)

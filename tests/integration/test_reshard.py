@@ -63,7 +63,7 @@ def test_from_four_ranks_to_two_to_three_and_back_the_curve_is_that_of_four(clus
         pytest.param("bfloat16", 1, None, marks=pytest.mark.slow),
         pytest.param("float32", 0, None, marks=pytest.mark.slow),
         pytest.param("float32", 3, 4, marks=pytest.mark.slow),
-        ("bfloat16", 1, 4),
+        pytest.param("bfloat16", 1, 4, marks=pytest.mark.slow),
     ],
 )
 def test_fine_tuning_goes_on_with_one_rank_where_two_were(tmp_path, dtype, stage, rank):

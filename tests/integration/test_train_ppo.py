@@ -229,7 +229,9 @@ def test_a_rollout_engine_that_dies_while_it_joins_the_weight_sync_is_not_waited
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
 
-@pytest.mark.parametrize("algorithm", ["dr_grpo", "rloo", "reinforce_plus_plus"])
+@pytest.mark.parametrize(
+    "algorithm", [*(pytest.param(name, marks=pytest.mark.slow) for name in ("dr_grpo", "rloo")), "reinforce_plus_plus"]
+)
 def test_other_estimators_run_with_kl_in_the_loss(tiny_model, tmp_path, algorithm):
     config = settings(
         tiny_model, algorithm={"name": algorithm, "aggregation": "sequence", "kl": {"coef": 0.1}}, trainer={"steps": 2, "eval_prompts": 0}
@@ -238,7 +240,7 @@ def test_other_estimators_run_with_kl_in_the_loss(tiny_model, tmp_path, algorith
     assert [row["step"] for row in read(tmp_path)] == [1, 2]
 
 
-@pytest.mark.parametrize("loss", ["gspo", "cispo", "sapo"])
+@pytest.mark.parametrize("loss", ["gspo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cispo", "sapo"))])
 def test_other_losses_learn_from_minibatches_on_two_ranks(tiny_model, tmp_path, loss):
     algorithm = {"loss": loss, "minibatches": 2, "importance_level": "sequence", "importance_mode": "mask"}
     config = settings(tiny_model, algorithm=algorithm, trainer={"steps": 2, "eval_prompts": 0}, placement={"ranks": 2})
@@ -253,6 +255,7 @@ REPLACING = {
 }
 
 
+@pytest.mark.slow
 def test_remax_and_replaced_groups_resume_with_the_same_bits(tiny_model, tmp_path):
     """Killed after step 2 against never: the loader goes on after the prompts that replaced others."""
     assert train_ppo.train(settings(tiny_model, **REPLACING), tmp_path / "whole") == 0

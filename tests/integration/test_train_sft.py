@@ -52,7 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.parametrize("stage", [*(pytest.param(stage, marks=pytest.mark.slow) for stage in (0, 2)), 3])
 def test_two_ranks_learn_what_one_does(runs, stage):
     name = f"zero{stage}"
     result = train(runs, 2, f"run.name={name}", f"trainer.zero_stage={stage}")
