@@ -1,8 +1,8 @@
 """python -m benchmarks.gpu.colocated [--steps N] [--cpu] [key=value ...]
 
-Seconds of a step by phase, of a run whose ranks and rollout engine take turns on one GPU; and its weight sync, which goes through CPU
-memory, against plain copies of the same bytes: on the GPU, and to CPU memory and back. Random weights of Qwen2.5-1.5B's shape; further
-arguments are settings of train_ppo. --cpu: a small model on CPUs, to see that this script works.
+Seconds of a step by phase, of a run whose ranks and rollout engine take turns on one GPU; beside plain copies of the weights' bytes, on the
+GPU, and to CPU memory and back. Random weights of Qwen2.5-1.5B's shape; further arguments are settings of train_ppo. --cpu: a small model
+on CPUs, to see that this script works.
 """
 
 from __future__ import annotations
