@@ -18,9 +18,12 @@ MODULE = "trainer.plan"
 
 def words(arguments: list[str], root: Path) -> list[str]:
     """The arguments of `python -m trainer.plan` that the stack's name, if there is one, stands for. Raises UserError."""
-    if not arguments or {"-h", "--help"} & set(arguments):
+    if not arguments:
         print(USAGE, file=sys.stderr)
-        return ["--help"] if arguments else []
+        return []
+    if {"-h", "--help"} & set(arguments):
+        print(f"{USAGE}\n\nGPUs, nodes, network and price are STACK's, where it is named. The rest is passed to this program:\n", flush=True)
+        return ["--help"]
     run, *rest = arguments
     if not rest or rest[0].startswith("-") or "=" in rest[0]:
         return [run, *rest]
