@@ -27,6 +27,7 @@ def rented(market: Market) -> dict[str, int]:
     return {name: len(addresses) for name, addresses in market.rented().items()}
 
 
+@pytest.mark.slow
 def test_with_an_order_of_yours_the_dearer_cloud_is_asked_first_and_the_next_where_it_has_none(market: Market):
     market.stack(backends=["amddevcloud", "digitalocean"], backend_order="list")
     assert "amddevcloud has no machine" not in market.must("python -m cli up market", timeout=600)
