@@ -61,7 +61,7 @@ class Placement:
 
 
 def plan(config: PpoConfig, domains: bool = False) -> Placement:
-    """What a run asks for, of nodes of which some are in NVLink domains or none."""
+    """What a run asks for. `domains`: whether there are nodes in NVLink domains."""
     rank, engine, ranks = rank_share(config), engine_share(config), config.placement.ranks
     apart = {role: (bundle,) * ranks for role, bundle in own_bundles(config).items()}
     if config.placement.colocate:

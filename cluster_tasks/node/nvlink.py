@@ -27,8 +27,6 @@ def domain() -> str | None:
     gpus = zip(CLUSTER.findall(done.stdout), CLIQUE.findall(done.stdout), strict=False)
     found = {f"{cluster}.{clique}" for cluster, clique in gpus if UUID.fullmatch(cluster) and cluster != NONE}
     if len(found) > 1:
-        log.warning(
-            "GPUs of this node are in NVLink domains %s: Ray is told of none; look at `nvidia-smi -q`, Fabric", ", ".join(sorted(found))
-        )
+        log.warning("this node's GPUs are in NVLink domains %s, so it has no label %s (nvidia-smi -q)", ", ".join(sorted(found)), LABEL)
         return None
     return found.pop() if found else None

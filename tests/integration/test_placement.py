@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +14,12 @@ import ray
 from ray.cluster_utils import Cluster
 from ray_actors import local_ray
 
+from cluster_tasks.node.ports import port_answers
+from cluster_tasks.node.ray import ray_command
+from cluster_tasks.node.settings import read_settings
+from lab.waiting import wait_for
 from trainer import actors, placement
+from trainer.actors import free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.reservation import reserve
 
@@ -97,6 +106,24 @@ def test_ray_keeps_the_nodes_of_each_engine_in_one_domain(cluster_of_domains):
     reserved.release()
     again = reserve(wanted, config.placement)
     again.release()
+
+
+def test_ray_takes_the_label_that_the_node_agent_gives_it(monkeypatch):
+    """Keys that begin with ray.io/ are Ray's own, and it could refuse them."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    settings = read_settings([], {"DSTACK_NODE_RANK": "0", "DSTACK_NODES_IPS": "127.0.0.1"})
+    [label] = [flag for flag in ray_command(settings, "2fd1c1b6-27c5-4b1b-9bd0-1c4f4d8a6e7f.32766") if flag.startswith("--labels=")]
+    port, ray_itself = free_port(), str(Path(sys.executable).with_name("ray"))
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:  # short, for its sockets
+        flags = [f"--port={port}", "--num-cpus=1", "--include-dashboard=false", f"--temp-dir={folder}", label]
+        with subprocess.Popen([ray_itself, "start", "--head", "--block", *flags], stdout=subprocess.DEVNULL) as node:
+            try:
+                wait_for("Ray", lambda: port_answers("127.0.0.1", port), 60)
+                ray.init(address=f"127.0.0.1:{port}", log_to_driver=False)
+                assert placement.domains(ray.nodes()).keys() == {"2fd1c1b6-27c5-4b1b-9bd0-1c4f4d8a6e7f.32766"}
+            finally:
+                ray.shutdown()
+                node.terminate()
 
 
 def _remote(actor: Any) -> Any:
