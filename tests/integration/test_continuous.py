@@ -160,25 +160,31 @@ def test_what_an_engine_had_when_it_died_is_asked_of_the_others_which_do_not_wai
 
 def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_model, tmp_path, capfd, monkeypatch):
     """It is stopped for most of the time: its calls return, and weights arrive."""
-    monkeypatch.setattr(slow, "LEAST", 2.0)
-    ended = threading.Event()
+    monkeypatch.setattr(slow, "LEAST", 1.0)
+    ended, threads = threading.Event(), list[threading.Thread]()
 
     def slow_down() -> None:
-        actor = ray.get_actor("rollout-0")
-        pid = ray._private.state.actors(actor._actor_id.hex())["Pid"]  # type: ignore[attr-defined]
-        while not ended.is_set():
-            os.kill(pid, signal.SIGSTOP)
-            ended.wait(0.4)
+        pid = ray._private.state.actors(ray.get_actor("rollout-0")._actor_id.hex())["Pid"]  # type: ignore[attr-defined]
+        os.kill(pid, signal.SIGSTOP)  # before the next step: a run of so few could end before it is seen to be slow
+
+        def most_of_the_time() -> None:
+            while not ended.wait(0.4):
+                os.kill(pid, signal.SIGCONT)
+                ended.wait(0.03)
+                os.kill(pid, signal.SIGSTOP)
             os.kill(pid, signal.SIGCONT)
-            ended.wait(0.03)
+
+        threads.append(threading.Thread(target=most_of_the_time))
+        threads[0].start()
 
     config = continuous(tiny_model, rollout={"engines": 2, "max_new_tokens": 50, "slow": 4}, trainer={"micro_batch_tokens": 256})
-    slower = at_step(tmp_path, 4, slow_down)
+    after_step(monkeypatch, 4, slow_down)
     try:
         assert train_ppo.train(config, tmp_path) == 0
     finally:
         ended.set()
-        slower.join(10)
+        for thread in threads:
+            thread.join(10)
     out = capfd.readouterr().out
     assert "rollout-0 is slow: " in out and "rollout-1 is slow" not in out and "started again" not in out
     assert "rollout-0 is slow: " in (tmp_path / "faults.jsonl").read_text()

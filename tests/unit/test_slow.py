@@ -53,6 +53,19 @@ def test_engines_that_work_alike_are_not_slow_however_long_an_answer_takes(play)
     assert play.work(600, a=100, b=50, c=20) == []
 
 
+@pytest.mark.parametrize(("steps", "named"), [(3, ["rollout-1 is slow"]), (0, [])], ids=["works", "does not return"])
+def test_engines_that_are_awaited_most_of_the_time_are_looked_at_in_between(play, steps, named):
+    """What does not return in a weight sync may wait for another engine there."""
+    found = []
+    for _ in range(40):
+        play.engines.awaited = True
+        assert play.work(1, a=100, b=steps, c=100) == []
+        play.engines.awaited = False
+        play.now[0] += 0.05
+        found += play.slow.look()
+    assert [what.partition(":")[0] for what, _ in found] == named
+
+
 def test_a_slow_engine_is_named_its_requests_are_asked_again_and_it_gets_no_more_until_it_has_answered(play):
     [(what, again)] = play.work(40, a=100, b=3, c=100)
     assert what.startswith("rollout-1 is slow: 0.345 s per step, other rollout engines take 0.01 s (rollout.slow=10); the 2 prompts")

@@ -22,19 +22,21 @@ class Slow:
 
     def __init__(self, factor: float, calls: Calls):
         self.factor, self.calls = factor, calls
-        self.looked = time.monotonic()
+        self.looked = self.turned = time.monotonic()  # the last look; until when they may have been awaited
 
     def look(self) -> list[tuple[str, list[int]]]:
         """Call it often. Returns what is to be said of engines, and names of requests to ask of others, first answer wins.
 
         An engine that is slow is asked for nothing until it has answered all it owes; one whose calls still do not return is ended.
         """
-        passed = time.monotonic() - self.looked
-        if passed < EVERY:
+        now = time.monotonic()
+        if now - self.looked < EVERY:
             return []
-        self.looked += passed
-        if self.calls.engines.awaited:  # they take weights, or answer an evaluation
+        if self.calls.engines.awaited:  # they take weights, or answer an evaluation: looked at as soon as they have
+            self.turned = now
             return []
+        passed = now - max(self.looked, self.turned)
+        self.looked = now
         found = []
         for name, seat in [*self.calls.seats.items()]:
             seat.silent = seat.silent + min(passed, 2 * EVERY) if seat.calls else 0.0
