@@ -22,7 +22,7 @@ class Slow:
 
     def __init__(self, factor: float, calls: Calls):
         self.factor, self.calls = factor, calls
-        self.looked = self.turned = time.monotonic()  # the last look; until when they may have been awaited
+        self.looked = self.awaited = time.monotonic()  # the last look; when they were last seen to be awaited
 
     def look(self) -> list[tuple[str, list[int]]]:
         """Call it often. Returns what is to be said of engines, and names of requests to ask of others, first answer wins.
@@ -33,9 +33,9 @@ class Slow:
         if now - self.looked < EVERY:
             return []
         if self.calls.engines.awaited:  # they take weights, or answer an evaluation: looked at as soon as they have
-            self.turned = now
+            self.awaited = now
             return []
-        passed = now - max(self.looked, self.turned)
+        passed = now - max(self.looked, self.awaited)
         self.looked = now
         found = []
         for name, seat in [*self.calls.seats.items()]:
