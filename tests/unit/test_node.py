@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 
-from cluster_tasks.node import nvlink
 from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
 from cluster_tasks.node.errors import NOT_READY, RAY_FAILED, Failure
 from cluster_tasks.node.job import Job
@@ -153,47 +152,14 @@ def test_a_scheduler_that_gives_no_gpus_is_believed() -> None:
     assert "--num-gpus=0" in ray_command(read_settings([], DSTACK | {"DSTACK_GPUS_PER_NODE": "0"}))
 
 
-FABRIC = """
-    Fabric
-        State                             : Completed
-        Status                            : Success
-        CliqueId                          : {clique}
-        ClusterUUID                       : {cluster}
-        Health
-            Bandwidth                     : N/A
-"""
-RACK, OTHER = "2fd1c1b6-27c5-4b1b-9bd0-1c4f4d8a6e7f", "9a0c7a44-6b3e-4d5c-8f2a-0e6d7b1c2a3f"
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (FABRIC.format(clique=3, cluster=RACK) * 4, f"{RACK}.3"),
-        (FABRIC.format(clique=3, cluster=RACK) + FABRIC.format(clique=3, cluster=OTHER), None),
-        (FABRIC.format(clique=3, cluster=RACK) + FABRIC.format(clique=4, cluster=RACK), None),
-        (FABRIC.format(clique=0, cluster=nvlink.NONE) * 8, None),
-        (FABRIC.format(clique="N/A", cluster="N/A") * 8, None),
-        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", None),
-    ],
-)
-def test_the_nvlink_domain_is_what_all_gpus_of_the_node_say(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str
-) -> None:
-    """The layout is that of `nvidia-smi -q`."""
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert nvlink.domain() == expected
-
-
-def test_ray_is_told_of_the_nvlink_domain_beside_other_labels(tmp_path: Path) -> None:
+def test_ray_gets_the_nvlink_domain_beside_other_labels(tmp_path: Path) -> None:
+    domain = "2fd1c1b6-27c5-4b1b-9bd0-1c4f4d8a6e7f.3"
     settings = read_settings([], DSTACK)
-    assert f"--labels=ray.io/gpu-domain={RACK}.3" in ray_command(settings, f"{RACK}.3")
+    assert f"--labels=ray.io/gpu-domain={domain}" in ray_command(settings, domain)
     assert not [flag for flag in ray_command(settings) if flag.startswith("--labels")]
     elastic = read_settings(["--join", "ray", "--fleet", "a"], {"FLOTILLA_RUNS": str(tmp_path)})
     elastic.rank, elastic.addresses = 1, ["127.0.0.2", "127.0.0.1"]
-    assert f"--labels=flotilla.role=rollout,flotilla.fleet=a,ray.io/gpu-domain={RACK}.3" in ray_command(elastic, f"{RACK}.3")
+    assert f"--labels=flotilla.role=rollout,flotilla.fleet=a,ray.io/gpu-domain={domain}" in ray_command(elastic, domain)
 
 
 def test_what_is_missing_is_said_by_node_and_by_gpu() -> None:
