@@ -23,10 +23,10 @@ import torch
 
 from benchmarks.report import Ratio, Report
 from trainer import actors, train_ppo
-from trainer.algorithms.kl import KlController
 from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.objectives.kl import KlController
 from trainer.roles import RoleGroup, Rollout
 from trainer.scored import describe, left_out
 

@@ -8,13 +8,13 @@ from statistics import fmean
 
 import torch
 
-from trainer.algorithms.advantages import Estimate, estimate
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import OverlongConfig, RewardConfig
 from trainer.configs.sections import AlgorithmConfig
 from trainer.data.packing import select
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
+from trainer.objectives.advantages import Estimate, estimate
 from trainer.rewards.verifiable import overlong
 from trainer.roles import Rollout
 

@@ -39,7 +39,6 @@ from transformers import PreTrainedTokenizerBase
 
 from trainer import environments
 from trainer.actors import RunError
-from trainer.algorithms.kl import KlController, kl
 from trainer.background import Background
 from trainer.checkpoint import Checkpoint, Checkpoints
 from trainer.clock import Clock
@@ -51,6 +50,7 @@ from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
 from trainer.models import load_tokenizer
+from trainer.objectives.kl import KlController, kl
 from trainer.producer import Batches, Producer
 from trainer.reshard import reshard
 from trainer.rewards.scorer import Scorer

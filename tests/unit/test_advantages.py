@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from trainer.algorithms.advantages import (
+from trainer.configs.sections import AlgorithmConfig
+from trainer.objectives.advantages import (
     ADVANTAGES,
     estimate,
     gae,
@@ -11,7 +12,6 @@ from trainer.algorithms.advantages import (
     token_rewards,
     whiten,
 )
-from trainer.configs.sections import AlgorithmConfig
 
 T = torch.tensor
 

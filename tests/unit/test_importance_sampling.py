@@ -3,7 +3,7 @@ from typing import Any
 
 import torch
 
-from trainer.algorithms.importance_sampling import importance_weight
+from trainer.objectives.importance_sampling import importance_weight
 
 T = torch.tensor
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainer.algorithms.kl import KlController, kl, kl_loss
+from trainer.objectives.kl import KlController, kl, kl_loss
 
 
 def test_estimators_by_hand():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.algorithms.advantages import estimate
 from trainer.configs.sections import AlgorithmConfig
 from trainer.episodes import Batch
+from trainer.objectives.advantages import estimate
 from trainer.objectives.aggregation import denominators
 from trainer.objectives.policy import policy
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from trainer import models
-from trainer.algorithms.advantages import group_relative
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import AlgorithmConfig, ModelConfig
 from trainer.data.packing import Sequence, attach, flatten, pack, scatter
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.objectives.advantages import group_relative
 from trainer.objectives.aggregation import aggregate, denominators
 from trainer.objectives.policy import policy_loss
 from trainer.rollout import RolloutEngine, Sampling, sample

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.algorithms.advantages import estimate
 from trainer.changes import differences
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import RewardConfig
@@ -17,6 +16,7 @@ from trainer.configs.sections import AlgorithmConfig
 from trainer.data.packing import flatten
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
+from trainer.objectives.advantages import estimate
 from trainer.rewards.scorer import Scorer
 from trainer.roles import Rollout
 from trainer.scored import advantages, describe, left_out

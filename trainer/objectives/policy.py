@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import torch
 
-from trainer.algorithms.importance_sampling import importance_weight
-from trainer.algorithms.kl import MAX_LOG_RATIO, kl, kl_loss
 from trainer.configs.sections import AlgorithmConfig
 from trainer.episodes import Batch
 from trainer.objectives import Stats
@@ -15,6 +13,8 @@ from trainer.objectives.aggregation import mean
 from trainer.objectives.cispo import cispo
 from trainer.objectives.clip import clip
 from trainer.objectives.gspo import gspo
+from trainer.objectives.importance_sampling import importance_weight
+from trainer.objectives.kl import MAX_LOG_RATIO, kl, kl_loss
 from trainer.objectives.sapo import sapo
 
 # (settings, logp_N, log_ratio_N, batch) -> loss per token [N], and the tokens whose gradient it removed [N]. `log_ratio_N` is logp - old,
