@@ -22,13 +22,14 @@ import ray
 import torch
 
 from benchmarks.report import Ratio, Report
-from trainer import actors, train_ppo
-from trainer.clock import Clock
+from trainer import train_ppo
+from trainer.cluster import actors
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.objectives.kl import KlController
-from trainer.roles import RoleGroup, Rollout
-from trainer.scored import describe, left_out
+from trainer.online.clock import Clock
+from trainer.online.roles import RoleGroup, Rollout
+from trainer.online.scored import describe, left_out
 
 TOKENS, SAMPLES, PROMPT, LONGEST = (
     10_000_000,

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 from benchmarks.report import Ratio, Report
-from trainer.actors import free_port
-from trainer.background import Background
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.background import Background
+from trainer.checkpoints.folders import Checkpoints
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import OptimConfig, TrainerConfig
-from trainer.engine import Engine, init_distributed
+from trainer.ranks.engine import Engine, init_distributed
 
 LAYERS, WIDTH, BATCH = 12, 2048, 256
 ROUNDS, WARM_UP = 6, 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.interleaved import Turns
 
 if TYPE_CHECKING:
-    from trainer.worker_groups import WorkerGroups
+    from trainer.online.processes import WorkerGroups
 
 # What trainer.rollout.vllm sets, so that both sides run the same engine.
 VLLM_ENVIRONMENT = {
@@ -29,10 +29,10 @@ PROGRAM = "benchmarks.step"
 def flotilla(turns: Turns, settings: list[str]) -> None:
     """`train_ppo.train` as it is, without evaluation and checkpoints; where it logs a step, the next one begins."""
     from trainer import metrics, train_ppo
-    from trainer.actors import wait
     from trainer.cli import parse
+    from trainer.cli.paths import run_folder
+    from trainer.cluster.actors import wait
     from trainer.configs.ppo import PpoConfig
-    from trainer.runs import run_folder
 
     class Metrics(metrics.Metrics):
         def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -95,12 +95,12 @@ def trl(turns: Turns, settings: list[str], micro_batch: int | None = None) -> No
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     from trainer.cli import parse
+    from trainer.cli.paths import run_folder
     from trainer.configs.ppo import PpoConfig
     from trainer.data.loader import Loader
     from trainer.data.prompts import load_prompts
     from trainer.models import load_tokenizer
     from trainer.rewards import resolve
-    from trainer.runs import run_folder
 
     config = parse(settings, prog=PROGRAM, model=PpoConfig)
     torch.set_num_threads(config.placement.threads or 1)

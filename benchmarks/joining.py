@@ -24,11 +24,12 @@ import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks.report import Ratio, Report
-from trainer import placement, train_ppo
+from trainer import train_ppo
 from trainer.cli import parse
+from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.metrics import FILE as METRICS
-from trainer.rollout import elastic
+from trainer.online import elastic
 
 ROUNDS = 3
 LONGER = 1.2  # limit
@@ -64,7 +65,7 @@ def bare(words: list[str]) -> None:
     """The engine of a run by itself: it answers one prompt, and says so."""
     import importlib
 
-    from trainer import actors
+    from trainer.cluster import actors
     from trainer.rollout import Sampling
     from trainer.rollout.engines import ENGINES
 

@@ -22,18 +22,18 @@ import ray
 
 from benchmarks import rollouts
 from benchmarks.report import Ratio, Report
-from trainer import actors, placement
-from trainer.clock import Clock
+from trainer.cluster import actors, placement
+from trainer.cluster.reservation import reserve
+from trainer.cluster.turns import Turns
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader
 from trainer.episodes import Prompt
-from trainer.reservation import reserve
+from trainer.online.clock import Clock
+from trainer.online.continuous import Continuous
+from trainer.online.processes import Sharing, WorkerGroups
 from trainer.rollout import engines
-from trainer.rollout.continuous import Continuous
 from trainer.rollout.engines import RolloutActor, RolloutEngines
-from trainer.stopping import Stopping
-from trainer.turns import Turns
-from trainer.worker_groups import Sharing, WorkerGroups
+from trainer.runs.stopping import Stopping
 
 ENGINES, KILLS = 4, 3
 WARM_UP, STEPS, LAST = 8, 20, 6  # steps that do not count, before and after each kill, and at the end, where little is left to sample

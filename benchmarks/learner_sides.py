@@ -37,11 +37,11 @@ def _task(kind: str, settings: list[str]) -> Any:
 
 def flotilla(turns: Turns, kind: str, settings: list[str]) -> None:
     """What `trainer.offline` does of a step, on one rank."""
-    from trainer.actors import free_port
+    from trainer.cli.paths import run_folder
+    from trainer.cluster.actors import free_port
     from trainer.data.loader import make_loader
     from trainer.offline import update
-    from trainer.runs import run_folder
-    from trainer.workers import Worker
+    from trainer.ranks.worker import Worker
 
     task = _task(kind, settings)
     config, found = task.config, task.rows()
@@ -112,7 +112,7 @@ def trl(turns: Turns, kind: str, settings: list[str], micro_batch: int) -> None:
     from transformers import TrainerCallback
 
     from trainer import models
-    from trainer.runs import run_folder
+    from trainer.cli.paths import run_folder
 
     task = _task(kind, settings)
     config, found, role = task.config, task.rows(), task.role()

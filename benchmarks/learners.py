@@ -13,7 +13,7 @@ from benchmarks.packing import MODEL
 from benchmarks.report import RESULTS, Ratio, Report
 from trainer import models
 from trainer.configs.sections import ModelConfig
-from trainer.shapes import SHAPES
+from trainer.plan.shapes import SHAPES
 
 ROWS, LONGEST, EACH, MICRO_BATCH = 1024, 480, 64, 16
 ROUNDS, STEPS = 3, 4

@@ -55,7 +55,7 @@ class Switch:
     on = False
 
     def __init__(self, run: str):
-        from trainer.gauges import RayGauges
+        from trainer.metrics.gauges import RayGauges
 
         self.gauges = RayGauges(run)
 
@@ -120,7 +120,7 @@ class Watched(Turns):
 
 def watched(turns: Turns, settings: list[str]) -> None:
     """The trainer, and Prometheus on the files of a head."""
-    from trainer import sinks
+    from trainer.metrics import sinks
 
     sinks.gauges = Switch
     with tempfile.TemporaryDirectory() as folder:

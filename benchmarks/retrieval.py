@@ -20,7 +20,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.report import Ratio, Report
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.retrieval.build import build
 
 DOCUMENTS, WORDS, LENGTH = 200_000, 50_000, 60

@@ -11,7 +11,7 @@ import sys
 import time
 
 from benchmarks.report import Ratio, Report
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.rewards.scorer import Scorer

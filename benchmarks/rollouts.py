@@ -17,15 +17,15 @@ from typing import Any, cast
 import ray
 
 from benchmarks.report import Ratio, Report
-from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.online.clock import Clock
+from trainer.online.continuous import Continuous
 from trainer.rollout import Sampling
-from trainer.rollout.continuous import Continuous
 from trainer.rollout.engines import RolloutActor
 from trainer.rollout.stepped import SteppedEngine
-from trainer.stopping import Stopping
+from trainer.runs.stopping import Stopping
 
 ENGINES = (1, 4, 16)
 STEPS, WARM_UP = 24, 8

@@ -16,7 +16,8 @@ import ray
 import torch
 
 from benchmarks.report import Ratio, Report
-from trainer import actors, models, weights
+from trainer import models, weights
+from trainer.cluster import actors
 from trainer.configs.sections import ModelConfig
 
 ROUNDS, WARM_UP = 12, 2

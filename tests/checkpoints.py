@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trainer.checkpoint import Checkpoint, Checkpoints
+from trainer.checkpoints.folders import Checkpoint, Checkpoints
 
 
 def write(checkpoints: Checkpoints, step: int, **kwargs) -> None:

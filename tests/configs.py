@@ -1,4 +1,4 @@
-"""Settings as a person would give them to train_ppo, for the tests of trainer/cli.py."""
+"""Settings as a person would give them to train_ppo, for the tests of trainer/cli/__init__.py."""
 
 from __future__ import annotations
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
 from trainer.models import PolicyModel
 from trainer.objectives.supervised import supervised
-from trainer.workers import Role, Worker
+from trainer.ranks.worker import Role, Worker
 
 DRAW = torch.Generator().manual_seed(0)
 BATCHES = [[Sequence([3, 4, 5], torch.randint(3, 15, (6,), generator=DRAW).tolist()) for _ in range(4)] for _ in range(6)]

@@ -12,11 +12,11 @@ import torch
 from configs import settings
 
 from trainer import models
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.data.packing import Sequence, select
 from trainer.objectives.aggregation import denominators, part
-from trainer.roles import roles_of
-from trainer.workers import Worker
+from trainer.online.roles import roles_of
+from trainer.ranks.worker import Worker
 
 SEQUENCES = [Sequence([3, 4], [5, 6]), Sequence([3, 4, 5], [6, 7, 8, 9, 10, 11, 4, 4, 4, 4, 4, 1])]
 

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer.cli import exits_cleanly
+from trainer.cli.paths import runs_root
 from trainer.errors import ConfigError
 from trainer.metrics import read
-from trainer.runs import runs_root
 
 VARIES = re.compile(r"(^|_)(seconds|time|memory|cost)(_|$)|_per_second$")
 Row = dict[str, Any]

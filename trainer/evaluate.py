@@ -84,20 +84,20 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from trainer import actors, environments, placement
-from trainer.actors import RunError
+from trainer import environments
+from trainer.cluster import actors, placement
+from trainer.cluster.actors import RunError
+from trainer.cluster.reservation import reserve
 from trainer.data.loader import hold_out
-from trainer.data.prompts import load_prompts
+from trainer.data.prompts import load_eval_sets, load_prompts
 from trainer.environments.policy import Request
 from trainer.environments.pool import Environments, episodes_of, runner_of
 from trainer.environments.runner import Job
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.models import load_tokenizer
-from trainer.reservation import reserve
+from trainer.online.scored import evaluation
 from trainer.rewards.scorer import Scorer
 from trainer.rollout.engines import RolloutEngines
-from trainer.scored import evaluation
-from trainer.train_ppo import eval_sets
 
 Sample = Callable[[list[Prompt]], list[Episode]]
 
@@ -109,7 +109,7 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
     if config.trainer.eval_prompts:
         data = load_prompts(config.data, tokenizer, answers=answers)
         sets[""] = hold_out(config.data, data.prompts, config.trainer.eval_prompts)[1]
-    sets |= eval_sets(config, tokenizer, answers)
+    sets |= load_eval_sets(config, tokenizer, answers)
     if spec := config.environment.function:
         [first, *_] = next(iter(sets.values()))
         environments.check_template(spec, config.environment.args, first.row, tokenizer, config.data.template)

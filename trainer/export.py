@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import ValidationError
 
-from trainer import model_card, yaml_io
-from trainer.checkpoint import Checkpoint, CheckpointError, Checkpoints
-from trainer.cli import exits_cleanly
+from trainer.checkpoints.folders import Checkpoint, CheckpointError, Checkpoints
+from trainer.cli import exits_cleanly, yaml_io
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
+from trainer.metrics import model_card
 from trainer.runs import run_of
 
 if TYPE_CHECKING:
     import torch
 
-ENGINE = "engine"  # DeepSpeed's tag in a checkpoint (trainer/engine.py)
+ENGINE = "engine"  # DeepSpeed's tag in a checkpoint (trainer/ranks/engine.py)
 PREFIX = "lm."  # of the language model in what the engine trains
 
 
@@ -35,7 +35,8 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
         config = ModelConfig.model_validate(settings.get("model"))
     except ValidationError as error:
         raise ConfigError(f"{run / 'run.yaml'}: not the settings of this version: {error.errors()[0]['msg']}") from None
-    from trainer import models, quantize
+    from trainer import models
+    from trainer.models import quantize
 
     classifier = "center" in (settings.get("algorithm") or {})  # train_rm's alone
     models.without_weights(config, classifier)  # raises what is wrong with it before a checkpoint's gigabytes are read
@@ -52,7 +53,7 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     if not config.lora.rank:
         named |= frozen
     else:
-        from trainer import lora
+        from trainer.models import lora
 
         named, more = lora.exported(frozen.items(), named, config.lora, config.path or lm.name_or_path)
         files |= more

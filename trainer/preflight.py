@@ -16,21 +16,21 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trainer import environments, placement, rewards
-from trainer.config_help import settings, show
+from trainer import environments, rewards
+from trainer.cli.help import settings, show
+from trainer.cli.paths import check_model, resolved_paths
+from trainer.cluster import placement
 from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config, ModelConfig
 from trainer.data import rows
 from trainer.errors import ConfigError
-from trainer.runs import check_model, resolved_paths
 
 LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations of models
-Check = Callable[[Any], list[str]]
 
 
 def allowed(config: Config) -> list[str]:
@@ -204,7 +204,7 @@ def _nodes() -> list[dict[str, Any]]:
         return [{"Alive": True, "Labels": {}, "Resources": {"CPU": os.cpu_count() or 1, "GPU": math.inf if has_gpu() else 0}}]
     import ray
 
-    from trainer import actors
+    from trainer.cluster import actors
 
     if not ray.is_initialized():
         actors.connect()

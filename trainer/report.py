@@ -19,12 +19,14 @@ from typing import Any
 
 import yaml
 
-from trainer import faults, metrics, samples, yaml_io
-from trainer.changes import dotted
-from trainer.cli import exits_cleanly
-from trainer.cost import KEY
+from trainer import metrics
+from trainer.cli import exits_cleanly, yaml_io
+from trainer.cli.changes import dotted
+from trainer.cli.paths import runs_root
 from trainer.errors import ConfigError
-from trainer.runs import ROLLBACKS, run_of, runs_root
+from trainer.metrics import samples
+from trainer.metrics.cost import KEY
+from trainer.runs import ROLLBACKS, faults, run_of
 
 FIRST = ("reward", "eval_reward", "loss", "kl", "response_tokens", "tokens_per_second")  # then the others by name
 PHASE = "seconds_"

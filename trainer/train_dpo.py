@@ -34,8 +34,8 @@ from trainer.episodes import Prompt
 from trainer.models import PolicyModel
 from trainer.objectives.preference import preference
 from trainer.offline import Offline, main, score
-from trainer.reference import Reference, prepare
-from trainer.workers import Role, Worker
+from trainer.offline.reference import Reference, prepare
+from trainer.ranks.worker import Role, Worker
 
 
 class Dpo(Offline[DpoConfig]):

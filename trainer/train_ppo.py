@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trainer import faults, model_card, preflight
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import values_read
+from trainer.metrics import model_card
+from trainer.runs import faults
 
 
 def read(argv: list[str]) -> PpoConfig:
@@ -35,33 +37,32 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
     with exits_cleanly():
         CONFIG = read(sys.argv[1:])
 
-from transformers import PreTrainedTokenizerBase
 
 from trainer import environments
-from trainer.actors import RunError
-from trainer.background import Background
-from trainer.checkpoint import Checkpoint, Checkpoints
-from trainer.clock import Clock
+from trainer.checkpoints.background import Background
+from trainer.checkpoints.folders import Checkpoint, Checkpoints
+from trainer.checkpoints.reshard import reshard
+from trainer.cli.paths import run_folder
+from trainer.cluster.actors import RunError
 from trainer.data.loader import hold_out, make_loader
-from trainer.data.prompts import load_prompts
-from trainer.data.rows import of_set
-from trainer.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
+from trainer.data.prompts import load_eval_sets, load_prompts
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
+from trainer.metrics.samples import Samples
+from trainer.metrics.sinks import sinks
 from trainer.models import load_tokenizer
 from trainer.objectives.kl import KlController, kl
-from trainer.producer import Batches, Producer
-from trainer.reshard import reshard
+from trainer.online.clock import Clock
+from trainer.online.continuous import Continuous
+from trainer.online.processes import WorkerGroups, start
+from trainer.online.producer import Batches, Producer
+from trainer.online.roles import Rollout
+from trainer.online.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
 from trainer.rewards.scorer import Scorer
-from trainer.roles import Rollout
-from trainer.rollout.continuous import Continuous
-from trainer.runs import held, run_folder, save_resolved
-from trainer.samples import Samples
-from trainer.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
-from trainer.sinks import sinks
-from trainer.stopping import STOPPED, Stopped, Stopping, stop_signals
-from trainer.worker_groups import WorkerGroups, start
+from trainer.runs import held, save_resolved
+from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
+from trainer.runs.stopping import STOPPED, Stopped, Stopping, stop_signals
 
 
 @dataclass
@@ -216,7 +217,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
     tokenizer = load_tokenizer(config.model)
     data = load_prompts(config.data, tokenizer, answers=answers)
     prompts, held_out = hold_out(config.data, data.prompts, schedule.eval_prompts)
-    sets = ({"": held_out} if held_out else {}) | eval_sets(config, tokenizer, answers)
+    sets = ({"": held_out} if held_out else {}) | load_eval_sets(config, tokenizer, answers)
     if spec := config.environment.function:
         environments.check_template(spec, config.environment.args, prompts[0].row, tokenizer, config.data.template)
     loader = make_loader(config.data, prompts, schedule.prompts_per_step, config.run.seed)
@@ -247,18 +248,6 @@ def _train(config: PpoConfig, folder: Path) -> int:
         if config.log.plot:
             print(f"plot: {plot(folder)}", flush=True)
     return code
-
-
-def eval_sets(config: PpoConfig, tokenizer: PreTrainedTokenizerBase, answers: bool) -> dict[str, list[Prompt]]:
-    """The prompts of `evals` by name. Raises ConfigError."""
-    found: dict[str, list[Prompt]] = {}
-    for name, data in config.eval_data().items():
-        with of_set(f"evals.{name}"):
-            loaded = load_prompts(data, tokenizer, answers=answers, first=config.evals[name].rows)
-        same = "; they are rows of data itself, which are trained on" if config.evals[name].is_of_data() else ""
-        print(f"evals.{name}: {len(loaded.prompts)} prompts ({loaded.dropped} too long){same}", flush=True)
-        found[name] = loaded.prompts
-    return found
 
 
 def learn(

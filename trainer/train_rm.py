@@ -36,7 +36,7 @@ from trainer.errors import ConfigError
 from trainer.models import ScoreModel
 from trainer.objectives.pairwise import pairwise
 from trainer.offline import Offline, main
-from trainer.workers import Role
+from trainer.ranks.worker import Role
 
 
 class Rm(Offline[RmConfig]):

@@ -31,7 +31,7 @@ from trainer.episodes import Prompt
 from trainer.models import PolicyModel
 from trainer.objectives.supervised import supervised
 from trainer.offline import Offline, main
-from trainer.workers import Role
+from trainer.ranks.worker import Role
 
 
 class Sft(Offline[SftConfig]):

@@ -15,8 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trainer import yaml_io
-from trainer.cli import exits_cleanly
+from trainer.cli import exits_cleanly, yaml_io
 from trainer.errors import ConfigError
 
 MODEL = {"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -20,9 +20,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trainer import memory, models, train_ppo
+from trainer import models, train_ppo
 from trainer.configs.ppo import PpoConfig
 from trainer.metrics import read
+from trainer.plan import memory
 
 PHASES = ("generate", "reward", "turn", "score", "train", "sync")
 QWEN_1_5B = {

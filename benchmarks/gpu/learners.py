@@ -22,7 +22,7 @@ from benchmarks.learners import MICRO_BATCH, settings
 from benchmarks.report import RESULTS
 from trainer import models
 from trainer.configs.sections import ModelConfig
-from trainer.shapes import SHAPES
+from trainer.plan.shapes import SHAPES
 
 KINDS = ("sft", "rm", "dpo")
 SIDES = {"flotilla": {}, "bare": {}, "trl": {"micro_batch": MICRO_BATCH}}

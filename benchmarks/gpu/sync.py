@@ -20,7 +20,7 @@ from rich.table import Table
 
 from benchmarks.gpu.colocated import QWEN_1_5B, timed
 from trainer import models, weights
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import ModelConfig
 
 BUCKETS = {"ipc": math.inf, "gloo": 256 << 20}

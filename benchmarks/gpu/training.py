@@ -23,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.gpu.colocated import QWEN_1_5B, SMALL
-from trainer import gpus, memory, models, step_time, train_sft
-from trainer.actors import free_port
+from trainer import models, train_sft
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence
 from trainer.objectives.aggregation import denominators
-from trainer.workers import Worker
+from trainer.plan import gpus, memory, step_time
+from trainer.ranks.worker import Worker
 
 SIDES = {
     "sdpa": ["model.attention=sdpa", "model.gradient_checkpointing=true"],

@@ -1,6 +1,6 @@
 """Elastic nodes, and the rollout engines of runs that train now with rollout.elastic, as `flotilla status` shows them.
 
-The trainer's driver writes who serves among Ray's logs on its node (trainer/rollout/elastic.py), which the cluster's dashboard shows.
+The trainer's driver writes who serves among Ray's logs on its node (trainer/online/elastic.py), which the cluster's dashboard shows.
 """
 
 from __future__ import annotations

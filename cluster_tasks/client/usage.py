@@ -16,7 +16,7 @@ from stacks.schema import Stack
 
 JOBS = 10  # that are shown, the newest
 LINES = 200  # of a job's output, in which the last step is looked for
-# As trainer/metrics.py prints it: step 12/100  reward 0.5  loss -0.01  kl 0  8,450 tokens/s  0.80 s  1:02 left
+# As trainer/metrics/__init__.py prints it: step 12/100  reward 0.5  loss -0.01  kl 0  8,450 tokens/s  0.80 s  1:02 left
 STEP = re.compile(r"^step +(\d+)/(\d+)  .*", re.MULTILINE)
 NUMBER = r"(-?[\d,]+(?:\.\d+)?(?:e[+-]?\d+)?)"
 VALUES = {"reward": rf"(?<!eval )\breward +{NUMBER}", "tokens_per_second": rf"{NUMBER} tokens/s", "seconds": rf"{NUMBER} s(?:  |$)"}

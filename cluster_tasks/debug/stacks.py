@@ -35,7 +35,7 @@ class Process:
     kind: str  # of actors their class: those of one kind meet in collectives
     job: str  # Ray's id of it, where Ray says it
     method: str  # that an actor or a task is in
-    stack: tuple[str, ...]  # innermost first, such as "step (trainer/engine.py:88)"
+    stack: tuple[str, ...]  # innermost first, such as "step (trainer/ranks/engine.py:88)"
     others: tuple[tuple[str, ...], ...]  # other threads with code of the job in them
     waits_in: str  # all_reduce, ray.get, time.sleep, idle and the like; empty where it runs
     at: str  # innermost frame of the job's own code

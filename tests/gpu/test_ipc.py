@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer import weights
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 GPU = torch.device("cuda", 0)

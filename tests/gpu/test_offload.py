@@ -7,9 +7,9 @@ import gc
 import pytest
 import torch
 
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import OptimConfig, TrainerConfig
-from trainer.engine import Engine, init_distributed
+from trainer.ranks.engine import Engine, init_distributed
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 GPU = torch.device("cuda", 0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer import models, offload, quantize
+from trainer import models
 from trainer.configs.sections import ModelConfig
+from trainer.models import quantize
+from trainer.ranks import offload
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -10,7 +10,7 @@ import torch
 from configs import ON_ONE_GPU, settings
 
 from trainer import models, weights
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.episodes import Prompt
 from trainer.rollout import Sampling, sample
 

@@ -21,26 +21,26 @@ from ray_actors import after_step, local_ray, stop_process, until_gone
 
 from benchmarks import rollouts
 from lab.waiting import wait_for
-from trainer import samples, train_ppo
-from trainer.actors import RunError
-from trainer.checkpoint import Checkpoints
+from trainer import train_ppo
+from trainer.checkpoints.folders import Checkpoints
+from trainer.cluster.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
 from trainer.errors import ConfigError
-from trainer.metrics import read
+from trainer.metrics import read, samples
 from trainer.models import load_tokenizer
 from trainer.rollout import slow
 from trainer.rollout.engines import RolloutEngines
 from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its seconds are not those of a test
-from trainer.stopping import STOPPED
+from trainer.runs.stopping import STOPPED
 
 EPOCH = 23  # steps of 8 prompts
 RUN = """
 import pathlib, sys, yaml
 from trainer import train_ppo
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folders import Checkpoints
 from trainer.configs.ppo import PpoConfig
 sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), pathlib.Path(sys.argv[2])))
 """

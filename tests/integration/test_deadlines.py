@@ -15,7 +15,7 @@ ray = pytest.importorskip("ray")
 
 from ray_actors import local_ray  # noqa: E402
 
-from trainer import actors, heartbeat  # noqa: E402
+from trainer.cluster import actors, heartbeat  # noqa: E402
 
 
 @pytest.fixture(scope="module")

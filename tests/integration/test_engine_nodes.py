@@ -13,9 +13,9 @@ from ray.cluster_utils import Cluster
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 from configs import settings
 
-from trainer import actors, placement
+from trainer.cluster import actors, placement
 from trainer.episodes import Prompt
-from trainer.worker_groups import start
+from trainer.online.processes import start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="vLLM's processes share memory")
 PROMPTS = [Prompt(0, [3, 4, 5], {}), Prompt(1, [13, 6, 6, 7, 8], {}), Prompt(2, [10], {})]

@@ -19,12 +19,12 @@ from ray_actors import after_step, local_ray, until_gone, when
 
 from lab.waiting import wait_for
 from trainer import train_ppo
-from trainer.actors import RunError
+from trainer.cluster.actors import RunError
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.metrics import read
-from trainer.stopping import STOPPED
+from trainer.runs.stopping import STOPPED
 
 ROWS = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
 

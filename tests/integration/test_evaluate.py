@@ -15,8 +15,9 @@ from configs import settings
 from json_server import JsonHandler, served
 from ray_actors import local_ray
 
-from trainer import evaluate, train_ppo, yaml_io
-from trainer.actors import free_port
+from trainer import evaluate, train_ppo
+from trainer.cli import yaml_io
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import values_read
 from trainer.metrics import read
 from trainer.models import load_tokenizer

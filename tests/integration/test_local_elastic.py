@@ -23,11 +23,10 @@ from cluster_tasks.local.plan import ray_folder
 from lab.local import PROJECT, Cluster, command, render
 from lab.waiting import wait_for
 from stacks.schema import Stack
-from trainer import samples
 from trainer.configs.sections import values_read
 from trainer.data.tasks import sort_digits
-from trainer.metrics import read
-from trainer.rollout import elastic
+from trainer.metrics import read, samples
+from trainer.online import elastic
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
 

@@ -16,12 +16,13 @@ from configs import settings
 from ray_actors import local_ray, until_gone
 from transformers import AutoModelForCausalLM
 
-from trainer import export, models, runs, train_ppo, worker_groups
-from trainer.actors import RunError
+from trainer import export, models, runs, train_ppo
+from trainer.cluster.actors import RunError
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.metrics import read
+from trainer.online import processes
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -101,7 +102,7 @@ def test_a_sync_sends_a_tenth_of_the_bytes_or_less(cluster, tmp_path):
     plans = {}
     for rank in (None, 4):
         model = {"path": None, "init": init, "tokenizer": "characters:0123456789s=", "lora": {"rank": rank}}
-        with worker_groups.start(settings(tmp_path, model=model), tmp_path / str(rank)) as workers:
+        with processes.start(settings(tmp_path, model=model), tmp_path / str(rank)) as workers:
             workers.sync()
             plans[rank] = workers.plan
         del workers  # its handles keep the names taken
@@ -140,7 +141,7 @@ def test_two_ranks_and_a_reference_compute_what_one_does(tiny_model, whole, tmp_
 
 
 def test_targets_that_the_model_has_not_are_refused_before_anything_starts(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.worker_groups.reserve", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr("trainer.online.processes.reserve", lambda *_: pytest.fail("something was started"))
     with pytest.raises(ConfigError, match=r"model.lora.targets: qwen2 has no query; it has q_proj, "):
         train_ppo.train(adapters(tiny_model, model={"lora": {"rank": 4, "targets": ["query"]}}), tmp_path)
 

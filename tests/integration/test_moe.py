@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = (

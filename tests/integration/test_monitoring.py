@@ -34,7 +34,7 @@ FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}
 SECRET = "canary-7c1d"
 PPO = """
 import ray, tempfile, time
-from trainer.gauges import gauges
+from trainer.metrics.gauges import gauges
 from trainer.metrics import Metrics
 ray.init()
 folder = tempfile.mkdtemp() + "/ppo"

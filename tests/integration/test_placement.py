@@ -18,10 +18,10 @@ from cluster_tasks.node.ports import port_answers
 from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from lab.waiting import wait_for
-from trainer import actors, placement
-from trainer.actors import free_port
+from trainer.cluster import actors, placement
+from trainer.cluster.actors import free_port
+from trainer.cluster.reservation import reserve
 from trainer.configs.ppo import PpoConfig
-from trainer.reservation import reserve
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.data.tasks import sorted_pairs
 from trainer.models import character_tokenizer
 

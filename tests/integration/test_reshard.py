@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from ray_actors import local_ray
 
-from trainer import reshard, train_ppo
-from trainer.actors import RunError, free_port
-from trainer.checkpoint import Checkpoint
+from trainer import train_ppo
+from trainer.checkpoints import reshard
+from trainer.checkpoints.folders import Checkpoint
+from trainer.cluster.actors import RunError, free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.metrics import read
 

@@ -12,7 +12,7 @@ import pytest
 from ray_actors import when
 
 from lab.waiting import wait_for
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.metrics import read
 
 ROOT = Path(__file__).parents[2]

@@ -16,13 +16,15 @@ import ray
 from configs import settings
 from ray_actors import local_ray, stop_process, until_gone, when
 
-from trainer import export, faults, runs, train_ppo, weights, worker_groups
-from trainer.actors import RunError
+from trainer import export, runs, train_ppo, weights
+from trainer.cluster.actors import RunError
 from trainer.compare import compare
 from trainer.errors import ConfigError
 from trainer.metrics import read
+from trainer.online import processes
 from trainer.rollout.engines import Pending, RolloutEngines
-from trainer.stopping import STOPPED
+from trainer.runs import faults
+from trainer.runs.stopping import STOPPED
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -104,8 +106,8 @@ def test_a_rollout_engine_that_dies_is_started_again_and_computes_the_same_bits(
         if calls[name] in at:
             ray.kill(ray.get_actor("rollout-0"))
 
-    sync, begin = worker_groups.WorkerGroups._sync, RolloutEngines.start
-    monkeypatch.setattr(worker_groups.WorkerGroups, "_sync", lambda self: [kill("sync", {3}), sync(self)])
+    sync, begin = processes.WorkerGroups._sync, RolloutEngines.start
+    monkeypatch.setattr(processes.WorkerGroups, "_sync", lambda self: [kill("sync", {3}), sync(self)])
     monkeypatch.setattr(RolloutEngines, "start", lambda *given, **more: [begin(*given, **more), kill("start", {4, 6})][0])
     with pytest.raises(RunError, match=r"rollout-0 \(node \S+, pid \d+\) died"):
         train_ppo.train(settings(tiny_model, rollout={"restarts": 2}), tmp_path)
@@ -214,14 +216,14 @@ def test_ppo_with_critic_and_kl_in_the_reward_over_two_ranks(tiny_model, tmp_pat
 
 def test_a_rollout_engine_that_dies_while_it_joins_the_weight_sync_is_not_waited_for(tiny_model, whole, tmp_path, monkeypatch, capfd):
     """The policy waits for it in the store, for a time of its own."""
-    sync, calls, rendezvous = worker_groups.WorkerGroups._sync, Counter(), weights.Rendezvous
+    sync, calls, rendezvous = processes.WorkerGroups._sync, Counter(), weights.Rendezvous
 
     def kill(what: str, at: int) -> None:
         calls[what] += 1
         if calls[what] == at:
             ray.kill(ray.get_actor("rollout-0"))
 
-    monkeypatch.setattr(worker_groups.WorkerGroups, "_sync", lambda self: [kill("sync", 3), sync(self)])
+    monkeypatch.setattr(processes.WorkerGroups, "_sync", lambda self: [kill("sync", 3), sync(self)])
     monkeypatch.setattr(weights, "Rendezvous", lambda *given: [rendezvous(*given, joining=3), kill("join", 2)][0])
     assert train_ppo.train(settings(tiny_model), tmp_path) == 0
     assert "rollout-0: the process died; started again (2 of 3, rollout.restarts)" in capfd.readouterr().out

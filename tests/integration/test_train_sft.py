@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = [

@@ -13,12 +13,14 @@ from pathlib import Path
 import pytest
 from ray_actors import local_ray
 
-from trainer import other_models, plan, train_ppo, twin, yaml_io
-from trainer.actors import free_port
-from trainer.cli import parse
+from trainer import train_ppo, twin
+from trainer.cli import parse, yaml_io
+from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.metrics import read
+from trainer.models import others
+from trainer.plan import command as plan
 
 ROOT = Path(__file__).parents[2]
 RECIPES = {path.stem: path for path in sorted((ROOT / "trainer/recipes").glob("*.yaml")) if not path.stem.startswith("demo")}
@@ -91,7 +93,7 @@ def test_a_twin_names_none_of_the_models_of_its_recipe(tmp_path):
         (name, str(tmp_path / "twin" / name)) for name in ("critic", "reference")
     ]
     assert config.critic.head_start == 1
-    other_models.require(config)
+    others.require(config)
 
 
 @pytest.mark.parametrize(

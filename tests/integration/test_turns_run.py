@@ -12,10 +12,11 @@ from configs import settings
 from ray_actors import local_ray, until_gone
 
 from lab.waiting import wait_for
-from trainer import train_ppo, worker_groups
-from trainer.actors import RunError
+from trainer import train_ppo
+from trainer.cluster.actors import RunError
 from trainer.compare import compare
 from trainer.metrics import read
+from trainer.online import processes
 from trainer.rollout.engines import RolloutEngines
 
 
@@ -49,8 +50,8 @@ def test_ranks_and_rollout_engines_that_take_turns_compute_the_same_bits(tiny_mo
     until_gone()
     order: list[str] = []
     original = RolloutEngines._call
-    workers: list[worker_groups.WorkerGroups] = []
-    begin = worker_groups.WorkerGroups.to_ranks
+    workers: list[processes.WorkerGroups] = []
+    begin = processes.WorkerGroups.to_ranks
 
     def call(self: RolloutEngines, method: str, *args: Any) -> None:
         what = " ".join((method, *args))
@@ -61,7 +62,7 @@ def test_ranks_and_rollout_engines_that_take_turns_compute_the_same_bits(tiny_mo
         order.append(what)
 
     monkeypatch.setattr(RolloutEngines, "_call", call)
-    monkeypatch.setattr(worker_groups.WorkerGroups, "to_ranks", lambda self: [workers.append(self), begin(self)][1])
+    monkeypatch.setattr(processes.WorkerGroups, "to_ranks", lambda self: [workers.append(self), begin(self)][1])
     assert train_ppo.train(settings(tiny_model, **changes, placement={"colocate": True}), turns) == 0
     assert not at, f"was not reached: {at}"
     assert order[:3] == ["sleep", "sleep", "wake weights"] and set(order) == {"sleep", "wake weights", "wake kv_cache"}

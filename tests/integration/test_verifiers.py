@@ -14,7 +14,7 @@ from ray_actors import local_ray, when
 from talks import CHARACTERS, CHATML, Talk, with_template
 
 from trainer import environments, train_ppo
-from trainer.actors import RunError
+from trainer.cluster.actors import RunError
 from trainer.compare import compare
 from trainer.environments.policy import LimitReached, Policy
 from trainer.environments.verifiers import PYTHON, tasks, verifiers

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 
 from trainer import weights
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.rollout import Sampling, sample

@@ -12,7 +12,7 @@ import torch
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 
 from trainer import models, weights
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt
 from trainer.rollout import Sampling, sample

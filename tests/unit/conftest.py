@@ -24,7 +24,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
 
     They outlive their engines: after a dozen, this process would be too large for the system to fork it.
     """
-    from trainer import engine  # only tests that want it wait for torch
+    from trainer.ranks import engine  # only tests that want it wait for torch
 
     configuration = engine._configuration
 

@@ -3,8 +3,9 @@ from typing import Any, cast
 
 import pytest
 
-from trainer import actors, worker_groups
+from trainer.cluster import actors
 from trainer.errors import ConfigError
+from trainer.online import processes
 
 
 def environment(share: dict[str, float]) -> dict[str, str]:
@@ -40,7 +41,7 @@ def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_pat
             return [(path.exists(), "here"), ((path.parent / "other" / path.name).exists(), "there")]
 
     with pytest.raises(ConfigError, match=r"not the same folder on every node; policy-1 on there"):
-        worker_groups._require_shared(tmp_path, {"policy": Elsewhere()})  # type: ignore[dict-item]
+        processes._require_shared(tmp_path, {"policy": Elsewhere()})  # type: ignore[dict-item]
     assert not list(tmp_path.iterdir())
 
 

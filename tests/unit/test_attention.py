@@ -10,12 +10,12 @@ import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from trainer import attention, models
+from trainer import models
 from trainer.configs.sections import ModelConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence, pack, scatter
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel
+from trainer.models import PolicyModel, attention
 
 CPU = torch.device("cpu")
 INIT = {

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.actors import RunError
-from trainer.background import Background, Memory, snapshot
-from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.checkpoints.background import Background, Memory, snapshot
+from trainer.checkpoints.folders import CheckpointError, Checkpoints
+from trainer.cluster.actors import RunError
 
 
 def begin(folder: Path) -> None:

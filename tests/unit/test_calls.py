@@ -12,10 +12,10 @@ from trainer.environments.playing import Playing
 from trainer.environments.policy import Request
 from trainer.environments.runner import Asked
 from trainer.episodes import Prompt
+from trainer.online.continuous import Continuous
+from trainer.online.elastic import fitting
 from trainer.rollout import Sampling
 from trainer.rollout.calls import Calls
-from trainer.rollout.continuous import Continuous
-from trainer.rollout.elastic import fitting
 
 
 @pytest.fixture

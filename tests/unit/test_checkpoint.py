@@ -11,7 +11,7 @@ import pytest
 import torch
 from checkpoints import names, newest, write
 
-from trainer.checkpoint import MANIFEST, CheckpointError, Checkpoints
+from trainer.checkpoints.folders import MANIFEST, CheckpointError, Checkpoints
 
 
 def test_what_was_written_comes_back(tmp_path):

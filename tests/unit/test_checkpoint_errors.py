@@ -16,7 +16,7 @@ import pytest
 import torch
 from checkpoints import names, newest, write
 
-from trainer.checkpoint import HASHED_BLOCKS, MANIFEST, CheckpointError, Checkpoints
+from trainer.checkpoints.folders import HASHED_BLOCKS, MANIFEST, CheckpointError, Checkpoints
 
 ROOT = Path(__file__).parents[2]
 
@@ -173,7 +173,7 @@ def test_a_limit_on_file_size_is_no_space_too(tmp_path):
     code = """
         import resource, sys
         from pathlib import Path
-        from trainer.checkpoint import Checkpoints
+        from trainer.checkpoints.folders import Checkpoints
         from trainer.cli import exits_cleanly
         checkpoints = Checkpoints(Path(sys.argv[1]))
         with exits_cleanly():

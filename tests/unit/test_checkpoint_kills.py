@@ -14,7 +14,7 @@ from pathlib import Path
 
 from checkpoints import names, write
 
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folders import Checkpoints
 
 ROOT = Path(__file__).parents[2]
 
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 WRITER = """
     import os, random, sys
     from pathlib import Path
-    from trainer.checkpoint import Checkpoints
+    from trainer.checkpoints.folders import Checkpoints
 
     def say(*words):
         os.write(1, (" ".join(map(str, words)) + "\\n").encode())

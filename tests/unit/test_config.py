@@ -114,7 +114,7 @@ def test_a_mistake_ends_with_exit_code_2_and_no_traceback(capsys):
 def test_the_largest_seed_still_seeds_every_step():
     import torch
 
-    from trainer.producer import seed_of
+    from trainer.online.producer import seed_of
 
     config = ok(f"run.seed={2**31 - 1}")
     torch.Generator().manual_seed(seed_of(config, step=100_000))

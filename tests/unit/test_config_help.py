@@ -8,7 +8,7 @@ import pytest
 from configs import PROG, errors, recipe
 
 from trainer.cli import parse
-from trainer.config_help import settings
+from trainer.cli.help import settings
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.preferences import DpoConfig, RmConfig
 from trainer.configs.sections import Config

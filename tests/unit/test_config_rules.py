@@ -52,7 +52,11 @@ CONFLICTS = {
     "rollout.extra_rounds, rollout.no_signal": ["rollout.extra_rounds=2"],
     "rollout.extra_rounds, rollout.mode": ["rollout.mode=async", "rollout.no_signal=replace", "rollout.extra_rounds=2"],
     "algorithm.name, rollout.mode": ["algorithm.name=remax", "rollout.mode=async"],
-    "model.attention, trainer.sequence_parallel": ["model.attention=eager", "trainer.sequence_parallel=2", "placement.ranks=2"],
+    "model.attention, trainer.sequence_parallel": [
+        "model.attention=eager",
+        "trainer.sequence_parallel=2",
+        "placement.ranks=2",
+    ],
     "trainer.sequence_parallel, placement.ranks": ["trainer.sequence_parallel=2", "placement.ranks=3"],
     "algorithm.name, teacher.path": ["algorithm.name=distillation"],
     "teacher.beta, teacher.path": ["teacher.beta=0.5"],

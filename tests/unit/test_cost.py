@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from trainer import compare
-from trainer.cost import KEY, Cost, idle_share, price
 from trainer.metrics import Metrics, read
+from trainer.metrics.cost import KEY, Cost, idle_share, price
 
 
 @pytest.mark.parametrize(("text", "found"), [("36", 36.0), ("0", None), ("-1", None), ("nan", None), ("cheap", None), ("", None)])

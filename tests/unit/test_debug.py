@@ -26,7 +26,7 @@ from stacks.schema import Stack
 ROOT = Path(__file__).parents[2]
 C10D = "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 RAY = "/venv/lib/python3.11/site-packages/ray/_private/worker.py"
-ENGINE = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_0a1b/trainer/engine.py"
+ENGINE = "/tmp/ray/session/runtime_resources/working_dir_files/_ray_pkg_0a1b/trainer/ranks/engine.py"
 MAIN = ["Worker.main_loop", RAY, 1069]
 
 
@@ -54,7 +54,7 @@ def test_equal_stacks_are_together_the_odd_one_first():
     assert lines[:4] == [
         "1 process, time.sleep",
         "  policy-3 (node 0, pid 3)",
-        "      Rank.step (working_dir_files/_ray_pkg_0a1b/trainer/engine.py:70)    time.sleep(9)".replace(
+        "      Rank.step (working_dir_files/_ray_pkg_0a1b/trainer/ranks/engine.py:70)    time.sleep(9)".replace(
             "working_dir_files/_ray_pkg_0a1b/", ""
         ),
         "",

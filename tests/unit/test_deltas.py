@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer import deltas
+from trainer.weights import deltas
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

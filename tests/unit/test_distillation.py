@@ -12,16 +12,17 @@ import torch
 from configs import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer import models, teacher
-from trainer.actors import free_port
+from trainer import models
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import AlgorithmConfig
 from trainer.configs.teacher import TeacherConfig
 from trainer.data.packing import Sequence, attach, pack
 from trainer.models import PolicyModel
 from trainer.objectives.aggregation import denominators
 from trainer.objectives.distillation import divergence, taught
-from trainer.roles import roles_of
-from trainer.workers import Worker
+from trainer.online.roles import roles_of
+from trainer.ranks import teacher
+from trainer.ranks.worker import Worker
 
 T = torch.tensor
 SEQUENCES = [Sequence([3, 4, 5], [6, 7, 1]), Sequence([5, 5], [9, 8, 7, 6, 1]), Sequence([3], [4])]

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from trainer.actors import RunError, free_port
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folders import Checkpoints
+from trainer.cluster.actors import RunError, free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
-from trainer.divergence import Diverged, Skips, go_back, require_sampled, rows, slowed
-from trainer.engine import Engine, init_distributed
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.ranks.engine import Engine, init_distributed
+from trainer.runs.divergence import Diverged, Skips, go_back, require_sampled, rows, slowed
 
 
 @pytest.mark.usefixtures("one_rank", "small_buckets")

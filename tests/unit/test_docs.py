@@ -15,7 +15,8 @@ import yaml
 from cluster_tasks.recipes import recipes
 from stacks.load import parse as parse_stack
 from stacks.schema import Stack
-from trainer import cli, config_help
+from trainer import cli
+from trainer.cli import help as config_help
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.preferences import DpoConfig, RmConfig
 from trainer.configs.sections import Config
@@ -118,7 +119,7 @@ def test_every_module_is_there_and_knows_the_flags_shown(page):
                 continue
             spec = find_spec(module)
             assert spec and spec.origin, f"{page.name}: python -m {module}: no such module"
-            parser = ROOT / "trainer/cli.py" if module in TRAINERS else Path(spec.origin)
+            parser = ROOT / "trainer/cli/__init__.py" if module in TRAINERS else Path(spec.origin)
             if parser.name == "__init__.py":
                 parser = next(parser.parent.glob("command*.py"), parser)
             for flag in (word.partition("=")[0] for word in arguments if word.startswith("--")):

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import OptimConfig, TrainerConfig
-from trainer.engine import Engine, environment, init_distributed
+from trainer.ranks.engine import Engine, environment, init_distributed
 
 
 def test_deepspeed_is_told_the_device_that_the_placement_chose():

@@ -22,9 +22,9 @@ from trainer.environments.runner import Asked, Ended, Job, Runner
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
+from trainer.online.roles import Rollout
+from trainer.online.scored import advantages
 from trainer.rewards.terms import Reward
-from trainer.roles import Rollout
-from trainer.scored import advantages
 
 FORGETS = CHATML.replace("{{ m.content }}", "{{ m.content if loop.last else m.content.split(';')[-1] }}")
 BARE = "{% for m in messages %}{{ m.role }}:{{ m.content }}\n{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}"

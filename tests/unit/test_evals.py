@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from trainer import preflight, train_ppo
+from trainer import preflight
 from trainer.cli import parse, to_yaml
 from trainer.configs.ppo import PpoConfig
+from trainer.data import prompts
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics
 from trainer.models import load_tokenizer
-from trainer.scored import evaluations
+from trainer.online.scored import evaluations
 
 pytestmark = pytest.mark.usefixtures("runs")
 
@@ -88,14 +89,14 @@ def test_a_set_has_at_most_as_many_prompts_as_its_rows(place, capsys):
     sets = f"evals={{few: {{path: {place}/test.jsonl, rows: 2}}, all: {{rows: 99999}}}}"
     config = read("model.path=null", "model.init.model_type=gpt2", "model.tokenizer=characters:s0123456789=", sets)
     tokenizer = load_tokenizer(config.model)
-    found = train_ppo.eval_sets(config, tokenizer, answers=True)
+    found = prompts.load_eval_sets(config, tokenizer, answers=True)
     assert [prompt.token_ids for prompt in found["few"]] == tokenizer(["1", "1"])["input_ids"]
     assert len(found["all"]) > 5
     said = capsys.readouterr().out
     assert "evals.few: 2 prompts (0 too long)\n" in said
     assert "too long); they are rows of data itself, which are trained on\n" in said.partition("evals.all: ")[2]
     with pytest.raises(ConfigError, match=r"^evals\.few: data\.max_prompt_tokens: all 2 prompts of .*test.jsonl are longer than 0 tokens"):
-        train_ppo.eval_sets(config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_tokens": 0})}), tokenizer, True)
+        prompts.load_eval_sets(config.model_copy(update={"data": config.data.model_copy(update={"max_prompt_tokens": 0})}), tokenizer, True)
 
 
 def answers(*rewards: float) -> list[Episode]:

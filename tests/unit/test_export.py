@@ -13,8 +13,8 @@ import yaml
 from safetensors.torch import load_file
 
 from trainer import export, models
-from trainer.actors import free_port
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folders import Checkpoints
+from trainer.cluster.actors import free_port
 from trainer.configs.sections import ModelConfig, values_read
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
@@ -22,7 +22,7 @@ from trainer.errors import ConfigError
 from trainer.models import PolicyModel
 from trainer.objectives.supervised import supervised
 from trainer.offline import update
-from trainer.workers import Role, Worker
+from trainer.ranks.worker import Role, Worker
 
 BATCH = [Sequence([3, 4, 5], [6, 7, 8, 9]) for _ in range(4)]
 pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")

@@ -11,11 +11,11 @@ from one_rank import BATCHES, started
 from safetensors.torch import load_file
 
 from trainer import export, models
-from trainer.checkpoint import Checkpoints
+from trainer.checkpoints.folders import Checkpoints
+from trainer.cli.yaml_io import dump
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
 from trainer.offline import update
-from trainer.yaml_io import dump
 
 CPU = torch.device("cpu")
 FROZEN = ["mlp.up_proj", "layers.0"]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from configs import settings
 
-from trainer.actors import RunError
+from trainer.cluster.actors import RunError
 from trainer.data.loader import Loader
 from trainer.episodes import Prompt, Turn
-from trainer.rollout.groups import IN_VAIN, Groups
+from trainer.online.groups import IN_VAIN, Groups
 
 BATCH, STEPS, OLDEST = 4, 30, 2
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from trainer import heartbeat
-from trainer.heartbeat import EVERY, Beat, Watch
+from trainer.cluster import heartbeat
+from trainer.cluster.heartbeat import EVERY, Beat, Watch
 
 LIMIT = 10.0
 

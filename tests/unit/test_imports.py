@@ -29,7 +29,13 @@ DSTACK_API = "stacks/dstack_api.py"  # where all who need it may import it
 # Tests that run dstack's own backends, to compare what they would do with what is rendered for them.
 RUNS_DSTACK = ("tests/contract/test_aws_dstack.py", "tests/contract/test_gcp_dstack.py")
 SDKS = {"pulumi_aws", "pulumi_gcp", "boto3", "botocore", "google"}
-NO_TORCH = ("trainer/configs/sections.py", "trainer/configs/ppo.py", "trainer/configs/sft.py", "trainer/cli.py", "trainer/runs.py")
+NO_TORCH = (
+    "trainer/configs/sections.py",
+    "trainer/configs/ppo.py",
+    "trainer/configs/sft.py",
+    "trainer/cli/__init__.py",
+    "trainer/runs/__init__.py",
+)
 
 
 def imports(file: Path) -> set[str]:

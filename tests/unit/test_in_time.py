@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from trainer.rollout.groups import in_time
+from trainer.online.groups import in_time
 
 
 def test_a_group_that_this_step_leaves_must_fit_into_a_later_one():

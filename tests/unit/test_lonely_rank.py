@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from trainer import actors, workers
+from trainer.cluster import actors
+from trainer.ranks import worker
 
 
 def test_a_rank_that_waits_for_others_in_vain_says_which_one_it_is_and_where(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,9 +18,9 @@ def test_a_rank_that_waits_for_others_in_vain_says_which_one_it_is_and_where(mon
         c10d: Any = torch.distributed
         c10d.TCPStore(address, port, world, is_master=True, timeout=timedelta(seconds=1))
 
-    monkeypatch.setattr(workers, "init_distributed", lonely)
-    monkeypatch.setattr(workers.placement, "device_of", lambda *_: torch.device("cpu"))
-    rank: Any = object.__new__(workers.Worker)
+    monkeypatch.setattr(worker, "init_distributed", lonely)
+    monkeypatch.setattr(worker.placement, "device_of", lambda *_: torch.device("cpu"))
+    rank: Any = object.__new__(worker.Worker)
     rank.rank, rank.world, rank.role = 0, 2, SimpleNamespace(name="critic", gpus=0, gpus_setting="")
     rank.config = SimpleNamespace(trainer=SimpleNamespace(timeout=1))
     with pytest.raises(actors.RunError, match=r"^critic-0 on \S+ \(pid \d+\) waited for all 2 ranks at 127\.0\.0\.1:\d+, at most 1 s"):

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from trainer import models
-from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.checkpoints.folders import CheckpointError, Checkpoints
 from trainer.configs.preferences import RmLossConfig
 from trainer.configs.sections import ModelConfig
 from trainer.configs.sft import SftConfig
@@ -25,7 +25,7 @@ from trainer.errors import ConfigError
 from trainer.models import PolicyModel, ScoreModel
 from trainer.objectives.pairwise import pairwise
 from trainer.offline import update
-from trainer.workers import Role, Worker
+from trainer.ranks.worker import Role, Worker
 
 CPU = torch.device("cpu")
 

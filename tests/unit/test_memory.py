@@ -9,10 +9,11 @@ import pytest
 from configs import settings
 
 from benchmarks.gpu.colocated import QWEN_1_5B
-from trainer import memory, models
+from trainer import models
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
+from trainer.plan import memory
 
 INIT = {"model_type": "qwen2", "tie_word_embeddings": True, **QWEN_1_5B}
 GPU = 80e9

@@ -1,4 +1,4 @@
-"""What trainer/memory.py estimates, against what torch allocates while a small model learns on CPUs.
+"""What trainer/plan/memory.py estimates, against what torch allocates while a small model learns on CPUs.
 
 Activations are the peak of all storages that operations made, over what is there before the pass; states are all storages that are there
 between two backward passes. Neither is an estimate.
@@ -15,11 +15,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from trainer import memory, models
-from trainer.actors import free_port
+from trainer import models
+from trainer.cluster.actors import free_port
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence, pack
-from trainer.engine import Engine, init_distributed
+from trainer.plan import memory
+from trainer.ranks.engine import Engine, init_distributed
 
 SHAPE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from trainer.data.prompts import load_prompts
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.models import load_tokenizer
-from trainer.roles import Rollout
-from trainer.scored import describe
+from trainer.online.roles import Rollout
+from trainer.online.scored import describe
 
 SUMS = "data.mix.sums.path=trainer.data.tasks:arithmetic"
 pytestmark = pytest.mark.usefixtures("runs")

@@ -10,16 +10,17 @@ import torch
 from configs import settings
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from trainer import models, other_models, preflight
-from trainer.actors import free_port
+from trainer import models, preflight
+from trainer.cli.paths import resolved_paths
+from trainer.cluster.actors import free_port
 from trainer.configs.preferences import DpoConfig
 from trainer.configs.sections import Config
 from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
-from trainer.memory import Shape, learners, reference
-from trainer.roles import roles_of
-from trainer.runs import resolved_paths
-from trainer.workers import Worker
+from trainer.models import others
+from trainer.online.roles import roles_of
+from trainer.plan.memory import Shape, learners, reference
+from trainer.ranks.worker import Worker
 
 SEQUENCES = [Sequence([1, 2], [3, 4, 5]), Sequence([3], [2, 1])]
 SETTINGS = ("teacher.path", "critic.path", "algorithm.kl.reference", "algorithm.reference")
@@ -57,7 +58,7 @@ def test_one_with_other_tokens_or_none_at_all_is_refused_by_its_setting(tiny_mod
     models.character_tokenizer("0123456789=s").save_pretrained(tmp_path / "other")
     AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(tmp_path / "other")
     with pytest.raises(ConfigError, match=rf"^{setting}=\S+other: has other tokens than the policy: \d+ differ, such as ") as caught:
-        other_models.require(naming(setting, tiny_model, tmp_path / "other"))
+        others.require(naming(setting, tiny_model, tmp_path / "other"))
     assert "with the policy's tokenizer" in str(caught.value)
     (line,) = preflight.other_models(naming(setting, tiny_model, tmp_path / "nowhere"))
     assert line == f"{setting}={tmp_path}/nowhere: no such folder; a hub name has the form organization/name"
@@ -65,7 +66,7 @@ def test_one_with_other_tokens_or_none_at_all_is_refused_by_its_setting(tiny_mod
     assert line.startswith(f"{setting}=run:none: that run has exported no model to {tmp_path}/none/model")
     (found,) = resolved_paths(naming(setting, tiny_model, "run:some")).other_models()
     assert found.model.path == str(tmp_path / "some/model")
-    other_models.require(naming(setting, tiny_model, tiny_model))
+    others.require(naming(setting, tiny_model, tiny_model))
     assert preflight.other_models(naming(setting, tiny_model, tiny_model)) == []
 
 

@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from trainer import placement
+from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
-from trainer.roles import roles_of
+from trainer.online.roles import roles_of
 
 
 def config(**sections: dict) -> PpoConfig:

@@ -15,10 +15,10 @@ from cli import plan as cli_plan
 from cli.project import CommandError
 from stacks.errors import UserError
 from stacks.load import load
-from trainer import gpus, memory, plan, step_time
 from trainer.configs.sft import SftConfig
 from trainer.errors import ConfigError
-from trainer.step_time import Cluster, Lengths
+from trainer.plan import command, gpus, memory, step_time
+from trainer.plan.step_time import Cluster, Lengths
 
 QWEN = {"hidden_size": 1536, "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2, "intermediate_size": 8960}
 RUN: dict[str, Any] = {
@@ -123,7 +123,7 @@ def test_who_samples_ahead_waits_for_the_slower_side_alone(tmp_path):
 def test_of_experts_a_token_goes_through_the_chosen_alone():
     init = {"model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     init |= {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "vocab_size": 100}
-    shape = plan.shape_of(SftConfig.model_validate({"model": {"init": init, "tokenizer": "characters:ab"}, "data": {"path": "x"}}).model)
+    shape = command.shape_of(SftConfig.model_validate({"model": {"init": init, "tokenizer": "characters:ab"}, "data": {"path": "x"}}).model)
     assert shape.parameters - shape.active == 2 * 6 * 3 * 64 * 32 and shape.intermediate == 2 * 32
 
 
@@ -131,7 +131,7 @@ def test_of_experts_a_token_goes_through_the_chosen_alone():
 
 
 def test_a_run_on_a_cluster_is_told_memory_seconds_and_cost(run, capsys):
-    assert plan.main([run, "--gpu", "H100", "--nodes", "2", "--network", "3200", "--price", "100", "--json"]) == 0
+    assert command.main([run, "--gpu", "H100", "--nodes", "2", "--network", "3200", "--price", "100", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["gpus"], found["gpus_used"], found["parameters"]) == (16, 16, SHAPE.parameters)
     assert [each["when"] for each in found["memory"]] == ["training", "a rollout engine"]
@@ -140,7 +140,7 @@ def test_a_run_on_a_cluster_is_told_memory_seconds_and_cost(run, capsys):
 
 
 def test_words_say_the_same_with_what_was_assumed(run, capsys):
-    assert plan.main([run, "--gpu", "H100", "--nodes", "2", "--price", "100", "--scale"]) == 0
+    assert command.main([run, "--gpu", "H100", "--nodes", "2", "--price", "100", "--scale"]) == 0
     said = capsys.readouterr().out
     assert "model: 1.54 billion parameters\n" in said and "cluster: 2 nodes, 16 H100, of which 16 are used" in said
     assert "40% of peak arithmetic in training" in said and "prompts of 512 and answers of 512 tokens" in said
@@ -148,7 +148,7 @@ def test_words_say_the_same_with_what_was_assumed(run, capsys):
 
 
 def test_without_a_stack_every_kind_of_gpu_is_tried(run, capsys):
-    assert plan.main([run, "trainer.micro_batch_tokens=120000"]) == 0
+    assert command.main([run, "trainer.micro_batch_tokens=120000"]) == 0
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()[2:]}
     assert set(lines) >= set(gpus.GPUS)
     assert " does not fit " in lines["L4"] and "a lower trainer.micro_batch_tokens" in lines["L4"] and " fits " in lines["H200"]
@@ -168,7 +168,7 @@ def test_without_a_stack_every_kind_of_gpu_is_tried(run, capsys):
     ],
 )
 def test_what_does_not_fit_ends_with_1_the_numbers_and_the_setting(run, capsys, words, error):
-    assert plan.main([run, *words]) == 1
+    assert command.main([run, *words]) == 1
     said = capsys.readouterr().out
     assert "does not fit: " in said and error in said and "what binds: memory" in said
 
@@ -176,13 +176,13 @@ def test_what_does_not_fit_ends_with_1_the_numbers_and_the_setting(run, capsys, 
 def test_a_supervised_run_takes_all_gpus_of_the_cluster(tmp_path, capsys):
     file = tmp_path / "sft.yaml"
     file.write_text(yaml.safe_dump({key: RUN[key] for key in ("model", "data", "trainer")}))
-    assert plan.main([str(file), "--gpu", "a100", "--nodes", "4", "--json"]) == 0
+    assert command.main([str(file), "--gpu", "a100", "--nodes", "4", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["gpus_used"] == 32 and {*found["seconds"]} == {"training", "step"}
-    assert plan.main([str(file), "--gpu", "a100", "--nodes", "1", "--ranks", "9"]) == 1
+    assert command.main([str(file), "--gpu", "a100", "--nodes", "1", "--ranks", "9"]) == 1
     assert "9 ranks of torchrun need 9 GPUs, the cluster has 8" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"^trainer.sequence_parallel=4: 2 ranks do not divide into groups"):
-        plan.main([str(file), "trainer.sequence_parallel=4", "--gpu", "a100", "--ranks", "2"])
+        command.main([str(file), "trainer.sequence_parallel=4", "--gpu", "a100", "--ranks", "2"])
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_a_supervised_run_takes_all_gpus_of_the_cluster(tmp_path, capsys):
 )
 def test_mistakes_are_one_clear_error(run, words, error):
     with pytest.raises(ConfigError) as caught:
-        plan.main([run, *words])
+        command.main([run, *words])
     (line,) = str(caught.value).splitlines()
     assert line.startswith(error)
 
@@ -221,7 +221,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, capsys, text, error):
     if text is not None:
         file.write_text(text)
     with pytest.raises(SystemExit) as ended:
-        plan.run([str(file)])
+        command.run([str(file)])
     said = capsys.readouterr().err
     assert ended.value.code == 2 and said.startswith("error: ") and str(file) in said and error in said
 

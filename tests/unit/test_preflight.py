@@ -14,10 +14,10 @@ import pytest
 
 from trainer import preflight
 from trainer.cli import parse
+from trainer.cli.import_path import find
 from trainer.configs.ppo import PpoConfig
 from trainer.data import rows
 from trainer.errors import ConfigError
-from trainer.import_path import find
 
 ROOT = Path(__file__).parents[2]
 DATA = "data.path=trainer.data.tasks:sort_digits"

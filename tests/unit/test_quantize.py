@@ -11,16 +11,17 @@ import torch
 from one_rank import BATCHES, started
 from transformers import AutoModelForCausalLM
 
-from trainer import memory, models, preflight, quantize
+from trainer import models, preflight
 from trainer.configs.preferences import RmLossConfig
 from trainer.configs.sections import ModelConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel, ScoreModel
+from trainer.models import PolicyModel, ScoreModel, quantize
 from trainer.objectives.pairwise import pairwise
 from trainer.offline import update
-from trainer.workers import Role
+from trainer.plan import memory
+from trainer.ranks.worker import Role
 
 CPU = torch.device("cpu")
 QLORA = {"lora": {"rank": 4, "quantize": "nf4"}}

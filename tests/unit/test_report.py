@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from trainer import faults, report
+from trainer import report
 from trainer.configs.ppo_sections import PpoLogConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
-from trainer.samples import Samples, read
+from trainer.metrics.samples import Samples, read
+from trainer.runs import faults
 
 
 class Page(HTMLParser):

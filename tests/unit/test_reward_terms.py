@@ -13,10 +13,10 @@ from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
+from trainer.online.roles import Rollout
+from trainer.online.scored import describe
 from trainer.rewards import resolve
 from trainer.rewards.scorer import Scorer
-from trainer.roles import Rollout
-from trainer.scored import describe
 
 
 def episodes(*texts: str, **row: Any) -> list[Episode]:

@@ -1,8 +1,8 @@
 import pytest
 
 from trainer.configs.sections import OptimConfig
-from trainer.engine import schedule
-from trainer.roles import combine, minibatches
+from trainer.online.roles import combine, minibatches
+from trainer.ranks.engine import schedule
 
 
 def test_one_minibatch_takes_all_episodes_in_order():

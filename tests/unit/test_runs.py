@@ -12,11 +12,12 @@ import pytest
 import yaml
 
 from trainer import preflight
-from trainer.changes import differences
 from trainer.cli import parse
+from trainer.cli.changes import differences
+from trainer.cli.paths import run_folder
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
-from trainer.runs import held, run_folder, save_resolved
+from trainer.runs import held, save_resolved
 
 ROOT = Path(__file__).parents[2]
 PROG = "python -m trainer.train_ppo"

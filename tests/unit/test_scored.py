@@ -11,8 +11,8 @@ from configs import settings
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.objectives.aggregation import denominators
-from trainer.roles import Rollout
-from trainer.scored import advantages, describe, truncated
+from trainer.online.roles import Rollout
+from trainer.online.scored import advantages, describe, truncated
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.changes import differences
+from trainer.cli.changes import differences
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import RewardConfig
 from trainer.configs.sections import AlgorithmConfig
@@ -17,10 +17,10 @@ from trainer.data.packing import flatten
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.objectives.advantages import estimate
+from trainer.online.roles import Rollout
+from trainer.online.scored import advantages, describe, left_out
 from trainer.rewards.scorer import Scorer
-from trainer.roles import Rollout
-from trainer.scored import advantages, describe, left_out
-from trainer.stopping import Stopped, Stopping
+from trainer.runs.stopping import Stopped, Stopping
 
 
 def episodes(*texts: str, per_group: int = 1, **row: Any) -> list[Episode]:

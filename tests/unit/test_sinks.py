@@ -19,7 +19,7 @@ from trainer import preflight
 from trainer.configs.sft import SftConfig
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics
-from trainer.sinks import sinks, wandb_mode
+from trainer.metrics.sinks import sinks, wandb_mode
 
 QUIET = Console(quiet=True)
 
@@ -188,7 +188,7 @@ from pathlib import Path
 from rich.console import Console
 from trainer.configs.sft import SftConfig
 from trainer.metrics import Metrics
-from trainer.sinks import sinks
+from trainer.metrics.sinks import sinks
 folder, done, steps = Path(sys.argv[1]), int(sys.argv[2]), map(int, sys.argv[3:])
 config = {"model": {"path": "gpt2"}, "data": {"path": "a:b"}, "log": {"tensorboard": False, "trackio": "sorting"}}
 to = sinks(SftConfig.model_validate(config), folder, done)

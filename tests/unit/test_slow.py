@@ -6,12 +6,12 @@ from typing import Any, cast
 import pytest
 from configs import settings
 
-from trainer import actors
+from trainer.cluster import actors
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.online.continuous import Continuous
+from trainer.online.groups import Group, Groups
 from trainer.rollout import Sampling, slow
 from trainer.rollout.calls import Calls
-from trainer.rollout.continuous import Continuous
-from trainer.rollout.groups import Group, Groups
 from trainer.rollout.slow import Slow
 
 

@@ -86,7 +86,7 @@ def test_the_agent_makes_the_folder_and_warns_where_it_cannot(tmp_path: Path) ->
 
 def test_ranks_of_two_roles_write_files_of_their_own(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from trainer.engine import record_apart
+    from trainer.ranks.engine import record_apart
 
     found = set()
     for role in ("policy", "critic"):

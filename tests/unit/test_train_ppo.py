@@ -6,12 +6,12 @@ from itertools import combinations
 
 import pytest
 
-from trainer.clock import Clock
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import OverlongConfig, RewardConfig
 from trainer.episodes import Episode, Prompt, Turn
-from trainer.roles import Rollout
-from trainer.scored import describe, evaluation, pass_at, punish_overlong
+from trainer.online.clock import Clock
+from trainer.online.roles import Rollout
+from trainer.online.scored import describe, evaluation, pass_at, punish_overlong
 
 ALONE = Episode(Prompt(0, [1, 2, 3], {}), 0, [Turn([5, 6], [-0.5, -0.5], "stop")], reward=1.0)
 CONVERSATION = Episode(

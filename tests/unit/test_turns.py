@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.turns import Memory, Turns
+from trainer.cluster.turns import Memory, Turns
 
 
 class Played:

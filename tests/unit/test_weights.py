@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from lab.waiting import wait_for
-from trainer import meeting, weights
-from trainer.actors import RunError, free_port
-from trainer.weights import Parameter, Rendezvous
+from trainer import weights
+from trainer.cluster.actors import RunError, free_port
+from trainer.weights import Parameter, Rendezvous, meeting
 
 
 def parameters(model: torch.nn.Module) -> list[Parameter]:

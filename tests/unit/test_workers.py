@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch.nn.functional import logsigmoid
 
-from trainer.actors import free_port
-from trainer.checkpoint import CheckpointError, Checkpoints
+from trainer.checkpoints.folders import CheckpointError, Checkpoints
+from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
@@ -26,9 +26,9 @@ from trainer.models import PolicyModel, ValueModel
 from trainer.objectives import Stats
 from trainer.objectives.supervised import supervised
 from trainer.offline import update
-from trainer.roles import roles_of
-from trainer.saver import Saver
-from trainer.workers import Role, Worker
+from trainer.offline.saver import Saver
+from trainer.online.roles import roles_of
+from trainer.ranks.worker import Role, Worker
 
 ROOT = Path(__file__).resolve().parents[2]
 DRAW = torch.Generator().manual_seed(0)
@@ -105,7 +105,7 @@ def test_a_checkpoint_without_every_ranks_shard_is_none(tiny_model, tmp_path):
 
 LOOK = """
 import sys, torch
-from trainer.saver import from_rank_0
+from trainer.offline.saver import from_rank_0
 rank = int(sys.argv[1])
 torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{sys.argv[2]}", rank=rank, world_size=2)
 print(from_rank_0(lambda: f"seen by {rank}", rank, 2))
@@ -122,7 +122,7 @@ def test_rank_0_chooses_the_checkpoint_for_all():
 
 def test_under_zero_3_a_model_is_loaded_in_parts_and_exported_whole(tiny_model, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr("trainer.workers.Engine", lambda model, *_: seen.append([p.numel() for p in model.parameters()]))
+    monkeypatch.setattr("trainer.ranks.worker.Engine", lambda model, *_: seen.append([p.numel() for p in model.parameters()]))
     started(tiny_model, trainer={"zero_stage": 3})
     monkeypatch.undo()
     assert not any(seen[0]), "every parameter must be a placeholder already before there is an engine"

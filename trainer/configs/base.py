@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
+
+Check = Callable[[Any], list[str]]  # of an entry point: settings that were read -> a line for each mistake in what they name
 
 
 @dataclass(frozen=True)

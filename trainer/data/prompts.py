@@ -15,6 +15,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.data import DataConfig
+from trainer.configs.ppo import PpoConfig
 from trainer.data.rows import column, no_rows, of_set, read_rows
 from trainer.data.tokens import remembered
 from trainer.episodes import Prompt
@@ -44,6 +45,18 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
             prompts.append(Prompt(offset + prompt.index, prompt.token_ids, row))
         dropped += loaded.dropped
     return PromptSet(prompts, dropped)
+
+
+def load_eval_sets(config: PpoConfig, tokenizer: PreTrainedTokenizerBase, answers: bool) -> dict[str, list[Prompt]]:
+    """The prompts of `evals` by name. Raises ConfigError."""
+    found: dict[str, list[Prompt]] = {}
+    for name, data in config.eval_data().items():
+        with of_set(f"evals.{name}"):
+            loaded = load_prompts(data, tokenizer, answers=answers, first=config.evals[name].rows)
+        same = "; they are rows of data itself, which are trained on" if config.evals[name].is_of_data() else ""
+        print(f"evals.{name}: {len(loaded.prompts)} prompts ({loaded.dropped} too long){same}", flush=True)
+        found[name] = loaded.prompts
+    return found
 
 
 @contextmanager

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from trainer.cli.import_path import check_args, find
 from trainer.configs.data import DataConfig
 from trainer.data import files, hub
 from trainer.errors import ConfigError
-from trainer.import_path import check_args, find
 
 Row = dict[str, Any]
 RETURNED: dict[Any, Collection[Any]] = {}  # all rows of functions that return them at once: preflight and the run call those once

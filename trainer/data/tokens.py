@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from trainer.runs import runs_root
+from trainer.cli.paths import runs_root
 
 FOLDER = ".tokens"  # below the runs root
 LEAST = 1000  # fewer prompts take no time worth a file

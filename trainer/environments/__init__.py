@@ -6,7 +6,7 @@
         return 1.0 if right else 0.0
 
 `policy` is `policy.Policy`. A dict has the terms that reward.weights add up. `runner.py` runs many of them in one process, `pool.py` has
-the processes of a run. This module loads neither torch nor Ray.
+the processes of a run. Runs in processes of its own, which `pool.py` and `ahead.py` drive. This module loads neither torch nor Ray.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from trainer.cli.import_path import check_args, find
 from trainer.environments.agent import agent
 from trainer.environments.calculator import calculator
 from trainer.environments.guess import guess
@@ -24,7 +25,6 @@ from trainer.environments.search import search
 from trainer.environments.tools import tools
 from trainer.environments.verifiers import verifiers
 from trainer.errors import ConfigError
-from trainer.import_path import check_args, find
 
 Rollout = Callable[..., Awaitable[Any]]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import ray
 
-from trainer.actors import RunError
+from trainer.cluster.actors import RunError
 from trainer.environments.pool import Environments, Lost
 from trainer.environments.runner import Asked, Ended, Job, Key, Name
 from trainer.episodes import Episode, Prompt, Turn

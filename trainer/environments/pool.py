@@ -9,7 +9,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from trainer import environments
-from trainer.actors import RunError
+from trainer.cluster.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.environments.policy import Limits
 from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from trainer.cli.import_path import find
 from trainer.errors import ConfigError
-from trainer.import_path import find
 
 SETTING = "environment.args.tools"
 KINDS: dict[str, tuple[set[str], set[str]]] = {  # settings that each must have, and may have

@@ -15,8 +15,8 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
-from trainer.checkpoint import fsync
-from trainer.import_path import find
+from trainer.checkpoints.folders import fsync
+from trainer.cli.import_path import find
 from trainer.retrieval import serve
 from trainer.retrieval.serve import FORMAT, KINDS, MANIFEST, BadIndex, Encoder, missing, sha256
 

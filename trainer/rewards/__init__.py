@@ -25,8 +25,8 @@ from collections.abc import Callable, Collection, Mapping
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
+from trainer.cli.import_path import check_args, find
 from trainer.errors import ConfigError
-from trainer.import_path import check_args, find
 from trainer.rewards import arguments, gym
 from trainer.rewards.model import reward_model
 from trainer.rewards.programs import code

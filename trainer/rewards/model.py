@@ -56,7 +56,7 @@ async def _started(model: str, gpus: float, max_tokens: int, seconds: float) -> 
     import ray
     from ray.exceptions import RayTaskError
 
-    from trainer.placement import ELASTIC, ROLE
+    from trainer.cluster.placement import ELASTIC, ROLE
 
     if not ray.is_initialized():
         if not os.environ.get("RAY_ADDRESS"):
@@ -100,7 +100,7 @@ class RewardModel:
     def load(self) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-        from trainer.placement import device_of
+        from trainer.cluster.placement import device_of
 
         self.tokenizer = AutoTokenizer.from_pretrained(self.path, padding_side="right")
         self.model = AutoModelForSequenceClassification.from_pretrained(self.path, dtype="auto").eval()

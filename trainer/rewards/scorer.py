@@ -17,7 +17,7 @@ from trainer.rewards import resolve_all
 from trainer.rewards.processes import Process
 from trainer.rewards.terms import Mistake, Scored, asked
 from trainer.rewards.worker import Job
-from trainer.stopping import Stopped, Stopping
+from trainer.runs.stopping import Stopped, Stopping
 
 START_SECONDS = 300  # for a process to import the reward
 STOP_SECONDS = 2.0  # that a batch still has once the run is asked to stop

@@ -1,7 +1,8 @@
 """Rollout engines: what samples answers to prompts, one request at a time or many at once.
 
 Each is built as `RolloutEngine(config, model_path, seed)` in a process of its own; `engines.py` runs these processes as Ray actors.
-`sample` is how a step's batch of prompts becomes episodes; an environment awaits `generate` turn by turn instead.
+`engines.py` and `calls.py` run in the driver, the rest in those processes. `sample` is how a step's batch of prompts becomes episodes; an
+environment awaits `generate` turn by turn instead.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-from trainer import actors, heartbeat
-from trainer.actors import RunError
-from trainer.published import Published
+from trainer.cluster import actors, heartbeat
+from trainer.cluster.actors import RunError
 from trainer.rollout import Sampling
 from trainer.rollout.engines import Answers, Request, RolloutEngines
+from trainer.weights.published import Published
 
 SLICE = 0.05  # seconds that a call works: how long weights may have to wait
 AHEAD = 2  # calls that an engine has: one at work, and one that follows at once

@@ -12,16 +12,17 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainer import actors, heartbeat, placement, weights
-from trainer.actors import RunError
+from trainer import weights
+from trainer.cluster import actors, heartbeat, placement
+from trainer.cluster.actors import RunError
+from trainer.cluster.reservation import Reservation
+from trainer.cluster.turns import Memory
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
-from trainer.meeting import call_off
-from trainer.published import Fetcher, Published
-from trainer.reservation import Reservation
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
-from trainer.turns import Memory
+from trainer.weights.meeting import call_off
+from trainer.weights.published import Fetcher, Published
 
 ENGINES = {"vllm": "trainer.rollout.vllm:VllmEngine", "hf": "trainer.rollout.hf:HfEngine"}
 Work = tuple[dict[int, "Answers"], float, int, int]

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from trainer import placement, weights
+from trainer import weights
+from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
 from trainer.models import load_lm, load_tokenizer

@@ -9,8 +9,8 @@ from __future__ import annotations
 import statistics
 import time
 
-from trainer import actors
-from trainer.actors import RunError
+from trainer.cluster import actors
+from trainer.cluster.actors import RunError
 from trainer.rollout.calls import Calls, Seat
 
 EVERY = 1.0  # seconds between two looks

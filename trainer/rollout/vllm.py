@@ -38,17 +38,18 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import SchedulerInterface
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-from trainer import lora, placement, weights
+from trainer import weights
+from trainer.cli.paths import run_folder
+from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.ppo_rules import RANKS
 from trainer.episodes import Turn
 from trainer.errors import ConfigError
-from trainer.gauges import engine_gauges
-from trainer.models import load_tokenizer
+from trainer.metrics.gauges import engine_gauges
+from trainer.models import load_tokenizer, lora
 from trainer.rollout import Sampling
 from trainer.rollout.admission import Admission
 from trainer.rollout.stepped import SteppedEngine
-from trainer.runs import run_folder
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28

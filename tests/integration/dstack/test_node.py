@@ -12,9 +12,8 @@ import pytest
 from lab.dstack.hosts import NETWORK
 from lab.dstack.lab import Lab
 from lab.waiting import wait_for
-from trainer import samples
 from trainer.data.tasks import sort_digits
-from trainer.metrics import read
+from trainer.metrics import read, samples
 
 pytestmark = pytest.mark.hosts
 DATA = {"rows": 50000, "length": 8, "seed": 2}  # more than are learned from while the test runs

@@ -10,8 +10,7 @@ import pytest
 
 from lab.slurm.project import ROOT, SETTINGS
 from lab.waiting import wait_for
-from trainer import samples
-from trainer.metrics import read
+from trainer.metrics import read, samples
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 

@@ -1,0 +1,317 @@
+"""The command line of the trainers: a YAML file, `key=value` on top, and errors that say what to change.
+
+Every mistake is found before any process starts, and all of them are reported together. Runs in the driver, without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import difflib
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import yaml
+from pydantic import ValidationError
+
+from trainer.cli import yaml_io
+from trainer.cli.help import allowed, find, innermost, print_settings, settings, show, within
+from trainer.cli.paths import derived_name, resolved_paths
+from trainer.configs.base import Check
+from trainer.configs.sections import Config, Rule, broken_rules, unread, value_of, values_read
+from trainer.errors import NO_SPACE, ConfigError, reasons
+
+C = TypeVar("C", bound=Config)
+Values = dict[str, Any]
+Sources = dict[str, str]  # dotted key -> where it was read
+
+
+@contextmanager
+def exits_cleanly() -> Iterator[None]:
+    """Around an entry point: a person's mistake becomes one line per mistake on stderr and exit code 2, without a traceback."""
+    try:
+        yield
+    except ConfigError as error:
+        # Ray raises what an actor raised as a subclass whose text is the remote traceback; `cause` is the error itself.
+        for line in str(getattr(error, "cause", error)).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except OSError as error:
+        full = next((reason for reason in reasons(error) if isinstance(reason, OSError) and reason.errno in NO_SPACE), None)
+        if full is None:
+            raise
+        print(
+            f"error: {full.filename or 'writing'}: {full.strerror}; make room and start again: the last checkpoint is complete",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
+
+
+def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check] = (), before_start: Sequence[Check] = ()) -> C:
+    """The resolved config of `[--config FILE] [key=value ...]`; run.name is always set and model.path is a real path or hub name.
+
+    --help and --print-config print and exit 0; --help leaves out what is not read with the settings that are named.
+    `model` is the entry point's type of config; `checks` look at what the settings name, `before_start` at what only a start needs.
+    Raises ConfigError with one line per error: key, value, what is allowed, and where it was read.
+    """
+    args = _arguments(argv, prog)
+    values, sources, errors = _read(args.config) if args.config else ({}, {}, [])
+    for text in args.overrides:
+        errors += _override(model, values, sources, text)
+    config, wrong = _validated(model, values, sources)
+    if args.help is not None:
+        errors += [line for key, lines in wrong.items() if _source(model, key, sources) != "default" for line in lines]
+        if errors:
+            raise ConfigError("\n".join(errors))
+        usage = [f"usage: {prog} [--config FILE] [--print-config] [key=value ...]", f"usage: {prog} [key=value ...] --help [SECTION]"]
+        print_settings(usage, config, args.help, _left_aside(config, sources))
+        raise SystemExit(0)
+    errors += [line for lines in wrong.values() for line in lines]
+    errors += [_explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(_touches(key, wrong) for key in rule.keys)]
+    for check in checks if args.print_config else (*checks, *before_start):
+        for line in check(config):
+            key = re.match(r"[\w.-]*", line)[0]  # type: ignore[index]
+            if not _touches(key, wrong):
+                errors.append(f"{line} ({_source(model, key, sources)})" if _is_setting(model, key) else line)
+    if errors:
+        raise ConfigError("\n".join(dict.fromkeys(errors)))
+    name = config.run.name or derived_name(config, Path(args.config or prog.rpartition(".")[2]).stem)
+    config = resolved_paths(config.model_copy(update={"run": config.run.model_copy(update={"name": name})}))
+    if args.print_config:
+        print(to_yaml(config), end="")
+        raise SystemExit(0)
+    return config
+
+
+def to_yaml(config: Config) -> str:
+    """Every setting that is read, in the order of the types; --config reads it back to an equal config."""
+    return yaml_io.dump(values_read(config))
+
+
+def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
+    class Parser(argparse.ArgumentParser):
+        def error(self, message: str) -> NoReturn:
+            raise ConfigError(f"{message} (command line; {prog} --help lists all settings)")
+
+    parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", nargs="?", const="", metavar="SECTION")
+    parser.add_argument("--config", metavar="FILE", action="append")
+    parser.add_argument("--print-config", "--dry-run", action="store_true")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    args = parser.parse_intermixed_args(argv)
+    if args.config and len(args.config) > 1:
+        raise ConfigError(f"--config: {' and '.join(args.config)}; give one, with the settings of both (command line)")
+    args.config = args.config[0] if args.config else None
+    if "=" in (args.help or ""):  # --help algorithm.name=ppo: of no section
+        args.help, args.overrides = "", [*args.overrides, args.help]
+    return args
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------------
+
+
+def _read(name: str) -> tuple[Values, Sources, list[str]]:
+    """Values of a YAML file, the line of each key, and keys that stand there twice."""
+    try:
+        text = Path(name).read_text(encoding="utf-8")
+        node = yaml.compose(text, yaml_io.Loader)
+        values = yaml_io.load(text)
+    except OSError as error:
+        raise ConfigError(f"--config {name}: {error.strerror} (command line)") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{_first_line(name, error)}: not YAML: {getattr(error, 'problem', error)}") from None
+    if node is None:
+        return {}, {}, []
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{name}: must be a mapping of sections (run, model, data, ...)")
+    sources: Sources = {}
+    errors = [f"{key}: set twice ({sources[key]} and line {line})" for key, line in _lines(node, name, sources)]
+    return _without_empty_sections(values), sources, errors
+
+
+def _first_line(name: str, error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    return f"{name}:{mark.line + 1}" if mark else name
+
+
+def _lines(node: yaml.MappingNode, name: str, sources: Sources, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Fill `sources` with FILE:LINE of each dotted key; yields the keys that were there already."""
+    for key_node, value_node in node.value:
+        key, line = f"{prefix}{key_node.value}", key_node.start_mark.line + 1
+        if key in sources:
+            yield key, line
+        sources.setdefault(key, f"{name}:{line}")
+        if isinstance(value_node, yaml.MappingNode):
+            yield from _lines(value_node, name, sources, f"{key}.")
+
+
+def _without_empty_sections(values: Values) -> Values:
+    """`trainer:` with nothing below it means the defaults."""
+    return {key: value for key, value in values.items() if value is not None}
+
+
+def _override(model: type[Config], values: Values, sources: Sources, text: str) -> list[str]:
+    """Set one `key=value` from the command line in place; returns what is wrong with it."""
+    key, equals, value_text = text.partition("=")
+    if not equals or not key:
+        return [f"{text}: not understood; settings are written key=value, without dashes or plus (command line)"]
+    if key.startswith(("+", "~", "-")):
+        return [f"{text}: write {key.lstrip('+~-')}=VALUE; all settings exist already (command line)"]
+    try:
+        value = yaml_io.load(value_text)
+    except yaml.YAMLError as error:
+        return [f"{key}={value_text}: not YAML: {getattr(error, 'problem', error)} (command line)"]
+    if _below_a_value(model, key):
+        return [f"{key}: no such setting{_nearest(model, key)} (command line)"]
+    return _set(model, values, sources, key, value, taken_back=value is None and bool(value_text))
+
+
+def _set(model: type[Config], values: Values, sources: Sources, key: str, value: Any, *, taken_back: bool) -> list[str]:
+    """`taken_back` by the word null, which is the value of settings that may be null, and the default of others."""
+    *parents, last = key.split(".")
+    at = values
+    for parent in parents:
+        if not isinstance(at.get(parent), dict):
+            at[parent] = {}
+        at = at[parent]
+    field = settings(model).get(key)
+    if taken_back and field is not None and "null" not in allowed(field).split(" or "):
+        at.pop(last, None)
+        for name in [name for name in sources if f"{name}.".startswith(f"{key}.")]:
+            del sources[name]
+        return []
+    sources[key] = "command line"
+    if isinstance(value, dict) and field is None:  # a section: one by one, what is not named stays
+        texts = [f"{key}.{child}={json.dumps(below)}" for child, below in value.items()]
+        return [error for text in texts for error in _override(model, values, sources, text)]
+    at[last] = value
+    return []
+
+
+def _below_a_value(model: type[Config], key: str) -> bool:
+    """True for `trainer.steps.x`: there is nothing below a number."""
+    try:
+        name, field = find(model, key)
+    except KeyError:
+        return False
+    return name != key and "a mapping" not in allowed(field)
+
+
+# --- judging ---------------------------------------------------------------------------------------------------------------
+
+
+def _validated(model: type[C], values: Values, sources: Sources) -> tuple[C, dict[str, list[str]]]:
+    """The config, and the errors of the settings that are wrong in themselves, which have some other value in it."""
+    values = {"data": {}, **values}
+    wrong: dict[str, list[str]] = {}
+    try:
+        config = model.model_validate(values, context={"rules": False})
+    except ValidationError as error:
+        for details in error.errors():
+            key = _setting(model, ".".join(map(str, details["loc"])))
+            wrong[key] = wrong.get(key, []) + _explain(model, dict(details), sources)
+        if "data.mix" in wrong:
+            wrong.setdefault("data.path", [])  # without the sources it has to have one, of which nothing is said
+        config = model.model_validate(_with_defaults(model, values, wrong), context={"rules": False})
+    return config, wrong
+
+
+def _left_aside(config: Config, sources: Sources) -> dict[str, str]:
+    """Settings that nothing reads with the values that a person named, and why."""
+    named = {key: only for key, only, _ in unread(config) if only.setting in sources}
+    return {key: f"not read with {only.setting}={show(value_of(config, only.setting))}; {only.why}" for key, only in named.items()}
+
+
+def _touches(key: str, names: Iterable[str]) -> bool:
+    """Whether a setting is one of these, in one of them, or around one."""
+    return any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in names)
+
+
+def _is_setting(model: type[Config], key: str) -> bool:
+    try:
+        find(model, key)
+    except KeyError:
+        return False
+    return True
+
+
+def _setting(model: type[Config], key: str) -> str:
+    """The setting that pydantic's place is in: optim.betas for optim.betas.1; the place itself where there is no such setting."""
+    try:
+        return find(model, key)[0]
+    except KeyError:
+        return key
+
+
+def _with_defaults(model: type[Config], values: Values, keys: Iterable[str]) -> Values:
+    """The values without those at `keys`; what has no default gets some value of its type."""
+    values = copy.deepcopy(values)
+    for key in keys:
+        *parents, last = key.split(".")
+        at: Any = values
+        for parent in parents:
+            at = at.get(parent)
+        at.pop(last, None)
+        field = settings(model).get(key)
+        if field is not None and field.is_required():
+            at[last] = "x"
+    return values if isinstance(values.get("data"), dict) else {**values, "data": {"path": "x"}}
+
+
+def _explain(model: type[Config], error: dict[str, Any], sources: Sources) -> list[str]:
+    """Lines for one of pydantic's errors."""
+    key = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        below = [name for name in sources if name.startswith(f"{key}.")]
+        if key in sources:  # of a file: what a foreign section has in it, one by one
+            below = [name for name in below if "." not in name.removeprefix(f"{key}.")] if key in model.READS_NOT else []
+        return [_explain_unknown(model, name, sources, error["input"], key) for name in below or [key]]
+    if error["loc"][-1] == "[key]":
+        place = key.removesuffix(".[key]")
+        return [f"{place}: a name is letters, digits, _ and -, and begins with a letter or _ ({_source(model, place, sources)})"]
+    name, field = find(model, key)[0], innermost(model, key)
+    if error["type"] == "missing":
+        return [f"{key}: must be set; {field.description} (neither in a --config file nor on the command line)"]
+    value = "" if isinstance(error["input"], dict) and name == key else f"={show(error['input'])}"
+    return [f"{key}{value}: must be {allowed(field)} ({_source(model, key, sources)})"]
+
+
+def _explain_unknown(model: type[Config], key: str, sources: Sources, value: Any, around: str) -> str:
+    where = _source(model, key, sources)
+    why = model.READS_NOT.get(key) or model.READS_NOT.get(key.partition(".")[0])
+    if why is None:
+        return f"{key}: no such setting{_nearest(model, key)} ({where})"
+    for part in key.removeprefix(around).split("."):
+        value = value.get(part, value) if isinstance(value, dict) else value
+    return f"{key}={show(value)}: not read by {model.ENTRY}; {why} ({where})"
+
+
+def _explain_rule(config: Config, rule: Rule, sources: Sources) -> str:
+    shown = ", ".join(f"{key}={show(value_of(config, key))}" for key in rule.keys)
+    places = "; ".join(dict.fromkeys(_source(type(config), key, sources) for key in rule.keys))
+    return f"{shown}: {rule.text} ({places})"
+
+
+def _source(model: type[Config], key: str, sources: Sources) -> str:
+    """Where a key was read, or the setting that it lies in, or something below it."""
+    below = (place for name, place in sources.items() if name.startswith(f"{key}."))
+    return sources.get(key) or sources.get(_setting(model, key)) or next(below, "default")
+
+
+def _nearest(model: type[Config], key: str) -> str:
+    """Settings whose whole name, or whose last part, is like this one."""
+    names = list(settings(model))
+    if around := within(model, key):
+        last = difflib.get_close_matches(key.rpartition(".")[2], around, n=1, cutoff=0.6)
+        return f"; did you mean {key.rpartition('.')[0]}.{last[0]}?" if last else f"; there are {', '.join(around)}"
+    same_last = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    close = difflib.get_close_matches(key, names if "." in key else [*names, *model.model_fields], n=1, cutoff=0.75)
+    lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
+    close_last = [lasts[last] for last in difflib.get_close_matches(key.rpartition(".")[2], lasts, n=1, cutoff=0.75)]
+    found = close or same_last[:2] or close_last
+    return f"; did you mean {' or '.join(found)}?" if found else ""

@@ -1,0 +1,99 @@
+"""Where settings lead: a run's name and folder, the folders of models, what `run:NAME` and `~` stand for."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel
+
+from trainer.cli.changes import HARMLESS, ROUNDING, flatten
+from trainer.configs.sections import Config, ModelConfig
+
+C = TypeVar("C", bound=Config)
+S = TypeVar("S", bound=BaseModel)
+MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
+TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
+
+
+def runs_root() -> Path:
+    """$FLOTILLA_RUNS, or ./runs."""
+    return Path(os.environ.get("FLOTILLA_RUNS") or "runs")
+
+
+def run_folder(config: Config, recipe: Path | None = None) -> Path:
+    """<root>/<run.name>; without a name it is derived from the recipe's stem and all settings."""
+    return runs_root() / (config.run.name or derived_name(config, recipe.stem if recipe else "run"))
+
+
+def derived_name(config: Config, stem: str) -> str:
+    """The same settings give the same name, so that the same submit resumes; other settings are another run.
+
+    More steps are the same run, which resumes, unless the learning rate of every step depends on their number; so are less memory and
+    other settings that a run may be resumed with.
+    """
+    harmless = (*HARMLESS, *ROUNDING, "run.name", *(["trainer.steps"] if config.optim.schedule == "constant" else []))
+    flat = {key: value for key, value in flatten(config).items() if not key.startswith(harmless)}
+    return f"{stem}-{hashlib.sha256(json.dumps(flat, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+def resolved_paths(config: C) -> C:
+    """run:NAME replaced by the folder of that run's exported model, ~ by the home folder."""
+    model = {key: _resolved(value) for key in ("path", "tokenizer") if (value := getattr(config.model, key)) is not None}
+    sections: dict[str, Any] = {
+        "model": config.model.model_copy(update=model),
+        "data": config.data.model_copy(update={"path": os.path.expanduser(config.data.path)}),  # noqa: PTH111
+    }
+    found = config.model_copy(update=sections)
+    for other in config.other_models():
+        found = _replaced(found, other.setting.split("."), _resolved(other.model.path or ""))
+    return found
+
+
+def _replaced(section: S, keys: Sequence[str], value: Any) -> S:
+    """The section with another value of the setting that `keys` lead to."""
+    first, *rest = keys
+    return section.model_copy(update={first: _replaced(getattr(section, first), rest, value) if rest else value})
+
+
+def _resolved(value: str) -> str:
+    if value.startswith("characters:"):
+        return value
+    return str(runs_root() / value.removeprefix("run:") / "model") if value.startswith("run:") else os.path.expanduser(value)  # noqa: PTH111
+
+
+def check_model(config: ModelConfig) -> list[str]:
+    """Errors in model.path and model.tokenizer as they were written: one line each. What is a hub's is left to the hub."""
+    errors: list[str] = []
+    of_path = MODEL_FILES if config.tokenizer else {**MODEL_FILES, **TOKENIZER_FILES}
+    for key, wanted in (("path", of_path), ("tokenizer", TOKENIZER_FILES)):
+        value = getattr(config, key)
+        if value is None or value.startswith("characters:"):
+            continue
+        folder = Path(_resolved(value))
+        if value.startswith("run:") and not (folder / "config.json").is_file():
+            errors.append(f"model.{key}={value}: that run has exported no model to {folder}{_near_runs(value)}")
+        elif _is_local(_resolved(value)) and not folder.is_dir():
+            errors.append(f"model.{key}={value}: no such folder; a hub name has the form organization/name")
+        elif folder.is_dir():
+            missing = [name for name, patterns in wanted.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]
+            if missing:
+                fix = "set model.tokenizer" if missing == ["tokenizer"] and key == "path" else "give one that save_pretrained() wrote"
+                errors.append(f"model.{key}={value}: the folder has no {' and no '.join(missing)}; {fix}")
+    return errors
+
+
+def _is_local(path: str) -> bool:
+    """Hub names are `name` or `organization/name`; anything else is a path of this machine."""
+    return path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/")
+
+
+def _near_runs(name: str) -> str:
+    runs = [folder.parent.name for folder in runs_root().glob("*/model")]
+    near = difflib.get_close_matches(name.removeprefix("run:"), runs, n=3, cutoff=0.0)
+    return f"; runs that have: {', '.join(near)}" if near else f"; let it train to its end first; no run in {runs_root()} has one"

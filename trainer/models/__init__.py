@@ -1,0 +1,341 @@
+"""Policy and value models over transformers: what a packed micro-batch needs from a language model. Runs in ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+from transformers.utils import logging as transformers_logging
+
+from trainer.checkpoints.folders import fsync
+from trainer.configs.sections import ModelConfig
+from trainer.episodes import Batch
+from trainer.errors import ConfigError
+from trainer.models import attention, lora, quantize
+
+transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
+
+# What some architectures do to the logits after the head, which PolicyModel applies alone; neutral where unset or 1.
+AFTER_HEAD = (
+    "final_logit_softcapping",  # Gemma
+    "logit_scale",  # Cohere
+    "logits_scaling",  # Granite
+    "lm_head_multiplier",  # Falcon-H1
+    "output_multiplier",
+    "output_logit_soft_cap",  # xLSTM
+)
+# Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
+CHUNK_ELEMENTS = 1 << 26
+SAMPLED = 256  # numbers of a frozen weight that go into a fingerprint
+
+
+class Head(nn.Module):
+    """The output head of a language model over many tokens, as many at a time as CHUNK_ELEMENTS allows logits.
+
+    Under ZeRO-3 every call of the head would gather its weights on all ranks, whose chunks differ in number. So they are gathered for a
+    call of this module, once a micro-batch: `borrowed` names them to `engine.Engine`.
+    """
+
+    def __init__(self, lm: Any):
+        super().__init__()
+        self.of = (lm.get_output_embeddings(),)  # no submodule: its parameters are the language model's
+        self.vocabulary: int = lm.config.get_text_config().vocab_size
+
+    @property
+    def borrowed(self) -> list[nn.Parameter]:
+        return [*self.of[0].parameters()]
+
+    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """[N, V], float32; only within `forward`."""
+        return self.of[0].forward(hidden_ND).float()  # not a call, which would gather
+
+    def forward(self, function: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What `function` makes of `tensors`, some tokens at a time; they and its results begin with the axis N."""
+        rows = max(1, CHUNK_ELEMENTS // self.vocabulary)
+        if tensors[0].size(0) <= rows:
+            return function(*tensors)
+        parts = [checkpoint(function, *some, use_reentrant=False) for some in zip(*(t.split(rows) for t in tensors), strict=True)]
+        return tuple(map(torch.cat, zip(*parts, strict=True)))
+
+
+class PolicyModel(nn.Module):
+    """A causal language model that returns log-probabilities (N,) and entropies (N,) of the batch's targets."""
+
+    def __init__(self, lm: Any, temperature: float = 1.0, learn_entropy: bool = False):
+        super().__init__()
+        self.lm = lm
+        self.head = Head(lm)
+        self.temperature = temperature
+        self.learn_entropy = learn_entropy
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        return self.head(self._score, hidden_states(self.lm, batch), batch.target_N)
+
+    def logprobs(self, hidden_ND: torch.Tensor) -> torch.Tensor:
+        """Of every token of the vocabulary [N, V], float32."""
+        return torch.log_softmax(self.head.logits(hidden_ND) / self.temperature, -1)
+
+    def _score(self, hidden_ND: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.of_targets(self.logprobs(hidden_ND), target_N)
+
+    def of_targets(self, logprobs_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability of each target, and the entropy there, [N] both."""
+        # Mostly entropy is only watched: without a graph it costs no memory in the backward pass.
+        with torch.set_grad_enabled(self.learn_entropy and torch.is_grad_enabled()):
+            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
+        return logprobs_NV.gather(1, target_N[:, None])[:, 0], entropy_N
+
+
+class ValueModel(nn.Module):
+    """The backbone with a scalar head: the expected return (N,) before each target token is written."""
+
+    def __init__(self, lm: Any):
+        super().__init__()
+        self.lm = lm
+        like = next(lm.parameters())
+        head = nn.Linear(lm.config.get_text_config().hidden_size, 1, bias=False, dtype=like.dtype, device=like.device)
+        nn.init.zeros_(head.weight)  # starts at "no idea" instead of at noise
+        self.lm.set_output_embeddings(head)
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor]:
+        return (self.lm.get_output_embeddings()(hidden_states(self.lm, batch))[:, 0].float(),)
+
+
+class ScoreModel(nn.Module):
+    """A classifier of one output: what it says (N,) before each target token, all of which it has read by the last.
+
+    transformers' own class for the architecture, as it loads and saves it; it looks at the last token alone.
+    """
+
+    def __init__(self, lm: Any):
+        super().__init__()
+        self.lm = lm
+
+    def forward(self, batch: Batch) -> tuple[torch.Tensor]:
+        return (self.lm.score(hidden_states(self.lm, batch))[:, 0].float(),)
+
+
+def hidden_states(lm: Any, batch: Batch) -> torch.Tensor:
+    """Hidden states (N, D) that predict the targets.
+
+    No attention mask is given: transformers reads the borders of packed sequences from position ids that restart
+    (`masking_utils.find_packed_sequence_indices`); with one sequence per row causal attention is right by itself, and then
+    leaving the position ids out keeps its fast path.
+    """
+    positions = batch.position_ids_RL if batch.packed else None
+    hidden = lm.base_model(input_ids=batch.input_ids_RL, position_ids=positions, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1)[batch.index_N]
+
+
+def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
+    """The language model of `config.path`, or one with random weights drawn from `seed`; without dropout, in train mode too.
+
+    With `config.lora` its adapters are in it, and nothing else is trainable, and linear layers may be quantized; what `config.freeze`
+    names is not trainable either. With `classifier` it is one of one output, whose head is drawn from `seed` where the path has none.
+    Raises ConfigError when transformers cannot read the path or the configuration, when the head is not one that this trainer applies, or
+    for adapters that it has no layers for.
+    """
+    kernel = "sdpa" if config.attention == "auto" else config.attention
+    settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": kernel}
+    if config.lora.quantize:
+        settings |= quantize.settings(settings["dtype"], device)
+    kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    labels = {"num_labels": 1} if classifier else {}
+    if classifier or not config.path:
+        torch.manual_seed(seed)
+    try:
+        if config.path:
+            lm = kind.from_pretrained(config.path, **settings, **labels)
+        else:
+            lm = kind.from_config(_init_config(config, **labels), **settings)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
+    if classifier:
+        _require_score(lm, config)
+    else:
+        _require_plain_head(lm, config)
+    attention.fit(lm, config, device)
+    _remove_dropout(lm)
+    if config.lora.quantize:
+        quantize.settle(lm)
+    if config.lora.rank:
+        lora.add(lm, config.lora, seed)
+    freeze(lm, config.freeze)
+    lm.train(train)  # transformers checkpoints nothing in eval mode, in which models are loaded
+    if train and config.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return lm.to(device)  # type: ignore[arg-type]
+
+
+def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
+    """The language model that `load_lm` gives, on the device meta: its configuration and the names of its parameters.
+
+    Raises ConfigError where `load_lm` would, without reading weights.
+    """
+    kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    labels = {"num_labels": 1} if classifier else {}
+    try:
+        found = AutoConfig.from_pretrained(config.path, **labels) if config.path else _init_config(config, **labels)
+        with torch.device("meta"):
+            lm = kind.from_config(found, dtype=getattr(torch, config.dtype))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
+    if config.path and not classifier:
+        with contextlib.suppress(OSError):  # models without one have their defaults
+            lm.generation_config = GenerationConfig.from_pretrained(config.path)
+    if config.lora.rank:
+        lora.add(lm, config.lora, 0)
+    freeze(lm, config.freeze)
+    return lm
+
+
+def freeze(lm: nn.Module, parts: list[str]) -> None:
+    """Leave parameters as they are whose names have one of these parts: `mlp.gate`, the routers of a mixture of experts, or `layers.0`.
+
+    Raises ConfigError for one that no parameter has, or where nothing is left to train.
+    """
+    parameters = dict(lm.named_parameters())
+    for part in parts:
+        found = [parameter for name, parameter in parameters.items() if f".{part}." in f".{name}."]
+        if not found:
+            known = list(dict.fromkeys(word for name in parameters for word in name.split(".") if not word.isdecimal()))
+            near = difflib.get_close_matches(part, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"their names are made of {', '.join(known)}"
+            raise ConfigError(f"model.freeze: {part}: no parameter of the model has that in its name; {hint}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if parts and not any(parameter.requires_grad for parameter in parameters.values()):
+        raise ConfigError(f"model.freeze={parts}: all parameters are frozen; leave some to train")
+
+
+def _require_plain_head(lm: Any, config: ModelConfig) -> None:
+    name = f"model.path={config.path}" if config.path else "model.init"
+    settings = lm.config.get_text_config()
+    for key in AFTER_HEAD:
+        value = getattr(settings, key, None)
+        if value not in (None, 1):
+            raise ConfigError(f"{name}: {settings.model_type} has {key}={value}, which changes logits after the head; not supported yet")
+    if lm.get_output_embeddings() is None:
+        raise ConfigError(f"{name}: {settings.model_type} has no output head; a causal language model is needed")
+
+
+def _require_score(lm: Any, config: ModelConfig) -> None:
+    if not isinstance(getattr(lm, "score", None), nn.Linear):
+        name = f"model.path={config.path}" if config.path else "model.init"
+        raise ConfigError(f"{name}: a classifier of {lm.config.model_type} has no linear head over its last token; take a decoder model")
+
+
+def _remove_dropout(lm: nn.Module) -> None:
+    """Old and new log-probabilities are compared token by token: what differs must be the update, not noise of the forward pass."""
+    for module in lm.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for name, value in vars(module).items():  # attention_dropout, router jitter: used in functions, without a module
+            if isinstance(value, float) and ("dropout" in name or "jitter" in name):
+                setattr(module, name, 0.0)
+
+
+def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of `config.tokenizer` or of the model's folder; `characters:ABC` makes one token per character."""
+    name = config.tokenizer or config.path
+    if name is None:
+        raise ConfigError("model.tokenizer: needed with model.init; a folder, a hub name or characters:ABC")
+    if name.startswith("characters:"):
+        return character_tokenizer(name.removeprefix("characters:"))
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model.tokenizer: {name}: {error}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
+    """One token per ASCII character: enough for tasks over a small alphabet, without a download. Raises ConfigError for another character.
+
+    By bytes as GPT-2 has them, space as "Ġ": transformers loads an exported Qwen's tokenizer as that, whatever its files say.
+    """
+    if not characters.isascii():
+        wrong = next(letter for letter in characters if not letter.isascii())
+        raise ConfigError(f"model.tokenizer=characters:{characters}: {wrong!r} is not ASCII; give a tokenizer's folder for other letters")
+    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    letters = [level.pre_tokenize_str(letter)[0][0] for letter in dict.fromkeys(characters)]
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<bos>", *letters])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>"))
+    tokenizer.pre_tokenizer = level  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
+
+
+def _init_config(config: ModelConfig, **also: Any) -> PreTrainedConfig:
+    """The architecture of `model.init`. transformers would take any key, so a misspelt one is refused here."""
+    given = dict(config.init or {})
+    model_type = given.pop("model_type", None)
+    if model_type is None:
+        raise ConfigError("model.init: model_type is missing; such as qwen2 or llama")
+    known = AutoConfig.for_model(model_type).to_dict()
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ConfigError(f"model.init.{key}: {model_type} has no such setting" + (f"; did you mean {near[0]}?" if near else ""))
+    tokenizer = load_tokenizer(config)
+    ids = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ("pad", "eos", "bos")}
+    return AutoConfig.for_model(model_type, **{"vocab_size": len(tokenizer), **ids, **given, **also})
+
+
+def export(
+    lm: Any, weights: dict[str, torch.Tensor], tokenizer: PreTrainedTokenizerBase, folder: Path, files: Mapping[str, bytes] | None = None
+) -> None:
+    """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is complete or not there.
+
+    `files` lie beside it, by name; those of adapters in a folder.
+    """
+    draft = folder.with_name(f"tmp_{folder.name}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(draft, ignore_errors=True)
+    lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)
+    tokenizer.save_pretrained(draft)
+    for name, content in (files or {}).items():
+        (draft / name).parent.mkdir(exist_ok=True)
+        (draft / name).write_bytes(content)
+    for path in (*draft.rglob("*"), draft):
+        fsync(path)
+    shutil.rmtree(folder, ignore_errors=True)
+    draft.rename(folder)
+    fsync(folder.parent)
+
+
+def fingerprint(lm: nn.Module, frozen: Iterable[torch.Tensor] = ()) -> str:
+    """Architecture as a hash of parameter names and shapes: a checkpoint of another model is refused by it.
+
+    `frozen` weights are in no checkpoint, so some numbers of each are hashed besides.
+    """
+    shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in lm.named_parameters()}
+    digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
+    for tensor in frozen:
+        some = tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
+        digest.update(some.float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

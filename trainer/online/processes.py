@@ -1,0 +1,312 @@
+"""All processes of a reinforcement-learning run: placed, started together, connected, and gone when the run ends."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray.exceptions import RayError
+
+from trainer import models, weights
+from trainer.cluster import actors, heartbeat, placement
+from trainer.cluster.actors import RunError
+from trainer.cluster.reservation import Reservation, reserve
+from trainer.cluster.turns import Turns
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import LoraConfig
+from trainer.environments.ahead import Ahead
+from trainer.environments.pool import Environments, Rounds
+from trainer.episodes import Episode, Prompt
+from trainer.errors import ConfigError
+from trainer.models import attention, quantize
+from trainer.models import others as other_models
+from trainer.online.roles import RoleGroup, roles_of
+from trainer.plan import memory
+from trainer.ranks.worker import Role
+from trainer.rollout.engines import Pending, RolloutEngines
+from trainer.runs import faults
+from trainer.weights.published import Published
+
+
+@dataclass
+class WorkerGroups:
+    policy: RoleGroup
+    critic: RoleGroup | None
+    reference: RoleGroup | None
+    engines: RolloutEngines
+    config: PpoConfig
+    fingerprint: str
+    plan: weights.Plan
+    folder: Path  # of the run
+    turns: Turns
+    environments: Environments | None = None
+    model_path: str = ""
+    restarts: int = 0  # of rollout engines, in this run
+    published: Published | None = None  # with rollout.elastic: the newest weights, for engines outside the sync group
+    learned: int = 0  # steps that the policy has learned: the version of its weights
+
+    def sync(self) -> None:
+        """Give the rollout engines the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
+        self.engines.awaited = True
+        try:
+            if back := self.engines.returned():
+                print(f"{', '.join(f'rollout-{i}' for i in back)}: back", flush=True)
+                self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
+            self._sync()
+        except (RunError, RayError) as error:
+            if not self.revive(error):
+                raise
+        finally:
+            self.engines.awaited = False
+
+    def to_ranks(self) -> None:
+        """Where they share devices, the rollout engines sleep before ranks do anything. Raises RunError."""
+        try:
+            self.turns.to_ranks()
+        except (RunError, RayError) as error:
+            if not self.revive(error):
+                raise
+            self.turns.to_ranks()
+
+    def _sync(self) -> None:
+        self.turns.to_engines(self._send)
+
+    def _send(self) -> None:
+        new = self.published is None or self.published.version != self.learned
+        version = self.learned if self.config.rollout.elastic and new else None
+        refs = [rank.send.remote(version) for rank in self.policy.ranks] + self.engines.receive(self.learned)
+        sent = actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
+        if version is not None:
+            self.published = sent[0]
+
+    def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending | Rounds:
+        """Begin sampling `samples` episodes of each prompt."""
+        if self.environments:
+            return self.environments.start(self.engines, prompts, samples, seed, greedy)
+        return self.engines.start(prompts, samples, seed, greedy)
+
+    def episodes(self, pending: Pending | Rounds | Ahead) -> list[Episode]:
+        """Wait for them; what a rollout engine that died still owed is sampled again. Raises RunError at rollout.timeout."""
+        while True:
+            try:
+                return pending.result()
+            except RunError as error:
+                if not (owed := pending.owed()):
+                    raise
+                # Unless a sync has restarted them since, after which it may have been the ranks' turn.
+                if not self.revive(error) and self.turns.whose == "ranks":
+                    self.sync()
+                pending.ask(owed)
+
+    def revive(self, error: Exception) -> bool:
+        """Restart rollout engines whose process died, and give all of them the policy's weights: they have nothing else to lose.
+
+        In rollout.mode=async the others go on meanwhile, and `sync` takes in those that are up again. False when none died.
+        Raises `error` when that happened more often than rollout.restarts allows.
+        """
+        if not (lost := self.engines.lost()):
+            return False
+        while lost:  # more may die while some start, or join
+            self._note(lost, error)
+            try:
+                self.turns.start_engines(partial(self._start_again, lost))
+                if not (lost := self.engines.lost()):
+                    self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
+            except (RunError, RayError) as late:
+                error = late
+                if not (lost := self.engines.lost()):
+                    raise
+        try:
+            self._sync()
+        except (RunError, RayError) as late:
+            if not self.revive(late):
+                raise
+        return True
+
+    def _note(self, lost: list[int], error: Exception) -> None:
+        """Count rollout engines that died, and say so. Raises `error` when that happened more often than rollout.restarts allows."""
+        self.restarts += len(lost)
+        if self.restarts > (limit := self.config.rollout.restarts):
+            raise error
+        if isinstance(error, RunError):
+            print(f"warning: {error}", flush=True)
+        names = ", ".join(f"rollout-{i}" for i in lost)
+        again = f"{names}: the process died; started again ({self.restarts} of {limit}, rollout.restarts)"
+        print(again, flush=True)
+        faults.note(self.folder, self.learned + 1, f"{again}: {error}")
+
+    def _start_again(self, lost: list[int]) -> None:
+        self.engines.start_again(lost)
+        if self.config.rollout.mode != "async" or not self.engines.serving():
+            self.engines.started()
+
+    def save(self, folder: Path) -> None:
+        """Have every trained role copied to memory, and written below `folder` from there."""
+        for role in self._trained():
+            role.save(folder)
+
+    def saved(self) -> bool:
+        """Whether all ranks have written what `save` began. Raises what went wrong on one."""
+        return all(done for role in self._trained() for done in role.call("saved"))
+
+    def load(self, folder: Path, resharded: Path | None) -> None:
+        for role in self._trained():
+            role.load(folder, resharded)
+
+    def shards(self) -> list[str]:
+        """A file of every rank, below the folder that `save` was given: missing ones mean that a node does not share it."""
+        return [f"{role.role.name}/random-{rank}.pt" for role in self._trained() for rank in range(len(role.ranks))]
+
+    def _trained(self) -> list[RoleGroup]:
+        return [group for group in (self.policy, self.critic, self.reference) if group and group.role.objective]
+
+
+@dataclass
+class Sharing:
+    """Roles whose ranks share devices with rollout engines."""
+
+    roles: list[RoleGroup]
+
+    def offload(self) -> None:
+        for role in self.roles:
+            role.call("offload")
+
+    def reload(self) -> None:
+        for role in self.roles:
+            role.call("reload")
+
+
+@contextmanager
+def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
+    """Connect to Ray (the cluster of the job, or one of this machine's own), start all processes, and end them on leaving.
+
+    Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
+    does not come up.
+    """
+    if config.model.lora.rank or config.model.freeze:
+        models.without_weights(config.model)  # raises what is wrong with the names of layers before anything starts
+    other_models.require(config)
+    ours = not ray.is_initialized()
+    if ours:
+        actors.connect()
+    reserved = groups = None
+    gc.collect()  # a traceback of an earlier run in this process may have handles, for which Ray takes the names of its actors for taken
+    before = set(ray.util.list_named_actors())
+    try:
+        wanted = placement.fit(config, ray.nodes())
+        reserved = reserve(wanted, config.placement)
+        model_path = initial_model(config, folder)
+        lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
+        total, unable = _gpu(config, reserved) if config.placement.gpus_per_rank else (0, "no GPU")
+        config = attention.settle(config, lm, unable)
+        if total:
+            print(_memory(config, lm, total), flush=True)
+        groups = _start(config, folder, model_path, wanted, roles_of(config), reserved)
+        yield groups
+    finally:
+        if groups and groups.environments:
+            groups.environments.close()
+        if ours:
+            ray.shutdown()
+        elif reserved is not None:
+            reserved.release()
+            _until_gone(before)
+            heartbeat.forget()
+
+
+def _until_gone(others: set[str]) -> None:
+    """Until Ray has ended the processes of a run, whose names the next start in this one, after a divergence, takes again."""
+    deadline = time.monotonic() + actors.END_SECONDS
+    with suppress(RayError, RuntimeError):
+        while set(ray.util.list_named_actors()) - others and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+
+def _memory(config: PpoConfig, lm: Any, total: int) -> str:
+    """How the first rank's GPU is going to be filled. Raises ConfigError where that cannot be."""
+    others = {other.role: memory.Shape.of(models.without_weights(other.model)) for other in config.other_models()}
+    shape = replace(memory.Shape.of(lm), **others)
+    return memory.check(config, shape, total)
+
+
+def _gpu(config: PpoConfig, reserved: Reservation) -> tuple[int, str]:
+    """Bytes of the first rank's GPU, and `attention.unable` of it. Raises ConfigError where it is missing."""
+    gpus = placement.rank_share(config).get("GPU", 0)
+    once: Any = ray.remote(max_calls=1)(_asked_gpu)  # the process ends with the call, or what CUDA has taken would stay
+    asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=reserved.bundle(0))
+    return actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
+
+
+def _asked_gpu(gpus: float) -> tuple[int, str]:
+    device = placement.device_of(gpus, "placement.gpus_per_rank")
+    return torch.cuda.get_device_properties(device).total_memory, attention.unable(device)
+
+
+def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
+    """Every rank must see the run's folder, or their shards would be missing from checkpoints. Raises ConfigError before the first step."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder.resolve() / f".seen-by-every-rank-{os.getpid()}"
+    file.write_text("a rank that does not see this would write its shards elsewhere\n")
+    try:
+        for name, role in roles.items():
+            blind = [f"{name}-{rank} on {host}" for rank, (sees, host) in enumerate(role.call("sees", file)) if not sees]
+            if blind:
+                raise ConfigError(
+                    f"{folder}: not the same folder on every node; {', '.join(blind)} do not see what the driver wrote there "
+                    "(flotilla:checkpoints.kind shared or network; $FLOTILLA_RUNS)"
+                )
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _start(
+    config: PpoConfig, folder: Path, model_path: str, wanted: placement.Placement, members: list[Role], reserved: Reservation
+) -> WorkerGroups:
+    played = Environments(config, model_path) if config.environment.function else None
+    # Rollout engines first: they take longest to start.
+    engines = RolloutEngines(config, model_path, reserved, wanted)
+    if config.placement.colocate:  # one after the other: vLLM measures what is free of a device
+        engines.started()
+        engines.sleep()
+    together = sum(role.bundle is None for role in members)
+    roles = {role.name: RoleGroup(config, role, model_path, reserved, wanted, together) for role in members}
+    seconds = config.trainer.timeout
+    actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
+    policy = roles["policy"]
+    _require_shared(folder, roles)
+    # What is lent where it lies needs no buffer; ZeRO-3 gathers one.
+    whole = placement.sync_backend(config) == "ipc" and config.trainer.zero_stage < 3
+    plan = weights.plan(policy.call("parameters")[0], math.inf if whole else config.rollout.bucket_mb << 20)
+    engines.connect(policy.ranks, plan, seconds)
+    sharing = Sharing([role for role in roles.values() if role.role.bundle is None])
+    turns = Turns(engines, sharing, shared=config.placement.colocate)
+    fingerprint = policy.call("fingerprint")[0]
+    return WorkerGroups(
+        policy, roles.get("critic"), roles.get("reference"), engines, config, fingerprint, plan, folder, turns, played, model_path
+    )
+
+
+def initial_model(config: PpoConfig, folder: Path) -> str:
+    """Where rollout engines and ranks load from: model.path; or random weights, or those of model.path as quantizing leaves them, written
+    once into the run's folder."""
+    lora = config.model.lora
+    if config.model.path and not lora.quantize:
+        return config.model.path
+    path = folder / "initial"
+    if not path.exists():
+        # Each rank adds its adapters, which are alike.
+        base = config.model.model_copy(update={"lora": LoraConfig(quantize=lora.quantize), "freeze": []})
+        lm = models.load_lm(base, config.run.seed, torch.device("cpu"))
+        state = {name: quantize.whole(parameter) for name, parameter in lm.named_parameters()} if lora.quantize else lm.state_dict()
+        models.export(lm, state, models.load_tokenizer(config.model), path)
+    return str(path.resolve())

