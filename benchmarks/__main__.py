@@ -11,7 +11,7 @@ import sys
 
 from rich.console import Console
 
-from stacks.extras import explain_missing
+from stacks.host.extras import explain_missing
 
 NAMES = (
     "weights",

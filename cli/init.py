@@ -38,7 +38,7 @@ MACHINE = {"aws": "g6.8xlarge", "gcp": "g2-standard-8"}
 def _cloud(place: str) -> tuple[Question, ...]:
     return (
         Question("region", "region", REGION[place]),
-        Question("machine", "machine type; stacks/machines.py lists those that are known", MACHINE[place]),
+        Question("machine", "machine type; stacks/places/aws.py and gcp.py list those that are known", MACHINE[place]),
         Question("nodes", "how many machines at most", "2"),
         Question("capacity", "spot or on-demand", "spot"),
     )

@@ -14,7 +14,7 @@ from cluster_tasks.client import status as screen
 from cluster_tasks.client.dstack_run import DstackRun, wait
 from cluster_tasks.client.launch import cluster
 from cluster_tasks.ray import ROLLOUT
-from stacks.forward import LOOK_SECONDS, NoForward, forwarded
+from stacks.host.forward import LOOK_SECONDS, NoForward, forwarded
 from stacks.places import place_of
 from stacks.schema import Fleet, Stack
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from cli import plan
 from cli.project import CODE, console, find_root
 from stacks.errors import UserError
-from stacks.extras import missing
+from stacks.host.extras import missing
 
 HELP = """\
 One stack file becomes a Ray cluster on localhost:8265; a trainer runs on it.

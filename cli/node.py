@@ -62,7 +62,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         instead = "scontrol update nodename=NAME state=drain reason=..." if place_of(stack).batch else "its nodes are this machine"
         raise CommandError(f"flotilla {verb} is for machines that dstack drives; flotilla:cloud is {stack.cloud}: {instead}")
     os.chdir(root)
-    from stacks.forward import forwarded
+    from stacks.host.forward import forwarded
 
     with forwarded(stack, say=lambda line: console.print(line, markup=False)):
         if options.command == "list":

@@ -10,7 +10,7 @@ from typing import Any
 from cli import budget
 from cli.clusters import place
 from cli.project import CommandError
-from stacks.change import parse_change
+from stacks.host.change import parse_change
 from stacks.load import load
 from stacks.schema import Fleet, Stack
 

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # before imports that this environment may not have
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 
-from stacks.cache import Cache
 from stacks.errors import UserError
+from stacks.settings.cache import Cache
 
 CHUNK = 64 * 2**20  # bytes, on their way between two nodes at a time
 HAND_ON_SECONDS = 120  # for one chunk to reach all nodes

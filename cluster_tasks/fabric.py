@@ -15,7 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from stacks import machines, places
+from stacks import places
+from stacks.places import machine_types
 from stacks.schema import Fleet, Stack
 
 Kind = Literal["none", "infiniband", "roce", "ethernet", "efa", "tcpx", "tcpxo"]
@@ -144,7 +145,7 @@ def floor(stack: Stack, fleet: Fleet) -> float | None:
     if kind(stack, fleet) == "none":
         return None
     if fleet.fabric is not None:
-        return machines.nccl_floor(fleet.fabric.bandwidth or 0, fleet.gpu.name if fleet.gpu else None)
+        return machine_types.nccl_floor(fleet.fabric.bandwidth or 0, fleet.gpu.name if fleet.gpu else None)
     assert fleet.machine  # else there is no fabric
     return places.machine(stack.cloud, fleet.machine).nccl_floor
 

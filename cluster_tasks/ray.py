@@ -14,13 +14,12 @@ from cluster_tasks import environment, software
 from cluster_tasks.environment import CHECKPOINTS
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from cluster_tasks.price import hourly
-from stacks.checkpoints import Checkpoints
-from stacks.monitoring import seconds
 from stacks.places import place_of
-from stacks.rendered import present
 from stacks.schema import Fleet, Job, Stack, Utilization
-from stacks.site import Site
-from stacks.slurm import MARGIN
+from stacks.settings.checkpoints import Checkpoints
+from stacks.settings.monitoring import seconds
+from stacks.settings.slurm import MARGIN
+from stacks.site import Site, present
 
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back

@@ -14,8 +14,8 @@ from typing import Literal
 from cluster_tasks import environment, ray
 from cluster_tasks.sbatch_container import container
 from stacks.schema import Fleet, Stack
+from stacks.settings.slurm import ANY, megabytes
 from stacks.site import Site
-from stacks.slurm import ANY, megabytes
 
 ROLLOUT = ".rollout.sbatch"  # ends the names of the scripts of elastic fleets
 WIDTH = 138  # of lines, where words can go on the next

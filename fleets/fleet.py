@@ -6,9 +6,8 @@ from typing import Any
 
 from stacks import places
 from stacks.places import place_of
-from stacks.rendered import present
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
-from stacks.site import Site
+from stacks.site import Site, present
 
 IDLE = "15m"  # dstack's own default is three days, which GPUs nobody uses cost
 

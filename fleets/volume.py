@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stacks.rendered import present
 from stacks.schema import Stack
-from stacks.site import Site
+from stacks.site import Site, present
 
 
 def volume(stack: Stack, site: Site) -> dict[str, Any] | None:

@@ -17,10 +17,10 @@ from infra.config import read
 from infra.control import ControlNode
 from infra.publish import Publication
 from infra.sdk import import_by_resource
-from stacks.extras import missing
+from stacks.host.extras import missing
+from stacks.host.project import project_root
 from stacks.load import StackError
 from stacks.places import place_of
-from stacks.project import project_root
 
 try:
     stack = read()

@@ -15,10 +15,10 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from stacks.errors import UserError
+from stacks.host.project import project_root
 from stacks.load import StackError, load
 from stacks.places import PLACES, place_of
-from stacks.project import project_root
-from stacks.rules.place import Place
+from stacks.places.place import Place
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pulumi
 from pulumi.runtime import config
 
+from stacks.host.project import project_root
 from stacks.load import parse, stack_file
-from stacks.project import project_root
 from stacks.schema import Stack
 
 

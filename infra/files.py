@@ -17,7 +17,7 @@ from pulumi import dynamic
 
 from cluster_tasks import build_folder
 from cluster_tasks.identity import make_token
-from stacks.project import project_root
+from stacks.host.project import project_root
 
 
 class TokenProvider(dynamic.ResourceProvider):

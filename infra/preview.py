@@ -23,12 +23,12 @@ from types import ModuleType
 from typing import Any
 
 if __name__ == "__main__":  # before imports that take seconds
-    from stacks.interrupts import end_on_interrupt
+    from stacks.host.interrupts import end_on_interrupt
 
     end_on_interrupt()
     gc.disable()  # the process ends soon, and to collect while SDKs are imported costs a fifth of its time
 
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 
@@ -42,9 +42,9 @@ from rich.tree import Tree
 
 from cluster_tasks import build_folder
 from stacks.errors import UserError
+from stacks.host.project import project_root
 from stacks.load import load, settings
 from stacks.places import PLACES, cloud_of
-from stacks.project import project_root
 from stacks.schema import Stack
 
 SHOWN = 60  # characters of a property's value in the tree

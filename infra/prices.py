@@ -28,9 +28,9 @@ from gpuhunt._internal import storage
 from gpuhunt._internal.catalog import CATALOG_URL
 
 from stacks.errors import UserError
+from stacks.host.project import project_root
 from stacks.load import load
 from stacks.places import PLACES, cloud_of, control_of
-from stacks.project import project_root
 from stacks.schema import Fleet, Stack
 
 HOURS = 730  # of a month
@@ -129,7 +129,7 @@ def _near(stack: Stack, location: str) -> bool:
 
 def _fleet(stack: Stack, fleet: Fleet, items: list[CatalogItem], bound: bool) -> FleetCost:
     """`bound`: spot is priced by what it costs at most."""
-    assert fleet.machine  # stacks/rules/shared.py
+    assert fleet.machine  # stacks/rules.py
     at_most = fleet.provision == "dstack"
     kind = fleet.capacity.kind
     if kind in ("block", "flex-start"):

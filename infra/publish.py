@@ -21,7 +21,7 @@ from fleets import backend, fleet, volume
 from infra.files import Token
 from stacks.load import StackError
 from stacks.places import cloud_of, place_of
-from stacks.rules.shared import warnings
+from stacks.rules import warnings
 from stacks.schema import Stack
 from stacks.site import Site
 

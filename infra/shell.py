@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 
 # A checkpoint is complete once its folder is renamed, and Mountpoint for S3 renames no folder
 # (https://github.com/awslabs/mountpoint-s3/blob/main/doc/SEMANTICS.md); s3fs does, and writes through on fsync.

@@ -16,13 +16,12 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from stacks import sections
+from stacks import rules, sections
 from stacks.errors import StackError
-from stacks.field_types import known, located
 from stacks.lines import Location, line
 from stacks.places import PLACES
-from stacks.rules import shared as rules
 from stacks.schema import Stack
+from stacks.settings.fields import known, located
 
 PROJECT = "flotilla"  # the namespace of our keys; those of other namespaces are the providers' own
 SETTINGS = [name for name in Stack.model_fields if name != "name"]  # the stack's name is that of its file

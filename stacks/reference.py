@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stacks.backends import BACKENDS
 from stacks.load import PROJECT, SETTINGS, allowed, node_at
 from stacks.places import PLACES
 from stacks.schema import Stack
+from stacks.settings.backends import BACKENDS
 
 ROOT = Path(__file__).parents[1]
 PAGE, SCHEMA = ROOT / "docs/settings.md", ROOT / "stacks/schema.json"

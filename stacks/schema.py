@@ -14,14 +14,14 @@ from typing import Any, Literal
 from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
 from pydantic_core import PydanticCustomError
 
-from stacks.backends import Entry
-from stacks.cache import Cache
-from stacks.checkpoints import Checkpoints
-from stacks.cloud_settings import Access, Budget, Capacity, Ci, Network
-from stacks.debugging import Debug
-from stacks.dstack_settings import Dstack
-from stacks.fabric import Fabric
-from stacks.field_types import (
+from stacks.settings.backends import Entry
+from stacks.settings.cache import Cache
+from stacks.settings.checkpoints import Checkpoints
+from stacks.settings.cloud import Access, Budget, Capacity, Ci, Network
+from stacks.settings.debugging import Debug
+from stacks.settings.dstack import Dstack
+from stacks.settings.fabric import Fabric
+from stacks.settings.fields import (
     BurnIn,
     ContainerUser,
     Count,
@@ -49,11 +49,10 @@ from stacks.field_types import (
     known,
     setting_error,
 )
-from stacks.monitoring import Monitoring
-from stacks.service import Service
-from stacks.slurm import Nodes, Slurm
-from stacks.task_env import variable_errors
-from stacks.task_image import Image
+from stacks.settings.monitoring import Monitoring
+from stacks.settings.service import Service
+from stacks.settings.slurm import Nodes, Slurm
+from stacks.settings.task import Image, variable_errors
 
 RAY_RESOURCES = ("CPU", "GPU", "memory", "object_store_memory")  # never custom ones
 DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person who attaches

@@ -35,3 +35,8 @@ class Site(BaseModel):
     def pending(self, fleet: Fleet) -> bool:
         """Whether Pulumi asked for the machines, and the cloud has not granted them yet (flex-start)."""
         return fleet.provision == "pulumi" and fleet.name not in self.ssh
+
+
+def present(**settings: Any) -> dict[str, Any]:
+    """The settings that have a value; dstack's own defaults stand in for None."""
+    return {key: value for key, value in settings.items() if value is not None}

@@ -1,5 +1,5 @@
 if __name__ == "__main__":
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()  # before imports that this environment may not have
 

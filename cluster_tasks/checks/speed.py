@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 if __name__ == "__main__":  # before imports that this environment may not have
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":  # before imports that this environment may not have
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 
@@ -36,7 +36,7 @@ from cluster_tasks.client.follow import Follower
 from cluster_tasks.client.render import check_shell
 from cluster_tasks.client.submit import check
 from stacks.errors import UserError
-from stacks.forward import forwarded
+from stacks.host.forward import forwarded
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack

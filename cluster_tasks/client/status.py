@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 if __name__ == "__main__":  # before imports that this environment may not have
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 
@@ -34,7 +34,7 @@ from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.price import hourly
 from stacks.dstack_api import Instance, InstanceStatus, JobStatus, Run
 from stacks.errors import UserError
-from stacks.forward import LOOK_SECONDS, forwarded
+from stacks.host.forward import LOOK_SECONDS, forwarded
 from stacks.load import load
 from stacks.schema import Stack
 

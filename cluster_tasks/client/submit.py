@@ -22,7 +22,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 if __name__ == "__main__":  # before imports that this environment may not have
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 

@@ -10,7 +10,7 @@ from typing import Any
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.price import hourly
 from stacks.errors import UserError
-from stacks.forward import LOOK_SECONDS, forwarded
+from stacks.host.forward import LOOK_SECONDS, forwarded
 from stacks.places import place_of
 from stacks.schema import Stack
 

@@ -62,10 +62,10 @@ from cluster_tasks.node.dashboard import missing, ray_token
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.waiting import wait_until
 from cluster_tasks.ray import ROLLOUT
-from stacks.change import parse_change
 from stacks.dstack_api import TaskConfiguration
 from stacks.errors import UserError
-from stacks.locks import one_at_a_time
+from stacks.host.change import parse_change
+from stacks.host.locks import one_at_a_time
 
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILE = Path("build/local/ray-cluster.dstack.yml")

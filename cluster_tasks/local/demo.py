@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 if __name__ == "__main__":  # before imports that this environment may not have
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 

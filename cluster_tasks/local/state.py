@@ -14,7 +14,7 @@ import psutil
 from cluster_tasks.identity import ADDRESS
 from cluster_tasks.local.plan import MARKER, LocalError, Ports, ray_folder
 from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
-from stacks import processes
+from stacks.host import processes
 
 KILL_SECONDS = 10  # for a process to be gone after SIGKILL
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from cluster_tasks.recipes import steps
 from cluster_tasks.recipes.recipe import Place, Recipe, RecipeError, Run, Step
-from stacks.service import OWN_PORTS, taken
+from stacks.settings.service import OWN_PORTS, taken
 
 COMMIT = "a14dc3a4ffc6fe88c1e95038d9738e21ba3f7a06"
 REPOSITORY = "https://github.com/PeterGriffinJin/Search-R1"

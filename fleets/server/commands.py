@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 import yaml
 
+from fleets import credentials
 from fleets.server.process import Server, ServerError, token
-from stacks import credentials
 from stacks.errors import UserError
+from stacks.host.locks import one_at_a_time
 from stacks.load import load
-from stacks.locks import one_at_a_time
 
 if TYPE_CHECKING:
     from dstack.api.server import APIClient

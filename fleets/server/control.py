@@ -11,7 +11,7 @@ from pathlib import Path
 import requests
 
 from fleets.server.process import ServerError
-from stacks.forward import answers, forwarded
+from stacks.host.forward import answers, forwarded
 from stacks.load import load
 from stacks.schema import Dstack, Stack
 

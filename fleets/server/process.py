@@ -19,8 +19,8 @@ from pathlib import Path
 import psutil
 import requests
 
-from stacks import processes
 from stacks.errors import UserError
+from stacks.host import processes
 
 MARKER = "FLOTILLA_DSTACK_SERVER"  # in the environment of the server, by which its process is known
 SAY_SECONDS = 5  # between words about a wait

@@ -10,7 +10,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.preflight.answers import Answer, failed, unknown
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Stack
 
 LOGIN = "aws sso login, or aws configure; AWS_PROFILE chooses among several"

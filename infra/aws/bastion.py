@@ -10,7 +10,7 @@ from pulumi_aws import ec2, iam, vpc
 
 from infra.aws import policies
 from infra.aws.network import ANYWHERE
-from stacks.cloud_settings import Access
+from stacks.settings.cloud import Access
 
 # AWS's own name for its newest Amazon Linux, whose image has the SSM agent.
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-arm64"

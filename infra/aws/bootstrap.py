@@ -66,7 +66,7 @@ def _client(stack: Stack, service: str) -> Any:
 
 
 def _account(stack: Stack) -> policies.Account:
-    assert stack.region  # stacks/rules/shared.py
+    assert stack.region  # stacks/rules.py
     return policies.Account(_client(stack, "sts").get_caller_identity()["Account"], stack.region)
 
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 import pulumi
 from pulumi_aws import budgets, ebs, ec2
 
-from stacks import cloud_settings
+from stacks.settings import cloud
 
 
 class Budget(pulumi.ComponentResource):
     """Mail at each threshold of what was spent, and when the month is on its way beyond the limit."""
 
-    def __init__(self, name: str, budget: cloud_settings.Budget, opts: pulumi.ResourceOptions | None = None):
+    def __init__(self, name: str, budget: cloud.Budget, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:Budget", name, None, opts)
         actual = [("ACTUAL", threshold) for threshold in budget.thresholds]
         made = budgets.Budget(

@@ -20,9 +20,9 @@ from infra.aws.storage import Bucket, BucketArgs, Given, GivenLustre, GivenLustr
 from infra.aws.zones import chosen
 from infra.backends import mounts as by_keys
 from stacks import places
-from stacks.field_types import gigabytes
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Stack
+from stacks.settings.fields import gigabytes
 from stacks.site import Site
 
 
@@ -84,7 +84,7 @@ def build(stack: Stack) -> pulumi.Output[Site]:
 
 
 def _context(stack: Stack) -> Context:
-    assert stack.region  # stacks/rules/shared.py
+    assert stack.region  # stacks/rules.py
     name = f"flotilla-{stack.name}"
     after = pulumi.ResourceOptions(depends_on=kept.records(name, _stores(stack), stack.protect))
     provider = aws.Provider("aws", region=stack.region, default_tags={"tags": tags(stack)}, opts=after)
@@ -191,7 +191,7 @@ def _in_container(stack: Stack, bucket: Bucket | Given | None) -> pulumi.Output[
     """Shell lines that mount the checkpoints in the container of the cluster, whose fleet is the first; other hosts have it mounted."""
     if bucket is None or stack.fleets[0].provision != "dstack":
         return pulumi.Output.from_input([])
-    assert stack.region  # stacks/rules/shared.py
+    assert stack.region  # stacks/rules.py
     region = stack.region
     if stack.backends:
         endpoint = f"https://s3.{region}.{mounts.domain(region)}"

@@ -7,9 +7,9 @@ from typing import Any
 import pulumi
 from pulumi_aws import ec2
 
-from stacks.cloud_settings import Capacity
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet
+from stacks.settings.cloud import Capacity
 
 
 def purchase(capacity: Capacity) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from infra.aws import bastion, startup
 from infra.aws.bastion import BastionArgs
 from infra.aws.network import Subnets
 from infra.aws.nodes import Nodes, NodesArgs
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
 
 
@@ -37,7 +37,7 @@ class Fleets(pulumi.ComponentResource):
         super().__init__("flotilla:aws:Fleets", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         access = args.stack.access
-        assert access  # stacks/rules/shared.py
+        assert access  # stacks/rules.py
         key = ec2.KeyPair(name, public_key=access.public_key, tags={"Name": name}, opts=child).key_name
         fleets = [fleet for fleet in args.stack.fleets if fleet.provision == "pulumi"]
         self.images = {fleet.name: fleet.image or _newest(_parameter(args, fleet), invoke_opts) for fleet in fleets}
@@ -56,7 +56,7 @@ class Fleets(pulumi.ComponentResource):
 
     def _nodes(self, name: str, args: FleetsArgs, fleet: Fleet, key: pulumi.Input[str]) -> Nodes:
         access, folder = args.stack.access, str(args.stack.checkpoints.path)
-        assert access  # stacks/rules/shared.py
+        assert access  # stacks/rules.py
         shared = NodesArgs(
             fleet=fleet,
             machine=args.machines[fleet.name],
@@ -76,7 +76,7 @@ class Fleets(pulumi.ComponentResource):
 
 
 def _monitoring(stack: Stack) -> list[str]:
-    assert stack.region  # stacks/rules/shared.py
+    assert stack.region  # stacks/rules.py
     return startup.monitoring(stack.name, stack.region, str(stack.checkpoints.path)) if stack.monitoring.cloud else []
 
 

@@ -18,7 +18,7 @@ from pulumi_aws import cloudwatch, ec2, iam, vpc
 
 from infra.aws import policies
 from stacks.load import StackError
-from stacks.rules.aws import Blocks, cut
+from stacks.places.aws import Blocks, cut
 from stacks.schema import Stack
 
 ANYWHERE = "0.0.0.0/0"

@@ -9,9 +9,9 @@ import pulumi
 from pulumi_aws import ec2
 
 from infra.aws.capacity import Placement, placed_together, purchase
-from stacks.field_types import gigabytes
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet
+from stacks.settings.fields import gigabytes
 
 DISK = 500  # GB of the root disk where the stack says nothing
 

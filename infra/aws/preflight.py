@@ -16,7 +16,7 @@ from infra.aws.startup import image_parameter
 from infra.aws.zones import chosen
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.load import StackError
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
 
 
@@ -65,7 +65,7 @@ def efa(api: Api) -> Iterator[Answer]:
         name, network = kind["InstanceType"], kind.get("NetworkInfo", {})
         there = network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0
         if there < wanted[name].efa:
-            text = f"{name} has {there} EFA interfaces here, and stacks/rules/aws.py says {wanted[name].efa}"
+            text = f"{name} has {there} EFA interfaces here, and stacks/places/aws.py says {wanted[name].efa}"
             yield failed("efa", text, "take another machine type or region")
         else:
             yield ok("efa", f"interfaces of {name}: {there}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra import control
 from stacks import places
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
 
@@ -60,7 +60,7 @@ def site(stack: Stack, machines: dict[str, Machine], network: str, outputs: Outp
 
 def backend(stack: Stack, outputs: Outputs) -> dict[str, Any]:
     """dstack's AWS backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
-    assert stack.region  # stacks/rules/shared.py
+    assert stack.region  # stacks/rules.py
     return {
         "type": "aws",
         "creds": {"type": "default"},
@@ -86,7 +86,7 @@ def tags(stack: Stack) -> dict[str, str]:
 def ssh(stack: Stack, fleet: Fleet, network: str, outputs: Outputs) -> Ssh:
     """How dstack reaches the nodes of a fleet that Pulumi launched."""
     access = stack.access
-    assert access  # stacks/rules/shared.py
+    assert access  # stacks/rules.py
     hop = {"bastion": (outputs.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
     jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
     hosts = tuple(Host(hostname=address) for address in outputs.addresses[fleet.name])

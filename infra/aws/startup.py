@@ -10,7 +10,7 @@ from pathlib import Path
 
 from infra.aws import policies
 from infra.shell import function, local_disks
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 
 # AWS's name for its newest image with NVIDIA's driver, Docker, the container toolkit and EFA:
 # https://docs.aws.amazon.com/dlami/latest/devguide/aws-deep-learning-base-gpu-ami-ubuntu-22-04.html

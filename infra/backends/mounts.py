@@ -11,7 +11,7 @@ from shlex import quote
 from urllib.parse import urlsplit
 
 from infra.shell import S3FS
-from stacks.rules.dstack import AZURE, KEYS
+from stacks.places.dstack import AZURE, KEYS
 
 KEY_FILE = "/etc/passwd-s3fs"
 BLOBFUSE = (

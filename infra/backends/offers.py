@@ -25,13 +25,13 @@ from rich.console import Console
 from rich.table import Table
 
 from infra import prices
-from stacks.backends import BACKENDS, BackendEntry
 from stacks.errors import UserError
-from stacks.field_types import gigabytes
+from stacks.host.project import project_root
 from stacks.load import load
 from stacks.places import PLACES, gpu_of, like, machines, place_of
-from stacks.project import project_root
 from stacks.schema import Fleet, Gpu, Stack
+from stacks.settings.backends import BACKENDS, BackendEntry
+from stacks.settings.fields import gigabytes
 
 RENTED = [name for name, place in PLACES.items() if place.cloud or place.launches]
 SHOWN = 15  # offers of a fleet, where --all does not ask for more

@@ -14,14 +14,14 @@ from typing import Any
 
 import yaml
 
+from fleets import credentials
 from infra.backends import offers
 from infra.preflight.answers import Answer, failed, ok, unknown
-from stacks import credentials
-from stacks.backends import BackendEntry, source
-from stacks.dstack_settings import LOOPBACK
 from stacks.errors import UserError
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Stack
+from stacks.settings.backends import BackendEntry, source
+from stacks.settings.dstack import LOOPBACK
 
 LIBRARIES = {"azure": "msrest", "kubernetes": "kubernetes", "nebius": "nebius", "oci": "oci", "verda": "verda"}
 ENTRY = "name yours in `credentials` of the entry in flotilla:backends"

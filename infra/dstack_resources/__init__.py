@@ -16,7 +16,8 @@ from fleets.volume import volume as volume_definition
 from infra.dstack_resources.backend import Backend
 from infra.dstack_resources.fleet import Fleet, Machines
 from infra.dstack_resources.volume import Volume
-from stacks import forward, schema
+from stacks import schema
+from stacks.host import forward
 from stacks.places import cloud_of
 from stacks.schema import Stack
 from stacks.site import Site

@@ -9,8 +9,8 @@ import pulumi
 from pulumi import dynamic
 from pulumi.runtime import rpc
 
+from fleets import credentials
 from infra.dstack_resources.client import At, Client, DstackRefused, Provider, found, one_line, outputs, when_free
-from stacks import credentials
 from stacks.dstack_api import (
     AnyBackendFileConfigWithCreds,
     BackendConfigWithCreds,

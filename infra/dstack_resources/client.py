@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from stacks.dstack_api import ClientError, ConfigManager, DstackError, ResourceNotExistsError, ServerClientError, URLNotFoundError
 from stacks.errors import UserError
-from stacks.forward import answers, opened
+from stacks.host.forward import answers, opened
 from stacks.schema import Dstack
 
 ANSWER_SECONDS = 120  # for one request; a plan asks the cloud for prices and quotas

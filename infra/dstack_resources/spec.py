@@ -16,7 +16,7 @@ from stacks.dstack_api import (
     _resolve_ssh_key,
     diff_models,
 )
-from stacks.project import project_root
+from stacks.host.project import project_root
 
 # What a plan without offers is asked again without, most likely culprit first; None stands for "leave it out".
 RELAXED = {

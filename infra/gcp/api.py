@@ -13,7 +13,7 @@ import requests
 from google.auth.exceptions import GoogleAuthError
 
 from infra.preflight.answers import Answer, failed, unknown
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Stack
 
 GOOGLE = "https://{service}.googleapis.com"

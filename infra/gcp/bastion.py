@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_gcp import compute
 
-from stacks.cloud_settings import Access
+from stacks.settings.cloud import Access
 
 TAG = "flotilla-bastion"
 MACHINE = "e2-micro"

@@ -26,7 +26,7 @@ PATIENCE = 120  # seconds until a service that was switched on answers
 
 def look(stack: Stack, api: Api | None = None) -> tuple[State, list[str]]:
     """The state's place, and what is not there yet. Raises BootstrapError."""
-    assert stack.project and stack.region  # stacks/rules/shared.py
+    assert stack.project and stack.region  # stacks/rules.py
     bucket, key = names.state_bucket(stack.project), names.state_key(stack.project, stack.region)
     parts = (f"bucket gs://{bucket}: private, versioned", f"key {key}, rotated every {ROTATION.days} days")
     with _explained():
@@ -38,7 +38,7 @@ def look(stack: Stack, api: Api | None = None) -> tuple[State, list[str]]:
 
 def make(stack: Stack, api: Api | None = None) -> None:
     """The two services, the key in its ring, the bucket; each is left as it is where it is there. Raises BootstrapError."""
-    assert stack.project and stack.region  # stacks/rules/shared.py
+    assert stack.project and stack.region  # stacks/rules.py
     with _explained():
         api = api or _api(stack)
         _enable(api, stack.project)

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_gcp import billing, monitoring, organizations
 
-from stacks import cloud_settings
+from stacks.settings import cloud
 
 
 @dataclass(frozen=True)
 class BudgetArgs:
     project: str
-    settings: cloud_settings.Budget
+    settings: cloud.Budget
 
 
 class Budget(pulumi.ComponentResource):

@@ -22,9 +22,9 @@ from infra.gcp.services import Services, ServicesArgs, needed
 from infra.gcp.site import Outputs, backend, labels, site
 from infra.gcp.storage import Storage, StorageArgs
 from stacks import places
-from stacks.machines import NETWORKS, Machine
-from stacks.rules import gcp as rules
-from stacks.rules import given
+from stacks.places import gcp as rules
+from stacks.places import given
+from stacks.places.machine_types import NETWORKS, Machine
 from stacks.schema import Stack
 from stacks.site import Site
 
@@ -110,7 +110,7 @@ def _control(context: Context, network: Network, fabric: Fabric | None, identity
 
 def _context(stack: Stack) -> Context:
     """Nothing is asked of an API before it is on: the provider waits for the services."""
-    assert stack.project and stack.region  # stacks/rules/shared.py
+    assert stack.project and stack.region  # stacks/rules.py
     name, project, region = f"flotilla-{stack.name}", stack.project, stack.region
     known = kept.records(name, _stores(stack), stack.protect)
     plain = gcp.Provider("gcp-plain", project=project, region=region, opts=pulumi.ResourceOptions(depends_on=known))

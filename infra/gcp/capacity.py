@@ -7,8 +7,8 @@ from typing import Literal
 import pulumi
 from pulumi_gcp import compute
 
-from stacks.machines import Machine
-from stacks.rules.gcp import NO_COMPACT_FLEX, reservation
+from stacks.places.gcp import NO_COMPACT_FLEX, reservation
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
 
 RESERVATION = "compute.googleapis.com/reservation-name"

@@ -9,7 +9,7 @@ from pulumi_gcp import billing, iam, projects, secretmanager, serviceaccount
 
 from infra.gcp import names
 from infra.gcp.control import READS_SECRET, Control
-from stacks.cloud_settings import Ci
+from stacks.settings.cloud import Ci
 
 ISSUER = "https://token.actions.githubusercontent.com"
 PROJECT = "flotilla"  # of Pulumi.yaml

@@ -10,9 +10,9 @@ from infra.gcp import capacity, startup
 from infra.gcp.bastion import Bastion, BastionArgs
 from infra.gcp.network import Fabric
 from infra.gcp.nodes import Nodes, NodesArgs
-from stacks.cloud_settings import Access
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
+from stacks.settings.cloud import Access
 
 
 @dataclass(frozen=True)

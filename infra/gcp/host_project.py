@@ -9,7 +9,7 @@ from pulumi_gcp import compute, organizations
 
 from infra.gcp import shared_vpc
 from infra.gcp.shared_vpc import USER, Rule
-from stacks.rules.given import Network
+from stacks.places.given import Network
 from stacks.schema import Stack
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stacks.rules.gcp import KEY
+from stacks.places.gcp import KEY
 
 # Google's own package source: https://docs.cloud.google.com/storage/docs/cloud-storage-fuse/install
 GCSFUSE = (

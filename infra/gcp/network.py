@@ -12,17 +12,17 @@ import pulumi
 from pulumi_gcp import compute
 
 from infra.gcp.names import IAP, NODE_TAG, network_profile, ssh_rule
-from stacks import cloud_settings
-from stacks.machines import Networks
-from stacks.rules import given
-from stacks.rules.gcp import cut
+from stacks.places import given
+from stacks.places.gcp import cut
+from stacks.places.machine_types import Networks
+from stacks.settings import cloud
 
 
 @dataclass(frozen=True)
 class NetworkArgs:
     project: str
     region: str
-    settings: cloud_settings.Network
+    settings: cloud.Network
     fabric: Networks  # what shares the plan of addresses with a new network, and its frame size
     given: given.Network | None = None
 
@@ -117,7 +117,7 @@ class Network(pulumi.ComponentResource):
 class FabricArgs:
     project: str
     region: str
-    settings: cloud_settings.Network
+    settings: cloud.Network
     fabric: Networks
 
 
@@ -156,7 +156,7 @@ class Fabric(pulumi.ComponentResource):
         self.vpc_subnets.append(subnet.id)
 
     def _roce(self, name: str, args: FabricArgs, ranges: tuple[IPv4Network, ...]) -> None:
-        [zone] = args.settings.zones  # one, by stacks/rules/gcp.py: the network lives in it, while others span the region
+        [zone] = args.settings.zones  # one, by stacks/places/gcp.py: the network lives in it, while others span the region
         profile = f"projects/{args.project}/global/networkProfiles/{network_profile(zone)}"
         # The profile brings its own rules; a network that has it takes no others.
         vpc = compute.Network(name, auto_create_subnetworks=False, mtu=args.fabric.mtu, network_profile=profile, opts=self._child)

@@ -13,9 +13,9 @@ from infra.gcp.mounts import DEVICE
 from infra.gcp.names import NODE_TAG
 from infra.gcp.network import Fabric
 from infra.gcp.startup import image
-from stacks.field_types import gigabytes
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet
+from stacks.settings.fields import gigabytes
 
 METADATA = {"enable-oslogin": "TRUE", "block-project-ssh-keys": "TRUE", "serial-port-enable": "FALSE"}
 DISK = 500  # GB of the boot disk where the stack says nothing

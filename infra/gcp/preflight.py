@@ -14,9 +14,9 @@ from infra.gcp.preflight_shared_vpc import grants, host_project
 from infra.gcp.preflight_storage import bucket, file_system
 from infra.gcp.startup import image
 from infra.preflight.answers import Answer, failed, ok, unknown
-from stacks.machines import Machine
 from stacks.places import control_of
-from stacks.rules.gcp import reservation
+from stacks.places.gcp import reservation
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform.read-only"

@@ -8,8 +8,8 @@ from ipaddress import IPv4Network
 from infra.gcp.api import Api, Plain
 from infra.gcp.names import network_profile
 from infra.preflight.answers import Answer, failed, ok
-from stacks.rules import given
-from stacks.rules.gcp import fabric, usable
+from stacks.places import given
+from stacks.places.gcp import fabric, usable
 
 
 def subnets(api: Api) -> Iterator[Answer]:

@@ -12,8 +12,8 @@ from infra.gcp import shared_vpc
 from infra.gcp.api import Api, Plain, Refused
 from infra.gcp.shared_vpc import USER, Rule
 from infra.preflight.answers import Answer, failed, ok, unknown
-from stacks.rules import given
-from stacks.rules.given import Network
+from stacks.places import given
+from stacks.places.given import Network
 
 CHECK = "shared vpc"
 

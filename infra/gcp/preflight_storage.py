@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 
 from infra.gcp.api import Api, Plain, Refused
 from infra.preflight.answers import Answer, failed, ok
-from stacks.rules import given
+from stacks.places import given
 
 MULTI_REGIONS = {"us": "us", "europe": "eu", "asia": "asia"}  # by the first word of a region's name
 
@@ -49,7 +49,7 @@ def file_system(api: Api) -> Iterator[Answer]:
         yield failed("file system", f"{wanted.project} has no {wanted.name} in {wanted.location}", look)
         return
     network = given.network(stack)
-    assert network  # stacks/rules/given.py
+    assert network  # stacks/places/given.py
     subnet = api.there(f"regions/{stack.region}/subnetworks/{network.subnet}", network.project)
     export = found["fileShares"][0]
     says = f"{wanted.name}: {found['tier']} of {export['capacityGb']} GB in {wanted.location}"

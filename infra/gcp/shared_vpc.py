@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from infra.gcp import names
-from stacks.rules.given import Network
+from stacks.places.given import Network
 from stacks.schema import Stack
 
 USER = "roles/compute.networkUser"  # on the subnet

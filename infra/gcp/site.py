@@ -8,9 +8,9 @@ from typing import Any
 
 from infra import control
 from stacks import places
-from stacks.machines import Fabric, Machine
-from stacks.rules import given
-from stacks.rules.gcp import through_control
+from stacks.places import given
+from stacks.places.gcp import through_control
+from stacks.places.machine_types import Fabric, Machine
 from stacks.schema import Fleet, Host, JumpHost, Ssh, Stack
 from stacks.site import Site
 
@@ -92,7 +92,7 @@ def volumes(fabric: Fabric) -> tuple[str, ...]:
 
 def backend(stack: Stack, outputs: Outputs) -> dict[str, Any]:
     """dstack's GCP backend: this network alone, private addresses alone, the credentials of whoever runs the server."""
-    assert stack.project and stack.region  # stacks/rules/shared.py
+    assert stack.project and stack.region  # stacks/rules.py
     fabric = {"extra_vpcs": outputs.vpcs} if outputs.vpcs else {}
     rdma = {"roce_vpcs": [outputs.roce]} if outputs.roce else {}
     # An existing network may reach the internet by other means than Cloud NAT, which dstack would look for.
@@ -124,7 +124,7 @@ def labels(stack: Stack) -> dict[str, str]:
 def ssh(stack: Stack, fleet: Fleet, outputs: Outputs) -> Ssh:
     """How dstack reaches the nodes of a fleet that Pulumi launched."""
     access = stack.access
-    assert access  # stacks/rules/shared.py
+    assert access  # stacks/rules.py
     hop = {"bastion": (outputs.bastion, 22), "tunnel": ("localhost", access.port), "direct": (None, 22)}[access.via]
     jump = JumpHost(hostname=hop[0], port=hop[1], user=access.user, identity_file=access.identity_file) if hop[0] else None
     hosts = tuple(Host(hostname=address) for address in outputs.addresses[fleet.name])

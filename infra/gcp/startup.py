@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from infra.shell import function, local_disks
-from stacks.cloud_settings import Access
 from stacks.dstack_api import get_backend_specific_commands_tcpxo
-from stacks.machines import Fabric, Machine
+from stacks.places.machine_types import Fabric, Machine
 from stacks.schema import Fleet
+from stacks.settings.cloud import Access
 
 # With NVIDIA's driver and the RDMA stack: https://docs.cloud.google.com/compute/docs/images/os-details#ubuntu_accelerator
 GPU_IMAGE = "projects/ubuntu-os-accelerator-images/global/images/family/ubuntu-accelerator-2204-amd64-with-nvidia-580"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_gcp import compute, filestore, kms, storage
 
-from stacks.checkpoints import Checkpoints
-from stacks.field_types import gigabytes
-from stacks.rules.given import Share
+from stacks.places.given import Share
+from stacks.settings.checkpoints import Checkpoints
+from stacks.settings.fields import gigabytes
 
 DAY = 24 * 60 * 60  # seconds
 ROTATION = 90 * DAY

@@ -1,9 +1,9 @@
 if __name__ == "__main__":
-    from stacks.interrupts import end_on_interrupt
+    from stacks.host.interrupts import end_on_interrupt
 
     end_on_interrupt()  # before imports that take seconds
 
-    from stacks.extras import explain_missing
+    from stacks.host.extras import explain_missing
 
     explain_missing()
 

@@ -26,10 +26,10 @@ from rich.markup import escape
 from infra import prices
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.errors import UserError
+from stacks.host.project import project_root
 from stacks.load import StackError, load
 from stacks.places import PLACES, machines, place_of
-from stacks.project import project_root
-from stacks.rules.place import Place
+from stacks.places.place import Place
 from stacks.schema import Stack
 
 COLOURS = {"ok": "green", "failed": "red", "unknown": "yellow"}

@@ -17,8 +17,8 @@ import pulumi
 
 from stacks.load import StackError
 from stacks.schema import Fleet, Stack
+from stacks.settings.slurm import ANY, seconds
 from stacks.site import Site
-from stacks.slurm import ANY, seconds
 
 SINFO_SECONDS = 30  # slurmctld may be busy
 FORMAT = "%P|%a|%l|%D|%c|%G|%f"  # sinfo(1): partition, availability, time limit, nodes; CPUs, generic resources, features of each

@@ -15,9 +15,9 @@ from statistics import median
 from infra.preflight.answers import Answer, failed, ok
 from infra.ssh.hosts import Found, Login, key_answer, login, probe, unreached
 from stacks.dstack_api import convert_nvidia_gpu_name
-from stacks.field_types import gigabytes
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Host, Ssh, Stack
+from stacks.settings.fields import gigabytes
 
 AT_ONCE = 64  # hosts
 CLOCKS = 5.0  # seconds that the hosts' clocks may be apart: logs, tokens and certificates are compared across hosts

@@ -23,7 +23,7 @@ from lab.dstack.hosts import NETWORK, PATH, Host, Laptop, Machine, sh
 from lab.dstack.lab import FILES_PORT, Lab
 from lab.waiting import wait_for
 from stacks.load import load
-from stacks.rules.place import SERVER_PORT
+from stacks.places.place import SERVER_PORT
 from stacks.site import Site
 
 HERE = Path(__file__).parent / "played"

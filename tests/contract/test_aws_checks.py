@@ -58,7 +58,7 @@ def complete(text: str) -> bool:
         ({"fleets.0.machine": "a3-highgpu-8g"}, "fleets[0].machine: 'a3-highgpu-8g' is a machine type of gcp, not of aws"),
         (
             {"fleets.0.machine": "p5.48xlage"},
-            "fleets[0].machine: 'p5.48xlage' is not a machine type of aws in stacks/rules/aws.py; did",
+            "fleets[0].machine: 'p5.48xlage' is not a machine type of aws in stacks/places/aws.py; did",
         ),
         ({"fleets.0.cpus": 64}, "fleets[0].cpus: 64 is more than the 32 of g6.8xlarge"),
         (

@@ -12,7 +12,7 @@ from plans import of
 
 from infra.aws import preflight_network as preflight
 from infra.preview import Plan
-from stacks import forward
+from stacks.host import forward
 
 LABEL = "flotilla-aws-dev-control"
 

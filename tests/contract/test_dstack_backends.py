@@ -9,12 +9,11 @@ import pytest
 import yaml
 
 from cluster_tasks.ray import ray_cluster
+from fleets import credentials
 from fleets.backend import server_config
 from fleets.fleet import fleet as fleet_definition
 from infra.backends.build import build
 from infra.publish import to_yaml
-from stacks import credentials
-from stacks.backends import BACKENDS, OTHERS, BackendEntry
 from stacks.dstack_api import (
     AnyBackendFileConfigWithCreds,
     BackendConfigWithCreds,
@@ -27,6 +26,7 @@ from stacks.dstack_api import (
     parse_apply_configuration,
 )
 from stacks.load import parse
+from stacks.settings.backends import BACKENDS, OTHERS, BackendEntry
 
 NEEDED: dict[str, dict[str, Any]] = {
     "azure": {"tenant_id": "tenant", "subscription_id": "subscription"},

@@ -11,7 +11,7 @@ from gcp_plans import on_gcp
 from plans import of
 
 from infra.preview import Plan
-from stacks import forward
+from stacks.host import forward
 from stacks.load import load
 
 ROOT = Path(__file__).parents[2]

@@ -12,8 +12,8 @@ from cluster_tasks.ray import ray_cluster
 from infra.gcp.site import Outputs, site
 from stacks import places
 from stacks.dstack_api import BackendType, TaskConfiguration, parse_apply_configuration
-from stacks.machines import Machine
 from stacks.places import PLACES
+from stacks.places.machine_types import Machine
 from stacks.schema import Stack
 from stacks.site import Site
 

@@ -105,7 +105,7 @@ def test_fewer_efa_interfaces_than_the_table_says_fail(ec2):
     assert [found.verdict for found in aws.efa(api(of, ec2=answer(32)))] == ["ok"]
     for interfaces in (0, 4):
         [found] = aws.efa(api(of, ec2=answer(interfaces)))
-        assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and stacks/rules/aws.py says 32"
+        assert found.says == f"p5.48xlarge has {interfaces} EFA interfaces here, and stacks/places/aws.py says 32"
     assert not [*aws.efa(api(stack(fleet={"machine": "g6.xlarge"}), ec2=ec2))]
 
 

@@ -14,7 +14,7 @@ from infra.gcp.api import Api
 from infra.preflight.answers import Answer
 from stacks.places import machine as machine_type
 from stacks.places import machines
-from stacks.rules.gcp import MACHINES
+from stacks.places.gcp import MACHINES
 
 ELSEWHERE = {"host": "elsewhere"}
 STATE, PAYS = "cloudresourcemanager/v1/projects/my-project-id", "cloudbilling/v1/projects/my-project-id/billingInfo"

@@ -29,9 +29,9 @@ from gpuhunt._internal import storage
 from infra import prices
 from infra.preflight import command as preflight
 from stacks import load
-from stacks.cloud_settings import Capacity
 from stacks.places import PLACES
 from stacks.schema import Stack
+from stacks.settings.cloud import Capacity
 
 ROOT = Path(__file__).parents[2]
 

@@ -24,7 +24,7 @@ from cluster_tasks.node.ports import free_port
 from lab.copied import copy_project
 from lab.waiting import wait_for
 from stacks.dstack_api import BackendConfigWithCreds
-from stacks.forward import answers
+from stacks.host.forward import answers
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("pulumi") is None, reason="no pulumi on PATH")]
 

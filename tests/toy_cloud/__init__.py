@@ -1,4 +1,4 @@
-"""A cloud in thirty lines, as stacks/rules/<cloud>.py beside build.py; tests register it."""
+"""A cloud in thirty lines, as stacks/places/<cloud>.py beside build.py; tests register it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import setting_error
-from stacks.machines import Machine
-from stacks.rules.place import CLOUD_SETTINGS, Cloud, Place
+from stacks.places.machine_types import Machine
+from stacks.places.place import CLOUD_SETTINGS, Cloud, Place
 from stacks.schema import Stack
+from stacks.settings.fields import setting_error
 
 BIG = Machine("toy", "big", 64, 512, "H100", 8, 80, fabric="roce", bandwidth=1600)
 

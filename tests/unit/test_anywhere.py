@@ -12,15 +12,15 @@ from anywhere import BASE, KUBERNETES, fleet, stack
 from cli import node
 from cluster_tasks.client.render import check_shell
 from cluster_tasks.ray import ray_cluster
+from fleets import credentials
 from fleets.fleet import fleet as fleet_definition
 from fleets.server import commands as server
 from fleets.volume import volume
 from infra.backends import mounts
 from infra.backends.build import build
-from stacks import credentials
-from stacks.backends import BACKENDS
 from stacks.errors import UserError
-from stacks.rules.shared import warnings
+from stacks.rules import warnings
+from stacks.settings.backends import BACKENDS
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,11 +14,11 @@ from infra.aws import mounts, nodes, policies
 from infra.aws.capacity import placed_together, purchase
 from infra.aws.site import Outputs, dstack_group, site, tunnel
 from infra.aws.zones import chosen
-from stacks.cloud_settings import Capacity
 from stacks.load import StackError
 from stacks.places import machine
-from stacks.rules.aws import MACHINES, cut, usable
+from stacks.places.aws import MACHINES, cut, usable
 from stacks.schema import Fleet, Stack
+from stacks.settings.cloud import Capacity
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHB1dCB0aGUgcHVibGljIGhhbGYgb2YgeW91cnMgaGVy me"
 TYPES = [known.name for known in MACHINES]

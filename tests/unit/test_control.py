@@ -22,7 +22,7 @@ from infra.aws import control as aws
 from infra.aws.site import Outputs, backend, ssh_config
 from infra.gcp import control as gcp
 from stacks import dstack_api
-from stacks.forward import NoForward
+from stacks.host.forward import NoForward
 from stacks.schema import Stack
 from stacks.site import Site
 

@@ -26,9 +26,9 @@ from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from cluster_tasks.ray import ray_cluster, rollout_node
 from fleets.fleet import fleet
-from stacks.change import parse_change
 from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 from stacks.errors import UserError
+from stacks.host.change import parse_change
 from stacks.load import load
 from stacks.schema import Stack
 from stacks.site import Site

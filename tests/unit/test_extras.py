@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from stacks.extras import target_of
+from stacks.host.extras import target_of
 
 ROOT = Path(__file__).parents[2]
 # What an environment with the dependencies alone, and none of the extras, does not have.
@@ -84,7 +84,7 @@ def test_stacks_are_read_without_any_extra(stack, tmp_path):
 
 
 def test_a_module_that_no_target_brings_keeps_its_traceback(tmp_path):
-    done = python(tmp_path, "-c", "from stacks.extras import explain_missing; explain_missing(); import stacks.nothing")
+    done = python(tmp_path, "-c", "from stacks.host.extras import explain_missing; explain_missing(); import stacks.nothing")
     assert done.returncode == 1 and "Traceback" in done.stderr and "No module named 'stacks.nothing'" in done.stderr
 
 

@@ -13,11 +13,11 @@ from cluster_tasks.client.render import check_shell
 from infra import prices
 from infra.backends import offers
 from infra.backends.offers import Listed
-from stacks.backends import BACKENDS
 from stacks.errors import StackError, UserError
 from stacks.load import parse
-from stacks.rules.shared import warnings
+from stacks.rules import warnings
 from stacks.schema import Stack
+from stacks.settings.backends import BACKENDS
 
 AWS: dict[str, Any] = {
     "cloud": "aws",

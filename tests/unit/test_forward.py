@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stacks.forward import NoForward, answers, opened
+from stacks.host.forward import NoForward, answers, opened
 
 ROOT = Path(__file__).parents[2]
 # Plays a cloud's command: serves /healthcheck on the port in place of a server behind it.
@@ -83,7 +83,7 @@ def test_it_is_opened_again_when_it_breaks(command: str, port: int, tmp_path: Pa
 
 
 def test_it_ends_with_who_opened_it_though_that_is_killed(command: str, port: int, tmp_path: Path) -> None:
-    program = "import sys, time\nfrom stacks.forward import opened\n"
+    program = "import sys, time\nfrom stacks.host.forward import opened\n"
     program += "with opened(sys.argv[1], sys.argv[2], 30, print):\n    print('open', flush=True)\n    time.sleep(600)\n"
     process = subprocess.Popen(
         [sys.executable, "-c", program, f"http://127.0.0.1:{port}", command], cwd=ROOT, stdout=subprocess.PIPE, text=True

@@ -11,9 +11,9 @@ from gcp_stacks import DSTACK, KEY, PULUMI, settings, stack
 
 from infra.gcp import capacity, mounts, names, nodes, services, startup
 from infra.gcp.site import Outputs, site
-from stacks.machines import NETWORKS, Machine
 from stacks.places import machine, machines
-from stacks.rules.gcp import MACHINES, cut, fabric, usable
+from stacks.places.gcp import MACHINES, cut, fabric, usable
+from stacks.places.machine_types import NETWORKS, Machine
 from stacks.schema import Fleet
 
 

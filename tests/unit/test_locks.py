@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stacks.errors import UserError
-from stacks.locks import one_at_a_time
+from stacks.host.locks import one_at_a_time
 
 HOLD = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True); sys.stdin.read()"
 

@@ -15,8 +15,7 @@ from typing import Any
 import gpuhunt
 import pytest
 
-from stacks.places import machine
-from stacks.rules import aws, gcp
+from stacks.places import aws, gcp, machine
 
 AWS, GCP = list(aws.MACHINES), list(gcp.MACHINES)
 
@@ -209,13 +208,13 @@ def test_networks_carry_the_frames_that_the_fabric_wants():
         (
             "aws",
             "p5.48xlage",
-            "'p5.48xlage' is not a machine type of aws in stacks/rules/aws.py; did you mean p5.48xlarge? (known: p6-b300.48xlarge, ",
+            "'p5.48xlage' is not a machine type of aws in stacks/places/aws.py; did you mean p5.48xlarge? (known: p6-b300.48xlarge, ",
         ),
         ("gcp", "a3-megagpu", "did you mean a3-megagpu-8g?"),
         ("gcp", "p5.48xlarge", "'p5.48xlarge' is a machine type of aws, not of gcp (known: a4-highgpu-8g, "),
         ("gcp", "a4x-highgpu-4g", "'a4x-highgpu-4g' has Arm processors, but the images that nodes of gcp boot are for x86"),
         ("aws", "p6e-gb200.36xlarge", "'p6e-gb200.36xlarge' has Arm processors, but the images that nodes of aws boot are for x86"),
-        ("aws", "zzz", "'zzz' is not a machine type of aws in stacks/rules/aws.py (known: "),
+        ("aws", "zzz", "'zzz' is not a machine type of aws in stacks/places/aws.py (known: "),
     ],
 )
 def test_an_unknown_type_is_refused_with_the_nearest(cloud, name, said):

@@ -15,7 +15,7 @@ from trainer.episodes import Batch
 from trainer.objectives.aggregation import denominators, part
 from trainer.objectives.pairwise import pairwise, preferred
 from trainer.objectives.preference import preference
-from trainer.ranks.statistics import means
+from trainer.ranks.reduction import means
 
 T = torch.tensor
 

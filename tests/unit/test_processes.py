@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from stacks import processes
+from stacks.host import processes
 
 VARIABLE = "FLOTILLA_TEST_PROCESS"
 

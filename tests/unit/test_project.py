@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stacks.errors import UserError
-from stacks.project import project_root
+from stacks.host.project import project_root
 
 
 def test_the_nearest_folder_with_a_project_is_found_from_below(tmp_path, monkeypatch):

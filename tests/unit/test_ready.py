@@ -17,8 +17,8 @@ from infra import shell
 from infra.aws import policies
 from infra.aws import startup as aws
 from infra.gcp import startup as gcp
-from stacks.cloud_settings import Access
 from stacks.places import machine
+from stacks.settings.cloud import Access
 
 ACCESS = Access.model_validate({"identity_file": "~/.ssh/id", "public_key": "ssh-ed25519 " + "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43})
 

@@ -13,7 +13,7 @@ import yaml
 
 from cluster_tasks.recipes import nemo_rl, search_r1
 from cluster_tasks.recipes.recipe import Place, RecipeError, Run
-from stacks.service import Service
+from stacks.settings.service import Service
 
 ROOT = Path(__file__).parents[2]
 # What the recipes set of verl/trainer/config/ppo_trainer.yaml of the fork at search_r1.COMMIT.

@@ -89,7 +89,7 @@ def test_errors_of_types_rules_and_machine_types_come_in_one_round(project):
         load.load("test", root)
     assert [line.removeprefix("stacks/Pulumi.test.yaml:").split("; ")[0].split(" (")[0] for line in str(error.value).splitlines()] == [
         "6: flotilla:fleets[0].nodes: 'x' is not an integer >= 1, or a range such as 0..8 for role: rollout",
-        "7: flotilla:fleets[0].machine: 'p5.48xlage' is not a machine type of aws in stacks/rules/aws.py",
+        "7: flotilla:fleets[0].machine: 'p5.48xlage' is not a machine type of aws in stacks/places/aws.py",
         "8: flotilla:fleets[0].image: belongs to provision: pulumi",
         "8: flotilla:fleets[0].image: 'ubuntu' is not a valid AMI id, such as ami-0123456789abcdef0",
         "9: flotilla:fleets[1].cpus: 64 is more than the 32 of g6.8xlarge",

@@ -9,8 +9,8 @@ from slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, FLEETS, SHARED_NODES, 
 
 from infra.slurm import build as site
 from stacks.load import StackError, parse
+from stacks.settings.slurm import seconds
 from stacks.site import Site
-from stacks.slurm import seconds
 
 MISTAKES = [
     # the allocation

@@ -34,7 +34,7 @@ def pairwise(algorithm: RmLossConfig, batch: Batch, output: tuple[torch.Tensor])
 def preferred(difference_P: torch.Tensor) -> Stats:
     """Of differences of scores: how many are right, their sum, and per bin of confidence in the order given the sum of right - confidence.
 
-    A model that is right as often as sigmoid(|difference|) says is calibrated; `statistics.means` makes the calibration error of the bins.
+    A model that is right as often as sigmoid(|difference|) says is calibrated; `reduction.means` makes the calibration error of the bins.
     """
     right_P = (difference_P > 0).float()
     confidence_P = difference_P.abs().sigmoid()  # from 0.5 to 1

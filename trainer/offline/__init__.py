@@ -34,7 +34,7 @@ from trainer.metrics.sinks import sinks
 from trainer.models import attention, load_tokenizer, others
 from trainer.objectives.aggregation import denominators, part
 from trainer.offline.saver import Saver, from_rank_0, gather
-from trainer.ranks.statistics import combine, means
+from trainer.ranks.reduction import combine, means
 from trainer.ranks.worker import Role, Tokens, Worker, packing
 from trainer.runs import faults, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, slowed

@@ -24,7 +24,7 @@ from trainer.objectives.distillation import taught
 from trainer.objectives.policy import policy
 from trainer.objectives.value import value
 from trainer.ranks import teacher
-from trainer.ranks.statistics import combine
+from trainer.ranks.reduction import combine
 from trainer.ranks.worker import Role, Tokens, Worker, packing
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from stacks.field_types import Model, Unknown, setting_error
+from stacks.settings.fields import Model, Unknown, setting_error
 
 # Where a credential would stand in dstack's own file.
 SECRET = ("creds", "api_key", "api_token", "client_secret", "secret_key", "access_key", "private_key", "kubeconfig")

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Count, Model, Url, setting_error
+from stacks.settings.fields import Count, Model, Url, setting_error
 
 
 class Cache(Model):

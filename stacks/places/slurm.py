@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import known, setting_error
-from stacks.rules.place import Place
+from stacks.places.place import Place
 from stacks.schema import Stack
-from stacks.slurm import ANY, CONTAINERS, seconds
+from stacks.settings.fields import known, setting_error
+from stacks.settings.slurm import ANY, CONTAINERS, seconds
 
 # Options of sbatch that the stack's own settings make, and those that would break the scripts, by what to say instead.
 OWN = {

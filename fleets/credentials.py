@@ -1,6 +1,6 @@
-"""Where the keys of clouds come from: the environment of who starts the dstack server, or a file of his that nobody else reads.
+"""Keys of clouds, from the environment of whoever starts the dstack server or from a file that only they can read.
 
-Rendered files hold `${VARIABLE}` in place of a key (stacks/backends.py); here it is filled in, on the way to the server and nowhere else.
+Rendered files hold `${VARIABLE}` instead of a key (stacks/settings/backends.py); it is filled in here, on the way to the server.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from stacks.dstack_settings import Dstack
 from stacks.errors import UserError
+from stacks.settings.dstack import Dstack
 
 PLACEHOLDER = re.compile(r"\$\{([A-Z][A-Z0-9_]*)\}")
 LINE = re.compile(r"(?:export )?([A-Z][A-Z0-9_]*)=(.*)")

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Count, Duration, Model, Port, Quantity, form, setting_error
-from stacks.service import OWN_PORTS, taken
+from stacks.settings.fields import Count, Duration, Model, Port, Quantity, form, setting_error
+from stacks.settings.service import OWN_PORTS, taken
 
 Variable = Annotated[str, form(r"^[A-Za-z_][A-Za-z0-9_]*$", "the name of an environment variable, such as ALERT_URL, not the URL itself")]
 Percent = Annotated[Count, Field(ge=1, le=100, json_schema_extra={"allowed": "an integer between 1 and 100"})]

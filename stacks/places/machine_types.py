@@ -1,4 +1,4 @@
-"""What a cloud's machine type is: GPUs, memory, disks, network cards, fabric. The types that are known stand in stacks/rules/<cloud>.py.
+"""What a cloud's machine type is: GPUs, memory, disks, network cards, fabric. The types that are known stand in stacks/places/<cloud>.py.
 
 Floors of NCCL's bus bandwidth (`Machine.nccl_floor`) are 0.4 of the fabric's line rate. The lowest that were published of a
 fabric that worked:

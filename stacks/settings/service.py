@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Count, Model, Port, Text, setting_error
+from stacks.settings.fields import Count, Model, Port, Text, setting_error
 
 EVERY, HEAD = "every", "head"
 PATH = re.compile(r"/[!-~]*")

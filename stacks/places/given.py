@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import setting_error
 from stacks.schema import Stack
+from stacks.settings.fields import setting_error
 
 NAME, PROJECT = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?", r"[a-z][a-z0-9-]{4,28}[a-z0-9]"
 NETWORK = re.compile(rf"(projects/(?P<host>{PROJECT})/global/networks/)?(?P<name>{NAME})")

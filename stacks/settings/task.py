@@ -1,4 +1,4 @@
-"""The container image of the task, and what is in it; part of flotilla:task (stacks/schema.py)."""
+"""The container image of flotilla:task, and what flotilla:task.env may name (stacks/schema.py)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Model, setting_error
+from stacks.settings.fields import Model, setting_error
 
+ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 PINNED = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$|^/\S+\.(sif|sqsh)$")
 
 
@@ -27,3 +28,13 @@ class Image(Model):
         if self.image is None and not self.image_has_ray:
             text = "false belongs to image, which is not set; dstack's own gets the locked requirements without it"
             yield setting_error(text, "image_has_ray")
+
+
+def variable_errors(name: str, value: str | None) -> Iterator[PydanticCustomError]:
+    """Of flotilla:task.env."""
+    if not ENVIRONMENT_NAME.match(name) or name.startswith("DSTACK_"):
+        yield setting_error("is not a variable name: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
+    if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        yield setting_error("is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name)
+    if value is not None and "\n" in value:
+        yield setting_error("has more than one line, which dstack does not take", "env", name)

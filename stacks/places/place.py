@@ -1,6 +1,6 @@
 """What a place is: everything that the rest of the project asks of one. Each is described in its own file beside this one.
 
-A new place is such a file, its line in stacks/places.py, and its Pulumi program: a package whose
+A new place is such a file, its line in stacks/places/__init__.py, and its Pulumi program: a package whose
 module `build` has `build(stack) -> Site`.
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Unknown
-from stacks.machines import Machine
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
+from stacks.settings.fields import Unknown
 
 # Settings that every cloud has and no other place; `fleets.machine` is the machine of each fleet.
 CLOUD_SETTINGS = (
@@ -65,7 +65,7 @@ class Place:
 
     name: str  # of flotilla:cloud; a cloud's also in Pulumi's resource types, in dstack's backends and in gpuhunt's catalogue
     program: str  # package: `build` has `build(stack) -> Site`; a cloud's may have `preflight`, `preview_answers`
-    errors: Callable[[Stack], Iterator[PydanticCustomError]]  # what it refuses beyond stacks/rules/shared.py
+    errors: Callable[[Stack], Iterator[PydanticCustomError]]  # what it refuses beyond stacks/rules.py
     checkpoints: tuple[str, ...]  # kinds of flotilla:checkpoints
     settings: tuple[str, ...] = ()  # those that not every place has
     hints: Mapping[str, str] = field(default_factory=dict)  # by setting of other places: why it is not needed here

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Count, Model, Name, Url, known, setting_error
+from stacks.settings.fields import Count, Model, Name, Url, known, setting_error
 
 LOOPBACK = ("127.0.0.1", "localhost")
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import known, setting_error
-from stacks.machines import Machine
-from stacks.rules import dstack
+from stacks.places import dstack
+from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
+from stacks.settings.fields import known, setting_error
 
 SETTINGS = ("backends", "backend_order", "fleets.max_price")  # of a cloud, beside those that all clouds have
 CHECKPOINTS = ("instance", "bucket")

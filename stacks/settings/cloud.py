@@ -1,6 +1,6 @@
 """The settings that a cloud adds to a stack: network, capacity, access, budget, deployment; stacks/schema.py puts them together.
 
-Clouds share these words. What only one of them has is refused on the others by stacks/rules/shared.py.
+Clouds share these words. What only one of them has is refused on the others by stacks/rules.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, known, setting_error
+from stacks.settings.fields import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, known, setting_error
 
 DOCKER = IPv4Network("172.17.0.0/16")  # of the bridge that Docker makes on every node
 

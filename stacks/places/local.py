@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import setting_error
-from stacks.rules.place import Place
+from stacks.places.place import Place
 from stacks.schema import Stack
+from stacks.settings.fields import setting_error
 
 
 def _errors(stack: Stack) -> Iterator[PydanticCustomError]:

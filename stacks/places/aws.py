@@ -16,12 +16,12 @@ from typing import Any
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import gigabytes, known, setting_error
-from stacks.machines import Machine
-from stacks.rules import fallback
-from stacks.rules.dstack import KEYS, warnings
-from stacks.rules.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
+from stacks.places import fallback
+from stacks.places.dstack import KEYS, warnings
+from stacks.places.machine_types import Machine
+from stacks.places.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
 from stacks.schema import Fleet, Stack
+from stacks.settings.fields import gigabytes, known, setting_error
 
 HEX = "([0-9a-f]{8}|[0-9a-f]{17})"  # what ends the ids of EC2
 FILE_SYSTEM, IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for kind in ("fs", "ami", "cr", "subnet", "vpc"))
@@ -193,7 +193,7 @@ def usable(subnet: IPv4Network) -> int:
 
 def _forward(stack: Stack) -> str:
     """By SSM. The machine is looked up by its name, as one that replaces another has another id."""
-    assert stack.region and stack.dstack  # stacks/rules/shared.py
+    assert stack.region and stack.dstack  # stacks/rules.py
     running = f"Name=tag:Name,Values=flotilla-{stack.name}-control Name=instance-state-name,Values=running"
     find = f"aws ec2 describe-instances --region {stack.region} --filters {running}"
     machine = f"{find} --query 'Reservations[].Instances[].InstanceId' --output text"

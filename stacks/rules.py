@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import TAG_KEY, Model, gigabytes, known, setting_error
 from stacks.places import PLACES, machine, place_of
-from stacks.rules.place import Cloud, Place
+from stacks.places.place import Cloud, Place
 from stacks.schema import Fleet, Stack
-from stacks.service import EVERY, HEAD
+from stacks.settings.fields import TAG_KEY, Model, gigabytes, known, setting_error
+from stacks.settings.service import EVERY, HEAD
 
 DISK = (100, 64 * 1024)  # GB: room for an image with CUDA and its containers; the largest volume of either cloud
 NAME = 24  # characters of a stack's name on a cloud: its resources are named after it, buckets and roles with up to 64 in all

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from stacks.field_types import Model
+from stacks.settings.fields import Model
 
 
 class Debug(Model):

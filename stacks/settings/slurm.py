@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from stacks.field_types import Count, Email, Model, form, gigabytes, setting_error
+from stacks.settings.fields import Count, Email, Model, form, gigabytes, setting_error
 
 MARGIN = 60  # seconds of a notice in which Slurm may be late, and the job goes back into the queue
 ANY = "any"  # gpu_type: the GPUs of any type

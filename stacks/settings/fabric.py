@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import Count, Model, Positive, form, setting_error
+from stacks.settings.fields import Count, Model, Positive, form, setting_error
 
 Hca = Annotated[str, form(r"^[A-Za-z][\w.-]*(:\d+)?$", "the name of an RDMA device as `ibstat -l` prints it, such as mlx5_0")]
 Byte = Annotated[Count, Field(ge=0, le=255, json_schema_extra={"allowed": "an integer between 0 and 255"})]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from stacks.machines import Machine
-from stacks.rules import aws, dstack, gcp, local, slurm, ssh
-from stacks.rules.place import Cloud, Control, Place
+from stacks.places import aws, dstack, gcp, local, slurm, ssh
+from stacks.places.machine_types import Machine
+from stacks.places.place import Cloud, Control, Place
 from stacks.schema import Fleet, Gpu, Stack
 
 PLACES: dict[str, Place] = {place.name: place for place in (local.PLACE, ssh.PLACE, slurm.PLACE, aws.PLACE, gcp.PLACE, dstack.PLACE)}
@@ -67,4 +67,4 @@ def machine(cloud: str, name: str) -> Machine:
         raise ValueError(f"{name!r} has Arm processors, but the images that nodes of {cloud} boot are for x86")
     near = get_close_matches(name, names, n=1)
     guess = f"; did you mean {near[0]}?" if near else ""
-    raise ValueError(f"{name!r} is not a machine type of {cloud} in stacks/rules/{cloud}.py{guess} (known: {', '.join(names)})")
+    raise ValueError(f"{name!r} is not a machine type of {cloud} in stacks/places/{cloud}.py{guess} (known: {', '.join(names)})")

@@ -16,12 +16,12 @@ from ipaddress import IPv4Network
 
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import gigabytes, known, setting_error
-from stacks.machines import NETWORKS, Fabric, Machine, Networks
-from stacks.rules import dstack, fallback
-from stacks.rules.given import NAME, file_system, shared_vpc
-from stacks.rules.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
+from stacks.places import dstack, fallback
+from stacks.places.given import NAME, file_system, shared_vpc
+from stacks.places.machine_types import NETWORKS, Fabric, Machine, Networks
+from stacks.places.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
 from stacks.schema import Fleet, Stack
+from stacks.settings.fields import gigabytes, known, setting_error
 
 BILLING_ACCOUNT = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 IMAGE = re.compile(r"projects/[a-z0-9.:-]+/global/images/(family/)?[a-z][a-z0-9-]*")
@@ -247,7 +247,7 @@ def through_control(stack: Stack) -> str:
 
 def _forward(stack: Stack) -> str:
     """The proxy ends what is idle for an hour; SSH's questions keep it."""
-    assert stack.dstack  # stacks/rules/shared.py
+    assert stack.dstack  # stacks/rules.py
     return f"{through_control(stack)} -N -o ServerAliveInterval=30 -L {stack.dstack.port}:127.0.0.1:{SERVER_PORT}"
 
 

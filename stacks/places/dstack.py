@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from pydantic_core import PydanticCustomError
 
-from stacks.backends import BACKENDS, BackendEntry
-from stacks.field_types import known, setting_error
-from stacks.rules.place import Place
+from stacks.places.place import Place
 from stacks.schema import Fleet, Stack
+from stacks.settings.backends import BACKENDS, BackendEntry
+from stacks.settings.fields import known, setting_error
 
 CAPACITY = ("on-demand", "spot")
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")

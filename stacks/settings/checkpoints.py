@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.field_types import BucketName, Count, Model, Name, Positive, Size, Text, Url, known, setting_error
+from stacks.settings.fields import BucketName, Count, Model, Name, Positive, Size, Text, Url, known, setting_error
 
 SIZED = {
     "network": "network is a dstack volume, which has a name (volume) and a size",

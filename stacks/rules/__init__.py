@@ -1,1 +1,0 @@
-"""What settings must satisfy together, and what each place asks of them."""
