@@ -23,7 +23,7 @@ help: ## this list
 
 .PHONY: demo
 demo: .venv/cpu ## train a small model here; leaves nothing running
-	@$(BIN)/python -m cluster_tasks.local.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
+	@$(BIN)/python -m lab.demo $(if $(KEEP),--keep) $(if $(KILL),--kill)
 
 # .venv
 

@@ -18,7 +18,7 @@ import yaml
 from cluster_tasks import build_folder, ray, slurm
 from cluster_tasks.identity import ADDRESS, STACK, TOKEN
 from fleets import backend, fleet, volume
-from infra.files import Token
+from infra.cluster_token import Token
 from stacks.load import StackError
 from stacks.places import cloud_of, place_of
 from stacks.rules import warnings

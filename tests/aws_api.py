@@ -8,7 +8,7 @@ from typing import Any
 import boto3
 from botocore.stub import Stubber
 
-from infra.aws.api import Api
+from infra.aws.preflight.api import Api
 from stacks import load, places
 from stacks.schema import Stack
 

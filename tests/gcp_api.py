@@ -12,7 +12,7 @@ from google.auth.credentials import AnonymousCredentials
 from google.auth.transport.requests import AuthorizedSession
 from json_server import JsonHandler, served
 
-from infra.gcp.api import Api
+from infra.gcp.preflight.api import Api
 from stacks import load
 from stacks.places import machines
 from stacks.schema import Stack

@@ -27,8 +27,8 @@ OWN = {
     "model": "repository of Hugging Face, REPOSITORY@REVISION, or a folder",
     "packages": "install or image",
 }
-COMMAND = ("python", "-m", "cluster_tasks.recipe_job", "run.json")
-SHIPPED = Path(__file__).parents[1] / "recipe_job"
+COMMAND = ("python", "-m", "cluster_tasks.recipes.job", "run.json")
+SHIPPED = Path(__file__).parent / "job"
 WORK = "work"  # the working directory
 PER_NODE = ("instance", "network")  # kinds of flotilla:checkpoints that one node sees
 
@@ -172,7 +172,8 @@ def write(planned: Planned, root: Path) -> tuple[Path, Path]:
         raise RecipeError(f"build/{planned.place.stack}/{ray.RUNTIME_ENV} does not exist; first: flotilla up {planned.place.stack}")
     description = json.dumps(planned.description(), indent=2) + "\n"
     env = yaml.safe_dump(planned.runtime_env(yaml.safe_load(stacks_own.read_text())), sort_keys=False)
-    sources = {f"{SHIPPED.name}/{file.name}": file.read_text() for file in sorted(SHIPPED.glob("*.py"))} | {"__init__.py": ""}
+    sources = {f"recipes/job/{file.name}": file.read_text() for file in sorted(SHIPPED.glob("*.py"))}
+    sources |= {"__init__.py": "", "recipes/__init__.py": ""}  # the folder goes alone
     # Named after its content, so that a second launch does not change what the first, which may wait for machines, will upload.
     digest = hashlib.sha256(repr((description, env, sources)).encode()).hexdigest()[:12]
     folder = build / "recipes" / f"{planned.place.run}-{digest}"

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from cluster_tasks.recipes.recipe import Place, RecipeError, Step
 
-JOB = "cluster_tasks.recipe_job"  # what is shipped with every run
+JOB = "cluster_tasks.recipes.job"  # what is shipped with every run
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?", re.ASCII)
 GSM8K = "openai/gsm8k"
 GSM8K_KEY = "gsm8k"

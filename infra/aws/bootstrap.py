@@ -11,7 +11,7 @@ import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
 from infra.aws import policies
-from infra.aws.api import LOGIN, PATIENCE
+from infra.aws.preflight.api import LOGIN, PATIENCE
 from infra.bootstrap import BootstrapError, State
 from stacks.schema import Stack
 

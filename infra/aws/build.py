@@ -9,15 +9,16 @@ import pulumi_aws as aws
 
 from cluster_tasks.ray import CHECKPOINTS
 from infra import kept
-from infra.aws import control, mounts, network, policies
+from infra.aws import control, network, policies
 from infra.aws.budget import AccountDefaults, Budget
 from infra.aws.control import Control, ControlArgs
 from infra.aws.deploy import Deploy, DeployArgs
-from infra.aws.fleets import Fleets, FleetsArgs
 from infra.aws.identity import Identity, IdentityArgs
+from infra.aws.machines import mounts
+from infra.aws.machines.fleets import Fleets, FleetsArgs
+from infra.aws.machines.zones import chosen
 from infra.aws.site import Outputs, backend, dstack_group, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Given, GivenLustre, GivenLustreArgs, Lustre, LustreArgs
-from infra.aws.zones import chosen
 from infra.backends import mounts as by_keys
 from stacks import places
 from stacks.places.machine_types import Machine

@@ -16,7 +16,7 @@ from pulumi_aws import cloudwatch, dlm, ebs, ec2, iam, ssm, vpc
 from infra import control
 from infra.aws import policies
 from infra.aws.network import ANYWHERE
-from infra.files import Secret
+from infra.cluster_token import Secret
 from stacks.schema import Stack
 from stacks.site import Site
 

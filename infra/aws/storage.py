@@ -9,7 +9,7 @@ import pulumi
 from pulumi_aws import ec2, fsx, kms, s3, vpc
 
 from infra.aws import policies
-from infra.aws.mounts import LUSTRE_PORTS
+from infra.aws.machines.mounts import LUSTRE_PORTS
 
 
 @dataclass(frozen=True)

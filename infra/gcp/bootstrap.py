@@ -15,7 +15,7 @@ from google.auth.transport.requests import AuthorizedSession
 
 from infra.bootstrap import BootstrapError, State
 from infra.gcp import names
-from infra.gcp.api import LOGIN, Api, Refused
+from infra.gcp.preflight.api import LOGIN, Api, Refused
 from stacks.schema import Stack
 
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"

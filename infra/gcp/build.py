@@ -10,13 +10,13 @@ import pulumi_gcp as gcp
 
 from cluster_tasks.ray import CHECKPOINTS
 from infra import kept
-from infra.gcp import mounts
 from infra.gcp.budget import Budget, BudgetArgs
 from infra.gcp.control import Control, ControlArgs
 from infra.gcp.deploy import Deploy, DeployArgs
-from infra.gcp.fleets import Fleets, FleetsArgs
 from infra.gcp.host_project import HostProject, HostProjectArgs
 from infra.gcp.identity import Identity, IdentityArgs
+from infra.gcp.machines import mounts
+from infra.gcp.machines.fleets import Fleets, FleetsArgs
 from infra.gcp.network import Fabric, FabricArgs, Network, NetworkArgs
 from infra.gcp.services import Services, ServicesArgs, needed
 from infra.gcp.site import Outputs, backend, labels, site

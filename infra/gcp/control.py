@@ -14,7 +14,7 @@ import pulumi
 from pulumi_gcp import compute, secretmanager, serviceaccount
 
 from infra import control
-from infra.files import Secret
+from infra.cluster_token import Secret
 from infra.gcp import names
 from stacks.schema import Stack
 from stacks.site import Site

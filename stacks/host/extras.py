@@ -10,10 +10,10 @@ from types import TracebackType
 
 from stacks.places import clouds
 
-REQUIREMENTS = Path(__file__).parents[1] / "requirements"
+REQUIREMENTS = Path(__file__).parents[2] / "requirements"
 TARGETS = {which: f"install-{which}" for which in ("client", "server", *clouds(), "clouds")} | {"cpu": "install", "dev": "install-dev"}
 # Commands that need all that one target brings, whichever library they miss first.
-COMPLETE = {"cluster_tasks.cache": "install", "cluster_tasks.local": "install", "benchmarks": "install-dev"}
+COMPLETE = {"cluster_tasks.cache": "install", "cluster_tasks.local": "install", "lab.demo": "install", "benchmarks": "install-dev"}
 
 
 def missing(error: ModuleNotFoundError, command: str) -> str | None:

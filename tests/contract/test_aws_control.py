@@ -10,7 +10,7 @@ from aws_api import REGION, api, stack
 from aws_plans import on_aws, policy
 from plans import of
 
-from infra.aws import preflight_network as preflight
+from infra.aws.preflight import network as preflight
 from infra.preview import Plan
 from stacks.host import forward
 

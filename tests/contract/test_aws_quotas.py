@@ -8,7 +8,7 @@ import pytest
 from aws_api import api, stack, stubbed
 from aws_plans import BY_PULUMI
 
-from infra.aws import preflight_quotas as preflight
+from infra.aws.preflight import quotas as preflight
 
 pytestmark = pytest.mark.usefixtures("aws_keys")
 ELSEWHERE = {"host": "elsewhere"}

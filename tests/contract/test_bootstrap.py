@@ -20,7 +20,7 @@ from infra import bootstrap
 from infra.aws import bootstrap as aws
 from infra.bootstrap import BootstrapError
 from infra.gcp import bootstrap as gcp
-from infra.gcp.api import Api
+from infra.gcp.preflight.api import Api
 from stacks.load import load
 
 ROOT = Path(__file__).parents[2]

@@ -6,8 +6,8 @@ import boto3
 import pytest
 from aws_api import REGION, api, existing_network, stack, stubbed
 
-from infra.aws import preflight_network as aws
-from infra.aws.api import answers
+from infra.aws.preflight import network as aws
+from infra.aws.preflight.api import answers
 
 pytestmark = pytest.mark.usefixtures("aws_keys")
 VPC = {"vpc": "vpc-0123456789abcdef0", "subnets": ["subnet-0123456789abcdef0", "subnet-0123456789abcdef1"]}

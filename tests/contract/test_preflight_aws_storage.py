@@ -10,7 +10,7 @@ from aws_api import REGION, api, existing_network, stack, stubbed
 from aws_plans import GIVEN_LUSTRE
 from moto import mock_aws
 
-from infra.aws import preflight_storage as aws
+from infra.aws.preflight import storage as aws
 from infra.preflight.answers import Answer
 
 ID = GIVEN_LUSTRE["file_system"]

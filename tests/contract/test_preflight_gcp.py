@@ -10,7 +10,7 @@ from gcp_api import COMPUTE, LINK, Answers, Google, stack
 from google.auth.exceptions import DefaultCredentialsError
 
 from infra.gcp import preflight as gcp
-from infra.gcp.api import Api
+from infra.gcp.preflight.api import Api
 from infra.preflight.answers import Answer
 from stacks.places import machine as machine_type
 from stacks.places import machines

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from gcp_api import COMPUTE, LINK, Answers, Google, stack
 
-from infra.gcp import preflight_network as gcp
+from infra.gcp.preflight import network as gcp
 
 HERE = {"vpc": "shared", "subnets": ["nodes"]}
 SUBNET = {"name": "nodes", "network": f"{LINK}/global/networks/shared", "ipCidrRange": "10.0.0.0/28"}

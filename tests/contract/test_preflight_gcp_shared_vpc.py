@@ -9,7 +9,7 @@ import pytest
 from gcp_api import COMPUTE, Answers
 from gcp_api import stack as any_stack
 
-from infra.gcp import preflight_shared_vpc as gcp
+from infra.gcp.preflight import shared_vpc as gcp
 from infra.gcp.shared_vpc import Rule
 
 stack = partial(any_stack, dstack={"host": "elsewhere"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gcp_api import COMPUTE, LINK, stack
 
-from infra.gcp import preflight_storage as gcp
+from infra.gcp.preflight import storage as gcp
 
 MINE = {"kind": "bucket", "bucket": "mine"}
 

@@ -16,7 +16,7 @@ import yaml
 from cluster_tasks import build_folder
 from cluster_tasks.identity import make_token
 from cluster_tasks.ray import NODE_AGENT
-from infra import files, publish
+from infra import cluster_token, publish
 from stacks import load
 from stacks.dstack_api import parse_apply_configuration
 from stacks.load import StackError
@@ -185,13 +185,13 @@ TOKEN: dict[str, Any] = {"path": "build/test/ray.token", "token": None}
 
 def created() -> dict[str, Any]:
     """The token as the state holds it."""
-    outputs = files.TokenProvider().create(TOKEN).outs
+    outputs = cluster_token.TokenProvider().create(TOKEN).outs
     assert outputs is not None
     return outputs
 
 
 def test_a_token_is_made_once_and_does_not_depend_on_what_lies_on_a_machine(project):
-    provider, file, made = files.TokenProvider(), project / TOKEN["path"], created()
+    provider, file, made = cluster_token.TokenProvider(), project / TOKEN["path"], created()
     assert re.fullmatch("[0-9a-f]{64}", made["token"])
     assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == (made["token"], 0o600)
     file.unlink()  # as in another clone
@@ -207,18 +207,18 @@ def test_a_token_that_a_preview_has_made_is_taken_over(project):
 def test_a_state_without_its_token_gets_that_of_the_file(project):
     former = {"path": TOKEN["path"]}
     token = make_token(project / TOKEN["path"])
-    assert files.TokenProvider().diff("x", former, TOKEN).changes is True
-    assert files.TokenProvider().update("x", former, TOKEN).outs == {"path": TOKEN["path"], "token": token}
+    assert cluster_token.TokenProvider().diff("x", former, TOKEN).changes is True
+    assert cluster_token.TokenProvider().update("x", former, TOKEN).outs == {"path": TOKEN["path"], "token": token}
 
 
 def test_the_end_of_a_token_takes_away_what_was_written_beside_it(project):
     made = created()
     build_folder.write(project / "build/test", {"env.sh": "", "node/a.py": ""}, made["token"])
-    files.TokenProvider().delete(TOKEN["path"], made)
+    cluster_token.TokenProvider().delete(TOKEN["path"], made)
     assert not (project / "build/test").exists()
 
 
-@pytest.mark.parametrize("provider", [files.FileProvider, files.FolderProvider])
+@pytest.mark.parametrize("provider", [cluster_token.FileProvider, cluster_token.FolderProvider])
 def test_what_former_versions_kept_as_resources_goes_without_its_file(project, provider):
     build_folder.write(project / "build/test", {"env.sh": "x"})
     provider().delete("build/test/env.sh", {"path": "build/test/env.sh"})

@@ -149,8 +149,8 @@ NODES = {
 
 def edit_ready(cloud: Any, place: str) -> None:
     ready, program = cloud.folder / "ready.sh", cloud.folder / "infra/__main__.py"
-    ready.write_text((ROOT / f"infra/{place}/ready.sh").read_text() + "# edited\n")
-    edited = f"from pathlib import Path\nfrom infra.{place} import startup\nstartup.READY = Path({str(ready)!r})\n"
+    ready.write_text((ROOT / f"infra/{place}/machines/ready.sh").read_text() + "# edited\n")
+    edited = f"from pathlib import Path\nfrom infra.{place}.machines import startup\nstartup.READY = Path({str(ready)!r})\n"
     program.write_text(edited + program.read_text())
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from infra.aws import mounts, nodes, policies
-from infra.aws.capacity import placed_together, purchase
+from infra.aws import policies
+from infra.aws.machines import mounts, nodes
+from infra.aws.machines.capacity import placed_together, purchase
+from infra.aws.machines.zones import chosen
 from infra.aws.site import Outputs, dstack_group, site, tunnel
-from infra.aws.zones import chosen
 from stacks.load import StackError
 from stacks.places import machine
 from stacks.places.aws import MACHINES, cut, usable

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster_tasks.local import demo
 from cluster_tasks.local.plan import MARKER, Ports
 from cluster_tasks.local.state import Cluster
 from cluster_tasks.node.dashboard import Dashboard
+from lab import demo
 
 NOWHERE = Dashboard("http://127.0.0.1:9", None)
 GUARD = (

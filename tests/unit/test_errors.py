@@ -10,7 +10,7 @@ import pytest
 from stacks.errors import StackError, UserError
 
 ROOT = Path(__file__).parents[2]
-ALONE = (ROOT / "cluster_tasks/node", ROOT / "cluster_tasks/recipe_job", ROOT / "trainer")  # shipped alone, with errors of their own
+ALONE = (ROOT / "cluster_tasks/node", ROOT / "cluster_tasks/recipes/job", ROOT / "trainer")  # shipped alone, with errors of their own
 # Not a person's: caught where they are raised, or the end of a demonstration whose stages have said why.
 INTERNAL = {"DemoError", "PricesUnknown", "Refused", "Unknown"}
 

@@ -35,7 +35,7 @@ COMMANDS = {
     "cluster_tasks.client.status onprem": "needs dstack, which is not installed; make install-server brings it",
     "cluster_tasks.client.submit --address http://localhost:9 -- ls": "needs ray, which is not installed; make install-client brings it",
     "cluster_tasks.local up": "needs psutil, which is not installed; make install brings it",
-    "cluster_tasks.local.demo": "needs psutil, which is not installed; make install brings it",
+    "lab.demo": "needs psutil, which is not installed; make install brings it",
     "fleets.server login": "needs psutil, which is not installed; make install-server brings it",
     "infra.preflight aws-dev": "needs boto3, which is not installed; make install-aws brings it",
     "infra.preflight gcp-dev": "needs google.auth, which is not installed; make install-gcp brings it",

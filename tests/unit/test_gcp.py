@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from gcp_stacks import DSTACK, KEY, PULUMI, settings, stack
 
-from infra.gcp import capacity, mounts, names, nodes, services, startup
+from infra.gcp import names, services
+from infra.gcp.machines import capacity, mounts, nodes, startup
 from infra.gcp.site import Outputs, site
 from stacks.places import machine, machines
 from stacks.places.gcp import MACHINES, cut, fabric, usable

@@ -15,7 +15,7 @@ MODULES = (
     "cluster_tasks.client.status",
     "cluster_tasks.client.submit",
     "cluster_tasks.local",
-    "cluster_tasks.local.demo",
+    "lab.demo",
     "cluster_tasks.local.supervisor",
     "fleets.server",
     "infra",

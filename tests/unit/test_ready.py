@@ -15,8 +15,8 @@ import pytest
 
 from infra import shell
 from infra.aws import policies
-from infra.aws import startup as aws
-from infra.gcp import startup as gcp
+from infra.aws.machines import startup as aws
+from infra.gcp.machines import startup as gcp
 from stacks.places import machine
 from stacks.settings.cloud import Access
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from cluster_tasks.recipe_job import download, gsm8k, rewards
-from cluster_tasks.recipe_job.__main__ import alone, first_line, mismatches, newest
+from cluster_tasks.recipes.job import download, gsm8k, rewards
+from cluster_tasks.recipes.job.__main__ import alone, first_line, mismatches, newest
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def job(at: Path, command: list[str], **more: Any) -> list[str]:
     run |= {"launcher": "ray", "check": [], "steps": [], "env": {}, "resumes": [], "complete": "", "command": command}
     run |= {"stack": "lab", "installable": True} | more
     (at / "run.json").write_text(json.dumps(run))
-    return [sys.executable, "-m", "cluster_tasks.recipe_job", str(at / "run.json")]
+    return [sys.executable, "-m", "cluster_tasks.recipes.job", str(at / "run.json")]
 
 
 def ended(words: list[str]) -> subprocess.CompletedProcess[str]:
@@ -86,7 +86,7 @@ def test_packages_of_the_image_are_compared(tmp_path: Path) -> None:
 
 
 def test_a_local_build_of_a_version_is_that_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster_tasks.recipe_job.__main__.version", lambda _: "0.6.3+rocm64")
+    monkeypatch.setattr("cluster_tasks.recipes.job.__main__.version", lambda _: "0.6.3+rocm64")
     assert mismatches(["vllm==0.6.3"]) == [] and mismatches(["vllm==0.6.3+rocm64"]) == []
     assert mismatches(["vllm==0.6"]) == ["vllm==0.6 (it has 0.6.3+rocm64)"]
 
@@ -204,7 +204,7 @@ def test_gsm8k_is_made_from_a_folder_as_from_the_hub(tmp_path: Path) -> None:
     source.mkdir()
     for split in ("train", "test"):
         (source / f"{split}.jsonl").write_text(json.dumps({"question": "2+2?", "answer": "#### 4"}) + "\n")
-    words = [sys.executable, "-m", "cluster_tasks.recipe_job.gsm8k", "verl", str(tmp_path / "made"), "--source", str(source)]
+    words = [sys.executable, "-m", "cluster_tasks.recipes.job.gsm8k", "verl", str(tmp_path / "made"), "--source", str(source)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     import pyarrow.parquet
@@ -224,7 +224,7 @@ def test_gsm8k_is_made_from_a_folder_as_from_the_hub(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_fetched_is_one_line(tmp_path: Path, program: list[str], named: str) -> None:
     words = [word.replace("{folder}", str(tmp_path / "made")) for word in program]
-    command = [sys.executable, "-m", f"cluster_tasks.recipe_job.{words[0]}", *words[1:]]
+    command = [sys.executable, "-m", f"cluster_tasks.recipes.job.{words[0]}", *words[1:]]
     env = os.environ | {"HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith(f"error: {named}"), done.stderr

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from cluster_tasks.recipe_job.lock import Owner, held
-from cluster_tasks.recipe_job.preparation import prepare, rename, telling
-from cluster_tasks.recipe_job.process import JobError
+from cluster_tasks.recipes.job.lock import Owner, held
+from cluster_tasks.recipes.job.preparation import prepare, rename, telling
+from cluster_tasks.recipes.job.process import JobError
 
 # Writes its argument's file in two halves and counts itself.
 MAKER = "import sys, pathlib; open(sys.argv[2], 'a').write('x'); pathlib.Path(sys.argv[1]).write_text('made')"

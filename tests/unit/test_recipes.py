@@ -176,7 +176,7 @@ def test_what_is_shipped_is_a_description_without_secrets_and_the_program_that_r
     folder, file = write(made, tmp_path)
     env = yaml.safe_load(file.read_text())
     assert env["pip"] == ["verl[vllm]==0.9.1"] and env["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "30", "PYTHONUNBUFFERED": "1"}
-    assert (folder / "run.json").is_file() and (folder / "cluster_tasks/recipe_job/__main__.py").is_file()
+    assert (folder / "run.json").is_file() and (folder / "cluster_tasks/recipes/job/__main__.py").is_file()
 
 
 def test_a_second_launch_does_not_change_what_the_first_will_upload(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from stacks.site import Site
 SSH = {"user": "ubuntu", "identity_file": "~/.ssh/key", "network": "10.0.0.0/24"}
 GPUS = {"name": "gpus", "gpu": {"name": "H100", "count": 8}, "ssh": SSH | {"hosts": [{"hostname": "a"}, {"hostname": "b"}]}}
 HEAD = {"name": "head", "cpus": 16, "ssh": SSH | {"hosts": [{"hostname": "c"}]}}
-JOB = "python -m cluster_tasks.recipe_job run.json"
+JOB = "python -m cluster_tasks.recipes.job run.json"
 
 
 def hosts(*fleets: dict[str, Any]) -> Stack:
@@ -82,7 +82,7 @@ def test_dstack_reads_the_task_and_finds_what_it_names(fleets: tuple[dict[str, A
     run = json.loads((brought["project"] / "run.json").read_text())
     assert (run["nodes"], run["gpus"], run["folder"]) == (2, 8, "/checkpoints/my.run_1")
     assert yaml.safe_load(brought["runtime-env.yaml"].read_text())["pip"] == ["verl[vllm]==0.9.1"]
-    assert (brought["project"] / "cluster_tasks/recipe_job/__main__.py").is_file()
+    assert (brought["project"] / "cluster_tasks/recipes/job/__main__.py").is_file()
 
 
 def test_a_long_name_of_a_run_is_one_that_dstack_takes(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ for name in ("flash_attn", "flash_attn.bert_padding", "flash_attn.utils", "flash
     sys.modules[name].__spec__ = ModuleSpec(name, None)
     sys.modules[name].__getattr__ = lambda attribute: None  # pyright: ignore
 
-from cluster_tasks.recipe_job.openrlhf_settings import ask  # noqa: E402
+from cluster_tasks.recipes.job.openrlhf_settings import ask  # noqa: E402
 
 
 def answer(module: str, flags: list[str]) -> list[str] | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from trainer_environments import python_with
 
-from cluster_tasks.recipe_job.__main__ import first_line
+from cluster_tasks.recipes.job.__main__ import first_line
 from cluster_tasks.recipes.recipe import Place
 from cluster_tasks.recipes.verl import RECIPES, RENAMED
 

@@ -20,9 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from cluster_tasks.recipe_job.lock import BEAT, DEAD, Owner, beside, held
-from cluster_tasks.recipe_job.preparation import prepare
-from cluster_tasks.recipe_job.process import JobError, Stopped, call, say
+from cluster_tasks.recipes.job.lock import BEAT, DEAD, Owner, beside, held
+from cluster_tasks.recipes.job.preparation import prepare
+from cluster_tasks.recipes.job.process import JobError, Stopped, call, say
 
 CHECK_SECONDS = 600
 SAVED = re.compile(r"(step|checkpoint|epoch)[-_]?(\d+)$")
@@ -121,7 +121,7 @@ def execute(run: dict[str, Any]) -> int:
         how = "the trainer looks for it itself" if run["resumes"] is not None else f"{run['recipe']} cannot resume, and begins with step 1"
         say(f"the run has saved {last}; {how}")
     if run["launcher"] == "torchrun":
-        from cluster_tasks.recipe_job.nodes import torchrun
+        from cluster_tasks.recipes.job.nodes import torchrun
 
         return torchrun(command, run["nodes"], run["gpus"])
     say(f"$ {shlex.join(command)}")

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pulumi
 
-from infra.gcp import capacity, startup
-from infra.gcp.bastion import Bastion, BastionArgs
+from infra.gcp.machines import capacity, startup
+from infra.gcp.machines.bastion import Bastion, BastionArgs
+from infra.gcp.machines.nodes import Nodes, NodesArgs
 from infra.gcp.network import Fabric
-from infra.gcp.nodes import Nodes, NodesArgs
 from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
 from stacks.settings.cloud import Access

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from botocore.exceptions import ClientError
 
-from infra.aws.api import Api, Plain
+from infra.aws.preflight.api import Api, Plain
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.places import control_of
 from stacks.schema import Stack

@@ -8,9 +8,9 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from infra.aws.api import Api, Plain
-from infra.aws.mounts import LUSTRE_PORTS
-from infra.aws.preflight_network import listed, ways
+from infra.aws.machines.mounts import LUSTRE_PORTS
+from infra.aws.preflight.api import Api, Plain
+from infra.aws.preflight.network import listed, ways
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.schema import Stack
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
-from cluster_tasks.recipe_job.process import say
+from cluster_tasks.recipes.job.process import say
 
 BEAT = 5.0  # seconds
 DEAD = 60.0  # without a beat

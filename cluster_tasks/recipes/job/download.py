@@ -1,4 +1,4 @@
-"""`python -m cluster_tasks.recipe_job.download REPOSITORY FOLDER [--dataset]`: a repository of Hugging Face, as a plain folder."""
+"""`python -m cluster_tasks.recipes.job.download REPOSITORY FOLDER [--dataset]`: a repository of Hugging Face, as a plain folder."""
 
 from __future__ import annotations
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pulumi
 from pulumi_aws import ec2, ssm
 
-from infra.aws import bastion, startup
-from infra.aws.bastion import BastionArgs
+from infra.aws.machines import bastion, startup
+from infra.aws.machines.bastion import BastionArgs
+from infra.aws.machines.nodes import Nodes, NodesArgs
 from infra.aws.network import Subnets
-from infra.aws.nodes import Nodes, NodesArgs
 from stacks.places.machine_types import Machine
 from stacks.schema import Fleet, Stack
 

@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 from pulumi_aws import ec2
 
-from infra.aws.capacity import Placement, placed_together, purchase
+from infra.aws.machines.capacity import Placement, placed_together, purchase
 from stacks.places.machine_types import Machine
 from stacks.schema import Fleet
 from stacks.settings.fields import gigabytes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 
-from infra.gcp.api import Api, Plain, Refused
+from infra.gcp.preflight.api import Api, Plain, Refused
 from infra.preflight.answers import Answer, failed, ok
 from stacks.places import given
 

@@ -34,7 +34,7 @@ from cluster_tasks.local.state import Cluster
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.ray import demo_job
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "local"
 TASK = BUILD / "ray-cluster.dstack.yml"
 RUNS = BUILD / "runs"
@@ -291,7 +291,7 @@ def report(stages: Stages, memory: Memory, trained: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m cluster_tasks.local.demo", description=(__doc__ or "").partition(":")[0])
+    parser = argparse.ArgumentParser(prog="python -m lab.demo", description=(__doc__ or "").partition(":")[0])
     parser.add_argument("--keep", action="store_true", help="leave the cluster up afterwards")
     parser.add_argument("--kill", action="store_true", help="train twice, the second time with two kill -9, and compare")
     options = parser.parse_args(argv)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 
-from infra.gcp.api import Api, Plain
 from infra.gcp.names import network_profile
+from infra.gcp.preflight.api import Api, Plain
 from infra.preflight.answers import Answer, failed, ok
 from stacks.places import given
 from stacks.places.gcp import fabric, usable

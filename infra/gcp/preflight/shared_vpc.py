@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from ipaddress import IPv4Network
 
 from infra.gcp import shared_vpc
-from infra.gcp.api import Api, Plain, Refused
+from infra.gcp.preflight.api import Api, Plain, Refused
 from infra.gcp.shared_vpc import USER, Rule
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.places import given

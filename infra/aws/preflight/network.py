@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from ipaddress import IPv4Network
 
-from infra.aws.api import Api, Plain
+from infra.aws.preflight.api import Api, Plain
 from infra.aws.site import dstack_group
 from infra.preflight.answers import Answer, failed, ok
 from stacks.schema import Stack

@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster_tasks.recipe_job.lock import BEAT, DEAD, Owner, beside, held
-from cluster_tasks.recipe_job.process import JobError, call, say
+from cluster_tasks.recipes.job.lock import BEAT, DEAD, Owner, beside, held
+from cluster_tasks.recipes.job.process import JobError, call, say
 
 POLL = 1.0
 TELL = 30.0  # seconds between two lines of who waits, or is at work

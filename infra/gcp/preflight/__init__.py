@@ -8,11 +8,11 @@ from google.auth import default
 from google.auth.exceptions import DefaultCredentialsError
 from google.auth.transport.requests import AuthorizedSession
 
-from infra.gcp.api import LOGIN, Api, Plain, Refused, answers
-from infra.gcp.preflight_network import roce, subnets, way_out
-from infra.gcp.preflight_shared_vpc import grants, host_project
-from infra.gcp.preflight_storage import bucket, file_system
-from infra.gcp.startup import image
+from infra.gcp.machines.startup import image
+from infra.gcp.preflight.api import LOGIN, Api, Plain, Refused, answers
+from infra.gcp.preflight.network import roce, subnets, way_out
+from infra.gcp.preflight.shared_vpc import grants, host_project
+from infra.gcp.preflight.storage import bucket, file_system
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.places import control_of
 from stacks.places.gcp import reservation

@@ -1,4 +1,4 @@
-"""`python -m cluster_tasks.recipe_job.openrlhf_settings MODULE FLAGS...`: what OpenRLHF's own parser and rules say of the flags.
+"""`python -m cluster_tasks.recipes.job.openrlhf_settings MODULE FLAGS...`: what OpenRLHF's own parser and rules say of the flags.
 
 Its entry points have no dry run: they parse, check, and train. Here training ends where it would start.
 """

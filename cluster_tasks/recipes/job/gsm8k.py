@@ -1,4 +1,4 @@
-"""`python -m cluster_tasks.recipe_job.gsm8k verl|chat FOLDER`: openai/gsm8k as train.parquet and test.parquet.
+"""`python -m cluster_tasks.recipes.job.gsm8k verl|chat FOLDER`: openai/gsm8k as train.parquet and test.parquet.
 
 verl: the columns that verl's own preparation of GSM8K makes. chat: prompt, completion and answer, for TRL.
 """

@@ -8,12 +8,12 @@ from functools import cache
 import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 
-from infra.aws.api import LOGIN, PATIENCE, Api, Plain, answers
-from infra.aws.preflight_network import group, listed, offering_zones, shared, subnets, way_out
-from infra.aws.preflight_quotas import network_quota, quota
-from infra.aws.preflight_storage import bucket, file_system
-from infra.aws.startup import image_parameter
-from infra.aws.zones import chosen
+from infra.aws.machines.startup import image_parameter
+from infra.aws.machines.zones import chosen
+from infra.aws.preflight.api import LOGIN, PATIENCE, Api, Plain, answers
+from infra.aws.preflight.network import group, listed, offering_zones, shared, subnets, way_out
+from infra.aws.preflight.quotas import network_quota, quota
+from infra.aws.preflight.storage import bucket, file_system
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.load import StackError
 from stacks.places.machine_types import Machine

@@ -13,8 +13,8 @@ from ray.exceptions import RayError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster_tasks.recipe_job import process
-from cluster_tasks.recipe_job.process import JobError, say
+from cluster_tasks.recipes.job import process
+from cluster_tasks.recipes.job.process import JobError, say
 
 LOST = 75  # as the node agent's
 JOIN_SECONDS = 600

@@ -8,11 +8,11 @@ from typing import Any
 import pulumi
 from pulumi_gcp import compute
 
-from infra.gcp import capacity
-from infra.gcp.mounts import DEVICE
+from infra.gcp.machines import capacity
+from infra.gcp.machines.mounts import DEVICE
+from infra.gcp.machines.startup import image
 from infra.gcp.names import NODE_TAG
 from infra.gcp.network import Fabric
-from infra.gcp.startup import image
 from stacks.places.machine_types import Machine
 from stacks.schema import Fleet
 from stacks.settings.fields import gigabytes
