@@ -20,8 +20,8 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.report import Ratio, Report
+from retrieval.build import build
 from trainer.cluster.actors import free_port
-from trainer.retrieval.build import build
 
 DOCUMENTS, WORDS, LENGTH = 200_000, 50_000, 60
 CLIENTS, SECONDS, ROUNDS = 64, 5.0, 3
@@ -34,7 +34,7 @@ from pathlib import Path
 import uvicorn
 from fastapi import FastAPI
 from pydantic import BaseModel
-from trainer.retrieval.serve import Index
+from retrieval.serve import Index
 
 class Query(BaseModel):
     queries: list[str]

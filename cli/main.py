@@ -50,7 +50,7 @@ PASSED = {
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",
 }
-TRAINER = {"eval": "trainer.evaluate", "export": "trainer.export", "report": "trainer.report", "index": "trainer.retrieval.command"}
+TRAINER = {"eval": "trainer.evaluate", "export": "trainer.export", "report": "trainer.report", "index": "retrieval.command"}
 OURS = {
     "init": "cli.init",
     "render": "cli.render",

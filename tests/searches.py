@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from trainer.retrieval import command
+from retrieval import command
 
 DOCUMENTS = [
     {"id": "0", "title": "Paris", "text": "Paris is the capital of France."},

@@ -26,7 +26,7 @@ class Retriever:
         self.process = self.start()
 
     def start(self) -> subprocess.Popen[bytes]:
-        words = [sys.executable, "-m", "trainer.retrieval.command", "serve", str(self.index), "--port", str(self.port)]
+        words = [sys.executable, "-m", "retrieval.command", "serve", str(self.index), "--port", str(self.port)]
         return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def healthy(self) -> bool:
@@ -51,7 +51,7 @@ def test_a_model_learns_to_search_for_what_it_cannot_know(tmp_path):
         done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=900, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run("trainer.retrieval.command", "build", "trainer.data.tasks:facts", "--out", str(tmp_path / "facts"))
+    run("retrieval.command", "build", "trainer.data.tasks:facts", "--out", str(tmp_path / "facts"))
     retriever = Retriever(tmp_path / "facts")
     try:
         wait_for("the retriever", retriever.healthy, 60)

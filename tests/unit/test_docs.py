@@ -25,7 +25,7 @@ from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "benchmarks")
+PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "retrieval", "benchmarks")
 TRAINERS: dict[str, type[Config]] = {
     "trainer.train_ppo": PpoConfig,
     "trainer.train_sft": SftConfig,

@@ -13,8 +13,8 @@ import torch
 from searches import build_index, write_corpus
 from transformers import BertConfig, BertModel, BertTokenizer
 
-from trainer.retrieval import build, command, serve
-from trainer.retrieval.serve import BadIndex, Index
+from retrieval import build, command, serve
+from retrieval.serve import BadIndex, Index
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ import psutil
 import pytest
 from searches import ask, build_index, ready, write_corpus
 
+from retrieval import serve
+from retrieval.serve import Index
 from trainer.environments import ENVIRONMENTS
 from trainer.environments.policy import LimitReached, Limits, Policy, Request
 from trainer.environments.search import VARIABLE, addresses, check, exact_match, retrieve
@@ -24,8 +26,6 @@ from trainer.environments.search import f1 as words_in_common
 from trainer.episodes import Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
-from trainer.retrieval import serve
-from trainer.retrieval.serve import Index
 
 
 @pytest.fixture(scope="module")

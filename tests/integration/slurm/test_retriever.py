@@ -40,7 +40,7 @@ RUN = [
 
 def test_a_retriever_that_is_killed_on_one_of_two_nodes_costs_no_episode(projects: Any, slurm: Any) -> None:
     index = slurm.folder / "facts"
-    build = [sys.executable, "-m", "trainer.retrieval.command", "build", "trainer.data.tasks:facts", "--out", str(index)]
+    build = [sys.executable, "-m", "retrieval.command", "build", "trainer.data.tasks:facts", "--out", str(index)]
     subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
     serve = f"exec python {index}/serve.py --host $FLOTILLA_NODE_IP --port 8000"
     retriever = {"command": serve, "port": 8000, "on": "every", "health": "/health"}

@@ -5,4 +5,5 @@
 
 `build.py` makes the index's folder, `serve.py` searches in it and answers over HTTP as Search-R1's server does. A copy of serve.py lies in
 each index, so that a node needs the packages of the extra `retrieval` and not this project. bm25s and FAISS find; nothing here ranks.
+Runs in `flotilla index`, and in a service of each node.
 """

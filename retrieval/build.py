@@ -15,10 +15,10 @@ from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, cast
 
+from retrieval import serve
+from retrieval.serve import FORMAT, KINDS, MANIFEST, BadIndex, Encoder, missing, sha256
 from trainer.checkpoints.folders import fsync
 from trainer.cli.import_path import find
-from trainer.retrieval import serve
-from trainer.retrieval.serve import FORMAT, KINDS, MANIFEST, BadIndex, Encoder, missing, sha256
 
 PART = 65536  # documents of a part
 Say = Callable[[str], None]

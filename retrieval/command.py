@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from retrieval import serve
+from retrieval.build import build, check
+from retrieval.serve import KINDS, BadIndex
 from trainer.errors import ConfigError
-from trainer.retrieval import serve
-from trainer.retrieval.build import build, check
-from trainer.retrieval.serve import KINDS, BadIndex
 
 PROG = "flotilla index"
 # What the authors of embedding models ask for, by a part of their names: the model cards of intfloat/e5-base-v2, BAAI/bge-base-en-v1.5.
