@@ -72,7 +72,8 @@ class Dpo(Offline[DpoConfig]):
         if loss == "simpo":
             return
         answers = [self.sequences(row) for row in rows]
-        everything = [sequence for some in answers for sequence in some]
+        # Without labels, which the answers to other prompts have not.
+        everything = [Sequence(sequence.prompt_ids, sequence.response_ids) for some in answers for sequence in some]
         first = len(everything)
         if loss == "kto":
             others = [Sequence(row.token_ids, answers[(i + 1) % len(rows)][0].response_ids) for i, row in enumerate(rows)]
