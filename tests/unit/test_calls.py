@@ -11,10 +11,11 @@ from trainer.data.loader import Loader
 from trainer.environments.playing import Playing
 from trainer.environments.policy import Request
 from trainer.environments.runner import Asked
-from trainer.episodes import Prompt
+from trainer.episodes import Prompt, Turn
 from trainer.online.continuous import Continuous
 from trainer.online.elastic import fitting
 from trainer.rollout import Sampling
+from trainer.rollout import calls as module
 from trainer.rollout.calls import Calls
 
 
@@ -152,3 +153,23 @@ def test_a_node_gets_as_many_engines_as_find_room():
     assert fitting({"GPU": 0.5}, {"GPU": 0.9}) == 1
     assert fitting({"CPU": 1, "spot": 1}, {"CPU": 4}) == 0
     assert fitting({}, {"CPU": 4}) == 0
+
+
+def test_what_is_answered_is_not_open_any_more(calls, monkeypatch):
+    """Calls that end at once: the first answers every request that it is given, the one behind it none."""
+    called: list[Any] = []  # what each returned; a reference is its number
+    monkeypatch.setattr(module, "ray", SimpleNamespace(wait=lambda refs, **_: (refs, []), get=called.__getitem__))
+
+    def work(new: list[Any], *_: Any) -> int:
+        called.append(({name: ([Turn([1, 2], [0.0, 0.0], "stop")], ["x"]) for name, *_ in new}, 0.5, 3))
+        return len(called) - 1
+
+    calls.actors = {0: SimpleNamespace(work=SimpleNamespace(remote=work))}
+    calls.find()
+    calls.engines.awaited = True
+    for name in range(3):
+        calls.ask(name, [1])
+    assert calls.open == 3
+    answers, lost = calls.collect(0)
+    assert (sorted(answers), lost, calls.open) == ([0, 1, 2], [], 0)
+    assert (calls.seats["rollout-0"].asked, calls.seats["rollout-0"].tokens) == (set(), 6)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import gzip
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from configs import settings
 from rich.console import Console
 
 from trainer import preflight
@@ -124,3 +127,21 @@ def test_the_step_line_ends_with_the_sets(tmp_path):
         metrics.log(0, {"eval_reward": 0.75, "eval_reward/a": 0.5, "eval_reward/b-c": 1.0, "eval_pass@2/a": 1.0})
     assert "eval reward 0.75  eval reward/a 0.5  eval reward/b-c 1" in out.getvalue()
     assert "pass" not in out.getvalue()
+
+
+@pytest.mark.parametrize(("samples", "greedy"), [(1, True), (4, False)])
+def test_one_answer_to_each_prompt_is_the_likeliest_and_several_are_sampled(tmp_path, monkeypatch, samples, greedy):
+    asked = []
+
+    def start(prompts: list[Prompt], *given: Any, **more: Any) -> list[Episode]:
+        asked.append((len(prompts), *given, more))
+        return answers(*[1.0] * samples)
+
+    monkeypatch.setattr(train_ppo, "score", lambda *_: None)  # they have their rewards
+    workers: Any = SimpleNamespace(sync=lambda: None, start=start, episodes=lambda pending: pending, learned=0)
+    producer: Any = SimpleNamespace(settle=lambda: None)
+    config = settings(tmp_path, trainer={"eval_samples": samples}, run={"seed": 7})
+    nothing: Any = None
+    run = train_ppo.Run(config, tmp_path, workers, producer, {"": [Prompt(0, [1], {})]}, *[nothing] * 5)
+    assert run.evaluate(0, nothing)["eval_reward"] == 1.0
+    assert asked == [(1, samples, 7, {"greedy": greedy})]

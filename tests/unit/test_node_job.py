@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from cluster_tasks.node.job import stop_jobs
+from cluster_tasks.node.errors import NOT_READY, Failure
+from cluster_tasks.node.job import Job, stop_jobs
 from cluster_tasks.node.settings import Settings, read_settings
 
 
@@ -77,3 +80,44 @@ def test_a_dashboard_that_is_gone_ends_the_wait_at_once(caplog: pytest.LogCaptur
         server.shutdown()
     stop_jobs(settings, 3600)
     assert "jobs cannot be asked to stop, the dashboard does not answer" in caplog.text
+
+
+class Unknown(Jobs):
+    """No job is known here, as until `ray job submit` has uploaded what it runs in."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.RequestHandlerClass = NotFound
+
+
+class NotFound(Answers):
+    def do_GET(self) -> None:
+        self.send_error(404)
+
+
+@pytest.mark.parametrize(
+    ("command", "seconds", "ends"),
+    [
+        ("true", 60, (2, "the job was not accepted; the lines above say why")),
+        ("sleep 60", -1, (NOT_READY, "the job was not accepted within 300 s")),
+        ("sleep 60", 60, None),
+    ],
+    ids=["refused", "too late", "uploading"],
+)
+def test_a_job_that_ray_does_not_know_is_waited_for_only_while_it_is_submitted(
+    command: str, seconds: float, ends: tuple[int, str] | None
+) -> None:
+    client = subprocess.Popen(command.split())
+    if command == "true":
+        client.wait()
+    with Unknown() as server:
+        job, dashboard = Job("job-1", client, time.monotonic() + seconds), server.settings().dashboard
+        if ends is None:
+            assert job.exit_code(dashboard) is None
+        else:
+            with pytest.raises(Failure) as failure:
+                job.exit_code(dashboard)
+            assert (failure.value.code, str(failure.value)) == ends
+        server.shutdown()
+    client.kill()
+    client.wait()

@@ -105,6 +105,16 @@ def test_a_step_that_is_stopped_while_it_replaces_leaves_the_prompts_to_the_next
     assert (play.loader.served, play.producer.state()["served"]) == (8, 0)
 
 
+def test_a_step_that_is_stopped_while_the_next_is_sampled_leaves_the_prompts_of_both(tmp_path):
+    def stop(episode: Episode) -> float:
+        raise Stopped("asked to stop")
+
+    play = Play(tmp_path, stop, rollout={"mode": "one_step"})
+    with pytest.raises(Stopped):
+        play.step(1)
+    assert (play.loader.served, play.producer.state()["served"]) == (8, 0)
+
+
 REMAX = {"name": "remax", "group_size": 2}
 
 

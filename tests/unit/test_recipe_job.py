@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from huggingface_hub.utils import filter_repo_objects
 
-from cluster_tasks.recipes.job import download, gsm8k, rewards
+from cluster_tasks.recipes.job import download, gsm8k, nodes, rewards
 from cluster_tasks.recipes.job.__main__ import alone, first_line, mismatches, newest
 
 ROOT = Path(__file__).parents[2]
@@ -234,3 +234,13 @@ def test_what_cannot_be_fetched_is_one_line(tmp_path: Path, program: list[str], 
 def test_the_reward_reads_the_last_number() -> None:
     texts = ["#### 3 no, #### 1,200", "#### 5", "1200", [{"role": "assistant", "content": "#### 1200"}]]
     assert rewards.gsm8k(texts, answer=["1200"] * 4) == [1.0, 0.0, 0.0, 1.0]
+
+
+def test_a_node_whose_torchrun_was_killed_has_not_ended_well() -> None:
+    codes = []
+    for end in ("exit 0", "exit 3", "kill -9 $$"):
+        node = nodes.Node()
+        node.start(["bash", "-c", end])
+        assert node.process.wait(60) is not None
+        codes.append(node.poll())
+    assert codes == [0, 3, 137]

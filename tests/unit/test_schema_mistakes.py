@@ -67,6 +67,12 @@ MISTAKES = [
         {"name": "rollout", "role": "rollout", "nodes": "3..4", "hourly_budget": 9},
         "fleets[1].hourly_budget: 9 USD an hour pays for 2 nodes at 4 (flotilla:monitoring.price), but at least 3 are wanted (nodes: 3..4)",
     ),
+    (
+        {**ELASTIC, "flotilla:monitoring": {"price": 4}},
+        "fleets.1",
+        {"name": "rollout", "role": "rollout", "nodes": "0..4", "hourly_budget": 3},
+        "fleets[1].hourly_budget: 3 USD an hour pays for 0 nodes at 4 (flotilla:monitoring.price), but at least 1 are wanted (nodes: 0..4)",
+    ),
     (ELASTIC, "fleets.1.role", "spot", "fleets[1].role: 'spot' is not one of cluster, rollout"),
     (ELASTIC, "fleets.0", ..., "fleets[0].role: rollout, but the head is a node of the first fleet; put one with role: cluster before it"),
     (ELASTIC, "task.fleets", ["laptop", "rollout"], "task.fleets[1]: 'rollout' has role: rollout; its nodes join the running cluster"),

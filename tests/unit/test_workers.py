@@ -18,12 +18,14 @@ from torch.nn.functional import logsigmoid
 from trainer.checkpoints.folders import CheckpointError, Checkpoints
 from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.preferences import PreferenceConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
 from trainer.episodes import Batch
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel, ValueModel
 from trainer.objectives import Stats
+from trainer.objectives.preference import preference
 from trainer.objectives.supervised import supervised
 from trainer.offline import update
 from trainer.offline.saver import Saver
@@ -219,3 +221,15 @@ def test_dpo_prefers_the_chosen_answers_to_the_reference(tiny_model):
     found = [update(worker, PAIRS, {"reference": reference_N}) for _ in range(10)]
     assert found[0]["loss"] == pytest.approx(0.6931, abs=1e-4), "the policy is the reference yet"
     assert found[-1]["loss"] < 0.3
+
+
+def test_preferences_are_reported_as_means_over_pairs(tiny_model):
+    worker = learner(
+        tiny_model, lambda config: Role("policy", PolicyModel, 0, config.optim, partial(preference, PreferenceConfig()), 20, 2)
+    )
+    reference_N = worker.score(PAIRS, 0) - torch.tensor([1.0 if s.response_ids[-2] == 9 else 0.0 for s in PAIRS]).repeat_interleave(
+        torch.tensor([len(s.response_ids) for s in PAIRS])
+    )
+    found = update(worker, PAIRS, {"reference": reference_N})
+    assert found["accuracy"] == 1.0, "each chosen answer has gained 1 per token"
+    assert found["margin"] == pytest.approx(0.1 * sum(len(s.response_ids) for s in PAIRS[::2]) / 4, abs=1e-5)
