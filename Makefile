@@ -12,6 +12,7 @@ KEEP ?= ## make demo KEEP=1: the cluster stays up afterwards
 KILL ?= ## make demo KILL=1: a second run, killed and resumed
 FABRIC ?= ## make image FABRIC=efa: base, efa or gib
 IMAGE ?= ## make image IMAGE=registry.example.com/mine:1
+JOBS ?= ## make breaks JOBS=4: breaks at a time, else 2
 export PYTHON
 
 .PHONY: help
@@ -89,6 +90,11 @@ test-gpu: ## tests that need a GPU, in an environment that uses it
 test-all: .venv/dev ## all tests; root installs what make test-hosts does
 	@bash .ci/setup hosts
 	$(BIN)/pytest
+
+# Each break costs the seconds that its tests take to start; JOBS at a time.
+.PHONY: breaks
+breaks: .venv/dev ## break the code in a hundred places, one by one: tests must fail
+	@$(BIN)/python -m lab.breaks --jobs $(or $(strip $(JOBS)),2)
 
 .PHONY: check
 check: .venv/dev ## formatting, lint, types
