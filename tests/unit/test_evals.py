@@ -12,7 +12,7 @@ import pytest
 from configs import settings
 from rich.console import Console
 
-from trainer import preflight
+from trainer import preflight, train_ppo
 from trainer.cli import parse, to_yaml
 from trainer.configs.ppo import PpoConfig
 from trainer.data import prompts

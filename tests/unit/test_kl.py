@@ -64,6 +64,8 @@ def test_the_adaptive_coefficient_moves_towards_its_target():
     assert controller.coef == pytest.approx(0.1 * 1.05)
     controller.update(0.0, episodes=100)  # error -1, clipped to -0.2
     assert controller.coef == pytest.approx(0.1 * 1.05 * 0.8)
+    controller.update(600.0, episodes=100)  # error 99, clipped to 0.2
+    assert controller.coef == pytest.approx(0.1 * 1.05 * 0.8 * 1.2)
     again = KlController(0.1, target=6.0, horizon=100)
     again.load(controller.state())
     assert again.coef == controller.coef

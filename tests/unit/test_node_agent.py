@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster_tasks.node import agent
-from cluster_tasks.node.errors import NODE_LOST, Failure, HeadEnded
+from cluster_tasks.node.errors import NODE_LOST, NOT_READY, RAY_FAILED, UNFIT, Failure, HeadEnded
+from cluster_tasks.recipe_job import nodes
 
 COMMAND = ["--rank", "1", "--addresses", "127.0.0.1,127.0.0.2"]
 
@@ -33,6 +36,15 @@ def test_an_image_without_the_program_is_one_line_and_exit_code_2(
     monkeypatch.setattr("shutil.which", lambda name: None)
     assert agent.main([*COMMAND, *flags]) == 2
     assert f"`{program}` is not on PATH" in capsys.readouterr().err
+
+
+def test_exit_codes_are_those_that_the_page_lists() -> None:
+    """Schedulers, recipes and people go by the numbers."""
+    page = (Path(__file__).parents[2] / "docs/dstack.md").read_text()
+    listed = {int(code): says for code, says in re.findall(r"^\| (\d+) \| (.+) \|$", page, re.MULTILINE)}
+    words = {NODE_LOST: "a node was lost", NOT_READY: "did not come together", RAY_FAILED: "Ray ended", UNFIT: "burn-in"}
+    assert all(said in listed[code] for code, said in words.items())
+    assert nodes.LOST == NODE_LOST
 
 
 @pytest.mark.parametrize(("ended", "code"), [(Failure(NODE_LOST, "the head is gone"), NODE_LOST), (HeadEnded(), 0)])

@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from json_server import JsonHandler, served
 
+from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.errors import NOT_READY, Failure
 from cluster_tasks.node.job import Job, stop_jobs
 from cluster_tasks.node.settings import Settings, read_settings
@@ -121,3 +123,24 @@ def test_a_job_that_ray_does_not_know_is_waited_for_only_while_it_is_submitted(
         server.shutdown()
     client.kill()
     client.wait()
+
+
+@pytest.mark.parametrize(
+    ("status", "driver", "code"),
+    [
+        ("RUNNING", None, None),
+        ("SUCCEEDED", 0, 0),
+        ("FAILED", 3, 3),
+        ("FAILED", -9, 137),
+        ("STOPPED", -15, 143),
+        ("FAILED", None, 1),
+        ("SUCCEEDED", None, 0),
+    ],
+)
+def test_a_jobs_exit_code_is_its_drivers_as_a_shell_says_it(status: str, driver: int | None, code: int | None) -> None:
+    class One(JsonHandler):
+        def do_GET(self) -> None:
+            self.send(200, {"status": status, "driver_exit_code": driver})
+
+    with served(One) as url:
+        assert Dashboard(url, None).exit_code("job-1") == code

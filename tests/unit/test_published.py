@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from trainer import published, weights
-from trainer.published import Fetcher, Published, Publisher
-from trainer.weights import Parameter
+from trainer import weights
+from trainer.weights import Parameter, published
+from trainer.weights.published import Fetcher, Published, Publisher
 
 PLAN = weights.plan([Parameter("a", (4, 25), "float32"), Parameter("b", (30,), "float32")], bucket_bytes=400)
 

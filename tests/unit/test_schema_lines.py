@@ -99,6 +99,26 @@ def test_errors_of_types_rules_and_machine_types_come_in_one_round(project):
     ]
 
 
+APART = """\
+config:
+  flotilla:cloud: local
+  flotilla:fleets:
+    - name:
+        laptop
+      nodes: 1
+  flotilla:cache:
+
+    [nothing]
+"""
+
+
+def test_the_line_is_that_of_the_key_where_its_value_stands_further_below(project):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.test.yaml").write_text(APART)
+    with pytest.raises(StackError, match=r"^stacks/Pulumi\.test\.yaml:7: flotilla:cache: "):
+        load.load("test", root)
+
+
 YOURS = """\
 config:
   flotilla:cloud: gcp

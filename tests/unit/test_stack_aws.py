@@ -132,6 +132,7 @@ MISTAKES = [
         {"kind": "lustre", "size": "1200GB"},
         "fleets[0].provision: dstack, but checkpoints.kind lustre needs a Lustre",
     ),
+    (PROD, "checkpoints.size", "3600GB", "checkpoints.size: '3600GB' is refused by FSx"),
     (PROD, "checkpoints.size", "1300GB", "checkpoints.size: '1300GB' is refused by FSx; it takes 1200GB, or a multiple of 2400GB"),
     (PROD, "checkpoints.throughput", 300, "checkpoints.throughput: 300 is not one of 125, 250, 500, 1000 MB/s per TB"),
     (DEV, "checkpoints.throughput", 250, "checkpoints.throughput: belongs to kind: lustre, but kind is bucket"),

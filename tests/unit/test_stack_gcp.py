@@ -284,6 +284,11 @@ MISTAKES: dict[str, tuple[dict[str, Any], list[tuple[str, Any]], str]] = {
         [("checkpoints", {"kind": "hyperdisk-ml", "size": "1TB"}), ("fleets.0.nodes", 1)],
         "fleets[0].provision: dstack, but checkpoints.kind hyperdisk-ml is a disk that Pulumi attaches; take pulumi",
     ),
+    "a cache on a disk": (
+        PULUMI,
+        [("checkpoints", {"kind": "hyperdisk-ml", "size": "1TB"}), ("fleets.0.nodes", 1), ("cache", {"path": "/checkpoints/hub"})],
+        "cache.path: a cache needs locks and renames, which checkpoints.kind hyperdisk-ml does not have",
+    ),
     "a disk that the machine lacks": (
         PULUMI,
         [("checkpoints", {"kind": "hyperdisk-ml", "size": "1TB"}), ("fleets.0.nodes", 1), ("fleets.0.machine", "n2-standard-8")],

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.actors import free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.preferences import DpoConfig
+from trainer.ranks.worker import Worker
 from trainer.train_dpo import Dpo
-from trainer.workers import Worker
 
 pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
 
