@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,11 @@ INIT = {
     "initializer_range": 0.2,  # sharp enough that distributions are not all alike
 }
 CHARACTERS = "characters:0123456789s="
+
+
+# Two threads for tensors of a hundred numbers wait for one another, and the longer the busier the machine is: `make test` has two
+# processes on two cores. Trainers that tests start say themselves how many they want (placement.threads).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:

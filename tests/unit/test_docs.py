@@ -8,6 +8,7 @@ import shlex
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -189,12 +190,14 @@ def test_every_override_in_the_text_is_accepted(page):
             cli.parse(["--config", "run.yaml", *words], prog="docs", model=PpoConfig)
 
 
+@cache
+def trainers_settings() -> set[str]:
+    return {key for model in TRAINERS.values() for key in config_help.settings(model)} | {"algorithm.kl"}
+
+
 @named(PAGES)
 def test_every_setting_that_is_named_exists(page):
-    known = {
-        *(key for model in TRAINERS.values() for key in config_help.settings(model)),
-        *(f"{key}.{name}" for key, name in [("algorithm", "kl")]),
-    }
+    known = trainers_settings()
     free = tuple(f"{key}." for key in ("model.init", "data.args", "data.template", "environment.args", "reward.args", "rollout.options"))
     names = [span.partition("=")[0] for span in spans(own(page))]
     for name in names:
@@ -212,11 +215,15 @@ def test_every_complete_stack_parses(page):
             assert isinstance(parse_stack("docs", settings), Stack)
 
 
+@cache
+def stack_schema() -> dict[str, Any]:
+    return Stack.model_json_schema()
+
+
 @named(PAGES)
 def test_every_stack_key_that_is_named_exists(page):
-    for key in re.findall(r"flotilla:([a-z_]+(?:\[\d*\])?(?:\.[a-z_]+(?:\[\d*\])?)*)", page.read_text()):
-        model = Stack.model_json_schema()
-        node = model
+    for key in {*re.findall(r"flotilla:([a-z_]+(?:\[\d*\])?(?:\.[a-z_]+(?:\[\d*\])?)*)", page.read_text())}:
+        node = model = stack_schema()
         for part in re.findall(r"[a-z_]+", key):
             node = next((choice for choice in node.get("anyOf", []) if choice.get("type") != "null"), node)
             node = node.get("items", node)
@@ -234,12 +241,17 @@ def quoted_messages() -> list[str]:
     return [spans(row)[0].replace("warning: ", "") for row in rows]
 
 
-def missing_pieces(message: str) -> list[str]:
-    """Parts between the ellipses that no source prints."""
+@cache
+def printed() -> str:
+    """The texts in all sources, one after the other."""
     sources = [*(file for package in PACKAGES for file in (ROOT / package).rglob("*.py") if ".venv" not in file.parts), ROOT / ".ci/setup"]
     sources += (ROOT / "cluster_tasks/node").glob("*.sh")
-    texts = [text for file in sources for text in literals(file)]
-    return [piece for piece in (part.strip() for part in message.split("…")) if len(piece) > 1 and not any(piece in t for t in texts)]
+    return "\0".join(text for file in sources for text in literals(file))
+
+
+def missing_pieces(message: str) -> list[str]:
+    """Parts between the ellipses that no source prints."""
+    return [piece for piece in (part.strip() for part in message.split("…")) if len(piece) > 1 and piece not in printed()]
 
 
 @pytest.mark.parametrize("message", quoted_messages())

@@ -61,6 +61,18 @@ def test_a_lost_node_is_said_waited_for_and_then_ends_the_run(caplog: pytest.Log
     assert failure.value.code == NODE_LOST
 
 
+def test_a_lost_node_may_be_gone_for_its_time_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now[0])
+    liveness = Liveness.of(settings("--rejoin-timeout", "60"))
+    liveness.update({"127.0.0.2": {}})
+    now[0] += 60
+    liveness.update({"127.0.0.2": {}})
+    now[0] += 1
+    with pytest.raises(Failure, match="not back within 60 s"):
+        liveness.update({"127.0.0.2": {}})
+
+
 def test_a_node_that_is_back_is_not_lost() -> None:
     liveness = Liveness.of(settings("--rejoin-timeout", "100"))
     liveness.update({"127.0.0.2": {}})
