@@ -11,7 +11,7 @@ import pytest
 
 from cluster_tasks.node import agent
 from cluster_tasks.node.errors import NODE_LOST, NOT_READY, RAY_FAILED, UNFIT, Failure, HeadEnded
-from cluster_tasks.recipe_job import nodes
+from cluster_tasks.recipes.job import nodes
 
 COMMAND = ["--rank", "1", "--addresses", "127.0.0.1,127.0.0.2"]
 
