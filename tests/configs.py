@@ -32,6 +32,11 @@ def errors(*argv: str, model: type[Config] = PpoConfig) -> list[str]:
     return str(caught.value).splitlines()
 
 
+def unplaced(line: str) -> str:
+    """What an error says, without where its settings were read."""
+    return line.partition(": ")[2]
+
+
 def recipe(tmp_path: Path, text: str) -> str:
     file = tmp_path / "demo.yaml"
     file.write_text(text)

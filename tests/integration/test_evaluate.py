@@ -171,7 +171,7 @@ def failed(*words: str) -> str:
     ("words", "text"),
     [
         (["trainer.eval_prompts=0"], "error: trainer.eval_prompts=0: nothing to evaluate on; hold some of data out, or name sets in evals"),
-        (["--model", "run:nobody"], "error: model.path=run:nobody: "),
+        (["--model", "run:nobody"], "error: command line: model.path=run:nobody: "),
         (["--endpoint", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY"], "error: --key-env NO_SUCH_KEY: not set"),
         (["--endpoint", "127.0.0.1:8000"], "error: --endpoint 127.0.0.1:8000: an address is needed, such as http://"),
         (["--endpoint", "http://127.0.0.1:1", "--concurrency", "0"], "error: --concurrency 0: 1 or more"),
@@ -181,8 +181,8 @@ def failed(*words: str) -> str:
             "error: --chat: environment.function=guess speaks",
         ),
         (["--out", "/no/such/answers.jsonl"], "error: --out /no/such/answers.jsonl: /no/such is no folder"),
-        (["--samples", "0"], "error: trainer.eval_samples=0: "),
-        (["trainer.eval_promts=3"], "error: trainer.eval_promts: "),
+        (["--samples", "0"], "error: command line: trainer.eval_samples: 0 is not "),
+        (["trainer.eval_promts=3"], "error: command line: trainer.eval_promts: unknown key"),
     ],
 )
 def test_what_cannot_be_evaluated_is_one_line(tiny_model, tmp_path, words, text):

@@ -106,8 +106,8 @@ def test_a_mistake_ends_with_exit_code_2_and_no_traceback(capsys):
         parse([*BASE, "trainer.steps=0", "run.seed=-1"], prog=PROG, model=PpoConfig)
     assert ended.value.code == 2
     assert capsys.readouterr().err.splitlines() == [
-        "error: run.seed=-1: must be an integer, at least 0 and below 2147483648 (command line)",
-        "error: trainer.steps=0: must be an integer, at least 1 (command line)",
+        "error: command line: run.seed: -1 is not an integer >= 0 and < 2147483648",
+        "error: command line: trainer.steps: 0 is not an integer >= 1",
     ]
 
 
@@ -118,7 +118,7 @@ def test_the_largest_seed_still_seeds_every_step():
 
     config = ok(f"run.seed={2**31 - 1}")
     torch.Generator().manual_seed(seed_of(config, step=100_000))
-    with pytest.raises(ConfigError, match=r"run\.seed=2147483648: must be an integer, at least 0 and below 2147483648"):
+    with pytest.raises(ConfigError, match=r"run\.seed: 2147483648 is not an integer >= 0 and < 2147483648"):
         ok(f"run.seed={2**31}")
 
 
@@ -159,5 +159,5 @@ def test_a_full_disk_is_one_line_and_other_system_errors_are_not_hidden(capsys):
 
 def test_a_second_config_file_is_refused_not_ignored(tmp_path):
     file = recipe(tmp_path, "model:\n  path: gpt2\n")
-    with pytest.raises(ConfigError, match=r"^--config: \S+ and other.yaml; give one, with the settings of both \(command line\)$"):
+    with pytest.raises(ConfigError, match=r"^command line: --config: \S+ and other.yaml; give one, with the settings of both$"):
         parse(["--config", file, "--config=other.yaml"], prog=PROG, model=PpoConfig)

@@ -30,13 +30,13 @@ def test_help_shows_every_setting_that_is_read_with_default_and_description(caps
     for key, field in settings(model).items():
         assert field.description, f"{key} has no description"
         assert re.search(rf"^  {re.escape(key)}=.", text, re.MULTILINE), key
-    assert "\n  trainer.steps=100  (an integer, at least 1)\n      Batches to train on, those before a resume included.\n" in text
+    assert "\n  trainer.steps=100  (an integer >= 1)\n      Batches to train on, those before a resume included.\n" in text
     assert re.findall(r"^  (rollout|reward|critic)\.", text, re.MULTILINE) == [] or model is PpoConfig
 
 
 def test_help_says_what_a_setting_depends_on_and_takes_the_sections_own_default(capsys):
     text = " ".join(help_of(capsys, PpoConfig).split())
-    assert "critic.lr=1e-05 (a number, above 0) AdamW's learning rate after warm-up. Read only with algorithm.name=ppo." in text
+    assert "critic.lr=1e-05 (a number > 0) AdamW's learning rate after warm-up. Read only with algorithm.name=ppo." in text
     assert "Read only with algorithm.kl.coef." in text
 
 
@@ -57,7 +57,7 @@ def test_help_of_a_section_shows_that_section_alone(capsys):
         f"algorithm.kl.{name}" for name in ("coef", "where", "reference", "estimator", "target", "horizon")
     ]
     (line,) = errors("--help", "rollout", model=SftConfig)
-    assert line.startswith("--help rollout: no such section; there are run, model, data")
+    assert line.startswith("command line: --help rollout: unknown section (allowed: run, model, data")
 
 
 def test_help_leaves_out_what_the_chosen_algorithm_does_not_read(capsys, tmp_path):
@@ -83,9 +83,9 @@ def test_help_leaves_out_what_the_chosen_algorithm_does_not_read(capsys, tmp_pat
 
 def test_help_of_what_is_left_out_says_why_and_mistakes_beside_it_are_reported():
     assert errors("algorithm.name=rloo", "--help", "critic") == [
-        "--help critic: not read with algorithm.name=rloo; only ppo trains a value model (command line)"
+        "command line: --help critic: not read with algorithm.name=rloo; only ppo trains a value model"
     ]
     assert sorted(errors("--help", "algorithm.name=grop", "trainer.stpes=1")) == [
-        "algorithm.name=grop: must be grpo, dr_grpo, rloo, reinforce_plus_plus, remax, ppo or distillation (command line)",
-        "trainer.stpes: no such setting; did you mean trainer.steps? (command line)",
+        "command line: algorithm.name: 'grop' is not one of grpo, dr_grpo, rloo, reinforce_plus_plus, remax, ppo, distillation",
+        "command line: trainer.stpes: unknown key; did you mean trainer.steps?",
     ]

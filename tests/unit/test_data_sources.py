@@ -115,7 +115,7 @@ def test_a_folder_or_pattern_without_data_is_refused(tmp_path, files, path, mess
     ],
 )
 def test_settings_of_another_source_are_refused(settings):
-    with pytest.raises(ConfigError, match=r"^data\.(split|subset|revision|args)=.*, data\.path=.*: not read; "):
+    with pytest.raises(ConfigError, match=r"^command line: data\.(split|subset|revision|args)=.*, data\.path=.*: not read; "):
         parse([*BASE, *settings], prog="train_ppo", model=PpoConfig)
 
 
@@ -227,5 +227,5 @@ def test_what_the_hub_does_not_have_is_named_with_what_it_has(tmp_path):
 
 def test_preflight_refuses_a_bad_file(tmp_path):
     (tmp_path / "a.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"^data\.path: .*a\.json: a dict, not a list"):
+    with pytest.raises(ConfigError, match=r"^command line: data\.path: .*a\.json: a dict, not a list"):
         parse([*BASE, f"data.path={tmp_path}/a.json"], prog="train_ppo", model=PpoConfig, checks=[preflight.data])

@@ -260,7 +260,7 @@ def test_every_error_that_troubleshooting_quotes_is_one_that_we_print(message):
 
 
 def test_these_checks_see_mistakes():
-    assert missing_pieces("no such setting…; did you mean … or a parrot?") == ["or a parrot?"]
+    assert missing_pieces("unknown key…; did you mean … or a parrot?") == ["or a parrot?"]
     assert spans("a `b` and ``c `d` e`` ```") == ["b", "c `d` e"]
     with pytest.raises(ConfigError, match=r"did you mean trainer\.steps"):
         cli.parse(["trainer.stepz=5"], prog="docs", model=PpoConfig)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from configs import BASE
+from configs import BASE, unplaced
 
 from trainer import preflight
 from trainer.cli import parse
@@ -111,14 +111,14 @@ def test_a_batch_is_scored_in_processes_of_their_own():
 def test_what_a_task_does_not_know_is_one_error(settings, message):
     pytest.importorskip("reasoning_gym")
     (line,) = errors(TASK, "reward.function=exact", *(f"data.args.{setting}" for setting in settings))
-    assert line.startswith(message)
+    assert unplaced(line).startswith(message)
 
 
 def test_the_reward_asks_for_its_own_rows(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "1+1=", "answer": "2"}\n')
     (line,) = errors(f"data.path={file}", "reward.function=reasoning_gym")
-    assert line.startswith("reward.function: reasoning_gym scores rows of its own tasks; set data.path=trainer.data.reasoning_gym:task")
+    assert line.startswith("command line: reward.function: reasoning_gym scores rows of its own tasks; set data.path=")
 
 
 def test_without_the_package_source_and_reward_say_what_to_install(monkeypatch):
@@ -126,4 +126,4 @@ def test_without_the_package_source_and_reward_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     found = errors(TASK, "data.args.name=chain_sum", "reward.function=reasoning_gym")
     assert [line.partition(";")[2].partition(" (")[0] for line in found] == [" pip install reasoning-gym"] * 2
-    assert [line.partition(":")[0] for line in found] == ["data.path", "reward.function"]
+    assert [unplaced(line).partition(":")[0] for line in found] == ["data.path", "reward.function"]

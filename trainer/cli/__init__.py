@@ -1,6 +1,9 @@
 """The command line of the trainers: a YAML file, `key=value` on top, and errors that say what to change.
 
-Every mistake is found before any process starts, and all of them are reported together. Runs in the driver, without torch.
+Every mistake is found before any process starts, and all of them are reported together, each in one line as in stacks/load.py:
+`run.yaml:5: trainer.steps: 'x' is not an integer >= 1`. Where a value was typed stands `command line`, where nobody set it `default`.
+Settings that contradict one another are all in the line: `run.yaml:5, command line: model.path=a, model.init={}: only one may be set`.
+Runs in the driver, without torch.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainer.cli import yaml_io
-from trainer.cli.help import allowed, find, innermost, print_settings, settings, show, within
+from trainer.cli.help import allowed_at, find, is_map, may_be_null, print_settings, settings, show, within
 from trainer.cli.paths import derived_name, resolved_paths
 from trainer.configs.base import Check
 from trainer.configs.sections import Config, Rule, broken_rules, unread, value_of, values_read
@@ -28,7 +31,8 @@ from trainer.errors import NO_SPACE, ConfigError, reasons
 
 C = TypeVar("C", bound=Config)
 Values = dict[str, Any]
-Sources = dict[str, str]  # dotted key -> where it was read
+Sources = dict[str, str]  # dotted key, or list item such as optim.betas[1] -> where it was read
+COMMAND_LINE, DEFAULT = "command line", "default"
 
 
 @contextmanager
@@ -63,9 +67,9 @@ def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check]
     values, sources, errors = _read(args.config) if args.config else ({}, {}, [])
     for text in args.overrides:
         errors += _override(model, values, sources, text)
-    config, wrong = _validated(model, values, sources)
+    config, wrong = _validated(model, values, sources, args.config)
     if args.help is not None:
-        errors += [line for key, lines in wrong.items() if _source(model, key, sources) != "default" for line in lines]
+        errors += [line for key, lines in wrong.items() if _source(model, key, sources) != DEFAULT for line in lines]
         if errors:
             raise ConfigError("\n".join(errors))
         usage = [f"usage: {prog} [--config FILE] [--print-config] [key=value ...]", f"usage: {prog} [key=value ...] --help [SECTION]"]
@@ -75,9 +79,9 @@ def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check]
     errors += [_explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(_touches(key, wrong) for key in rule.keys)]
     for check in checks if args.print_config else (*checks, *before_start):
         for line in check(config):
-            key = re.match(r"[\w.-]*", line)[0]  # type: ignore[index]
+            key = re.split("[=:]", line)[0]
             if not _touches(key, wrong):
-                errors.append(f"{line} ({_source(model, key, sources)})" if _is_setting(model, key) else line)
+                errors.append(f"{_source(model, key, sources)}: {line}" if _is_setting(model, key) else line)
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     name = config.run.name or derived_name(config, Path(args.config or prog.rpartition(".")[2]).stem)
@@ -96,7 +100,7 @@ def to_yaml(config: Config) -> str:
 def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
     class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
-            raise ConfigError(f"{message} (command line; {prog} --help lists all settings)")
+            raise ConfigError(f"{COMMAND_LINE}: {message}; {prog} --help lists all settings")
 
     parser = Parser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", nargs="?", const="", metavar="SECTION")
@@ -105,7 +109,7 @@ def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     args = parser.parse_intermixed_args(argv)
     if args.config and len(args.config) > 1:
-        raise ConfigError(f"--config: {' and '.join(args.config)}; give one, with the settings of both (command line)")
+        raise ConfigError(f"{COMMAND_LINE}: --config: {' and '.join(args.config)}; give one, with the settings of both")
     args.config = args.config[0] if args.config else None
     if "=" in (args.help or ""):  # --help algorithm.name=ppo: of no section
         args.help, args.overrides = "", [*args.overrides, args.help]
@@ -122,15 +126,15 @@ def _read(name: str) -> tuple[Values, Sources, list[str]]:
         node = yaml.compose(text, yaml_io.Loader)
         values = yaml_io.load(text)
     except OSError as error:
-        raise ConfigError(f"--config {name}: {error.strerror} (command line)") from None
+        raise ConfigError(f"{COMMAND_LINE}: --config {name}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{_first_line(name, error)}: not YAML: {getattr(error, 'problem', error)}") from None
+        raise ConfigError(f"{_first_line(name, error)}: is not YAML: {getattr(error, 'problem', error)}") from None
     if node is None:
         return {}, {}, []
     if not isinstance(node, yaml.MappingNode):
-        raise ConfigError(f"{name}: must be a mapping of sections (run, model, data, ...)")
+        raise ConfigError(f"{name}: is not a map of sections (run, model, data, ...)")
     sources: Sources = {}
-    errors = [f"{key}: set twice ({sources[key]} and line {line})" for key, line in _lines(node, name, sources)]
+    errors = [f"{name}:{line}: {key}: is set twice; first at {sources[key]}" for key, line in _lines(node, name, sources)]
     return _without_empty_sections(values), sources, errors
 
 
@@ -140,7 +144,7 @@ def _first_line(name: str, error: Exception) -> str:
 
 
 def _lines(node: yaml.MappingNode, name: str, sources: Sources, prefix: str = "") -> Iterator[tuple[str, int]]:
-    """Fill `sources` with FILE:LINE of each dotted key; yields the keys that were there already."""
+    """Fill `sources` with FILE:LINE of each dotted key and list item; yields the keys that were there already."""
     for key_node, value_node in node.value:
         key, line = f"{prefix}{key_node.value}", key_node.start_mark.line + 1
         if key in sources:
@@ -148,6 +152,8 @@ def _lines(node: yaml.MappingNode, name: str, sources: Sources, prefix: str = ""
         sources.setdefault(key, f"{name}:{line}")
         if isinstance(value_node, yaml.MappingNode):
             yield from _lines(value_node, name, sources, f"{key}.")
+        elif isinstance(value_node, yaml.SequenceNode):
+            sources.update({f"{key}[{i}]": f"{name}:{item.start_mark.line + 1}" for i, item in enumerate(value_node.value)})
 
 
 def _without_empty_sections(values: Values) -> Values:
@@ -159,15 +165,15 @@ def _override(model: type[Config], values: Values, sources: Sources, text: str) 
     """Set one `key=value` from the command line in place; returns what is wrong with it."""
     key, equals, value_text = text.partition("=")
     if not equals or not key:
-        return [f"{text}: not understood; settings are written key=value, without dashes or plus (command line)"]
+        return [f"{COMMAND_LINE}: {text}: not understood; settings are written key=value, without dashes or plus"]
     if key.startswith(("+", "~", "-")):
-        return [f"{text}: write {key.lstrip('+~-')}=VALUE; all settings exist already (command line)"]
+        return [f"{COMMAND_LINE}: {text}: write {key.lstrip('+~-')}=VALUE; all settings exist already"]
     try:
         value = yaml_io.load(value_text)
     except yaml.YAMLError as error:
-        return [f"{key}={value_text}: not YAML: {getattr(error, 'problem', error)} (command line)"]
+        return [f"{COMMAND_LINE}: {key}: {value_text!r} is not YAML: {getattr(error, 'problem', error)}"]
     if _below_a_value(model, key):
-        return [f"{key}: no such setting{_nearest(model, key)} (command line)"]
+        return [f"{COMMAND_LINE}: {key}: unknown key{_nearest(model, key)}"]
     return _set(model, values, sources, key, value, taken_back=value is None and bool(value_text))
 
 
@@ -180,12 +186,12 @@ def _set(model: type[Config], values: Values, sources: Sources, key: str, value:
             at[parent] = {}
         at = at[parent]
     field = settings(model).get(key)
-    if taken_back and field is not None and "null" not in allowed(field).split(" or "):
+    if taken_back and field is not None and not may_be_null(field):
         at.pop(last, None)
-        for name in [name for name in sources if f"{name}.".startswith(f"{key}.")]:
+        for name in [name for name in sources if _within(name, key)]:
             del sources[name]
         return []
-    sources[key] = "command line"
+    sources[key] = COMMAND_LINE
     if isinstance(value, dict) and field is None:  # a section: one by one, what is not named stays
         texts = [f"{key}.{child}={json.dumps(below)}" for child, below in value.items()]
         return [error for text in texts for error in _override(model, values, sources, text)]
@@ -199,13 +205,13 @@ def _below_a_value(model: type[Config], key: str) -> bool:
         name, field = find(model, key)
     except KeyError:
         return False
-    return name != key and "a mapping" not in allowed(field)
+    return name != key and not is_map(field)
 
 
 # --- judging ---------------------------------------------------------------------------------------------------------------
 
 
-def _validated(model: type[C], values: Values, sources: Sources) -> tuple[C, dict[str, list[str]]]:
+def _validated(model: type[C], values: Values, sources: Sources, file: str | None) -> tuple[C, dict[str, list[str]]]:
     """The config, and the errors of the settings that are wrong in themselves, which have some other value in it."""
     values = {"data": {}, **values}
     wrong: dict[str, list[str]] = {}
@@ -213,8 +219,8 @@ def _validated(model: type[C], values: Values, sources: Sources) -> tuple[C, dic
         config = model.model_validate(values, context={"rules": False})
     except ValidationError as error:
         for details in error.errors():
-            key = _setting(model, ".".join(map(str, details["loc"])))
-            wrong[key] = wrong.get(key, []) + _explain(model, dict(details), sources)
+            key = _setting(model, _dotted(details["loc"]))
+            wrong[key] = wrong.get(key, []) + _explain(model, dict(details), sources, file)
         if "data.mix" in wrong:
             wrong.setdefault("data.path", [])  # without the sources it has to have one, of which nothing is said
         config = model.model_validate(_with_defaults(model, values, wrong), context={"rules": False})
@@ -229,7 +235,16 @@ def _left_aside(config: Config, sources: Sources) -> dict[str, str]:
 
 def _touches(key: str, names: Iterable[str]) -> bool:
     """Whether a setting is one of these, in one of them, or around one."""
-    return any(f"{key}.".startswith(f"{name}.") or f"{name}.".startswith(f"{key}.") for name in names)
+    return any(_within(key, name) or _within(name, key) for name in names)
+
+
+def _within(key: str, around: str) -> bool:
+    return key == around or key.startswith((f"{around}.", f"{around}["))
+
+
+def _dotted(place: Iterable[int | str]) -> str:
+    """Such as optim.betas[1]."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
 
 
 def _is_setting(model: type[Config], key: str) -> bool:
@@ -241,9 +256,9 @@ def _is_setting(model: type[Config], key: str) -> bool:
 
 
 def _setting(model: type[Config], key: str) -> str:
-    """The setting that pydantic's place is in: optim.betas for optim.betas.1; the place itself where there is no such setting."""
+    """The setting that pydantic's place is in: optim.betas for optim.betas[1]; the place itself where there is no such setting."""
     try:
-        return find(model, key)[0]
+        return find(model, key.partition("[")[0])[0]
     except KeyError:
         return key
 
@@ -263,55 +278,71 @@ def _with_defaults(model: type[Config], values: Values, keys: Iterable[str]) -> 
     return values if isinstance(values.get("data"), dict) else {**values, "data": {"path": "x"}}
 
 
-def _explain(model: type[Config], error: dict[str, Any], sources: Sources) -> list[str]:
+def _explain(model: type[Config], error: dict[str, Any], sources: Sources, file: str | None) -> list[str]:
     """Lines for one of pydantic's errors."""
-    key = ".".join(str(part) for part in error["loc"])
+    key = _dotted(error["loc"])
     if error["type"] == "extra_forbidden":
-        below = [name for name in sources if name.startswith(f"{key}.")]
+        below = [name for name in sources if name.startswith(f"{key}.") and "[" not in name]
         if key in sources:  # of a file: what a foreign section has in it, one by one
             below = [name for name in below if "." not in name.removeprefix(f"{key}.")] if key in model.READS_NOT else []
         return [_explain_unknown(model, name, sources, error["input"], key) for name in below or [key]]
     if error["loc"][-1] == "[key]":
-        place = key.removesuffix(".[key]")
-        return [f"{place}: a name is letters, digits, _ and -, and begins with a letter or _ ({_source(model, place, sources)})"]
-    name, field = find(model, key)[0], innermost(model, key)
+        place, name = _dotted(error["loc"][:-2]), str(error["loc"][-2])
+        words = "a name of letters, digits, _ and -, with a letter or _ first"
+        return [f"{_source(model, f'{place}.{name}', sources)}: {place}: {name!r} is not {words}"]
     if error["type"] == "missing":
-        return [f"{key}: must be set; {field.description} (neither in a --config file nor on the command line)"]
-    value = "" if isinstance(error["input"], dict) and name == key else f"={show(error['input'])}"
-    return [f"{key}{value}: must be {allowed(field)} ({_source(model, key, sources)})"]
+        setting = find(model, key)[1] if key == _setting(model, key) else None
+        hint = f": {setting.description}" if setting else ""
+        place = next((sources[around] for around in _around(key) if around in sources), file or COMMAND_LINE)
+        return [f"{place}: {key}: is missing; it is {allowed_at(model, error['loc'])}{hint}"]
+    return [f"{_source(model, key, sources)}: {key}: {_shown(error['input'])} is not {allowed_at(model, error['loc'])}"]
+
+
+def _around(key: str) -> Iterator[str]:
+    """a.b and a, of a.b.c."""
+    while "." in key:
+        yield (key := key.rpartition(".")[0])
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _explain_unknown(model: type[Config], key: str, sources: Sources, value: Any, around: str) -> str:
     where = _source(model, key, sources)
     why = model.READS_NOT.get(key) or model.READS_NOT.get(key.partition(".")[0])
     if why is None:
-        return f"{key}: no such setting{_nearest(model, key)} ({where})"
+        return f"{where}: {key}: unknown key{_nearest(model, key)}"
     for part in key.removeprefix(around).split("."):
         value = value.get(part, value) if isinstance(value, dict) else value
-    return f"{key}={show(value)}: not read by {model.ENTRY}; {why} ({where})"
+    return f"{where}: {key}={show(value)}: not read by {model.ENTRY}; {why}"
 
 
 def _explain_rule(config: Config, rule: Rule, sources: Sources) -> str:
     shown = ", ".join(f"{key}={show(value_of(config, key))}" for key in rule.keys)
-    places = "; ".join(dict.fromkeys(_source(type(config), key, sources) for key in rule.keys))
-    return f"{shown}: {rule.text} ({places})"
+    places = dict.fromkeys(_source(type(config), key, sources) for key in rule.keys)
+    named = [place for place in places if place != DEFAULT]
+    return f"{', '.join(named) or DEFAULT}: {shown}: {rule.text}"
 
 
 def _source(model: type[Config], key: str, sources: Sources) -> str:
     """Where a key was read, or the setting that it lies in, or something below it."""
     below = (place for name, place in sources.items() if name.startswith(f"{key}."))
-    return sources.get(key) or sources.get(_setting(model, key)) or next(below, "default")
+    return sources.get(key) or sources.get(_setting(model, key)) or next(below, DEFAULT)
 
 
 def _nearest(model: type[Config], key: str) -> str:
-    """Settings whose whole name, or whose last part, is like this one."""
+    """Settings whose whole name, or whose last part, is like this one; else those that there are."""
     names = list(settings(model))
     if around := within(model, key):
         last = difflib.get_close_matches(key.rpartition(".")[2], around, n=1, cutoff=0.6)
-        return f"; did you mean {key.rpartition('.')[0]}.{last[0]}?" if last else f"; there are {', '.join(around)}"
+        return f"; did you mean {key.rpartition('.')[0]}.{last[0]}?" if last else f" (allowed: {', '.join(around)})"
     same_last = [name for name in names if name.rpartition(".")[2] == key.rpartition(".")[2]]
     close = difflib.get_close_matches(key, names if "." in key else [*names, *model.model_fields], n=1, cutoff=0.75)
     lasts = {name.rpartition(".")[2]: name for name in reversed(names)}
     close_last = [lasts[last] for last in difflib.get_close_matches(key.rpartition(".")[2], lasts, n=1, cutoff=0.75)]
     found = close or same_last[:2] or close_last
-    return f"; did you mean {' or '.join(found)}?" if found else ""
+    section = model.model_fields.get(key.partition(".")[0])
+    allowed = section.annotation.model_fields if section else model.model_fields  # type: ignore[union-attr]
+    return f"; did you mean {' or '.join(found)}?" if found else f" (allowed: {', '.join(allowed)})"

@@ -6,7 +6,7 @@ import json
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -16,8 +16,10 @@ from pydantic.fields import FieldInfo
 from trainer.configs.sections import Only
 from trainer.errors import ConfigError
 
-BOUNDS = {"ge": "at least {}", "gt": "above {}", "le": "at most {}", "lt": "below {}", "pattern": "matching {}"}
-NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+# The words of stacks/load.py, of which nothing is imported here; tests/unit/test_settings_errors.py holds both to one table.
+BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}", "pattern": "matching {}"}
+TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+PLURALS = {"an integer": "integers", "a number": "numbers", "text": "text", "a map of settings": "maps of settings"}
 
 
 def settings(model: type[BaseModel], prefix: str = "") -> dict[str, FieldInfo]:
@@ -41,14 +43,17 @@ def find(model: type[BaseModel], key: str) -> tuple[str, FieldInfo]:
     return f"{name}.{below}", field
 
 
-def innermost(model: type[BaseModel], key: str) -> FieldInfo:
-    """As `find`, but the setting within a mapping of sections: of `evals.NAME.rows` that of rows."""
-    name, field = find(model, key)
-    _, _, below = key.removeprefix(name).removeprefix(".").partition(".")
-    section = get_args(field.annotation)[-1:]
-    if not below or get_origin(field.annotation) is not dict or not _is_section(FieldInfo(annotation=section[0])):
-        return field
-    return find(section[0], below)[1]
+def allowed_at(model: type[BaseModel], place: Iterable[int | str]) -> str:
+    """As `allowed`, of a place in a setting: of ("optim", "betas", 1) that of one beta, of ("evals", NAME, "rows") that of rows."""
+    annotation: Any = model
+    metadata: list[Any] = []
+    for part in place:
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            field = annotation.model_fields[str(part)]
+            annotation, metadata = field.annotation, field.metadata
+        elif kept := [one for one in _choices(annotation) if get_origin(one) in (list, tuple, dict)]:
+            annotation, metadata = get_args(kept[0])[1 if get_origin(kept[0]) is dict else 0], []
+    return _type(annotation, metadata)
 
 
 def within(model: type[BaseModel], key: str) -> list[str]:
@@ -63,8 +68,17 @@ def within(model: type[BaseModel], key: str) -> list[str]:
 
 
 def allowed(field: FieldInfo) -> str:
-    """Such as `an integer, at least 1` or `auto, never or must`."""
+    """Such as `an integer >= 1` or `one of auto, never, must`."""
     return _type(field.annotation, field.metadata)
+
+
+def may_be_null(field: FieldInfo) -> bool:
+    return type(None) in _choices(field.annotation)
+
+
+def is_map(field: FieldInfo) -> bool:
+    """A setting in which a person chooses the names."""
+    return any(get_origin(choice) is dict for choice in _choices(field.annotation))
 
 
 def show(value: Any) -> str:
@@ -81,20 +95,38 @@ def _is_section(field: FieldInfo) -> bool:
     return isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
 
 
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
 def _type(annotation: Any, metadata: list[Any]) -> str:
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type(args[0], [m for extra in args[1:] for m in (extra.metadata if isinstance(extra, FieldInfo) else [extra])])
     if origin in (Union, UnionType):
-        return " or ".join("null" if a is type(None) else _type(a, metadata) for a in args)
+        words = " or ".join(_type(a, metadata) for a in args if a is not type(None))
+        null = ", null" if words.startswith("one of ") else " or null"
+        return words + null * (type(None) in args)
     if origin is Literal:
-        return " or ".join(", ".join(map(str, args)).rsplit(", ", 1))
+        return "one of " * (len(args) > 1) + ", ".join(map(str, args))
+    bounds: dict[str, Any] = {key: getattr(m, key) for m in metadata for key in BOUNDS if getattr(m, key, None) is not None}
+    limits = " and ".join(BOUNDS[key].format(value) for key, value in bounds.items())
+    if bounds.keys() == {"ge", "le"}:
+        limits = f"between {bounds['ge']} and {bounds['le']}"
+    least = next((m.min_length for m in metadata if getattr(m, "min_length", None)), None)
     if origin in (tuple, list):
-        return f"a list{f' of {len(args)}' * (origin is tuple)}, each {_type(args[0], [])}"
-    if origin is dict:
-        return "a mapping" if args[1] is Any else f"a mapping, each {_type(args[1], [])}"
-    bounds = [text.format(getattr(m, key)) for m in metadata for key, text in BOUNDS.items() if getattr(m, key, None) is not None]
-    return ", ".join([NAMES.get(annotation, "a section with settings in it"), *[" and ".join(bounds)] * bool(bounds)])
+        count = f"{len(args)} " if origin is tuple else f"at least {least} " if least else ""
+        words = f"a list of {count}{_plural(_type(args[0], []))}"
+    elif origin is dict:
+        words = "a map of settings" if args[1] is Any else f"a map of {_plural(_type(args[1], []))}"
+    else:
+        words = TYPES.get(annotation, "a map of settings") + (f" of at least {least} character" if least else "")
+    return f"{words} {limits}".rstrip()
+
+
+def _plural(words: str) -> str:
+    name = next((name for name in PLURALS if words.startswith(name)), words)
+    return PLURALS.get(name, name) + words.removeprefix(name)
 
 
 def print_settings(usage: list[str], config: BaseModel, within: str = "", left_aside: Mapping[str, str] = MappingProxyType({})) -> None:
@@ -107,10 +139,10 @@ def print_settings(usage: list[str], config: BaseModel, within: str = "", left_a
     model, found = type(config), settings(type(config))
     chosen = [key for key in found if not within or f"{key}.".startswith(f"{within}.")]
     if not chosen:
-        raise ConfigError(f"--help {within}: no such section; there are {', '.join(model.model_fields)} (command line)")
+        raise ConfigError(f"command line: --help {within}: unknown section (allowed: {', '.join(model.model_fields)})")
     shown = [key for key in chosen if key not in left_aside]
     if not shown:
-        raise ConfigError(f"--help {within}: {left_aside[chosen[0]]} (command line)")
+        raise ConfigError(f"command line: --help {within}: {left_aside[chosen[0]]}")
     introduction = [*INTRODUCTION, CHOICE] if "algorithm.name" in found else INTRODUCTION
     lines = [] if within else [*(_fill(line, width, "", "    ") for line in usage), "", *(_fill(line, width) for line in introduction)]
     last = None
