@@ -54,7 +54,7 @@ def run() -> Report:
                 writes.pop(0)()
 
         def begin(draft: Path) -> None:
-            writing[:] = [pool.submit(write, engine.save(draft))]
+            writing[:] = [pool.submit(write, engine.save_state(draft))]
 
         def written() -> bool:
             return writing[0].done() and writing[0].result() is None
@@ -62,10 +62,10 @@ def run() -> Report:
         for step in range(1, 2 * ROUNDS, 2):
             began = time.perf_counter()
             with checkpoints.writing(step, {}) as draft:
-                engine.save(draft, at_once=True)
+                engine.save_state(draft, at_once=True)
             samples["written before the next step"].append(time.perf_counter() - began)
             began = time.perf_counter()
-            background.save(step + 1, {}, begin, written)
+            background.write(step + 1, {}, begin, written)
             computing = gradients()
             engine.copied.wait(LIMIT)
             samples["blocked"].append(time.perf_counter() - began - computing)

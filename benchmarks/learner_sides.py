@@ -40,7 +40,7 @@ def flotilla(turns: Turns, kind: str, settings: list[str]) -> None:
     from trainer.cli.paths import run_folder
     from trainer.cluster.actors import free_port
     from trainer.data.loader import make_loader
-    from trainer.offline import update
+    from trainer.offline import optimizer_step
     from trainer.ranks.worker import Worker
 
     task = _task(kind, settings)
@@ -54,7 +54,7 @@ def flotilla(turns: Turns, kind: str, settings: list[str]) -> None:
     while True:
         turns.begin()
         sequences = [sequence for row in loader.next() for sequence in task.sequences(row)]
-        stats = update(worker, sequences)
+        stats = optimizer_step(worker, sequences)
         turns.end(sum(s.length for s in sequences), stats["loss"])
 
 

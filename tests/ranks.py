@@ -57,7 +57,7 @@ def learn(
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        first = worker.update(*given)
+        first = worker.optimizer_step(*given)
     own = sum(parameter.numel() * parameter.element_size() for parameter in worker.lm.parameters())
-    rest = [worker.update(*given) for _ in range(2)]
+    rest = [worker.optimizer_step(*given) for _ in range(2)]
     return [{**step, "kept": sum(kept.values()) - own} for step in (first, *rest)]

@@ -82,7 +82,7 @@ class Run:
 
     def restore(self, last: Checkpoint) -> None:
         last.require_model(self.workers.fingerprint)
-        self.workers.load(last.folder, reshard(last, self.config.placement.ranks, self.config.trainer.timeout))
+        self.workers.load_shards(last.folder, reshard(last, self.config.placement.ranks, self.config.trainer.timeout))
         self.workers.learned = last.step
         self.producer.load(last.state["loader"])
         self.controller.load(last.state["kl"])
@@ -93,7 +93,7 @@ class Run:
         workers, ranks = self.workers, self.config.placement.ranks
         workers.to_ranks()
         state = {"model": workers.fingerprint, "world_size": ranks, "loader": self.producer.state(), "kl": self.controller.state()}
-        self.checkpoints.save(step, state, workers.save, workers.saved, score=score, expected=workers.shards())
+        self.checkpoints.write(step, state, workers.save_shards, workers.saved, score=score, expected=workers.shards())
         if last:
             self.checkpoints.wait()
         return time.perf_counter() - begin
@@ -135,7 +135,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     schedule = run.config.trainer
     if done == 0 and run.sets:
         metrics.log(0, run.evaluate(0, stopping))
-    run.producer.begin(done + 1, Clock())
+    run.producer.sync_and_begin(done + 1, Clock())
     blocked: dict[str, float] = {}  # by the checkpoint of the step before
     for step in range(done + 1, schedule.steps + 1):
         clock, last = Clock(), step == schedule.steps
@@ -145,11 +145,10 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         except Stopped as late:
             return stopped(run, late, step - 1)
         rollout = Rollout.of(episodes, left_out(run.config, episodes), truncated(run.config, episodes))
-        values = describe(rollout, run.config.reward, with_environment=bool(run.config.environment.function)) | learn(
-            run.config, run.workers, rollout, run.controller, step, clock
-        )
+        values = describe(rollout, run.config.reward, with_environment=bool(run.config.environment.function))
+        values |= learn(run.config, run.workers, rollout, run.controller, step, clock)
         run.workers.learned = step
-        run.producer.begin(step + 1, clock)
+        run.producer.sync_and_begin(step + 1, clock)  # the weight sync; with rollout.mode=one_step `next` has done it
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
             values |= run.evaluate(step, stopping)
             clock.lap("evaluate")
@@ -269,10 +268,10 @@ def learn(
     tokens_N["advantages"], returns_N = advantages(
         config.algorithm, rollout, values_N, kl(tokens_N["old"], tokens_N["reference"], "k1") if kl_in_reward else None, controller.coef
     )
-    stats = workers.policy.update(rollout, tokens_N, step, kl_coef=controller.coef)
+    stats = workers.policy.train(rollout, tokens_N, step, kl_coef=controller.coef)
     if workers.critic and values_N is not None and returns_N is not None:
         targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
-        of_critic = workers.critic.update(rollout, targets_N, step)
+        of_critic = workers.critic.train(rollout, targets_N, step)
         stats |= {f"value_{name}": of_critic[name] for name in ("loss", "grad_norm", "skipped")}
     clock.lap("train")
     difference, limit = stats["logprob_diff"], config.rollout.max_logprob_diff

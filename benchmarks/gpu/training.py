@@ -97,7 +97,7 @@ def side(settings: list[str], rounds: int, *, cpu: bool) -> dict[str, Any]:
     seconds, stats = [], []
     for _ in range(rounds):
         begin = time.perf_counter()
-        stats.append(worker.update(sequences, {"mask": mask_N}, counts, 0))
+        stats.append(worker.optimizer_step(sequences, {"mask": mask_N}, counts, 0))
         if not cpu:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - begin)

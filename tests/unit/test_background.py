@@ -48,8 +48,8 @@ def test_a_later_copy_is_in_the_same_memory_once_that_is_not_needed_any_more():
 def test_it_is_no_checkpoint_until_all_have_written_and_the_older_stays_meanwhile(tmp_path, capsys):
     checkpoints, written = Checkpoints(tmp_path, keep=1), threading.Event()
     with Background(checkpoints, 60) as background:
-        background.save(1, {}, begin, lambda: True)
-        background.save(2, {}, begin, written.is_set)
+        background.write(1, {}, begin, lambda: True)
+        background.write(2, {}, begin, written.is_set)
         assert [found.step for found in checkpoints.complete()] == [1]
         background.check()
         written.set()
@@ -63,8 +63,8 @@ def test_a_disk_that_fills_up_meanwhile_is_told_once_and_leaves_the_older(tmp_pa
         raise OSError(errno.ENOSPC, "No space left on device", "shard")
 
     background = Background(Checkpoints(tmp_path, keep=1), 60)
-    background.save(1, {}, begin, lambda: True)
-    background.save(2, {}, begin, full)
+    background.write(1, {}, begin, lambda: True)
+    background.write(2, {}, begin, full)
     with pytest.raises(CheckpointError, match=r"no space left for the checkpoint of step 2 .* step_1 stay"):
         background.wait()
     background.check()
@@ -76,13 +76,13 @@ def test_a_failing_copy_is_raised_at_once_and_leaves_no_folder(tmp_path):
         raise RunError("policy-0 died")
 
     with pytest.raises(RunError, match="policy-0 died"), Background(Checkpoints(tmp_path), 60) as background:
-        background.save(1, {}, broken, lambda: True)
+        background.write(1, {}, broken, lambda: True)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_never_written_ends_at_the_deadline(tmp_path):
     background = Background(Checkpoints(tmp_path), 0.2)
-    background.save(1, {}, begin, lambda: False)
+    background.write(1, {}, begin, lambda: False)
     with pytest.raises(RunError, match=r"checkpoint of step 1 was not written within 0\.2 s \(trainer\.timeout\)"):
         background.wait()
     with pytest.raises(CheckpointError, match="full"), background:
@@ -93,7 +93,7 @@ def test_what_is_never_written_ends_at_the_deadline(tmp_path):
 def test_a_run_that_fails_still_completes_the_checkpoint_it_has_begun(tmp_path):
     written = threading.Event()
     with pytest.raises(RunError, match="a rollout engine died"), Background(Checkpoints(tmp_path), 60) as background:
-        background.save(3, {}, begin, written.is_set)
+        background.write(3, {}, begin, written.is_set)
         threading.Timer(0.2, written.set).start()
         raise RunError("a rollout engine died")
     assert [path.name for path in tmp_path.iterdir()] == ["step_3"]

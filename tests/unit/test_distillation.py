@@ -144,7 +144,7 @@ def test_a_rank_learns_from_a_teacher_whatever_is_sharded(tiny_model, other, sta
     worker = Worker(config, role, 0, 1, str(tiny_model), 1)
     worker.start("127.0.0.1", free_port())
     counts = denominators(torch.ones(9), EPISODE_N, 3)
-    found = [worker.update(SEQUENCES, {"mask": torch.ones(9), **ZEROS}, counts, 2)["divergence"] for _ in range(30)]
+    found = [worker.optimizer_step(SEQUENCES, {"mask": torch.ones(9), **ZEROS}, counts, 2)["divergence"] for _ in range(30)]
     _, _, stats = compared(tiny_model, other, 64, mask_N=torch.ones(9))
     assert found[0] == pytest.approx(stats["divergence"].item(), rel=1e-4)
     assert found[-1] < 0.5 * found[0]

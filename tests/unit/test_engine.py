@@ -52,7 +52,7 @@ def test_a_step_waits_until_the_checkpoint_before_it_is_copied(tmp_path, stage, 
         return engine.weights(["weight"])[0].clone()
 
     saved = learn()
-    begin, *writes = engine.save(tmp_path)
+    begin, *writes = engine.save_state(tmp_path)
     with pytest.raises(TimeoutError, match=r"not copied to memory within 1 s \(trainer\.timeout\)"):
         learn()
     engine.model.zero_grad()
@@ -61,7 +61,7 @@ def test_a_step_waits_until_the_checkpoint_before_it_is_copied(tmp_path, stage, 
     assert not torch.equal(after, saved)
     for write in writes:
         write()
-    engine.load(tmp_path)
+    engine.load_state(tmp_path)
     assert torch.equal(engine.weights(["weight"])[0], saved)
     assert torch.equal(learn(), after)
 

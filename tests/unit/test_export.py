@@ -21,7 +21,7 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel
 from trainer.objectives.supervised import supervised
-from trainer.offline import update
+from trainer.offline import optimizer_step
 from trainer.ranks.worker import Role, Worker
 
 BATCH = [Sequence([3, 4, 5], [6, 7, 8, 9]) for _ in range(4)]
@@ -46,10 +46,10 @@ def trained(runs: Path, model: dict[str, Any], stage: int, role: str = "") -> Wo
     config = SftConfig.model_validate(values)
     worker = Worker(config, Role("policy", PolicyModel, 0, config.optim, partial(supervised, config.algorithm), 2), 0, 1, None, 1)
     worker.start("127.0.0.1", free_port())
-    update(worker, BATCH)
+    optimizer_step(worker, BATCH)
     run = runs / "a"
     with Checkpoints(run / "checkpoints").writing(1, {}, score=0.25) as draft:
-        worker.save(draft / role)
+        worker.save_shard(draft / role)
         assert worker.saved(60)
     (run / "run.yaml").write_text(yaml.safe_dump(values_read(config)))
     (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "loss": 0.5, "seconds": 1.0, "tokens_per_second": 9.0}) + "\n")

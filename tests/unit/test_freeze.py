@@ -15,7 +15,7 @@ from trainer.checkpoints.folders import Checkpoints
 from trainer.cli.yaml_io import dump
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
-from trainer.offline import update
+from trainer.offline import optimizer_step
 
 CPU = torch.device("cpu")
 FROZEN = ["mlp.up_proj", "layers.0"]
@@ -27,18 +27,18 @@ pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
 def test_the_others_learn_and_a_restart_changes_nothing(tiny_model, tmp_path, dtype, stage):
     start = partial(started, tiny_model, {"freeze": FROZEN}, dtype=dtype, stage=stage)
     worker = start()
-    whole = [update(worker, batch) for batch in BATCHES]
+    whole = [optimizer_step(worker, batch) for batch in BATCHES]
     first = start()
-    before = [update(first, batch) for batch in BATCHES[:4]]
+    before = [optimizer_step(first, batch) for batch in BATCHES[:4]]
     run = tmp_path / "run"
     checkpoints = Checkpoints(run / "checkpoints")
     with checkpoints.writing(4, {"model": first.fingerprint()}) as folder:
-        first.save(folder)
+        first.save_shard(folder)
         assert first.saved(60)
     first.export(tmp_path / "four")
     again = start()
-    again.load(run / "checkpoints/step_4")
-    assert before + [update(again, batch) for batch in BATCHES[4:]] == whole
+    again.load_shard(run / "checkpoints/step_4")
+    assert before + [optimizer_step(again, batch) for batch in BATCHES[4:]] == whole
     assert {parameter.name for parameter in worker.parameters()} == set(load_file(tiny_model / "model.safetensors")), "all are sent"
     worker.export(tmp_path / "model")
     exported, original = (load_file(folder / "model.safetensors") for folder in (tmp_path / "model", tiny_model))

@@ -24,7 +24,7 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel, ScoreModel
 from trainer.objectives.pairwise import pairwise
-from trainer.offline import update
+from trainer.offline import optimizer_step
 from trainer.ranks.worker import Role, Worker
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
 
 
 def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, float]]:
-    return [update(worker, batch) for batch in batches]
+    return [optimizer_step(worker, batch) for batch in batches]
 
 
 def saved_bytes(folder: Path) -> int:
@@ -50,10 +50,10 @@ def test_four_steps_and_two_after_a_restart_are_six_and_the_checkpoint_has_adapt
     whole = losses(start(), BATCHES)
     first = start()
     before = losses(first, BATCHES[:4])
-    first.save(tmp_path)
+    first.save_shard(tmp_path)
     assert first.saved(60)
     again = start()
-    again.load(tmp_path)
+    again.load_shard(tmp_path)
     assert before + losses(again, BATCHES[4:]) == whole
     assert len({step["loss"] for step in whole}) == 6
     assert all(step["grad_norm"] > 0 for step in whole)
@@ -108,10 +108,10 @@ def test_a_reward_models_head_is_trained_beside_its_adapters_and_exported_with_b
     whole, worker = losses(start(), pairs), start()
     assert {p.name for p in worker.parameters() if "lora_" not in p.name} == {"score.weight"}
     before = losses(worker, pairs[:4])
-    worker.save(tmp_path / "checkpoint")
+    worker.save_shard(tmp_path / "checkpoint")
     assert worker.saved(60)
     again = start()
-    again.load(tmp_path / "checkpoint")
+    again.load_shard(tmp_path / "checkpoint")
     assert before + losses(again, pairs[4:]) == whole and whole[-1]["loss"] != whole[0]["loss"]
     again.export(tmp_path / "model")
     ids = torch.tensor([[3, 4, 5, 6, 7]])

@@ -41,7 +41,7 @@ class Play:
             episode.reward = self.worth(episode)
 
     def step(self, number: int) -> list[Episode]:
-        self.producer.begin(number, Clock())
+        self.producer.sync_and_begin(number, Clock())
         return self.producer.next(number, Stopping(), Clock())
 
 
@@ -83,7 +83,7 @@ def test_a_run_that_resumes_goes_on_with_the_very_prompts_and_seeds(tmp_path):
     rule = differ_at(*range(0, 100, 3))
     whole = Play(tmp_path, rule, rollout={"no_signal": "replace"})
     first = whole.step(1)
-    whole.producer.begin(2, Clock())
+    whole.producer.sync_and_begin(2, Clock())
     state = whole.producer.state()  # as a checkpoint after step 1 has it
     asked = len(whole.asked) - 1
     second = whole.step(2)

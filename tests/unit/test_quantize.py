@@ -19,7 +19,7 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models import PolicyModel, ScoreModel, quantize
 from trainer.objectives.pairwise import pairwise
-from trainer.offline import update
+from trainer.offline import optimizer_step
 from trainer.plan import memory
 from trainer.ranks.worker import Role
 
@@ -59,15 +59,15 @@ def test_linear_layers_have_4_bits_and_what_they_stand_for_is_the_same_quantized
 def test_a_restart_changes_no_bit_and_the_export_is_what_was_trained(wide_model, tmp_path, dtype, stage):
     start = partial(started, wide_model, QLORA, dtype=dtype, stage=stage)
     worker = start()
-    whole = [update(worker, batch) for batch in BATCHES]
+    whole = [optimizer_step(worker, batch) for batch in BATCHES]
     first = start()
-    before = [update(first, batch) for batch in BATCHES[:4]]
-    first.save(tmp_path / "checkpoint")
+    before = [optimizer_step(first, batch) for batch in BATCHES[:4]]
+    first.save_shard(tmp_path / "checkpoint")
     assert first.saved(60)
     again = start()
-    again.load(tmp_path / "checkpoint")
+    again.load_shard(tmp_path / "checkpoint")
     assert again.fingerprint() == worker.fingerprint()
-    assert before + [update(again, batch) for batch in BATCHES[4:]] == whole
+    assert before + [optimizer_step(again, batch) for batch in BATCHES[4:]] == whole
     assert len({step["loss"] for step in whole}) == 6 and all(step["grad_norm"] > 0 for step in whole)
     again.export(tmp_path / "model")
     kind, near = getattr(torch, dtype), {"float32": 1e-5, "bfloat16": 0.1}[dtype]
@@ -88,7 +88,7 @@ def test_a_reward_models_head_is_not_quantized(wide_model):
     worker = started(wide_model, QLORA, role)
     assert worker.lm.score.weight.dtype == torch.float32 and worker.lm.score.weight.requires_grad
     pairs = [[Sequence(ids.response_ids, ids.response_ids[-1:]) for ids in batch] for batch in BATCHES]
-    steps = [update(worker, batch) for batch in pairs]
+    steps = [optimizer_step(worker, batch) for batch in pairs]
     assert all(step["grad_norm"] > 0 for step in steps)
 
 

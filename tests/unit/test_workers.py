@@ -27,7 +27,7 @@ from trainer.models import PolicyModel, ValueModel
 from trainer.objectives import Stats
 from trainer.objectives.preference import preference
 from trainer.objectives.supervised import supervised
-from trainer.offline import update
+from trainer.offline import optimizer_step
 from trainer.offline.saver import Saver
 from trainer.online.roles import roles_of
 from trainer.ranks.worker import Role, Worker
@@ -61,7 +61,7 @@ def started(path: Path, role_of: Callable[[SftConfig], Role] = supervised_role, 
 
 
 def losses(worker: Worker, batches: list[list[Sequence]]) -> list[dict[str, float]]:
-    return [update(worker, batch) for batch in batches]
+    return [optimizer_step(worker, batch) for batch in batches]
 
 
 @pytest.mark.parametrize(("dtype", "stage"), [("float32", 0), ("bfloat16", 2)])
@@ -69,10 +69,10 @@ def test_a_lower_learning_rate_is_taken_on_resume(tiny_model, tmp_path, dtype, s
     settings: dict[str, Any] = {"model": {"dtype": dtype}, "trainer": {"zero_stage": stage}}
     first = started(tiny_model, **settings)
     losses(first, BATCHES[:2])
-    first.save(tmp_path)
+    first.save_shard(tmp_path)
     assert first.saved(60)
     again = started(tiny_model, **settings, optim={"lr": 1e-4, "warmup_steps": 4, "weight_decay": 0.5})
-    again.load(tmp_path)
+    again.load_shard(tmp_path)
     assert [step["lr"] for step in losses(again, BATCHES[2:5])] == [1e-4 * 3 / 4, 1e-4, 1e-4]
     optimizer: Any = again.engine.engine.optimizer
     assert optimizer.param_groups[0]["weight_decay"] == 0.5
@@ -84,10 +84,10 @@ def test_four_steps_and_two_after_a_restart_are_six(tiny_model, tmp_path, dtype,
     whole = losses(started(tiny_model, **settings), BATCHES)
     first = started(tiny_model, **settings)
     before = losses(first, BATCHES[:4])
-    first.save(tmp_path)
+    first.save_shard(tmp_path)
     assert first.saved(60)
     again = started(tiny_model, **settings)
-    again.load(tmp_path)
+    again.load_shard(tmp_path)
     assert before + losses(again, BATCHES[4:]) == whole
     assert len({step["loss"] for step in whole}) == 6
     assert all(step["grad_norm"] > 0 for step in whole)
@@ -95,7 +95,7 @@ def test_four_steps_and_two_after_a_restart_are_six(tiny_model, tmp_path, dtype,
 
 def test_a_checkpoint_that_a_rank_does_not_see_is_a_mistake_that_names_the_folder(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=rf"{tmp_path}: rank 0 .* same one on every node"):
-        started(tiny_model).load(tmp_path)
+        started(tiny_model).load_shard(tmp_path)
 
 
 def test_a_checkpoint_without_every_ranks_shard_is_none(tiny_model, tmp_path):
@@ -206,7 +206,7 @@ def judge(config: SftConfig) -> Role:
 @pytest.mark.parametrize("budget", [18, 24, 200])
 def test_a_reward_model_learns_which_answer_was_chosen(tiny_model, budget):
     worker = learner(tiny_model, judge, budget)
-    found = [update(worker, PAIRS) for _ in range(20)]
+    found = [optimizer_step(worker, PAIRS) for _ in range(20)]
     assert found[0]["loss"] == pytest.approx(0.6931, abs=1e-4), "a head of zeros knows nothing: log 2"
     assert found[-1]["loss"] < 0.1
     scores_N = worker.score(PAIRS, 0)
@@ -218,7 +218,7 @@ def test_a_reward_model_learns_which_answer_was_chosen(tiny_model, budget):
 def test_dpo_prefers_the_chosen_answers_to_the_reference(tiny_model):
     worker = learner(tiny_model, lambda config: Role("policy", PolicyModel, 0, config.optim, partial(dpo, 0.5), 20, together=2))
     reference_N = worker.score(PAIRS, 0)
-    found = [update(worker, PAIRS, {"reference": reference_N}) for _ in range(10)]
+    found = [optimizer_step(worker, PAIRS, {"reference": reference_N}) for _ in range(10)]
     assert found[0]["loss"] == pytest.approx(0.6931, abs=1e-4), "the policy is the reference yet"
     assert found[-1]["loss"] < 0.3
 

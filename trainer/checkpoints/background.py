@@ -86,7 +86,7 @@ class Background:
         self._given_up = Event()
         self._step = 0
 
-    def save(
+    def write(
         self,
         step: int,
         state: dict[str, Any],

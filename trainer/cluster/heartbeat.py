@@ -73,7 +73,7 @@ def _stack(thread: int) -> list[traceback.FrameSummary]:
 
 
 def _place(stack: list[traceback.FrameSummary]) -> str:
-    """The innermost frames, such as "engine.py:88 step < workers.py:120 update"; Ray's alone are an actor's between calls."""
+    """The innermost frames, such as "engine.py:88 step < worker.py:120 optimizer_step"; Ray's alone are an actor's between calls."""
     return " < ".join(f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in stack[: -FRAMES - 1 : -1]) or "rest, waiting for a call"
 
 

@@ -132,7 +132,7 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     fingerprint = worker.fingerprint()
     if last:
         last.require_model(fingerprint)
-        worker.load(last.folder, from_rank_0(partial(reshard, last, world, schedule.timeout), rank, world))
+        worker.load_shard(last.folder, from_rank_0(partial(reshard, last, world, schedule.timeout), rank, world))
         loader.load(last.state["loader"])
     task.prepare(worker, found, folder, fresh=done == 0)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
@@ -189,7 +189,7 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
         rows = run.loader.next()
         sequences = [sequence for row in rows for sequence in task.sequences(row)]
         numbers = task.numbers(worker, rows)
-        stats = update(worker, sequences, numbers=numbers) | numbers
+        stats = optimizer_step(worker, sequences, numbers=numbers) | numbers
         seconds = time.perf_counter() - begin
         stats |= {"seconds": seconds, "tokens_per_second": sum(s.length for s in sequences) / seconds}
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
@@ -222,7 +222,7 @@ def _check_lengths(task: Offline[Any], rows: list[Prompt], budget: int) -> None:
         )
 
 
-def update(
+def optimizer_step(
     worker: Worker,
     sequences: list[Sequence],
     tokens_N: Tokens | None = None,
@@ -233,7 +233,7 @@ def update(
     `tokens_N` are inputs of the objective per response token of the batch, besides the mask and what the sequences bring themselves.
     """
     mine, mine_N, counts, local, count = _share(worker, sequences, tokens_N or {})
-    stats = worker.update(mine, mine_N, local, count, numbers)
+    stats = worker.optimizer_step(mine, mine_N, local, count, numbers)
     return combine(gather(stats, worker.world)[:: _shared(worker)], counts.tokens, counts.sequences / worker.role.together)
 
 

@@ -87,7 +87,7 @@ class Saver:
         self.step = step
         if self.rank == 0:
             expected = [f"random-{i}.pt" for i in range(self.world)]
-            self.background.save(step, state, self._begin, self._written, expected=expected)
+            self.background.write(step, state, self._begin, self._written, expected=expected)
         else:
             self._begin(self.checkpoints.draft(step))
         if last:
@@ -98,7 +98,7 @@ class Saver:
 
     def _begin(self, draft: Path) -> None:
         barrier(self.world)  # it is there
-        self.worker.save(draft)
+        self.worker.save_shard(draft)
 
     def _written(self) -> bool:
         return self.worker.saved() and (self.world == 1 or self.everywhere.is_set())

@@ -60,7 +60,7 @@ class Continuous:
 
     # The loop's side
 
-    def begin(self, step: int, clock: Clock) -> None:
+    def sync_and_begin(self, step: int, clock: Clock) -> None:
         if step <= self.config.trainer.steps:
             self.workers.sync()
         with self.changed:

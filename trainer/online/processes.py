@@ -150,21 +150,21 @@ class WorkerGroups:
         if self.config.rollout.mode != "async" or not self.engines.serving():
             self.engines.started()
 
-    def save(self, folder: Path) -> None:
+    def save_shards(self, folder: Path) -> None:
         """Have every trained role copied to memory, and written below `folder` from there."""
         for role in self._trained():
-            role.save(folder)
+            role.call("save_shard", folder / role.role.name)
 
     def saved(self) -> bool:
-        """Whether all ranks have written what `save` began. Raises what went wrong on one."""
+        """Whether all ranks have written what `save_shards` began. Raises what went wrong on one."""
         return all(done for role in self._trained() for done in role.call("saved"))
 
-    def load(self, folder: Path, resharded: Path | None) -> None:
+    def load_shards(self, folder: Path, resharded: Path | None) -> None:
         for role in self._trained():
-            role.load(folder, resharded)
+            role.call("load_shard", folder / role.role.name, resharded and resharded / role.role.name)
 
     def shards(self) -> list[str]:
-        """A file of every rank, below the folder that `save` was given: missing ones mean that a node does not share it."""
+        """A file of every rank, below the folder that `save_shards` was given: missing ones mean that a node does not share it."""
         return [f"{role.role.name}/random-{rank}.pt" for role in self._trained() for rank in range(len(role.ranks))]
 
     def _trained(self) -> list[RoleGroup]:

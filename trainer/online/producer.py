@@ -23,8 +23,11 @@ Score = Callable[[list[Episode], int, Stopping], None]  # sets rewards; `rewards
 
 
 class Producer(Protocol):
-    def begin(self, step: int, clock: Clock) -> None:
-        """All before `step` is learned: give the rollout engines the weights, if they wait for them, and go on."""
+    def sync_and_begin(self, step: int, clock: Clock) -> None:
+        """All before `step` is learned: give the rollout engines the newest weights, and have them sample for `step` or go on sampling.
+
+        Nothing where they do so already: with rollout.mode=one_step since `next` of the step before.
+        """
         ...
 
     def next(self, step: int, stopping: Stopping, clock: Clock) -> list[Episode]:
@@ -74,10 +77,18 @@ class Batches:
         self.position = loader.state()  # before the step that is sampled
         self.values: dict[str, float] = {}
 
-    def begin(self, step: int, clock: Clock) -> None:
-        if self.pending is None:
-            self._sample(step)
-            clock.lap("sync")
+    def sync_and_begin(self, step: int, clock: Clock) -> None:
+        if self.pending is not None:
+            return
+        self.position = self.loader.state()
+        if step <= self.config.trainer.steps:
+            self.workers.sync()
+            prompts, size, seed = self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step)
+            if self.pool:
+                self.pending = Ahead(self.pool.start(self.workers.engines, prompts, size, seed))
+            else:
+                self.pending = self.workers.start(prompts, size, seed)
+        clock.lap("sync")
 
     def next(self, step: int, stopping: Stopping, clock: Clock) -> list[Episode]:
         assert self.pending is not None
@@ -86,8 +97,7 @@ class Batches:
         require_sampled(episodes, step)
         clock.lap("generate")
         if self.ahead:  # the next episodes are sampled while this step trains
-            self._sample(step + 1)
-            clock.lap("sync")
+            self.sync_and_begin(step + 1, clock)
         try:
             groups = self._scored(episodes, seed_of(self.config, step), step, stopping, clock)
             if self.config.rollout.no_signal == "replace":
@@ -141,16 +151,6 @@ class Batches:
                 groups[place] = group
             replaced += len(vain)
         self.values |= {"no_signal": replaced / (replaced + len(groups)), "thrown_tokens": thrown}
-
-    def _sample(self, step: int) -> None:
-        self.position = self.loader.state()
-        if step <= self.config.trainer.steps:
-            self.workers.sync()
-            prompts, size, seed = self.loader.next(), self.config.algorithm.group_size, seed_of(self.config, step)
-            if self.pool:
-                self.pending = Ahead(self.pool.start(self.workers.engines, prompts, size, seed))
-            else:
-                self.pending = self.workers.start(prompts, size, seed)
 
     def settle(self) -> None:
         if isinstance(self.pending, Ahead):  # others have asked their engines for everything, which answer in order

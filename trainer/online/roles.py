@@ -6,7 +6,6 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -122,7 +121,7 @@ class RoleGroup:
             out_N[select(rollout.flat.lengths_E, mine)] = values
         return out_N
 
-    def update(self, rollout: Rollout, tokens_N: Tokens, step: int, **numbers: float) -> dict[str, float]:
+    def train(self, rollout: Rollout, tokens_N: Tokens, step: int, **numbers: float) -> dict[str, float]:
         """All optimizer steps of one batch of episodes. Returns means over them."""
         algorithm = self.config.algorithm
         results = [
@@ -142,8 +141,8 @@ class RoleGroup:
         for rank, mine in self._dealt(shares):
             where = select(flat.lengths_E, mine) if mine != list(range(len(rollout.sequences))) else slice(None)
             mine_N = {name: values[where] for name, values in tokens_N.items()}
-            refs.append(rank.update.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, numbers))
-        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.update (trainer.timeout)")[:: self.shared]
+            refs.append(rank.optimizer_step.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, numbers))
+        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.optimizer_step (trainer.timeout)")[:: self.shared]
         return combine(parts, counts.tokens)
 
     @property
@@ -160,12 +159,6 @@ class RoleGroup:
         lengths = [rollout.sequences[i].length for i in chosen]
         shares, count = split(lengths, len(self.ranks) // self.shared, **packing(self.config), together=self.role.together)
         return [[chosen[i] for i in share] for share in shares], count
-
-    def save(self, folder: Path) -> None:
-        self.call("save", folder / self.role.name)
-
-    def load(self, folder: Path, resharded: Path | None) -> None:
-        self.call("load", folder / self.role.name, resharded and resharded / self.role.name)
 
 
 def minibatches(episodes: int, epochs: int, count: int, seed: int) -> list[list[int]]:

@@ -171,7 +171,7 @@ class Engine:
     def step(self) -> dict[str, float]:
         """Clip, update, advance the schedule; or skip all of it where the gradient is not finite or above the limit.
 
-        Waits until what `save` was called for is copied. Returns the gradient's norm before clipping, the learning rate just used, and 1
+        Waits until `save_state` has copied. Returns the gradient's norm before clipping, the learning rate just used, and 1
         as `skipped` where it was not.
         """
         self._until_copied()
@@ -193,7 +193,7 @@ class Engine:
     def offload(self) -> None:
         """Move weights, gradients and optimizer state to CPU memory until `reload`; nothing is done where they are there.
 
-        Waits until what `save` was called for is copied.
+        Waits until `save_state` has copied.
         """
         if self.away:
             return
@@ -228,7 +228,7 @@ class Engine:
         """Whether parameters themselves are partitioned (ZeRO-3)."""
         return self.engine.zero_optimization_partition_weights()
 
-    def save(self, folder: Path, at_once: bool = False) -> list[Callable[[], None]]:
+    def save_state(self, folder: Path, at_once: bool = False) -> list[Callable[[], None]]:
         """Begin to write this rank's shards of weights, optimizer and schedule below `folder`. Collective.
 
         Returns calls for another thread to make in their order while training goes on: the first copies the shards to CPU memory, which
@@ -239,14 +239,14 @@ class Engine:
         self.memory.reuse()
         write = files.save
 
-        def save(state_dict: dict[str, Any], path: str) -> None:
+        def copy_or_write(state_dict: dict[str, Any], path: str) -> None:
             state = self._without_frozen(state_dict)
             if at_once:
                 write(state, path)
             else:
                 writes.append(partial(write, snapshot(state, self.memory), path))
 
-        files.save = save
+        files.save = copy_or_write
         try:
             with _quiet():
                 self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=self.frozen)
@@ -269,8 +269,8 @@ class Engine:
         finally:
             self.copied.set()
 
-    def load(self, folder: Path, universal: bool = False) -> None:
-        """Read what `save` wrote with the same number of ranks, or what `reshard` made of it: then it is `universal`. Collective."""
+    def load_state(self, folder: Path, universal: bool = False) -> None:
+        """Read what `save_state` wrote with the same number of ranks, or what `reshard` made of it: then it is `universal`. Collective."""
         settings: Any = self.engine._config
         settings.load_universal_checkpoint = universal  # read at every load
         with _quiet():

@@ -134,7 +134,7 @@ class Worker:
         batches = self._pack(sequences, count)
         return scatter([self.engine(self._to_device(batch))[0] for batch in batches], batches).cpu()
 
-    def update(
+    def optimizer_step(
         self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
     ) -> dict[str, float]:
         """One optimizer step. `counts` are global, so `loss` and the other sums add up over ranks to those of the global batch.
@@ -150,7 +150,7 @@ class Worker:
     def evaluate(
         self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
     ) -> dict[str, float]:
-        """What `update` says of the loss and its statistics, with nothing learned."""
+        """What `optimizer_step` says of the loss and its statistics, with nothing learned."""
         return self._sums(sequences, tokens_N, counts, count, numbers)[0]
 
     def _sums(
@@ -224,13 +224,13 @@ class Worker:
 
     # Checkpoints
 
-    def save(self, folder: Path) -> None:
+    def save_shard(self, folder: Path) -> None:
         """Begin to copy this rank's shards, and to write them below `folder`; the driver completes the checkpoint.
 
         Collective; after the next `saved` that is True they are written. With trainer.checkpoint_async=false they are on return.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        writes = self.engine.save(folder, at_once=not self.config.trainer.checkpoint_async)
+        writes = self.engine.save_state(folder, at_once=not self.config.trainer.checkpoint_async)
         state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state()
@@ -238,13 +238,13 @@ class Worker:
         self.writing = self.files.submit(_call, writes)
 
     def saved(self, seconds: float = 0) -> bool:
-        """Whether what `save` began is written, after at most `seconds`. Raises what went wrong with it."""
+        """Whether what `save_shard` began is written, after at most `seconds`. Raises what went wrong with it."""
         if self.writing is None:
             return True
         return bool(wait([self.writing], seconds).done) and self.writing.result() is None
 
-    def load(self, folder: Path, resharded: Path | None = None) -> None:
-        """Continue from what `save` wrote: with another number of ranks from `resharded`, where that was necessary.
+    def load_shard(self, folder: Path, resharded: Path | None = None) -> None:
+        """Continue from what `save_shard` wrote: with another number of ranks from `resharded`, where that was necessary.
 
         A rank that was not there before has the random state that its seed gives. Raises ConfigError where this rank sees no checkpoint.
         """
@@ -254,7 +254,7 @@ class Worker:
                 f"{folder}: rank {self.rank} on {socket.gethostname()} does not see its part of the checkpoint; is this folder the same "
                 "one on every node? (flotilla:checkpoints.kind shared or network; $FLOTILLA_RUNS)"
             )
-        self.engine.load(resharded or folder, universal=resharded is not None)
+        self.engine.load_state(resharded or folder, universal=resharded is not None)
         if not file.is_file():
             return
         state = torch.load(file, weights_only=False)
