@@ -64,10 +64,10 @@ def test_each_minibatch_is_divided_by_its_own_tokens_and_sequences(tmp_path, mon
         group = object.__new__(RoleGroup)
         group.config = settings(tmp_path, algorithm={"minibatches": count})
         group.role = roles_of(group.config)[0]
-        group.ranks = [SimpleNamespace(update=SimpleNamespace(remote=learn))] * 2
+        group.ranks = [SimpleNamespace(optimizer_step=SimpleNamespace(remote=learn))] * 2
         rollout = Rollout.of(episodes, compared=[1])
         given.clear()
-        group.update(rollout, {"mask": rollout.flat.mask_N}, step=1)
+        group.train(rollout, {"mask": rollout.flat.mask_N}, step=1)
         steps = minibatches(6, 1, count, 1)
         assert [numbers[1:] for numbers in given[::2]] == [numbers[1:] for numbers in given[1::2]], "both ranks divide alike"
         lengths = [1, 0, 3, 4, 0, 6]

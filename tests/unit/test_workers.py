@@ -230,6 +230,6 @@ def test_preferences_are_reported_as_means_over_pairs(tiny_model):
     reference_N = worker.score(PAIRS, 0) - torch.tensor([1.0 if s.response_ids[-2] == 9 else 0.0 for s in PAIRS]).repeat_interleave(
         torch.tensor([len(s.response_ids) for s in PAIRS])
     )
-    found = update(worker, PAIRS, {"reference": reference_N})
+    found = optimizer_step(worker, PAIRS, {"reference": reference_N})
     assert found["accuracy"] == 1.0, "each chosen answer has gained 1 per token"
     assert found["margin"] == pytest.approx(0.1 * sum(len(s.response_ids) for s in PAIRS[::2]) / 4, abs=1e-5)
