@@ -17,17 +17,19 @@ keyword-only parameters (`terms.ASKED`); the others read it from the episode.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from trainer.cli.import_path import check_args, find
+from trainer.episodes import Episode
 from trainer.errors import ConfigError
-from trainer.rewards import arguments, gym
+from trainer.rewards import arguments, golds, gym, mathematics, numerals
 from trainer.rewards.model import reward_model
 from trainer.rewards.programs import code
 from trainer.rewards.remote import http, judge
@@ -51,6 +53,13 @@ __all__ = [
 
 NEED_ANSWER = ("exact", "digits_share", "numeric", "contains", "math_verify", "code")
 PACKAGES = {"math_verify": "math-verify", "reasoning_gym": "reasoning-gym"}  # of extras, by the module, which the reward is named after
+# How a built-in reads the answer of a row, as a line for a person; raises ValueError where it cannot be compared with.
+READ: dict[str, Callable[[dict[str, Any]], str]] = {
+    **dict.fromkeys(("exact", "digits_share", "contains"), golds.read),
+    "numeric": numerals.read,
+    "math_verify": mathematics.read,
+}
+Functions = Mapping[str, tuple[str, dict[str, Any]]]  # a name or package.module:function, and its arguments, by the section that names it
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -78,7 +87,33 @@ def needs_answer(*specs: str) -> bool:
     return any(spec in NEED_ANSWER for spec in specs)
 
 
-def resolve_all(functions: Mapping[str, tuple[str, dict[str, Any]]], weights: Mapping[str, float], columns: Collection[str] = ()) -> Reward:
+def check_answer(functions: Functions, row: dict[str, Any]) -> None:
+    """Raises ValueError where a built-in cannot compare with the answer of this row. Cheap: mathematics is looked at as text."""
+    for spec, _ in functions.values():
+        if spec in READ:
+            (golds.read if spec == "math_verify" else READ[spec])(row)
+
+
+def readings(functions: Functions, rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    """What the built-ins make of the answers of these rows, a line for each."""
+    found = []
+    for section, (spec, _) in functions.items():
+        for number, row in enumerate(rows if spec in READ else ()):
+            try:
+                said = READ[spec]({**row})
+            except (KeyError, TypeError, ValueError) as error:
+                said = str(error)
+            found.append(f"{section}: {spec} reads the answer of row {number}: {said[:300]}")
+    return found
+
+
+def load(functions: Functions) -> None:
+    """Have a process of these do at its start what its first answer would wait for."""
+    if any(spec == "math_verify" for spec, _ in functions.values()):
+        mathematics.load()
+
+
+def resolve_all(functions: Functions, weights: Mapping[str, float], columns: Collection[str] = ()) -> Reward:
     """The reward of these functions, with their arguments, by the section that names each, and of the weights of its terms.
 
     Raises ConfigError with a line for each that there is none of.
@@ -128,7 +163,23 @@ def resolve(spec: str, args: dict[str, Any], columns: Collection[str] = (), sect
         arguments.check(function, args, f"{section}.args")
     awaited = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
     name = getattr(function, "__name__", spec.rpartition(":")[2])
+    if function not in REWARDS.values():
+        function = _with_own_rows(function, takes_episodes)
     return Reward(name, functools.partial(function, **args) if args else function, takes_episodes, awaited, asks)
+
+
+def _with_own_rows(function: Callable[..., Any], takes_episodes: bool) -> Callable[..., Any]:
+    """A person's function, which may change the row that it gets: the other answers to its prompt, and other terms, have it too."""
+
+    def of_episodes(episodes: list[Episode], **given: Any) -> Any:
+        rows = copy.deepcopy([e.prompt.row for e in episodes])
+        own = [dataclasses.replace(e, prompt=dataclasses.replace(e.prompt, row=r)) for e, r in zip(episodes, rows, strict=True)]
+        return function(own, **given)
+
+    def of_answer(text: str, row: dict[str, Any], **given: Any) -> Any:
+        return function(text, copy.deepcopy(row), **given)
+
+    return of_episodes if takes_episodes else of_answer
 
 
 def _asks(function: Callable[..., Any], takes_episodes: bool) -> tuple[str, ...]:

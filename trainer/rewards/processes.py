@@ -20,6 +20,7 @@ from trainer.episodes import Episode
 from trainer.rewards.terms import Mistake, Scored
 from trainer.rewards.worker import DONE, DUMP, Job
 
+STDERR = 2
 STACK_SECONDS = 1.0  # for a process to write where it hangs; one that the kernel holds never does
 LINE = re.compile(r'File "(.+)", line (\d+) in ')
 
@@ -33,9 +34,10 @@ class Process:
         files = [theirs.fileno(), self.marks.fileno(), self.outcomes.fileno(), self.stack.fileno()]
         # Not by multiprocessing, which would import the run's main module, and with it torch, into each of them.
         code = f"import sys; sys.path[:] = {sys.path!r}; from trainer.rewards.worker import serve; serve(*{files})"
-        # A session of its own: what a reward started ends with it.
+        # A session of its own: what a reward started ends with it. What it prints is no output of the command, such as its --json.
+        words = [sys.executable, "-uc", code]
         self.process = subprocess.Popen(
-            [sys.executable, "-uc", code], pass_fds=files, stdin=subprocess.DEVNULL, start_new_session=True, env=_environment()
+            words, pass_fds=files, stdin=subprocess.DEVNULL, stdout=STDERR, start_new_session=True, env=_environment()
         )
         theirs.close()
         self.channel.send(job)

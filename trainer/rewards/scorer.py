@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from multiprocessing.connection import wait
 from threading import Lock
@@ -31,7 +33,8 @@ class Scorer:
     Raises ConfigError where the settings name no reward.
     """
 
-    def __init__(self, config: RewardConfig):
+    def __init__(self, config: RewardConfig, rows: Sequence[Mapping[str, Any]] = ()):
+        """`rows`: of the data set; how their answers are read is printed once."""
         self.config = config
         self.reward = resolve_all(config.functions(), config.term_weights())
         self.job = Job(config.functions(), config.term_weights(), config.retries, config.answer_timeout)
@@ -40,10 +43,11 @@ class Scorer:
         self.failures: list[str] = []  # of this batch
         self.lost = ""  # what to say of them
         self.busy = Lock()  # an evaluation scores in a thread of its own
-        self._start()
+        self._start(rows)
 
-    def _start(self) -> None:
-        self.workers = [Process(self.job) for _ in range(self.config.workers)]
+    def _start(self, rows: Sequence[Mapping[str, Any]] = ()) -> None:
+        first = Process(dataclasses.replace(self.job, rows=rows))
+        self.workers = [first, *(Process(self.job) for _ in range(self.config.workers - 1))]
 
     def __enter__(self) -> Self:
         return self
@@ -145,6 +149,8 @@ class Scorer:
             return
         if message == "ready":
             worker.is_ready()
+        elif isinstance(message, list):
+            print(*message, sep="\n", end="\n" * bool(message), flush=True)
         elif isinstance(message, Mistake):
             self._fail([*worker.owed.values()], message)
             worker.owed = {}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 import math
 import traceback
-from collections.abc import Callable, Mapping
+from asyncio import events
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ def worth(reward: Reward, value: Any, position: int) -> Scored:
             raise Mistake(position, f"returned the terms {_names(value)}, which have no weights; set reward.weights", final=True)
         return _number(value, position), {}
     if not isinstance(value, dict):
-        raise Mistake(position, f"returned {value!r}; reward.weights wants a dict of {_names(reward.weights)}", final=True)
+        raise Mistake(position, f"returned {_shown(value)}; reward.weights wants a dict of {_names(reward.weights)}", final=True)
     if value.keys() != reward.weights.keys():
         raise Mistake(position, f"returned the terms {_names(value)}; reward.weights has {_names(reward.weights)}", final=True)
     terms = {name: _number(value[name], position, f" as {name}") for name in reward.weights}
@@ -112,8 +113,11 @@ async def _of_episodes(parts: Mapping[str, Reward], episodes: list[Episode], ste
 async def _column(name: str, part: Reward, episodes: list[Episode], step: int) -> list[Any]:
     """A term of all episodes, or what it raised."""
     if part.batched:
-        found = part.function(episodes, **dict.fromkeys(part.asks, step))
-        values = list(await found if inspect.isawaitable(found) else found)
+        if part.awaited:
+            values = list(await part.function(episodes, **dict.fromkeys(part.asks, step)))
+        else:
+            with _without_loop():
+                values = list(part.function(episodes, **dict.fromkeys(part.asks, step)))
         if len(values) != len(episodes):
             raise Mistake(None, f"returned {len(values)} rewards for {len(episodes)} episodes as {name}")
         return values
@@ -129,9 +133,31 @@ async def _column(name: str, part: Reward, episodes: list[Episode], step: int) -
     return values
 
 
+@contextmanager
+def _without_loop() -> Iterator[None]:
+    """For a function that is not async and may call asyncio.run itself, which refuses inside of a loop that runs.
+
+    Not in a thread: signals, and so the deadlines of many libraries, are the main thread's.
+    """
+    running = events._get_running_loop()
+    if running is None:
+        yield
+        return
+    own = asyncio.new_event_loop()  # for get_event_loop().run_until_complete
+    events._set_running_loop(None)
+    asyncio.set_event_loop(own)
+    try:
+        yield
+    finally:
+        own.close()
+        asyncio.set_event_loop(running)
+        events._set_running_loop(running)
+
+
 def _named(name: str, part: Reward, text: str, row: dict[str, Any], given: dict[str, Any]) -> Any:
     try:
-        return part.function(text, row, **{key: given[key] for key in part.asks})
+        with _without_loop():
+            return part.function(text, row, **{key: given[key] for key in part.asks})
     except Exception as error:
         error.add_note(f" as {name}")
         raise
@@ -145,6 +171,13 @@ async def _named_later(name: str, part: Reward, text: str, row: dict[str, Any], 
         raise
 
 
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:200]
+    except Exception:  # a __repr__ of its own, or an int of more than 4300 digits
+        return f"a {type(value).__name__}"
+
+
 def _names(terms: Mapping[str, Any]) -> str:
     return ", ".join(map(str, terms)) or "none"
 
@@ -152,8 +185,10 @@ def _names(terms: Mapping[str, Any]) -> str:
 def _number(reward: Any, position: int, term: str = "") -> float:
     try:
         value = float(reward)
-    except (TypeError, ValueError) as error:
-        raise Mistake(position, f"returned {reward!r}{term}, which is not a number") from error
+    except OverflowError as error:
+        raise Mistake(position, f"returned a number{term} that is too large for a float") from error
+    except Exception as error:  # a value of anything's own type
+        raise Mistake(position, f"returned {_shown(reward)}{term}, which is not a number") from error
     if not math.isfinite(value):
         raise Mistake(position, f"returned {value}{term}; a reward is finite")
     return value

@@ -14,12 +14,12 @@ import pickle
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainer.rewards import resolve_all
+from trainer.rewards import load, readings, resolve_all
 from trainer.rewards.terms import Mistake, Reward, Scored, mistake, worth
 
 DONE = 255  # the byte of an answer in the file of marks; before that, how many times it was begun; 0 while nothing is done about it
@@ -37,6 +37,7 @@ class Job:
     weights: Mapping[str, float]
     retries: int
     answer_timeout: float | None
+    rows: Sequence[Mapping[str, Any]] = ()  # of which the process says how it reads their answers
 
 
 @dataclass
@@ -68,6 +69,8 @@ def serve(connection: int, marks: int, outcomes: int, stack: int) -> None:
     channel = Connection(connection)
     job: Job = channel.recv()
     reward = resolve_all(job.functions, job.weights)
+    load(job.functions)
+    channel.send(readings(job.functions, job.rows))
     channel.send("ready")
     with asyncio.Runner() as runner:  # one loop for all batches: what a reward keeps open, such as an HTTP session, belongs to its loop
         while True:
