@@ -31,7 +31,7 @@ def flotilla(turns: Turns, settings: list[str]) -> None:
     from trainer import metrics, train_ppo
     from trainer.cli import parse
     from trainer.cli.paths import run_folder
-    from trainer.cluster.actors import wait
+    from trainer.cluster.on_ray import wait
     from trainer.configs.ppo import PpoConfig
 
     class Metrics(metrics.Metrics):

@@ -23,6 +23,7 @@ import ray
 from benchmarks import rollouts
 from benchmarks.report import Ratio, Report
 from trainer.cluster import actors, placement
+from trainer.cluster.on_ray import OnRay
 from trainer.cluster.reservation import reserve
 from trainer.cluster.turns import Turns
 from trainer.configs.ppo import PpoConfig
@@ -53,8 +54,8 @@ class Engine(rollouts.Sleeping):
         """Its weights come by `receive` alone."""
 
 
-class StandIn(RolloutActor.__ray_metadata__.modified_class):  # type: ignore[attr-defined, misc]
-    def start(self, *meet: Any) -> int:
+class StandIn(RolloutActor):
+    def start(self, *meet: Any) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         engines.ENGINES["hf"] = "benchmarks.kills:Engine"
         return super().start(*meet)
 
@@ -104,12 +105,13 @@ def measure(folder: Path) -> tuple[list[float], list[int], Counter[int], int]:
             "placement": {"gpus_per_rank": 0},
         }
     )
-    engines.RolloutActor = ray.remote(StandIn)  # type: ignore[misc]
+    engines.RolloutActor = StandIn  # type: ignore[misc]
     wanted = placement.plan(config)
-    started = RolloutEngines(config, "none", reserve(wanted, config.placement), wanted)
+    launcher = OnRay(wanted, reserve(wanted, config.placement))
+    started = RolloutEngines(config, "none", launcher)
     policy = SimpleNamespace(ranks=[ray.remote(Rank).options(num_cpus=0).remote()])
     turns = Turns(started, Sharing([]), shared=False)
-    workers = WorkerGroups(cast(Any, policy), None, None, started, config, "", (), folder, turns)
+    workers = WorkerGroups(cast(Any, policy), None, None, started, launcher, config, "", (), folder, turns)
     started.connect(policy.ranks, (), config.trainer.timeout)
     batch = config.trainer.prompts_per_step
     loader = Loader([Prompt(i, [1], {}) for i in range(steps * batch)], batch, 0)

@@ -17,6 +17,7 @@ from typing import Any, cast
 import ray
 
 from benchmarks.report import Ratio, Report
+from trainer.cluster.on_ray import OnRay
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader
 from trainer.episodes import Episode, Prompt, Turn
@@ -79,9 +80,9 @@ class Sleeping(SteppedEngine):
         self.ends = [(at + TAKING, number) for at, number in self.ends]  # nothing is sampled meanwhile
 
 
-class StandIn(RolloutActor.__ray_metadata__.modified_class):  # type: ignore[attr-defined, misc]
+class StandIn(RolloutActor):
     def __init__(self, seed: int) -> None:
-        self.engine = Sleeping(seed)
+        self.engine = cast(Any, Sleeping(seed))
 
 
 class Workers:
@@ -89,11 +90,13 @@ class Workers:
 
     def __init__(self, count: int) -> None:
         self.learned = 0
+        self.launcher = OnRay(cast(Any, None), cast(Any, None))  # nothing is placed
         actors = [ray.remote(StandIn).options(num_cpus=0).remote(seed) for seed in range(count)]
         self.engines = SimpleNamespace(
             actors=actors,
             serving=lambda: dict(enumerate(actors)),
             awaited=False,
+            launcher=self.launcher,
             sampling=lambda samples: Sampling(1, samples=samples),
         )
         self.pauses: list[float] = []

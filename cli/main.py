@@ -121,8 +121,10 @@ def train(root: Path, words: list[str]) -> int:
     if not words or words[0] not in names:
         named = f"{words[0]!r} is none of them; " if words and not words[0].startswith("-") else ""
         print(f"usage: flotilla train {'|'.join(names)} [--config FILE] [section.setting=value ...]", file=sys.stderr)
-        print(f"{named}flotilla train {names[0]} --help lists the settings", file=sys.stderr)
+        print(f"{named}flotilla train {names[0]} --help lists the settings; ppo takes --one-process, for a debugger", file=sys.stderr)
         return 0 if {"-h", "--help"} & set(words[:1]) else 2
+    if words[0] == "ppo":  # the others are one process as they are
+        words = ["placement.processes=one" if word == "--one-process" else word for word in words]
     return run_trainer(root, f"trainer.train_{words[0]}", words[1:])
 
 

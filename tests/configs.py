@@ -43,6 +43,11 @@ def recipe(tmp_path: Path, text: str) -> str:
     return str(file)
 
 
+def here(config: PpoConfig) -> PpoConfig:
+    """The same run, all of it in this process: a second in place of ten."""
+    return config.model_copy(update={"placement": config.placement.model_copy(update={"processes": "one"})})
+
+
 def settings(path: Path, **changes: Any) -> PpoConfig:
     """Of a run of six steps on CPUs."""
     values: dict[str, Any] = {

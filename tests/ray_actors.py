@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,15 +19,28 @@ from lab.waiting import wait_for
 from trainer.metrics import Metrics
 
 
+def shared_ray() -> None:
+    """One cluster for all files of a test process, which ends with it: runs give back what they had."""
+    if not ray.is_initialized():
+        folder = str(Path(__file__).parent)  # where a person's own functions would be
+        _start(10, runtime_env={"env_vars": {"PYTHONPATH": folder}})
+
+
 @contextmanager
 def local_ray(cpus: int, **more: Any) -> Iterator[None]:
     """A cluster of one node, as ray.init takes it."""
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # read once in a process: with another, clusters of later modules would refuse its calls
-    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **more)
+    ray.shutdown()  # the shared one
+    _start(cpus, **more)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _start(cpus: int, **more: Any) -> None:
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # read once in a process: with another, clusters of later modules would refuse its calls
+    os.environ["RAY_prestart_worker_first_driver"] = "0"  # noqa: SIM112  # actors have variables of their own
+    ray.init(address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, **more)
 
 
 def until_gone() -> None:

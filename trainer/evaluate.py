@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, nullcontext, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -85,9 +85,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer import environments
-from trainer.cluster import actors, placement
 from trainer.cluster.actors import RunError
-from trainer.cluster.reservation import reserve
+from trainer.cluster.launcher import launcher
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_eval_sets, load_prompts
 from trainer.environments.policy import Request
@@ -96,7 +95,7 @@ from trainer.environments.runner import Job
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.models import load_tokenizer
 from trainer.online.scored import evaluation
-from trainer.rewards.scorer import Scorer
+from trainer.rewards.here import scorer_of
 from trainer.rollout.engines import RolloutEngines
 
 Sample = Callable[[list[Prompt]], list[Episode]]
@@ -114,9 +113,8 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
         [first, *_] = next(iter(sets.values()))
         environments.check_template(spec, config.environment.args, first.row, tokenizer, config.data.template)
     sampling = partial(from_server, config, args) if args.endpoint else partial(from_engines, config)
-    rewards = nullcontext() if config.environment.function else Scorer(config.reward)
     found: dict[str, dict[str, float]] = {}
-    with sampling() as sample, rewards as scorer, args.out.open("w") if args.out else nullcontext() as out:
+    with sampling() as sample, scorer_of(config) as scorer, args.out.open("w") if args.out else nullcontext() as out:
         for name, prompts in sets.items():
             begin = time.perf_counter()
             episodes = sample(prompts)
@@ -137,18 +135,11 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
 @contextmanager
 def from_engines(config: PpoConfig) -> Iterator[Sample]:
     """Of rollout engines of the cluster, or of this machine, alone."""
-    import ray
-
-    ours = not ray.is_initialized()
-    if ours:
-        actors.connect()
-    reserved = played = None
-    try:
-        wanted = placement.fit(config, ray.nodes(), engines_alone=True)
-        reserved = reserve(wanted, config.placement)
-        assert config.model.path is not None, "looked at before"
-        engines = RolloutEngines(config, config.model.path, reserved, wanted)
-        played = Environments(config, config.model.path) if config.environment.function else None
+    assert config.model.path is not None, "looked at before"
+    with ExitStack() as stack:
+        starts = stack.enter_context(launcher(config, engines_alone=True))
+        engines = RolloutEngines(config, config.model.path, starts)
+        played = stack.enter_context(closing(Environments(config, config.model.path, starts))) if config.environment.function else None
         engines.started()
         samples = config.trainer.eval_samples
 
@@ -158,13 +149,6 @@ def from_engines(config: PpoConfig) -> Iterator[Sample]:
             return engines.start(prompts, samples, config.run.seed, greedy=samples == 1).result()
 
         yield sample
-    finally:
-        if played:
-            played.close()
-        if ours:
-            ray.shutdown()
-        elif reserved is not None:
-            reserved.release()
 
 
 @contextmanager

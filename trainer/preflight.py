@@ -195,6 +195,8 @@ def cluster(config: PpoConfig) -> list[str]:
     def compare() -> None:
         placement.fit(config, _nodes())
 
+    if config.placement.processes == "one":
+        return gpu(config)
     return not_installed() or _lines(compare)
 
 
@@ -204,14 +206,14 @@ def _nodes() -> list[dict[str, Any]]:
         return [{"Alive": True, "Labels": {}, "Resources": {"CPU": os.cpu_count() or 1, "GPU": math.inf if has_gpu() else 0}}]
     import ray
 
-    from trainer.cluster import actors
+    from trainer.cluster.on_ray import connect
 
     if not ray.is_initialized():
-        actors.connect()
+        connect()
     return ray.nodes()
 
 
-def gpu(config: OfflineConfig) -> list[str]:
+def gpu(config: OfflineConfig | PpoConfig) -> list[str]:
     """That there is a GPU at all; which rank has which one, torch says."""
     wanted = config.placement.gpus_per_rank
     missing = [f"placement.gpus_per_rank={wanted:g}: this machine has no GPU; 0 uses CPUs"] if wanted and not has_gpu() else []

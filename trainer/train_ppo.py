@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -59,6 +59,7 @@ from trainer.online.processes import WorkerGroups, start
 from trainer.online.producer import Batches, Producer
 from trainer.online.roles import Rollout
 from trainer.online.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
+from trainer.rewards.here import scorer_of
 from trainer.rewards.scorer import Scorer
 from trainer.runs import held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
@@ -230,7 +231,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
     kind = Continuous if config.rollout.mode == "async" else Batches
     with (
         start(config, folder) as workers,
-        nullcontext() if config.environment.function else Scorer(config.reward) as rewards,  # may have processes on the cluster
+        scorer_of(config) as rewards,  # may have processes on the cluster
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         closing(kind(config, workers, loader, partial(score_to_learn, config, rewards, folder))) as producer,

@@ -1,4 +1,4 @@
-"""A copy of the project in which the real `pulumi` works, on a backend of files."""
+"""One Ray for runs, and a copy of the project in which the real `pulumi` works, on a backend of files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ray_actors import shared_ray
 
 ROOT = Path(__file__).parents[2]
 STEP = 240  # seconds for one pulumi command; the slowest takes fifty on a busy machine
@@ -53,6 +54,12 @@ class Project:
         """Selects the stack; returns the folder of its files."""
         self.must("stack", "select", "--create", name)
         return self.folder / "build" / name
+
+
+@pytest.fixture
+def cluster() -> None:
+    """Ray, where processes are to die, or there are several ranks."""
+    shared_ray()
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ ray = pytest.importorskip("ray")
 
 from ray_actors import local_ray  # noqa: E402
 
-from trainer.cluster import actors, heartbeat  # noqa: E402
+from trainer.cluster import heartbeat, on_ray  # noqa: E402
+from trainer.cluster.actors import RunError  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,8 @@ def test_the_rank_that_hangs_is_named_with_its_node_and_those_that_answered_are_
     ray.get([rank.answer.remote() for rank in ranks])
     refs = [ranks[0].answer.remote(), ranks[1].hang.remote()]
     ray.get(refs[0])
-    with pytest.raises(actors.RunError) as late:
-        actors.wait(refs, 0.5, "policy.update (trainer.timeout)")
+    with pytest.raises(RunError) as late:
+        on_ray.wait(refs, 0.5, "policy.update (trainer.timeout)")
     node = ray.util.get_node_ip_address()
     assert str(late.value).startswith(
         f"policy.update (trainer.timeout) did not end within 0.5 s, waiting for policy-1 (node {node}, pid {pid}); log: worker-*-PID.out"
@@ -70,8 +71,8 @@ def test_the_rank_that_hangs_is_named_with_its_node_and_those_that_answered_are_
 
 def test_the_rank_that_died_is_named(ranks: list) -> None:
     pid = ray.get(ranks[2].pid.remote())
-    with pytest.raises(actors.RunError, match=rf"^policy\.update: policy-2 \(node \S+, pid {pid}\) died: "):
-        actors.wait([ranks[2].die.remote()], 60, "policy.update")
+    with pytest.raises(RunError, match=rf"^policy\.update: policy-2 \(node \S+, pid {pid}\) died: "):
+        on_ray.wait([ranks[2].die.remote()], 60, "policy.update")
 
 
 def test_a_process_that_is_stopped_is_named_with_its_state_and_place_and_ended(ranks: list) -> None:
@@ -83,8 +84,8 @@ def test_a_process_that_is_stopped_is_named_with_its_state_and_place_and_ended(r
     silent = (
         rf"policy-3 \(node \S+, pid {pid}\) gave no sign of life for \d+ s \(trainer.silence\), its state is T \(stopped\), it was last at "
     )
-    with pytest.raises(actors.RunError, match=rf"^policy.update: {silent}test_deadlines.py:\d+ hang"):
-        actors.wait([ranks[0].answer.remote(), ref], 120, "policy.update")
+    with pytest.raises(RunError, match=rf"^policy.update: {silent}test_deadlines.py:\d+ hang"):
+        on_ray.wait([ranks[0].answer.remote(), ref], 120, "policy.update")
     assert until(lambda: not os.path.exists(f"/proc/{pid}"))  # noqa: PTH110
 
 
@@ -92,8 +93,8 @@ def test_processes_that_only_wait_for_one_another_are_ended_with_their_places_an
     for rank in ranks[5:7]:
         rank.begin.remote(heartbeat.EVERY + 2, ready=True)
     first, second = (ray.get(rank.pid.remote()) for rank in ranks[5:7])
-    with pytest.raises(actors.RunError) as ended:
-        actors.wait([ranks[5].hang.remote(), ranks[6].hang.remote(), ranks[0].answer.remote()], 120, "policy.update")
+    with pytest.raises(RunError) as ended:
+        on_ray.wait([ranks[5].hang.remote(), ranks[6].hang.remote(), ranks[0].answer.remote()], 120, "policy.update")
     for name, pid in (("policy-5", first), ("policy-6", second)):
         stuck = rf"{name} \(node \S+, pid {pid}\) did nothing for \d+ s \(trainer.silence\), its state is S \(sleeping\), "
         assert re.search(stuck + r"it was last at test_deadlines.py:\d+ hang; log: ", str(ended.value))
@@ -105,22 +106,22 @@ def test_one_that_waits_for_another_which_works_is_left_alone(ranks: list) -> No
     """In a child, as some engines do their work."""
     ranks[0].begin.remote(heartbeat.EVERY + 2, ready=True)
     ranks[7].begin.remote(heartbeat.EVERY + 2, ready=True)
-    with pytest.raises(actors.RunError, match=re.escape("did not end within 12 s, waiting for policy-0 (")) as late:
-        actors.wait([ranks[0].hang.remote(), ranks[7].child.remote(60)], 12, "policy.update")
+    with pytest.raises(RunError, match=re.escape("did not end within 12 s, waiting for policy-0 (")) as late:
+        on_ray.wait([ranks[0].hang.remote(), ranks[7].child.remote(60)], 12, "policy.update")
     assert "policy-7" in str(late.value)
 
 
 def test_who_waits_beside_the_main_thread_ends_none_for_doing_nothing(ranks: list) -> None:
     """As the writing of checkpoints, which does not see what else a rank waits for."""
-    with ThreadPoolExecutor(1) as pool, pytest.raises(actors.RunError, match=re.escape("did not end within 10 s, waiting for policy-0 (")):
-        pool.submit(actors.wait, ranks[0].answer.remote(), 10, "checkpoint").result()  # it still hangs
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RunError, match=re.escape("did not end within 10 s, waiting for policy-0 (")):
+        pool.submit(on_ray.wait, ranks[0].answer.remote(), 10, "checkpoint").result()  # it still hangs
 
 
 def test_a_process_that_computes_or_waits_for_long_is_not_taken_for_a_silent_one(ranks: list) -> None:
     ranks[4].begin.remote(heartbeat.EVERY + 2)
-    assert actors.wait(ranks[4].compute.remote(10), 60, "policy.update") == "done"
-    with pytest.raises(actors.RunError, match=re.escape("did not end within 8 s, waiting for policy-4 (")) as late:
-        actors.wait(ranks[4].hang.remote(), 8, "policy.update")
+    assert on_ray.wait(ranks[4].compute.remote(10), 60, "policy.update") == "done"
+    with pytest.raises(RunError, match=re.escape("did not end within 8 s, waiting for policy-4 (")) as late:
+        on_ray.wait(ranks[4].hang.remote(), 8, "policy.update")
     assert re.search(r"pid \d+\) at test_deadlines.py:\d+ hang", str(late.value))
 
 

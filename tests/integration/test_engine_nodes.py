@@ -13,7 +13,7 @@ from ray.cluster_utils import Cluster
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
 from configs import settings
 
-from trainer.cluster import actors, placement
+from trainer.cluster import on_ray, placement
 from trainer.episodes import Prompt
 from trainer.online.processes import start
 
@@ -43,7 +43,7 @@ def greedy(path: Path, folder: Path, tensor_parallel: int) -> tuple[list[list[in
         groups.learned = 7
         groups.sync()
         parts = [groups.engines.actors[0], *groups.engines.parts[0]]
-        nodes = actors.wait([part.facts.remote() for part in parts], 30, "facts")
+        nodes = on_ray.wait([part.facts.remote() for part in parts], 30, "facts")
         episodes = groups.episodes(groups.engines.start(PROMPTS, 1, 0, greedy=True))
     assert {turn.version for episode in episodes for turn in episode.turns} == {7}
     return [e.response_ids for e in episodes], [p for e in episodes for p in e.logprobs], [each.node for each in nodes]

@@ -18,7 +18,7 @@ from cluster_tasks.node.ports import port_answers
 from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from lab.waiting import wait_for
-from trainer.cluster import actors, placement
+from trainer.cluster import on_ray, placement
 from trainer.cluster.actors import free_port
 from trainer.cluster.reservation import reserve
 from trainer.configs.ppo import PpoConfig
@@ -72,16 +72,16 @@ def test_all_roles_and_rollout_engines_find_their_place(cluster, settings):
     reserved = reserve(wanted, config.placement)
     roles, process = ("policy", "critic", "reference"), _remote(Process)
     started = [
-        process.options(**actors.options(reserved.bundle(rank), placement.rank_share(config, len(roles)), 1, f"{role}-{rank}")).remote()
+        process.options(**on_ray.options(reserved.bundle(rank), placement.rank_share(config, len(roles)), 1, f"{role}-{rank}")).remote()
         for role in roles
         for rank in range(2)
     ] + [
         process.options(
-            **actors.options(reserved.bundle(wanted.engine_bundle(i)), placement.engine_share(config), 1, f"rollout-{i}")
+            **on_ray.options(reserved.bundle(wanted.engine_bundle(i)), placement.engine_share(config), 1, f"rollout-{i}")
         ).remote()
         for i in range(2)
     ]
-    environments = actors.wait([actor.environment.remote() for actor in started], 60, "a process that found no room in its bundle")
+    environments = on_ray.wait([actor.environment.remote() for actor in started], 60, "a process that found no room in its bundle")
     assert all(environment["CUDA_VISIBLE_DEVICES"] == "" for environment in environments)
     reserved.release()
 

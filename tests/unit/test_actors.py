@@ -3,13 +3,13 @@ from typing import Any, cast
 
 import pytest
 
-from trainer.cluster import actors
+from trainer.cluster import on_ray
 from trainer.errors import ConfigError
 from trainer.online import processes
 
 
 def environment(share: dict[str, float]) -> dict[str, str]:
-    return actors.options(cast("Any", None), share, 2, "policy-0")["runtime_env"]["env_vars"]
+    return on_ray.options(cast("Any", None), share, 2, "policy-0")["runtime_env"]["env_vars"]
 
 
 def test_an_actor_without_gpus_sees_none_and_one_with_gpus_sees_what_ray_gives_it():
@@ -24,15 +24,15 @@ def test_an_actors_gpu_is_the_first_that_it_sees():
 
 def test_a_deadline_says_who_was_waited_for_and_where_to_look():
     late = [f"policy-{rank} (node 10.0.0.{rank}, pid {rank})" for rank in range(10)]
-    said = actors.waited_for(late, {"TORCH_FR_DUMP_TEMP_FILE": "/checkpoints/flight-recorder/nccl_trace_rank_"})
+    said = on_ray.waited_for(late, {"TORCH_FR_DUMP_TEMP_FILE": "/checkpoints/flight-recorder/nccl_trace_rank_"})
     assert said.startswith(", waiting for policy-0 (node 10.0.0.0, pid 0), policy-1 (node 10.0.0.1, pid 1), ")
     assert "policy-7 (node 10.0.0.7, pid 7) and 2 more; log: worker-*-PID.out" in said
     assert said.endswith("; dumps of collectives are below /checkpoints/flight-recorder")
-    assert actors.waited_for(late, {}).endswith("; for dumps of collectives set flotilla:debug.flight_recorder")
+    assert on_ray.waited_for(late, {}).endswith("; for dumps of collectives set flotilla:debug.flight_recorder")
 
 
 def test_where_ray_does_not_answer_the_actor_is_named_by_its_id():
-    assert actors.process("ff" * 16) == f"actor {'ff' * 16}"
+    assert on_ray.process("ff" * 16) == f"actor {'ff' * 16}"
 
 
 def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_path):
@@ -48,4 +48,4 @@ def test_a_folder_that_ranks_do_not_see_is_refused_before_the_first_step(tmp_pat
 def test_the_address_of_the_job_server_is_told_from_that_of_a_cluster(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "http://localhost:8265")
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS=http://localhost:8265: that is where jobs are submitted"):
-        actors.connect()
+        on_ray.connect()

@@ -21,7 +21,7 @@ from trainer.rollout.calls import Calls
 
 @pytest.fixture
 def calls() -> Calls:
-    found = Calls(cast(Any, SimpleNamespace(actors=["a"], awaited=False)), Sampling(1))
+    found = Calls(cast(Any, SimpleNamespace(actors=["a"], awaited=False, launcher=None)), Sampling(1))
     found.actors = {0: "a"}
     assert found.find() == []
     return found
@@ -84,7 +84,7 @@ def test_an_engine_that_is_behind_begins_as_many_as_can_be_learned_in_time(tmp_p
     """Four prompts a step, three steps of which are begun at most; so many go to the engine that comes and goes, and to the fixed one."""
     rollout = {"mode": "async", "elastic": True, "max_staleness": 2}
     config = settings(tmp_path, rollout=rollout, trainer={"prompts_per_step": 4, "steps": 100})
-    engines = SimpleNamespace(actors=["a"], awaited=False, sampling=Sampling)
+    engines = SimpleNamespace(actors=["a"], awaited=False, sampling=Sampling, launcher=None)
     workers: Any = SimpleNamespace(engines=engines, folder=tmp_path, model_path="", plan=())
     loader = Loader([Prompt(i, [1], {}) for i in range(100)], 4, 0)
     producer = Continuous(config, workers, loader, lambda *_: None)

@@ -6,7 +6,6 @@ from typing import Any, cast
 import pytest
 from configs import settings
 
-from trainer.cluster import actors
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.online.continuous import Continuous
 from trainer.online.groups import Group, Groups
@@ -20,7 +19,9 @@ class Play:
 
     def __init__(self, now: list[float]) -> None:
         self.now = now
-        self.engines = SimpleNamespace(actors=["a", "b", "c"], awaited=False)
+        self.engines = SimpleNamespace(
+            actors=["a", "b", "c"], awaited=False, launcher=SimpleNamespace(end_late=lambda ref, why: f"who {why}")
+        )
         self.calls = Calls(cast(Any, self.engines), Sampling(1))
         self.calls.actors = dict(enumerate(self.engines.actors))
         self.calls.find()
@@ -81,8 +82,7 @@ def test_a_slow_engine_is_named_its_requests_are_asked_again_and_it_gets_no_more
     assert play.calls.seats["rollout-1"].asked == {20}
 
 
-def test_an_engine_whose_calls_do_not_return_is_slow_and_then_ended(play, monkeypatch):
-    monkeypatch.setattr(actors, "end", lambda ref, actor, why: f"who {why}")
+def test_an_engine_whose_calls_do_not_return_is_slow_and_then_ended(play):
     play.work(20, a=100, b=100, c=100)
     [(first, again), (second, none)] = play.work(65, a=100, b=100, c=0)
     assert first.startswith("rollout-2 is slow: ") and again == [2, 5]

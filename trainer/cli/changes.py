@@ -13,6 +13,7 @@ HARMLESS = (
     "run.allow",
     "log.",
     "placement.wait",
+    "placement.processes",
     "trainer.timeout",
     "trainer.silence",
     "trainer.checkpoint_every",

@@ -1,1 +1,1 @@
-"""Ray: which process sits on which resources, is alive, whose turn it is on shared devices. Runs in the driver; heartbeats in all."""
+"""Where the processes of a run are, who starts them, waits for them, and whose turn it is: Ray, or one process. Runs in the driver."""

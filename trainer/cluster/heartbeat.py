@@ -23,10 +23,6 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
-import ray
-from ray.exceptions import RayError
-from ray.experimental import internal_kv
-
 EVERY = 2.0  # seconds between two beats, and between two looks
 FRAMES = 5  # that `Beat.at` has of the main thread's stack
 IDLE = 0.02  # share of a core below which a process does nothing: its threads for Ray and for collectives look around
@@ -46,6 +42,9 @@ class Beat(NamedTuple):
 
 def begin(limit: float, silence: float | None = None) -> None:
     """From now on this actor gives signs of life, as long as it lives. `silence`: see `Beat`; once it is `ready`."""
+    import ray  # here, as nothing else is
+    from ray.experimental import internal_kv
+
     key = _key(ray.get_runtime_context().get_actor_id() or "")
     main = threading.main_thread().ident or 0
 
@@ -110,6 +109,9 @@ def _usage(process: Path, apart: int = 0) -> _Usage:
 
 def last(actor: str) -> Beat | None:
     """The newest of an actor, by its id; None where there is none yet, or Ray does not answer."""
+    from ray.exceptions import RayError
+    from ray.experimental import internal_kv
+
     try:
         value = internal_kv._internal_kv_get(_key(actor), namespace=NAMESPACE)
     except (RayError, RuntimeError):
@@ -119,6 +121,9 @@ def last(actor: str) -> Beat | None:
 
 def forget() -> None:
     """Take what this job's actors left out of Ray's store."""
+    import ray
+    from ray.experimental import internal_kv
+
     internal_kv._internal_kv_del(_prefix(ray.get_runtime_context().get_job_id()), del_by_prefix=True, namespace=NAMESPACE)
 
 

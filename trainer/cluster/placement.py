@@ -120,12 +120,14 @@ def device_of(gpus: float, setting: str) -> torch.device:
     return torch.device("cuda", index)
 
 
-def sync_backend(config: PpoConfig) -> Literal["nccl", "gloo", "ipc"]:
+def sync_backend(config: PpoConfig) -> Literal["nccl", "gloo", "ipc", "local"]:
     """What carries weights from the ranks to the rollout engines: NCCL where each process has whole GPUs of its own, which NCCL needs.
 
     Where each engine shares its rank's GPU it reads them there. Otherwise gloo, over buffers in CPU memory: some are on CPUs, or may share
-    a GPU.
+    a GPU. In one process they are handed over.
     """
+    if config.placement.processes == "one":
+        return "local"
     if config.placement.colocate and config.placement.gpus_per_rank:
         return "ipc"
     whole = config.placement.gpus_per_rank >= 1 and gpus_per_engine(config) >= 1

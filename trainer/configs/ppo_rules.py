@@ -16,7 +16,7 @@ OWNED_WITH_LORA = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras",
 
 def rules(config: PpoSections) -> list[Rule]:
     """Of no other entry point."""
-    by_theme = (_batches, _learning, _environment, _teacher, _overlong, _engines, _lora, _gpus, _turns)
+    by_theme = (_batches, _learning, _environment, _teacher, _overlong, _engines, _lora, _gpus, _turns, _one_process)
     return [rule for of_theme in by_theme for rule in of_theme(config)]
 
 
@@ -263,6 +263,26 @@ def _turns(config: PpoSections) -> list[Rule]:
             place.colocate and rollout.mode != "sync",
             ("placement.colocate", "rollout.mode"),
             "rollout engines that sleep while the ranks train cannot sample ahead; use mode sync or GPUs of their own",
+        ),
+    ]
+
+
+def _one_process(config: PpoSections) -> list[Rule]:
+    """What is told apart by its process."""
+    rollout, place = config.rollout, config.placement
+    one, split = place.processes == "one", rollout.tensor_parallel * rollout.pipeline_parallel * rollout.nodes_per_engine
+    return [
+        Rule(one and place.ranks > 1, ("placement.processes", "placement.ranks"), "one process is one rank; set ranks to 1"),
+        Rule(
+            one and split > 1,
+            ("placement.processes", "rollout.tensor_parallel", "rollout.pipeline_parallel", "rollout.nodes_per_engine"),
+            "a rollout engine in one process has no others; set all to 1",
+        ),
+        Rule(one and rollout.elastic, ("placement.processes", "rollout.elastic"), "no node joins one process; set elastic to false"),
+        Rule(
+            one and bool(place.reference_resources),
+            ("placement.processes", "placement.reference_resources"),
+            "one process has no bundles of resources; leave them out",
         ),
     ]
 

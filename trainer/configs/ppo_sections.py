@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -54,6 +54,11 @@ class PpoTrainerConfig(TrainerConfig):
 
 
 class RayPlacementConfig(PlacementConfig):
+    processes: Literal["ray", "one"] = Field(
+        default="ray",
+        description="ray: ranks, rollout engines, rewards and environments are processes of their own. one: all are in one process, "
+        "without Ray, for a debugger or a profiler.",
+    )
     ranks: int = Field(default=1, ge=1, description="Training processes of each role; one GPU each where there are GPUs.")
     cpus_per_rank: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rank.")
     rank_resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources per rank, such as {"h100": 1}.')

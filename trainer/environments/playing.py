@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import ray
-
 from trainer.cluster.actors import RunError
 from trainer.environments.pool import Environments, Lost
 from trainer.environments.runner import Asked, Ended, Job, Key, Name
@@ -104,7 +102,7 @@ class Playing:
 
     def _collect(self, number: int, table: Table) -> None:
         late = time.monotonic() - table.since > self.pool.patience(number)
-        ready, _ = ray.wait([table.call], timeout=0)
+        ready, _ = self.pool.launcher.done([table.call])
         if not ready and not late:
             return
         try:

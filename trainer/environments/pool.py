@@ -1,15 +1,13 @@
-"""The processes of a run that play episodes, as Ray actors; and a batch of episodes, round by round."""
+"""The processes of a run that play episodes; and a batch of episodes, round by round."""
 
 from __future__ import annotations
 
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
-
 from trainer import environments
 from trainer.cluster.actors import RunError
+from trainer.cluster.launcher import Launcher
 from trainer.configs.ppo import PpoConfig
 from trainer.environments.policy import Limits
 from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner
@@ -34,7 +32,6 @@ class Lost(Exception):
         self.key, self.died = key, died
 
 
-@ray.remote(concurrency_groups={"look": 1})  # pyright: ignore[reportCallIssue]
 class EnvironmentActor:
     """A process that plays episodes."""
 
@@ -52,7 +49,6 @@ class EnvironmentActor:
             self.runner.drop(prompt)
         return self.runner.advance(whole=whole)
 
-    @ray.method(concurrency_group="look")
     def where(self) -> tuple[Key | None, str]:
         return self.runner.where() if self.runner else (None, "")
 
@@ -71,28 +67,25 @@ def runner_of(config: PpoConfig, model_path: str) -> Runner:
 class Environments:
     """All processes of a run that play episodes; one that hangs or dies is started again."""
 
-    def __init__(self, config: PpoConfig, model_path: str):
-        self.config, self.model_path = config, model_path
+    def __init__(self, config: PpoConfig, model_path: str, launcher: Launcher):
+        self.config, self.model_path, self.launcher = config, model_path, launcher
         self.name = f"environment.function={config.environment.function}"
         self.started: set[int] = set()  # processes that have answered
         self.processes = [self._process() for _ in range(config.environment.workers)]
 
     def _process(self) -> Any:
-        environment, actor = self.config.environment, EnvironmentActor
-        hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-        variables = {"TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1", **hidden}
-        options: dict[str, Any] = {"num_cpus": environment.cpus, "resources": environment.resources, "scheduling_strategy": "SPREAD"}
-        return actor.options(runtime_env={"env_vars": variables}, **options).remote(self.config, self.model_path)  # type: ignore[attr-defined]
+        share = {"CPU": self.config.environment.cpus, **self.config.environment.resources}
+        return self.launcher.start(EnvironmentActor, self.config, self.model_path, share=share, threads=1, beside=("where",))
 
     def replace(self, number: int) -> None:
         """Another process in place of one that hangs or has died."""
-        ray.kill(self.processes[number])
+        self.launcher.end(self.processes[number])
         self.started.discard(number)
         self.processes[number] = self._process()
 
     def close(self) -> None:
         for process in self.processes:
-            ray.kill(process)
+            self.launcher.end(process)
         self.processes = []
 
     def patience(self, number: int) -> float:
@@ -101,14 +94,14 @@ class Environments:
         return start + self.config.environment.timeout + BLOCKED_SECONDS
 
     def get(self, number: int, ref: Any, seconds: float) -> Progress:
-        """What a call to a process returned. Raises Lost where it died, GetTimeoutError after `seconds`, ConfigError as the call did."""
+        """What a call to a process returned, within `seconds`. Raises Lost where it died or hangs, and as the call did."""
+        if not self.launcher.done([ref], max(0.0, seconds))[0]:
+            raise self.hang(number)
         try:
-            found: Any = ray.get(ref, timeout=max(0.0, seconds))
-        except RayTaskError as error:
-            if isinstance(error.cause, ConfigError):
-                raise error.cause from error
-            raise
-        except RayActorError as error:
+            found: Any = self.launcher.get(ref)
+        except Exception as error:
+            if not self.launcher.is_death(error):
+                raise
             raise Lost(f"its process died: {str(error).strip().splitlines()[0]}", died=True) from error
         self.started.add(number)
         return found
@@ -116,10 +109,10 @@ class Environments:
     def hang(self, number: int) -> Lost:
         """In which episode a process hangs, as far as is known."""
         late = f"did not go on within {self.config.environment.timeout:g} s (environment.timeout"
-        try:
-            key, line = ray.get(self.processes[number].where.remote(), timeout=WHERE_SECONDS)
-        except RayError:
+        where = self.processes[number].where.remote()
+        if not self.launcher.done([where], WHERE_SECONDS)[0] or self.launcher.died(where):
             return Lost(f"{late}; it holds Python's lock)")
+        key, line = self.launcher.get(where)
         return Lost(f"{late}{f'; {line}' if line else ''})", key)
 
     def start(self, engines: RolloutEngines, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Rounds:
@@ -225,8 +218,6 @@ class Rounds:
         jobs = self.jobs[number]
         try:
             return self.pool.get(number, ref, self.pool.patience(number))
-        except GetTimeoutError:
-            lost = self.pool.hang(number)
         except Lost as error:
             lost = error
         self.pool.replace(number)

@@ -7,6 +7,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Generator
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -164,7 +165,7 @@ class Runner:
         reward, terms, wrong, limited = 0.0, {}, None, ""
         try:
             async with limit:
-                value = await _Marked(self.reward.function(policy, job.prompt.row), lambda: setattr(self, "current", job.key))
+                value = await _Marked(self.reward.function(policy, deepcopy(job.prompt.row)), lambda: setattr(self, "current", job.key))
             reward, terms = worth(self.reward, value, 0)
         except LimitReached as error:
             limited = str(error)

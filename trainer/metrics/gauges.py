@@ -7,6 +7,7 @@ each request in the engine's own process, and the one for Ray wants all of Ray S
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -39,12 +40,9 @@ def gauges(run: str) -> Gauges:
 
 
 def _ray_is_up() -> bool:
-    """Imported late: a run under torchrun may have no Ray."""
-    try:
-        import ray
-    except ImportError:
-        return False
-    return ray.is_initialized()
+    """A run under torchrun, or in one process, has not imported it."""
+    ray = sys.modules.get("ray")
+    return ray is not None and ray.is_initialized()
 
 
 class NoGauges:

@@ -22,7 +22,7 @@ from trainer import models
 from trainer.checkpoints.folders import Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
-from trainer.cluster.actors import RunError, connect, free_port
+from trainer.cluster.actors import RunError, free_port
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import Loader, Mixture, hold_out, make_loader
@@ -82,6 +82,8 @@ def train(task: type[Offline[C]], config: C, folder: Path, rank: int, world: int
     Returns the exit code: 0, 1 when it diverged too often, or 143 when it was asked to stop and has saved.
     """
     if rank == 0 and JOB in os.environ:
+        from trainer.cluster.on_ray import connect
+
         connect()  # the cluster has nothing to do here; it takes the gauges
     while True:
         try:

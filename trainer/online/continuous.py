@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.cluster.actors import RunError
 from trainer.configs.ppo import PpoConfig
@@ -24,8 +24,6 @@ from trainer.environments.playing import Playing
 from trainer.environments.pool import Environments
 from trainer.episodes import Episode, Turn
 from trainer.online.clock import Clock
-from trainer.online.elastic import LOOK as LOOK_AROUND
-from trainer.online.elastic import Elastic
 from trainer.online.groups import Group, Groups, in_time
 from trainer.online.processes import WorkerGroups
 from trainer.online.producer import Score, seed_of
@@ -35,6 +33,10 @@ from trainer.runs import faults
 from trainer.runs.divergence import require_sampled
 from trainer.runs.stopping import Stopped, Stopping
 
+if TYPE_CHECKING:
+    from trainer.online.elastic import Elastic
+
+LOOK_AROUND = 1.0  # seconds between two looks at nodes that come and go
 LOOK = 0.1  # seconds between two looks of the loop, and of the threads where nothing happens
 END = 10  # seconds that a thread has to end
 
@@ -47,9 +49,15 @@ class Continuous:
         self.config, self.workers, self.score = config, workers, score
         self.groups = Groups(config, loader)
         self.calls = Calls(workers.engines, workers.engines.sampling(self.samples))
-        self.playing = Playing(Environments(config, workers.model_path), self.samples) if config.environment.function else None
+        self.playing = (
+            Playing(Environments(config, workers.model_path, workers.launcher), self.samples) if config.environment.function else None
+        )
         self.turn = workers.engines.sampling(1)
-        self.elastic = Elastic(config, workers, self.calls) if rollout.elastic else None
+        self.elastic: Elastic | None = None
+        if rollout.elastic:
+            from trainer.online.elastic import Elastic  # Ray's alone
+
+            self.elastic = Elastic(config, workers, self.calls)
         self.slow = Slow(rollout.slow, self.calls) if rollout.slow else None
         self.values: dict[str, float] = {}  # of the last step
         self.since = self.progress = time.monotonic()  # the last step; an answer

@@ -29,7 +29,7 @@ from trainer.online.processes import WorkerGroups
 from trainer.rollout.calls import Calls
 from trainer.runs import faults
 
-LOOK, WRITE = 1.0, 5.0  # seconds between two looks at the nodes, and between two states written
+WRITE = 5.0  # seconds between two states written
 FAILURES = 3  # of engines on a node, after which it gets no more
 FILE = "engines.json"
 JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for what it was given as a job

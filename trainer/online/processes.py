@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import os
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
-from ray.exceptions import RayError
 
 from trainer import models, weights
-from trainer.cluster import actors, heartbeat, placement
+from trainer.cluster import placement
 from trainer.cluster.actors import RunError
-from trainer.cluster.reservation import Reservation, reserve
+from trainer.cluster.launcher import Launcher, launcher
 from trainer.cluster.turns import Turns
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import LoraConfig
@@ -44,6 +40,7 @@ class WorkerGroups:
     critic: RoleGroup | None
     reference: RoleGroup | None
     engines: RolloutEngines
+    launcher: Launcher
     config: PpoConfig
     fingerprint: str
     plan: weights.Plan
@@ -63,7 +60,7 @@ class WorkerGroups:
                 print(f"{', '.join(f'rollout-{i}' for i in back)}: back", flush=True)
                 self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
             self._sync()
-        except (RunError, RayError) as error:
+        except self.launcher.errors as error:
             if not self.revive(error):
                 raise
         finally:
@@ -73,7 +70,7 @@ class WorkerGroups:
         """Where they share devices, the rollout engines sleep before ranks do anything. Raises RunError."""
         try:
             self.turns.to_ranks()
-        except (RunError, RayError) as error:
+        except self.launcher.errors as error:
             if not self.revive(error):
                 raise
             self.turns.to_ranks()
@@ -85,7 +82,7 @@ class WorkerGroups:
         new = self.published is None or self.published.version != self.learned
         version = self.learned if self.config.rollout.elastic and new else None
         refs = [rank.send.remote(version) for rank in self.policy.ranks] + self.engines.receive(self.learned)
-        sent = actors.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
+        sent = self.launcher.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
         if version is not None:
             self.published = sent[0]
 
@@ -122,13 +119,13 @@ class WorkerGroups:
                 self.turns.start_engines(partial(self._start_again, lost))
                 if not (lost := self.engines.lost()):
                     self.engines.connect(self.policy.ranks, self.plan, self.config.trainer.timeout)
-            except (RunError, RayError) as late:
+            except self.launcher.errors as late:
                 error = late
                 if not (lost := self.engines.lost()):
                     raise
         try:
             self._sync()
-        except (RunError, RayError) as late:
+        except self.launcher.errors as late:
             if not self.revive(late):
                 raise
         return True
@@ -188,7 +185,7 @@ class Sharing:
 
 @contextmanager
 def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
-    """Connect to Ray (the cluster of the job, or one of this machine's own), start all processes, and end them on leaving.
+    """Start all processes, and end them on leaving.
 
     Raises ConfigError when the cluster has fewer resources than asked, TimeoutError when they stay busy, RunError when a process
     does not come up.
@@ -196,40 +193,19 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     if config.model.lora.rank or config.model.freeze:
         models.without_weights(config.model)  # raises what is wrong with the names of layers before anything starts
     other_models.require(config)
-    ours = not ray.is_initialized()
-    if ours:
-        actors.connect()
-    reserved = groups = None
-    gc.collect()  # a traceback of an earlier run in this process may have handles, for which Ray takes the names of its actors for taken
-    before = set(ray.util.list_named_actors())
-    try:
-        wanted = placement.fit(config, ray.nodes())
-        reserved = reserve(wanted, config.placement)
+    with launcher(config) as starts:
         model_path = initial_model(config, folder)
         lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
-        total, unable = _gpu(config, reserved) if config.placement.gpus_per_rank else (0, "no GPU")
+        total, unable = _gpu(config, starts) if config.placement.gpus_per_rank else (0, "no GPU")
         config = attention.settle(config, lm, unable)
         if total:
             print(_memory(config, lm, total), flush=True)
-        groups = _start(config, folder, model_path, wanted, roles_of(config), reserved)
-        yield groups
-    finally:
-        if groups and groups.environments:
-            groups.environments.close()
-        if ours:
-            ray.shutdown()
-        elif reserved is not None:
-            reserved.release()
-            _until_gone(before)
-            heartbeat.forget()
-
-
-def _until_gone(others: set[str]) -> None:
-    """Until Ray has ended the processes of a run, whose names the next start in this one, after a divergence, takes again."""
-    deadline = time.monotonic() + actors.END_SECONDS
-    with suppress(RayError, RuntimeError):
-        while set(ray.util.list_named_actors()) - others and time.monotonic() < deadline:
-            time.sleep(0.05)
+        groups = _start(config, folder, model_path, roles_of(config), starts)
+        try:
+            yield groups
+        finally:
+            if groups.environments:
+                groups.environments.close()
 
 
 def _memory(config: PpoConfig, lm: Any, total: int) -> str:
@@ -239,12 +215,10 @@ def _memory(config: PpoConfig, lm: Any, total: int) -> str:
     return memory.check(config, shape, total)
 
 
-def _gpu(config: PpoConfig, reserved: Reservation) -> tuple[int, str]:
+def _gpu(config: PpoConfig, starts: Launcher) -> tuple[int, str]:
     """Bytes of the first rank's GPU, and `attention.unable` of it. Raises ConfigError where it is missing."""
-    gpus = placement.rank_share(config).get("GPU", 0)
-    once: Any = ray.remote(max_calls=1)(_asked_gpu)  # the process ends with the call, or what CUDA has taken would stay
-    asked = once.options(num_cpus=0, num_gpus=gpus, scheduling_strategy=reserved.bundle(0))
-    return actors.wait(asked.remote(config.placement.gpus_per_rank), config.trainer.timeout, "the size of a GPU (trainer.timeout)")
+    asked = starts.ask(_asked_gpu, config.placement.gpus_per_rank, share=placement.rank_share(config), where=0)
+    return starts.wait(asked, config.trainer.timeout, "the size of a GPU (trainer.timeout)")
 
 
 def _asked_gpu(gpus: float) -> tuple[int, str]:
@@ -269,19 +243,17 @@ def _require_shared(folder: Path, roles: Mapping[str, RoleGroup]) -> None:
         file.unlink(missing_ok=True)
 
 
-def _start(
-    config: PpoConfig, folder: Path, model_path: str, wanted: placement.Placement, members: list[Role], reserved: Reservation
-) -> WorkerGroups:
-    played = Environments(config, model_path) if config.environment.function else None
+def _start(config: PpoConfig, folder: Path, model_path: str, members: list[Role], starts: Launcher) -> WorkerGroups:
+    played = Environments(config, model_path, starts) if config.environment.function else None
     # Rollout engines first: they take longest to start.
-    engines = RolloutEngines(config, model_path, reserved, wanted)
+    engines = RolloutEngines(config, model_path, starts)
     if config.placement.colocate:  # one after the other: vLLM measures what is free of a device
         engines.started()
         engines.sleep()
     together = sum(role.bundle is None for role in members)
-    roles = {role.name: RoleGroup(config, role, model_path, reserved, wanted, together) for role in members}
+    roles = {role.name: RoleGroup(config, role, model_path, starts, together) for role in members}
     seconds = config.trainer.timeout
-    actors.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
+    starts.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
     policy = roles["policy"]
     _require_shared(folder, roles)
     # What is lent where it lies needs no buffer; ZeRO-3 gathers one.
@@ -292,7 +264,7 @@ def _start(
     turns = Turns(engines, sharing, shared=config.placement.colocate)
     fingerprint = policy.call("fingerprint")[0]
     return WorkerGroups(
-        policy, roles.get("critic"), roles.get("reference"), engines, config, fingerprint, plan, folder, turns, played, model_path
+        policy, roles.get("critic"), roles.get("reference"), engines, starts, config, fingerprint, plan, folder, turns, played, model_path
     )
 
 

@@ -72,7 +72,7 @@ class Batches:
         self.config, self.workers, self.loader, self.score = config, workers, loader, score
         self.ahead = config.rollout.mode == "one_step"
         # Evaluations, which come in between, have processes of their own.
-        self.pool = Environments(config, workers.model_path) if self.ahead and config.environment.function else None
+        self.pool = Environments(config, workers.model_path, workers.launcher) if self.ahead and config.environment.function else None
         self.pending: Pending | Rounds | Ahead | None = None
         self.position = loader.state()  # before the step that is sampled
         self.values: dict[str, float] = {}

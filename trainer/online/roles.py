@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import ray
 import torch
 
-from trainer.cluster import actors, placement
-from trainer.cluster.reservation import Reservation
+from trainer.cluster import placement
+from trainer.cluster.launcher import Launcher
 from trainer.configs.ppo import PpoConfig
 from trainer.data.packing import Flat, Sequence, flatten, select, split
 from trainer.episodes import Episode
@@ -85,37 +84,41 @@ def _resources_of_reference(config: PpoConfig) -> dict[str, Any]:
 class RoleGroup:
     """All ranks of one role. Roles share the ranks' bundles, so they take turns on the same devices, unless one has its own."""
 
-    def __init__(self, config: PpoConfig, role: Role, model_path: str, reserved: Reservation, wanted: placement.Placement, together: int):
+    def __init__(self, config: PpoConfig, role: Role, model_path: str, launcher: Launcher, together: int):
         """`together` roles share the ranks' bundles."""
-        self.config, self.role = config, role
+        self.config, self.role, self.launcher = config, role, launcher
         place = config.placement
         share = role.bundle or placement.rank_share(config, together)
         threads = placement.threads(place, place.cpus_per_rank)
         self.ranks: list[Any] = [
-            ray.remote(Worker)
-            .options(**actors.options(reserved.bundle(wanted.rank_bundle(role.name, i)), share, threads, f"{role.name}-{i}"))
-            .remote(config, role, i, place.ranks, model_path, threads)
+            launcher.start(
+                *(Worker, config, role, i, place.ranks, model_path, threads),
+                name=f"{role.name}-{i}",
+                where=launcher.plan.rank_bundle(role.name, i),
+                share=share,
+                threads=threads,
+            )
             for i in range(place.ranks)
         ]
 
     def start(self) -> list[Any]:
         """Begin starting; the references end when every rank has its model."""
         for rank in self.ranks:
-            rank.beat.remote(self.config.trainer.silence)
+            self.launcher.watch(rank, self.config.trainer.silence)
         seconds = self.config.trainer.timeout
-        address, port = actors.wait(self.ranks[0].address.remote(), seconds, f"starting the {self.role.name} (trainer.timeout)")
+        address, port = self.launcher.wait(self.ranks[0].address.remote(), seconds, f"starting the {self.role.name} (trainer.timeout)")
         return [rank.start.remote(address, port) for rank in self.ranks]
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """The same call on every rank."""
         refs = [getattr(rank, method).remote(*args) for rank in self.ranks]
-        return actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.{method} (trainer.timeout)")
+        return self.launcher.wait(refs, self.config.trainer.timeout, f"{self.role.name}.{method} (trainer.timeout)")
 
     def score(self, rollout: Rollout) -> torch.Tensor:
         """Log-probabilities or values of all response tokens, flat [N]."""
         shares, count = self._split(rollout, list(range(len(rollout.sequences))))
         refs = [rank.score.remote([rollout.sequences[i] for i in mine], count) for rank, mine in self._dealt(shares)]
-        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.score (trainer.timeout)")[:: self.shared]
+        parts = self.launcher.wait(refs, self.config.trainer.timeout, f"{self.role.name}.score (trainer.timeout)")[:: self.shared]
         out_N = torch.empty_like(rollout.flat.mask_N)
         for mine, values in zip(shares, parts, strict=True):
             out_N[select(rollout.flat.lengths_E, mine)] = values
@@ -142,7 +145,7 @@ class RoleGroup:
             where = select(flat.lengths_E, mine) if mine != list(range(len(rollout.sequences))) else slice(None)
             mine_N = {name: values[where] for name, values in tokens_N.items()}
             refs.append(rank.optimizer_step.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, numbers))
-        parts = actors.wait(refs, self.config.trainer.timeout, f"{self.role.name}.optimizer_step (trainer.timeout)")[:: self.shared]
+        parts = self.launcher.wait(refs, self.config.trainer.timeout, f"{self.role.name}.optimizer_step (trainer.timeout)")[:: self.shared]
         return combine(parts, counts.tokens)
 
     @property

@@ -60,7 +60,7 @@ class Role:
 
 
 class Worker:
-    """Made into a Ray actor by `trainer.online.roles`; `train_sft` uses it under torchrun, without Ray."""
+    """Started by `trainer.online.roles`, each in a process of its own or all in one; `train_sft` uses it under torchrun."""
 
     def __init__(self, config: Config, role: Role, rank: int, world: int, model_path: str | None, threads: int | None):
         actors.settle(threads)
@@ -70,8 +70,8 @@ class Worker:
         self.writing: Future[None] | None = None
         self.published: Published | None = None
 
-    def beat(self, silence: float) -> None:
-        heartbeat.begin(silence)
+    def beat(self, limit: float, silence: float | None) -> None:
+        heartbeat.begin(limit, silence)
 
     def address(self) -> tuple[str, int]:
         return actors.here()

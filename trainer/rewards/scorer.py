@@ -72,6 +72,16 @@ class Scorer:
 
     def _score_all(self, episodes: list[Episode], step: int, stopping: Stopping | None, whole: bool) -> list[float]:
         self.failures, self.lost = [], ""
+        self._compute(episodes, step, stopping)
+        if self.failures:
+            count = f"{len(self.failures)} of {len(episodes)} rewards failed"
+            if self.config.on_error == "drop" and whole and len(self.failures) == len(episodes):
+                raise ConfigError(f"reward.on_error=drop: {count}; the first: {self.failures[0]}")
+            self.lost = f"{count} (reward.on_error={self.config.on_error}); the first: {self.failures[0]}"
+            print(f"step {step}: {self.lost}", flush=True)
+        return [episode.reward for episode in episodes]
+
+    def _compute(self, episodes: list[Episode], step: int, stopping: Stopping | None) -> None:
         self.killed.clear()
         if not self.workers:  # they were ended with the error of an earlier batch
             self._start()
@@ -82,13 +92,6 @@ class Scorer:
         except BaseException:
             self.close()  # some may be at work still, and would answer the next batch with this one's rewards
             raise
-        if self.failures:
-            count = f"{len(self.failures)} of {len(episodes)} rewards failed"
-            if self.config.on_error == "drop" and whole and len(self.failures) == len(episodes):
-                raise ConfigError(f"reward.on_error=drop: {count}; the first: {self.failures[0]}")
-            self.lost = f"{count} (reward.on_error={self.config.on_error}); the first: {self.failures[0]}"
-            print(f"step {step}: {self.lost}", flush=True)
-        return [episode.reward for episode in episodes]
 
     def _replace_dead(self) -> None:
         """Those that something ended while they had nothing to do: no answer of this batch is to blame."""
@@ -131,11 +134,11 @@ class Scorer:
                         self._replace(worker, late, Mistake(None, text, late=True), step)
 
     def _give(self, worker: Process, episodes: list[Episode], step: int) -> None:
-        if self.reward.batched:
-            answers: list[Any] = episodes
-        else:
-            answers = [(e.text, e.prompt.row, asked(self.reward.asks, e, step)) for e in episodes]
-        worker.give(episodes, answers, step)
+        worker.give(episodes, self._answers(episodes, step), step)
+
+    def _answers(self, episodes: list[Episode], step: int) -> list[Any]:
+        """What the reward is called with."""
+        return episodes if self.reward.batched else [(e.text, e.prompt.row, asked(self.reward.asks, e, step)) for e in episodes]
 
     def _receive(self, worker: Process, step: int = 0) -> None:
         """Take in what a worker has sent."""
@@ -163,7 +166,7 @@ class Scorer:
             if isinstance(outcome, Mistake):
                 self._fail([episode], outcome)
             else:
-                _set(episode, outcome)
+                set_worth(episode, outcome)
 
     def _fail(self, episodes: list[Episode], mistake: Mistake) -> None:
         """For good. Raises where that ends the run."""
@@ -172,7 +175,7 @@ class Scorer:
         if mistake.final or self.config.on_error == "fail":
             raise TimeoutError(text) if mistake.late else ConfigError(text)
         for episode in episodes:
-            _set(episode, (0.0, {}), failed=True)
+            set_worth(episode, (0.0, {}), failed=True)
         self.failures += [text] * len(episodes)
 
     def _replace(self, worker: Process, positions: list[int], mistake: Mistake, step: int) -> None:
@@ -225,7 +228,7 @@ class _Patience:
             raise Stopped(f"rewards did not end within {STOP_SECONDS:g} s of {self.stopping}")
 
 
-def _set(episode: Episode, scored: Scored, *, failed: bool = False) -> None:
+def set_worth(episode: Episode, scored: Scored, *, failed: bool = False) -> None:
     (episode.reward, episode.terms), episode.failed = scored, failed
 
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 from trainer.rewards import load, readings, resolve_all
 from trainer.rewards.terms import Mistake, Reward, Scored, mistake, worth
@@ -40,9 +40,21 @@ class Job:
     rows: Sequence[Mapping[str, Any]] = ()  # of which the process says how it reads their answers
 
 
+class Desk(Protocol):
+    """Where answers stand, as the run sees it."""
+
+    def mark(self, position: int, state: int) -> None: ...
+
+    def end(self, position: int, outcome: Scored | Mistake) -> None: ...
+
+    def fail(self, mistake: Mistake) -> None:
+        """All of them."""
+        ...
+
+
 @dataclass
-class Desk:
-    """Where an answer stands, as the run sees it."""
+class Files:
+    """A desk in files that the run's process reads."""
 
     channel: Connection
     marks: int  # file descriptors
@@ -58,6 +70,9 @@ class Desk:
         if isinstance(outcome, Mistake) and not self.mistaken:
             self.mistaken = True
             self.channel.send("mistaken")
+
+    def fail(self, mistake: Mistake) -> None:
+        self.channel.send(mistake)
 
 
 def serve(connection: int, marks: int, outcomes: int, stack: int) -> None:
@@ -78,7 +93,7 @@ def serve(connection: int, marks: int, outcomes: int, stack: int) -> None:
                 answers, step = channel.recv()
             except EOFError:
                 return
-            compute(reward, answers, step, job, Desk(channel, marks, outcomes), runner.run)
+            compute(reward, answers, step, job, Files(channel, marks, outcomes), runner.run)
             channel.send("done")
 
 
@@ -153,7 +168,7 @@ def _batched(reward: Reward, answers: Answers, step: int, job: Job, desk: Desk, 
                     desk.mark(i, 0)
                 time.sleep(pause(tried))
                 continue
-            desk.channel.send(failed)
+            desk.fail(failed)
             return
         for i, value in enumerate(values):
             try:

@@ -15,10 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-import ray
-from ray.exceptions import RayActorError, RayError
-
-from trainer.cluster import actors, heartbeat
+from trainer.cluster import heartbeat
 from trainer.cluster.actors import RunError
 from trainer.rollout import Sampling
 from trainer.rollout.engines import Answers, Request, RolloutEngines
@@ -58,7 +55,7 @@ class Calls:
     """All of a run. For one thread."""
 
     def __init__(self, engines: RolloutEngines, sampling: Sampling):
-        self.engines, self.sampling = engines, sampling
+        self.engines, self.sampling, self.launcher = engines, sampling, engines.launcher
         self.actors: Mapping[int, Any] = {}  # of the sync group, those that have weights, by number
         self.guests: Mapping[str, Any] = {}  # by name, those that come and go and are ready
         self.news: Published | None = None  # weights for these
@@ -161,8 +158,8 @@ class Calls:
             return {}, []
         self._end_silent()
         refs = list(self.names)
-        some, _ = ray.wait(refs, num_returns=1 + int(len(refs) * TOGETHER), timeout=seconds, fetch_local=False)
-        done, _ = ray.wait(refs, num_returns=len(refs), timeout=0, fetch_local=False) if some else ([], None)
+        some, _ = self.launcher.done(refs, seconds, 1 + int(len(refs) * TOGETHER))
+        done, _ = self.launcher.done(refs) if some else ([], None)
         answers: dict[int, Answers] = {}
         lost: list[int] = []
         for ref in done:
@@ -172,9 +169,9 @@ class Calls:
             seat = self.seats[name]
             seat.calls.remove(ref)
             try:
-                complete, busy, steps, *version = ray.get(ref)
-            except RayError as error:
-                if not seat.alone and not isinstance(error, RayActorError):
+                complete, busy, steps, *version = self.launcher.get(ref)
+            except Exception as error:
+                if not seat.alone and not self.launcher.is_death(error):
                     raise
                 lost += seat.asked
                 self.dead[name] = self._remove(name).actor
@@ -220,5 +217,5 @@ class Calls:
             return
         self.looked = time.monotonic()
         refs = [ref for ref, name in self.names.items() if not self.seats[name].alone]
-        if refs and (ended := actors.end_silent(refs, self.watch)):
+        if refs and (ended := self.launcher.end_silent(refs, self.watch)):
             self.error = RunError("; ".join(ended))

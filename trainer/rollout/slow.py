@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 
-from trainer.cluster import actors
 from trainer.cluster.actors import RunError
 from trainer.rollout.calls import Calls, Seat
 
@@ -85,6 +84,6 @@ class Slow:
         if seat.alone:
             self.calls.failed[name] = f"it {why}"
             return None
-        what = actors.end(ref, ref.task_id().actor_id().hex(), why)
+        what = self.calls.launcher.end_late(ref, why)
         self.calls.error = RunError(what)
         return f"{name} is ended: {what}"

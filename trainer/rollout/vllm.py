@@ -27,7 +27,6 @@ if not torch.cuda.is_available():
 
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
-import ray
 import vllm
 from vllm.inputs import tokens_input
 from vllm.lora.lora_model import LoRAModel
@@ -40,7 +39,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import weights
 from trainer.cli.paths import run_folder
-from trainer.cluster import placement
+from trainer.cluster import actors, placement
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.ppo_rules import RANKS
 from trainer.episodes import Turn
@@ -248,7 +247,7 @@ def across_nodes(config: PpoConfig, meet: tuple[str, int] | None, node: int) -> 
     """
     if meet is None:
         return {}
-    os.environ["VLLM_HOST_IP"] = ray.util.get_node_ip_address()  # left alone, vLLM guesses from a route to the internet
+    os.environ["VLLM_HOST_IP"] = actors.address()  # left alone, vLLM guesses from a route to the internet
     return {"nnodes": config.rollout.nodes_per_engine, "node_rank": node, "master_addr": meet[0], "master_port": meet[1]}
 
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from trainer.cluster.actors import RunError
 from trainer.weights import ipc
+from trainer.weights.here import Handover
 from trainer.weights.meeting import Meeting
 
 Named = list[tuple[str, torch.Tensor]]
@@ -32,8 +33,10 @@ class Rendezvous:
     port: int
     world: int
     timeout: int  # seconds, for each broadcast
-    backend: Literal["nccl", "gloo", "ipc"]  # ipc: two members on one GPU, the second of which reads the weights where the first has them
+    # ipc: two members on one GPU, the second of which reads the weights where the first has them; local: objects of one process
+    backend: Literal["nccl", "gloo", "ipc", "local"]
     joining: int = 60  # seconds within which all have to be there: one that died meanwhile is not to be waited for as long as for weights
+    handover: Handover | None = None  # with backend local
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ def join(rendezvous: Rendezvous, rank: int) -> Group:
 
 def _join(rendezvous: Rendezvous, rank: int) -> Group:
     timeout, joining = timedelta(seconds=rendezvous.timeout), timedelta(seconds=rendezvous.joining)
+    if rendezvous.handover:
+        return Group(rendezvous.handover.member(rank), torch.device("cpu"), timeout)
     c10d: Any = dist
     meeting = Meeting(rendezvous.address, rendezvous.port, rendezvous.world, rank == 0, joining)
     meeting.assemble()

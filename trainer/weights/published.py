@@ -10,7 +10,6 @@ import threading
 from dataclasses import dataclass, field
 from typing import Any
 
-import ray
 import torch
 
 from trainer import weights
@@ -41,6 +40,8 @@ class Publisher:
 
     def add(self, flat: torch.Tensor) -> None:
         """The next bucket."""
+        import ray  # here, as runs in one process do without
+
         flat = flat.cpu()
         number = len(self.whole)
         self.whole.append(ray.put(to_bytes(flat)))
@@ -75,6 +76,8 @@ class Fetcher:
         self.thread.start()
 
     def _fetch(self, published: Published) -> None:
+        import ray
+
         try:
             follows = published.before is not None and published.before == self.version
             buckets = []
