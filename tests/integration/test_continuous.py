@@ -1,4 +1,4 @@
-"""rollout.mode=async on real Ray actors: every prompt is learned from once, whatever dies, and none from weights that are too old."""
+"""rollout.mode=async: every prompt is learned from once, whatever dies, and none from weights that are too old."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from configs import settings
-from ray_actors import after_step, local_ray, stop_process, until_gone
+from configs import here, settings
+from ray_actors import after_step, stop_process, until_gone
 
 from benchmarks import rollouts
 from lab.waiting import wait_for
@@ -44,12 +44,6 @@ from trainer.checkpoints.folders import Checkpoints
 from trainer.configs.ppo import PpoConfig
 sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), pathlib.Path(sys.argv[2])))
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray(4):
-        yield
 
 
 def continuous(path: Path, steps: int = EPOCH, **changes: Any) -> PpoConfig:
@@ -84,6 +78,7 @@ def at_step(folder: Path, step: int, act: Callable[[], object]) -> threading.Thr
 
 
 @pytest.mark.parametrize("engine", ["hf", "vllm"])
+@pytest.mark.usefixtures("cluster")
 def test_an_epoch_learns_from_every_prompt_once_and_from_no_old_weights(tiny_model, wide_model, tmp_path, engine):
     config = continuous(wide_model if engine == "vllm" else tiny_model, rollout={"engine": engine})
     assert train_ppo.train(config, tmp_path) == 0
@@ -101,6 +96,7 @@ def test_an_epoch_learns_from_every_prompt_once_and_from_no_old_weights(tiny_mod
     assert (tmp_path / "model" / "model.safetensors").stat().st_size > 0
 
 
+@pytest.mark.usefixtures("cluster")
 def test_killed_at_any_moment_it_learns_from_every_prompt_once(tiny_model, tmp_path):
     config, folder = continuous(tiny_model), tmp_path / "run"
     address = ray.get_runtime_context().gcs_address
@@ -123,12 +119,12 @@ def test_killed_at_any_moment_it_learns_from_every_prompt_once(tiny_model, tmp_p
 def test_asked_to_stop_it_saves_what_is_learned_and_goes_on(tiny_model, tmp_path, monkeypatch):
     config = continuous(tiny_model, trainer={"checkpoint_every": 100})
     after_step(monkeypatch, 5, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert train_ppo.train(config, tmp_path) == STOPPED
-    until_gone()
-    assert train_ppo.train(config, tmp_path) == 0
+    assert train_ppo.train(here(config), tmp_path) == STOPPED
+    assert train_ppo.train(here(config), tmp_path) == 0
     assert learned(tmp_path) == epoch(config)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_what_an_engine_had_when_it_died_is_asked_of_the_others_which_do_not_wait_for_it(tiny_model, tmp_path, capfd, monkeypatch):
     """The new process is stopped before it is up, and goes on after step 8."""
     starting: list[Any] = []
@@ -158,6 +154,7 @@ def test_what_an_engine_had_when_it_died_is_asked_of_the_others_which_do_not_wai
     until_gone()
 
 
+@pytest.mark.usefixtures("cluster")
 def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_model, tmp_path, capfd, monkeypatch):
     """It is stopped for most of the time: its calls return, and weights arrive."""
     monkeypatch.setattr(slow, "LEAST", 1.0)
@@ -192,6 +189,7 @@ def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_mode
     until_gone()
 
 
+@pytest.mark.usefixtures("cluster")
 def test_an_engine_that_is_stopped_holds_a_weight_sync_for_its_silence_alone(tiny_model, tmp_path, capfd, monkeypatch):
     config = continuous(tiny_model, rollout={"engines": 2, "silence": 10})
     after_step(monkeypatch, 4, lambda: stop_process("rollout-0"))
@@ -202,6 +200,7 @@ def test_an_engine_that_is_stopped_holds_a_weight_sync_for_its_silence_alone(tin
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, capfd, monkeypatch):
     config = continuous(tiny_model, trainer={"silence": 10})
     after_step(monkeypatch, 4, lambda: stop_process("rollout-0"))
@@ -213,7 +212,7 @@ def test_an_only_engine_that_is_stopped_is_started_again(tiny_model, tmp_path, c
 
 def test_groups_without_a_signal_are_replaced_and_counted(tiny_model, tmp_path):
     config = continuous(tiny_model, steps=4, rollout={"no_signal": "replace"})
-    assert train_ppo.train(config, tmp_path) == 0
+    assert train_ppo.train(here(config), tmp_path) == 0
     rows = read(tmp_path)[1:]
     assert all(row["reward_std"] > 0 for row in rows)
     assert any(row["no_signal"] > 0 and row["thrown_tokens"] > 0 for row in rows), "some of an untrained model's groups are alike"
@@ -222,10 +221,10 @@ def test_groups_without_a_signal_are_replaced_and_counted(tiny_model, tmp_path):
 def test_rewards_that_are_all_alike_end_the_run_with_the_reason(tiny_model, tmp_path):
     config = continuous(tiny_model, rollout={"no_signal": "replace"}, reward={"function": "judges:same"}, trainer={"eval_prompts": 0})
     with pytest.raises(RunError, match=r"rollout\.no_signal=replace: in 80 groups in a row all answers had the same reward, the last time"):
-        train_ppo.train(config, tmp_path)
-    until_gone()
+        train_ppo.train(here(config), tmp_path)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_late_answers_are_sampled_anew_where_the_run_does_not_wait():
     """Engines that sleep: some answers take 3 s, a step little more than one."""
     found = {policy: rollouts.measure(1, 10, 0.1, max_staleness=1, stragglers=policy) for policy in ("wait", "drop")}
@@ -236,5 +235,6 @@ def test_late_answers_are_sampled_anew_where_the_run_does_not_wait():
 
 def test_a_reward_that_raises_ends_the_run_with_its_row(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=r"reward\.function: fails_on_odd_lengths on row \d+ with the text"):
-        train_ppo.train(continuous(tiny_model, reward={"function": "judges:fails_on_odd_lengths"}, trainer={"eval_prompts": 0}), tmp_path)
-    until_gone()
+        train_ppo.train(
+            here(continuous(tiny_model, reward={"function": "judges:fails_on_odd_lengths"}, trainer={"eval_prompts": 0})), tmp_path
+        )

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from configs import settings
-from ray_actors import local_ray
+from configs import here, settings
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trainer import train_ppo
@@ -19,12 +18,6 @@ from trainer.configs.ppo import PpoConfig
 from trainer.metrics import read
 
 RECIPES = Path(__file__).parents[2] / "trainer/recipes"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray(4):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +38,9 @@ def distilling(path: Path, teach: Path, **changes: Any) -> PpoConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_two_ranks_with_a_sharded_teacher_compute_what_one_does_and_a_resumed_run_too(tiny_model, teacher, tmp_path):
-    assert train_ppo.train(distilling(tiny_model, teacher), tmp_path / "one") == 0
+    assert train_ppo.train(here(distilling(tiny_model, teacher)), tmp_path / "one") == 0
     changes: dict[str, Any] = {"trainer": {"zero_stage": 3, "steps": 4}, "placement": {"ranks": 2}}
     assert train_ppo.train(distilling(tiny_model, teacher, **changes), tmp_path / "two") == 0
     changes["trainer"]["steps"] = 6  # from a checkpoint
@@ -65,7 +59,7 @@ def test_a_teacher_beside_a_reward_adds_to_the_loss(tiny_model, teacher, tmp_pat
     rows = []
     for coef in (1.0, 3.0):
         folder = tmp_path / str(coef)
-        assert train_ppo.train(distilling(tiny_model, teacher, **changes, teacher={"coef": coef}), folder) == 0
+        assert train_ppo.train(here(distilling(tiny_model, teacher, **changes, teacher={"coef": coef})), folder) == 0
         rows.append(read(folder)[-1])
     assert rows[0]["divergence"] == pytest.approx(rows[1]["divergence"])
     assert rows[1]["loss"] - rows[0]["loss"] == pytest.approx(2 * rows[0]["divergence"], rel=1e-4)
@@ -73,6 +67,7 @@ def test_a_teacher_beside_a_reward_adds_to_the_loss(tiny_model, teacher, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+@pytest.mark.usefixtures("cluster")
 def test_a_student_closes_nine_tenths_of_the_gap_to_its_teacher(tmp_path, monkeypatch, beta):
     """The demo's task: 60 and 400 supervised steps make the two."""
     monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Episodes of several turns in whole runs, on real Ray actors: exact after a kill, without pause, with mistakes and hangs."""
+"""Episodes of several turns in whole runs, in one process or on Ray: exact after a kill, without pause, with mistakes and hangs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import ray
-from configs import settings
-from ray_actors import after_step, local_ray, until_gone, when
+from configs import here, settings
+from ray_actors import after_step, until_gone, when
 
 from lab.waiting import wait_for
 from trainer import train_ppo
@@ -27,13 +27,6 @@ from trainer.metrics import read
 from trainer.runs.stopping import STOPPED
 
 ROWS = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    folder = str(Path(__file__).parents[1])  # a job's working directory has a person's environment; here it is in this one
-    with local_ray(4, runtime_env={"env_vars": {"PYTHONPATH": folder}}):
-        yield
 
 
 def played(model: Path, function: str, **changes: Any) -> PpoConfig:
@@ -50,7 +43,7 @@ def played(model: Path, function: str, **changes: Any) -> PpoConfig:
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    assert train_ppo.train(played(tiny_model, "two_turns"), folder) == 0
+    assert train_ppo.train(here(played(tiny_model, "two_turns")), folder) == 0
     return folder
 
 
@@ -62,6 +55,7 @@ def test_a_run_learns_from_the_turns_of_the_policy_alone(whole):
     assert "eval_reward" in read(whole)[0]
 
 
+@pytest.mark.usefixtures("cluster")
 def test_killed_at_any_moment_it_computes_the_same_bits(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
     with pytest.raises(RunError, match="policy-0"):
@@ -72,6 +66,7 @@ def test_killed_at_any_moment_it_computes_the_same_bits(tiny_model, whole, tmp_p
     assert (whole / "model/model.safetensors").read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_rollout_engine_that_dies_between_turns_and_more_processes_change_no_bit(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("rollout-0")))
     assert train_ppo.train(played(tiny_model, "two_turns", environment={"workers": 2}), tmp_path) == 0
@@ -79,10 +74,11 @@ def test_a_rollout_engine_that_dies_between_turns_and_more_processes_change_no_b
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
 
+@pytest.mark.usefixtures("cluster")
 def test_an_agent_with_a_client_of_openai_is_trained_on_its_tokens_and_exact_over_a_kill(tiny_model, tmp_path):
     model = shutil.copytree(tiny_model, tmp_path / "model")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ '<eos>' if m.role == 'assistant' }}s{% endfor %}")
-    assert train_ppo.train(played(model, "by_api"), tmp_path / "whole") == 0
+    assert train_ppo.train(here(played(model, "by_api")), tmp_path / "whole") == 0
     rows = read(tmp_path / "whole")[1:]
     assert all(row["turns"] == 2 and row["logprob_diff"] < 1e-4 for row in rows)
     killed = tmp_path / "killed"
@@ -94,6 +90,7 @@ def test_an_agent_with_a_client_of_openai_is_trained_on_its_tokens_and_exact_ove
     assert all(not result.different for result in compare(read(tmp_path / "whole"), read(killed)))
 
 
+@pytest.mark.usefixtures("cluster")
 def test_one_step_ahead_episodes_are_played_while_a_step_trains_also_where_their_engine_dies(tiny_model, tmp_path, monkeypatch, capfd):
     after_step(monkeypatch, 2, lambda: ray.kill(ray.get_actor("rollout-0")))
     changes: dict[str, Any] = {"rollout": {"mode": "one_step"}, "trainer": {"steps": 6, "eval_every": 2}}
@@ -110,12 +107,13 @@ def test_one_step_ahead_an_evaluation_between_two_turns_changes_no_bit(tiny_mode
     for every, seconds in ((0, 0), (3, 1)):  # step 3 is the first that learns anything
         changes: dict[str, Any] = {"rollout": {"mode": "one_step"}, "trainer": {"steps": 4, "eval_every": every}}
         config = played(tiny_model, "two_turns", environment={"args": {"seconds": seconds}}, **changes)
-        assert train_ppo.train(config, tmp_path / str(every)) == 0
+        assert train_ppo.train(here(config), tmp_path / str(every)) == 0
     without, with_ = (tmp_path / name / "model/model.safetensors" for name in ("0", "3"))
     assert without.read_bytes() == with_.read_bytes()
     assert read(tmp_path / "3")[-1]["logprob_diff"] > 1e-4, "of older weights than the policy's"
 
 
+@pytest.mark.usefixtures("cluster")
 def test_one_step_ahead_a_run_that_is_asked_to_stop_leaves_no_process(tiny_model, tmp_path, monkeypatch):
     after_step(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     config = played(tiny_model, "two_turns", rollout={"mode": "one_step"})
@@ -126,21 +124,22 @@ def test_one_step_ahead_a_run_that_is_asked_to_stop_leaves_no_process(tiny_model
 
 
 def test_an_episode_in_two_sequences_trains_both(tiny_model, tmp_path):
-    assert train_ppo.train(played(tiny_model, "rewritten", trainer={"steps": 2}), tmp_path) == 0
+    assert train_ppo.train(here(played(tiny_model, "rewritten", trainer={"steps": 2})), tmp_path) == 0
     assert [(row["turns"], row["logprob_diff"] < 1e-4) for row in read(tmp_path)[1:]] == [(2.0, True)] * 2
 
 
 @pytest.mark.slow
 def test_episodes_that_fail_are_dropped_or_end_the_run_with_their_row(tiny_model, tmp_path, capfd):
     with pytest.raises(ConfigError, match=r"environments:raises on row \d+: raised ValueError\('three'\) \(environments.py:\d+\)"):
-        train_ppo.train(played(tiny_model, "raises"), tmp_path / "fail")
-    assert train_ppo.train(played(tiny_model, "raises", reward={"on_error": "drop"}), tmp_path / "drop") == 0
+        train_ppo.train(here(played(tiny_model, "raises")), tmp_path / "fail")
+    assert train_ppo.train(here(played(tiny_model, "raises", reward={"on_error": "drop"})), tmp_path / "drop") == 0
     rows = read(tmp_path / "drop")[1:]
     assert any(row["reward_failed"] > 0 for row in rows) and all(row["reward_failed"] < 1 for row in rows)
     assert "episodes failed (reward.on_error=drop); row" in capfd.readouterr().out
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_an_episode_that_blocks_its_process_or_waits_forever_is_cut_and_named(tiny_model, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("trainer.environments.pool.BLOCKED_SECONDS", 2.0)
     given: dict[str, Any] = {
@@ -160,28 +159,28 @@ def test_an_episode_that_blocks_its_process_or_waits_forever_is_cut_and_named(ti
 @pytest.mark.slow
 def test_limits_end_an_episode_which_may_catch_that(tiny_model, tmp_path):
     short = {"trainer": {"steps": 1, "eval_prompts": 0}}
-    assert train_ppo.train(played(tiny_model, "endless", **short), tmp_path / "zero") == 0
+    assert train_ppo.train(here(played(tiny_model, "endless", **short)), tmp_path / "zero") == 0
     row = read(tmp_path / "zero")[-1]
     assert row["limited"] == 1 and row["reward"] == 0 and row["turns"] == 4
-    assert train_ppo.train(played(tiny_model, "catches", **short), tmp_path / "caught") == 0
+    assert train_ppo.train(here(played(tiny_model, "catches", **short)), tmp_path / "caught") == 0
     row = read(tmp_path / "caught")[-1]
     assert row["limited"] == 0 and row["reward"] == 0.5
     with pytest.raises(ConfigError, match=r"reached a limit: 4 turns are over \(environment.max_turns\)"):
-        train_ppo.train(played(tiny_model, "endless", environment={"on_limit": "error"}, **short), tmp_path / "error")
+        train_ppo.train(here(played(tiny_model, "endless", environment={"on_limit": "error"}, **short)), tmp_path / "error")
 
 
 @pytest.mark.slow
 def test_what_is_no_reward_ends_the_run_and_an_episode_without_turns_does_not(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=r"returned 'good', which is not a number"):
-        train_ppo.train(played(tiny_model, "not_a_number"), tmp_path / "good")
-    assert train_ppo.train(played(tiny_model, "silent", trainer={"steps": 1}), tmp_path / "silent") == 0
+        train_ppo.train(here(played(tiny_model, "not_a_number")), tmp_path / "good")
+    assert train_ppo.train(here(played(tiny_model, "silent", trainer={"steps": 1})), tmp_path / "silent") == 0
     assert read(tmp_path / "silent")[-1]["turns"] == 0
 
 
 @pytest.mark.slow
 def test_terms_are_weighed_and_remax_has_its_greedy_episodes(tiny_model, tmp_path):
     weighed = {"reward": {"weights": {"length": 0.1, "right": 1.0}}, "algorithm": {"name": "remax"}, "trainer": {"steps": 2}}
-    assert train_ppo.train(played(tiny_model, "terms", **weighed), tmp_path) == 0
+    assert train_ppo.train(here(played(tiny_model, "terms", **weighed)), tmp_path) == 0
     assert all({"reward/length", "reward/right", "reward_greedy"} <= row.keys() for row in read(tmp_path)[1:])
     samples = (
         [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
@@ -242,6 +241,7 @@ def test_a_model_learns_to_correct_its_guess_with_the_same_numbers_over_a_kill_a
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_without_pause_every_prompt_is_learned_once_also_over_a_kill(tiny_model, tmp_path, monkeypatch):
     """Rows that wait, engines that take weights meanwhile, a rank that dies."""
     changes = {"rollout": {"mode": "async", "max_staleness": 2, "engines": 2}, "trainer": {"steps": 8, "checkpoint_every": 2}}
@@ -256,6 +256,7 @@ def test_without_pause_every_prompt_is_learned_once_also_over_a_kill(tiny_model,
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_without_pause_episodes_that_hang_or_raise_are_cut_and_others_go_on(tiny_model, tmp_path, capfd, monkeypatch):
     monkeypatch.setattr("trainer.environments.pool.BLOCKED_SECONDS", 2.0)
     changes: dict[str, Any] = {"rollout": {"mode": "async"}, "reward": {"on_error": "zero"}, "data": {"args": {"count": 20}}}

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from configs import settings
 from json_server import JsonHandler, served
-from ray_actors import local_ray
 
 from trainer import evaluate, train_ppo
 from trainer.cli import yaml_io
@@ -23,12 +22,6 @@ from trainer.metrics import read
 from trainer.models import load_tokenizer
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray(4, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT / "tests")}}):
-        yield
 
 
 def written(tmp_path: Path, model: Path, **changes: Any) -> tuple[str, Any]:
@@ -49,7 +42,7 @@ def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, dict
 
 
 def test_it_says_what_a_run_says_before_its_first_step(tiny_model, tmp_path, capsys):
-    file, config = written(tmp_path, tiny_model)
+    file, config = written(tmp_path, tiny_model, placement={"processes": "one"})
     assert train_ppo.train(config, tmp_path / "run") == 0
     before = read(tmp_path / "run")[0]
     out = tmp_path / "answers.jsonl"
@@ -63,6 +56,7 @@ def test_it_says_what_a_run_says_before_its_first_step(tiny_model, tmp_path, cap
     assert sum(held_out) / len(held_out) == pytest.approx(found["held out"]["eval_reward"])
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_trained_model_by_name_one_greedy_answer_each_and_an_environment(tiny_model, tmp_path, capsys):
     file, _ = written(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Adapters in place of full fine-tuning, through whole runs: real Ray actors, DeepSpeed on gloo."""
+"""Adapters in place of full fine-tuning, through whole runs, in one process or on Ray."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import peft
 import pytest
 import ray
 import torch
-from configs import settings
-from ray_actors import local_ray, until_gone
+from configs import here, settings
 from transformers import AutoModelForCausalLM
 
 from trainer import export, models, runs, train_ppo
@@ -23,12 +22,6 @@ from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.online import processes
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray(6):
-        yield
 
 
 def adapters(path: Path, **changes: Any) -> PpoConfig:
@@ -41,7 +34,7 @@ def adapters(path: Path, **changes: Any) -> PpoConfig:
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    assert train_ppo.train(adapters(tiny_model), folder) == 0
+    assert train_ppo.train(here(adapters(tiny_model)), folder) == 0
     return folder
 
 
@@ -73,6 +66,7 @@ def test_merged_model_and_adapters_on_the_base_are_the_same_and_another_than_the
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("cluster")
 def test_a_killed_rank_or_rollout_engine_changes_no_bit(tiny_model, whole, tmp_path, capfd):
     killer = once((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
     with pytest.raises(RunError, match=r"policy-0 \(node \S+, pid \d+\) died"):
@@ -89,33 +83,32 @@ def test_a_killed_rank_or_rollout_engine_changes_no_bit(tiny_model, whole, tmp_p
 
 
 def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole, tiny_model):
-    runs.save_resolved(adapters(tiny_model), whole, [])
+    runs.save_resolved(here(adapters(tiny_model)), whole, [])
     export.export(whole, export.chosen(whole, 4, best=False), whole / "again" / "model")
     for name in ("model.safetensors", "config.json", "adapter/adapter_model.safetensors", "adapter/adapter_config.json"):
         assert (whole / "again" / "model" / name).read_bytes() == (whole / "models" / "step_4" / name).read_bytes(), name
 
 
 @pytest.mark.slow
-def test_a_sync_sends_a_tenth_of_the_bytes_or_less(cluster, tmp_path):
+def test_a_sync_sends_a_tenth_of_the_bytes_or_less(tmp_path):
     """Of a model whose layers are not as small as those of the other tests."""
     init = {"model_type": "qwen2", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4}
     plans = {}
     for rank in (None, 4):
         model = {"path": None, "init": init, "tokenizer": "characters:0123456789s=", "lora": {"rank": rank}}
-        with processes.start(settings(tmp_path, model=model), tmp_path / str(rank)) as workers:
+        with processes.start(here(settings(tmp_path, model=model)), tmp_path / str(rank)) as workers:
             workers.sync()
             plans[rank] = workers.plan
-        del workers  # its handles keep the names taken
-        until_gone()
     size = {rank: sum(parameter.bytes for bucket in plan for parameter in bucket) for rank, plan in plans.items()}
     assert 0 < size[4] <= 0.1 * size[None]
 
 
 @pytest.mark.parametrize("stage", [0, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("cluster")
 def test_a_critic_learns_by_adapters_too_with_the_same_numbers_over_a_kill(tiny_model, tmp_path, stage):
     changes: dict[str, Any] = {"algorithm": {"name": "ppo"}, "trainer": {"steps": 4, "zero_stage": stage}, "critic": {"lr": 1e-2}}
     config = adapters(tiny_model, **changes)
-    assert train_ppo.train(config, tmp_path / "whole") == 0
+    assert train_ppo.train(here(config), tmp_path / "whole") == 0
     killer = once((tmp_path / "killed/checkpoints/step_2").exists, lambda: ray.kill(ray.get_actor("critic-0")))
     with pytest.raises(RunError, match="critic-0"):
         train_ppo.train(config, tmp_path / "killed")
@@ -130,6 +123,7 @@ def test_a_critic_learns_by_adapters_too_with_the_same_numbers_over_a_kill(tiny_
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 2, 3])
+@pytest.mark.usefixtures("cluster")
 def test_two_ranks_and_a_reference_compute_what_one_does(tiny_model, whole, tmp_path, stage):
     changes: dict[str, Any] = {"trainer": {"zero_stage": stage}, "placement": {"ranks": 2}, "algorithm": {"kl": {"coef": 1e-6}}}
     assert train_ppo.train(adapters(tiny_model, **changes), tmp_path) == 0
@@ -141,9 +135,9 @@ def test_two_ranks_and_a_reference_compute_what_one_does(tiny_model, whole, tmp_
 
 
 def test_targets_that_the_model_has_not_are_refused_before_anything_starts(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.online.processes.reserve", lambda *_: pytest.fail("something was started"))
+    monkeypatch.setattr("trainer.online.processes.launcher", lambda *_: pytest.fail("something was started"))
     with pytest.raises(ConfigError, match=r"model.lora.targets: qwen2 has no query; it has q_proj, "):
-        train_ppo.train(adapters(tiny_model, model={"lora": {"rank": 4, "targets": ["query"]}}), tmp_path)
+        train_ppo.train(here(adapters(tiny_model, model={"lora": {"rank": 4, "targets": ["query"]}})), tmp_path)
 
 
 @pytest.mark.slow
@@ -152,17 +146,18 @@ def test_a_run_does_not_go_on_from_adapters_of_other_weights(tiny_model, whole, 
     lm = models.load_lm(config, 0, torch.device("cpu"))
     folder, run = tmp_path / "model", tmp_path / "run"
     models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
-    assert train_ppo.train(adapters(folder, trainer={"steps": 1}), run) == 0
+    assert train_ppo.train(here(adapters(folder, trainer={"steps": 1})), run) == 0
     with torch.no_grad():
         lm.model.layers[0].self_attn.q_proj.weight.mul_(1.1)
     models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
     with pytest.raises(ConfigError, match="checkpoint of another model"):
-        train_ppo.train(adapters(folder, trainer={"steps": 2}), run)
+        train_ppo.train(here(adapters(folder, trainer={"steps": 2})), run)
 
 
 def test_over_weights_in_4_bits_engine_reference_and_policy_are_one_model_and_exports_are_the_same(wide_model, tmp_path):
     model = {"lora": {"rank": 4, "quantize": "nf4"}, "dtype": "float32"}
-    config = adapters(wide_model, model={"path": str(wide_model), **model}, algorithm={"kl": {"coef": 1e-6}}, trainer={"zero_stage": 2})
+    more: dict[str, Any] = {"algorithm": {"kl": {"coef": 1e-6}}, "trainer": {"zero_stage": 2}}
+    config = here(adapters(wide_model, model={"path": str(wide_model), **model}, **more))
     assert train_ppo.train(config, tmp_path) == 0
     rows = read(tmp_path)[1:]
     assert len(rows) == 6 and all(row["logprob_diff"] < 1e-5 for row in rows), "what the ranks have in 4 bits"

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray_actors import local_ray
 
 from trainer import train_ppo
 from trainer.checkpoints import reshard
@@ -18,12 +17,6 @@ from trainer.configs.ppo import PpoConfig
 from trainer.metrics import read
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def cluster():
-    with local_ray(10):
-        yield
 
 
 def settings(model: Path, ranks: int, steps: int) -> PpoConfig:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import psutil
 import pytest
 import torch
 from configs import settings
-from ray_actors import local_ray
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, GPT2Config, PreTrainedTokenizerFast
 
@@ -23,14 +21,10 @@ from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.rewards.scorer import Scorer
 
+pytestmark = pytest.mark.usefixtures("cluster")
+
 CHARACTERS = "0123456789= :su"
 CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with local_ray(4):
-        yield
 
 
 def model(folder: Path, labels: int = 1, template: str | None = None) -> str:
@@ -103,7 +97,7 @@ def test_a_model_that_dies_is_started_again_and_an_answer_that_is_too_long_fails
         (
             1,
             {"gpus": 1, "start_seconds": 3},
-            r"was not up within 3 s \(start_seconds\): it asks for 1 CPU and 1 GPU .*, and 4 and 0 are free",
+            r"was not up within 3 s \(start_seconds\): it asks for 1 CPU and 1 GPU .*, and \d+ and 0 are free",
         ),
     ],
 )

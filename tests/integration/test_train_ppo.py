@@ -1,4 +1,4 @@
-"""The reinforcement loop on real Ray actors with DeepSpeed on gloo: every algorithm's path, exact resume, stop, mistakes."""
+"""The reinforcement loop with DeepSpeed, in one process or on Ray: every algorithm's path, exact resume, stop, mistakes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import ray
-from configs import settings
-from ray_actors import local_ray, stop_process, until_gone, when
+from configs import here, settings
+from ray_actors import stop_process, until_gone, when
 
 from trainer import export, runs, train_ppo, weights
 from trainer.cluster.actors import RunError
@@ -27,17 +27,11 @@ from trainer.runs import faults
 from trainer.runs.stopping import STOPPED
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray(4):
-        yield
-
-
 @pytest.fixture(scope="module")
 def whole(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nobody disturbed."""
     folder = tmp_path_factory.mktemp("whole")
-    assert train_ppo.train(settings(tiny_model), folder) == 0
+    assert train_ppo.train(here(settings(tiny_model)), folder) == 0
     return folder
 
 
@@ -57,22 +51,23 @@ def test_a_run_reports_every_step_and_exports_a_model(whole):
 
 def test_more_sets_to_evaluate_on_are_reported_by_name_and_change_no_step(whole, tiny_model, tmp_path):
     """They are added when the run resumes; answers are drawn, as greedy ones take no random numbers."""
-    assert train_ppo.train(settings(tiny_model, trainer={"steps": 2}), tmp_path) == 0
+    assert train_ppo.train(here(settings(tiny_model, trainer={"steps": 2})), tmp_path) == 0
     sets = {"few": {"rows": 3}, "longer": {"args": {"rows": 5, "length": 5}}}
-    assert train_ppo.train(settings(tiny_model, evals=sets, trainer={"eval_every": 1, "eval_samples": 2}), tmp_path) == 0
+    assert train_ppo.train(here(settings(tiny_model, evals=sets, trainer={"eval_every": 1, "eval_samples": 2})), tmp_path) == 0
     rows, names = read(tmp_path), {f"eval_{what}/{name}" for name in sets for what in ("reward", "pass@1", "pass@2")}
     assert [row.keys() & names for row in rows] == [set()] * 3 + [names] * 4
     assert [(row["reward"], row["loss"]) for row in rows[1:]] == [(row["reward"], row["loss"]) for row in read(whole)[1:]]
 
 
 def test_its_checkpoints_are_models_too_and_the_same_as_it_exported_itself(whole, tiny_model):
-    runs.save_resolved(settings(tiny_model), whole, [])
+    runs.save_resolved(here(settings(tiny_model)), whole, [])
     for step, own in ((4, whole / "models" / "step_4"), (6, whole / "model")):
         export.export(whole, export.chosen(whole, step, best=False), whole / "again")
         assert {file.name: file.read_bytes() for file in (whole / "again").iterdir()} == {f.name: f.read_bytes() for f in own.iterdir()}
     assert not (whole / "models" / "step_6").exists() and "| reward |" in (whole / "model" / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
 def test_a_run_that_ruins_its_weights_goes_back_and_ends_with_a_model(tiny_model, whole, tmp_path, capfd):
     """Weights that overflow at step 3 are finite, and give no numbers; the only checkpoint kept is not replaced by them."""
@@ -86,6 +81,7 @@ def test_a_run_that_ruins_its_weights_goes_back_and_ends_with_a_model(tiny_model
         assert row["reward"] == undisturbed["reward"] and row["loss"] == pytest.approx(undisturbed["loss"], abs=1e-6)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_killed_rank_ends_the_run_with_a_reason_and_resuming_gives_the_same_bits(tiny_model, whole, tmp_path):
     killer = when((tmp_path / "checkpoints" / "step_2").exists, lambda: ray.kill(ray.get_actor("policy-0")))
     with pytest.raises(RunError, match=r"policy-0 \(node \S+, pid \d+\) died"):
@@ -97,6 +93,7 @@ def test_a_killed_rank_ends_the_run_with_a_reason_and_resuming_gives_the_same_bi
     assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_rollout_engine_that_dies_is_started_again_and_computes_the_same_bits(tiny_model, whole, tmp_path, monkeypatch, capfd):
     """Once while it is given weights, once while it samples; the third death is one too many."""
     calls = Counter()
@@ -120,6 +117,7 @@ def test_a_rollout_engine_that_dies_is_started_again_and_computes_the_same_bits(
     assert (whole / "model" / "model.safetensors").read_bytes() == (tmp_path / "model" / "model.safetensors").read_bytes()
 
 
+@pytest.mark.usefixtures("cluster")
 def test_what_a_rollout_engine_owed_when_a_sync_found_it_dead_is_sampled_again(tiny_model, whole, tmp_path, monkeypatch):
     """The next step's episodes are on their way when an evaluation gives the rollout engines their weights once more."""
     begin, calls = RolloutEngines.start, []
@@ -136,6 +134,7 @@ def test_what_a_rollout_engine_owed_when_a_sync_found_it_dead_is_sampled_again(t
     assert [row["reward"] for row in read(tmp_path)[1:]] == [row["reward"] for row in read(whole)[1:4]]
 
 
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_ends_the_run_long_before_its_deadline(tiny_model, whole, tmp_path):
     stopper = when((tmp_path / "checkpoints" / "step_2").exists, lambda: stop_process("policy-0"))
@@ -148,6 +147,7 @@ def test_a_rank_that_is_stopped_ends_the_run_long_before_its_deadline(tiny_model
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
 
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
 def test_a_rollout_engine_that_is_stopped_is_started_again_and_computes_the_same_bits(tiny_model, whole, tmp_path, monkeypatch, capfd):
     begin, calls = RolloutEngines.start, Counter()
@@ -168,7 +168,7 @@ def test_a_rollout_engine_that_is_stopped_is_started_again_and_computes_the_same
 
 def test_answers_whose_rewards_fail_are_dropped_and_counted(tiny_model, tmp_path):
     reward = {"function": "judges:fails_on_odd_lengths", "on_error": "drop"}
-    assert train_ppo.train(settings(tiny_model, reward=reward, trainer={"steps": 3, "eval_prompts": 0}), tmp_path) == 0
+    assert train_ppo.train(here(settings(tiny_model, reward=reward, trainer={"steps": 3, "eval_prompts": 0})), tmp_path) == 0
     rows = read(tmp_path)
     assert all(0 < row["reward_failed"] < 1 and row["grad_norm"] > 0 and "nan" not in str(row) for row in rows)
     assert sum(len(line) > 0 for line in (tmp_path / faults.FILE).read_text().splitlines()) == 3
@@ -176,13 +176,12 @@ def test_answers_whose_rewards_fail_are_dropped_and_counted(tiny_model, tmp_path
 
 
 def test_other_rollout_engines_take_a_run_on_at_ones_word(tiny_model, tmp_path):
-    runs.save_resolved(first := settings(tiny_model, trainer={"steps": 2}), tmp_path, [])
+    runs.save_resolved(first := here(settings(tiny_model, trainer={"steps": 2})), tmp_path, [])
     assert train_ppo.train(first, tmp_path) == 0
-    until_gone()
     two = {"rollout": {"engines": 2}, "trainer": {"steps": 4}}
     with pytest.raises(ConfigError, match=r"rollout\.engines=2: this run was started with 1 .*run\.allow=\[rollout\.engines\]"):
-        runs.save_resolved(settings(tiny_model, **two), tmp_path, [])
-    allowed = settings(tiny_model, **two, run={"allow": ["rollout.engines"]})
+        runs.save_resolved(here(settings(tiny_model, **two)), tmp_path, [])
+    allowed = here(settings(tiny_model, **two, run={"allow": ["rollout.engines"]}))
     runs.save_resolved(allowed, tmp_path, [])
     assert train_ppo.train(allowed, tmp_path) == 0
     assert [row["step"] for row in read(tmp_path)] == [0, 1, 2, 3, 4]
@@ -192,12 +191,13 @@ def test_other_rollout_engines_take_a_run_on_at_ones_word(tiny_model, tmp_path):
 def test_asked_to_stop_it_saves_and_goes_on_to_the_same_bits(tiny_model, whole, tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     stopper = when(lambda: metrics.exists() and len(metrics.read_text().splitlines()) >= 4, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    assert train_ppo.train(settings(tiny_model), tmp_path) == STOPPED
+    assert train_ppo.train(here(settings(tiny_model)), tmp_path) == STOPPED
     stopper.join(10)
-    assert train_ppo.train(settings(tiny_model), tmp_path) == 0
+    assert train_ppo.train(here(settings(tiny_model)), tmp_path) == 0
     assert all(not result.different for result in compare(read(whole), read(tmp_path)))
 
 
+@pytest.mark.usefixtures("cluster")
 def test_ppo_with_critic_and_kl_in_the_reward_over_two_ranks(tiny_model, tmp_path):
     config = settings(
         tiny_model,
@@ -214,6 +214,7 @@ def test_ppo_with_critic_and_kl_in_the_reward_over_two_ranks(tiny_model, tmp_pat
     assert any(row["ratio"] != 1 for row in rows)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_rollout_engine_that_dies_while_it_joins_the_weight_sync_is_not_waited_for(tiny_model, whole, tmp_path, monkeypatch, capfd):
     """The policy waits for it in the store, for a time of its own."""
     sync, calls, rendezvous = processes.WorkerGroups._sync, Counter(), weights.Rendezvous
@@ -238,10 +239,11 @@ def test_other_estimators_run_with_kl_in_the_loss(tiny_model, tmp_path, algorith
     config = settings(
         tiny_model, algorithm={"name": algorithm, "aggregation": "sequence", "kl": {"coef": 0.1}}, trainer={"steps": 2, "eval_prompts": 0}
     )
-    assert train_ppo.train(config, tmp_path) == 0
+    assert train_ppo.train(here(config), tmp_path) == 0
     assert [row["step"] for row in read(tmp_path)] == [1, 2]
 
 
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize("loss", ["gspo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("cispo", "sapo"))])
 def test_other_losses_learn_from_minibatches_on_two_ranks(tiny_model, tmp_path, loss):
     algorithm = {"loss": loss, "minibatches": 2, "importance_level": "sequence", "importance_mode": "mask"}
@@ -257,6 +259,7 @@ REPLACING = {
 }
 
 
+@pytest.mark.usefixtures("cluster")
 @pytest.mark.slow
 def test_remax_and_replaced_groups_resume_with_the_same_bits(tiny_model, tmp_path):
     """Killed after step 2 against never: the loader goes on after the prompts that replaced others."""
@@ -275,7 +278,7 @@ def test_remax_and_replaced_groups_resume_with_the_same_bits(tiny_model, tmp_pat
 
 
 def test_one_step_off_samples_with_weights_that_are_one_step_old(tiny_model, tmp_path):
-    assert train_ppo.train(settings(tiny_model, rollout={"mode": "one_step"}, trainer={"steps": 4}), tmp_path) == 0
+    assert train_ppo.train(here(settings(tiny_model, rollout={"mode": "one_step"}, trainer={"steps": 4})), tmp_path) == 0
     rows = read(tmp_path)[1:]
     assert rows[0]["logprob_diff"] < 1e-4
     assert all(row["logprob_diff"] > 1e-4 for row in rows[1:]), "what was sampled before the update must differ from the policy after it"
@@ -292,20 +295,21 @@ def test_two_rollout_engines_and_random_weights(tmp_path):
     }
     model = {"path": None, "init": init, "tokenizer": "characters:0123456789s="}
     config = settings(Path("x"), model=model, rollout={"engines": 2}, trainer={"steps": 2})
-    assert train_ppo.train(config, tmp_path) == 0
+    assert train_ppo.train(here(config), tmp_path) == 0
     assert all(row["logprob_diff"] < 1e-4 for row in read(tmp_path)[1:])
 
 
 def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, tmp_path, capfd):
-    assert train_ppo.train(settings(tiny_model), whole) == 0
+    assert train_ppo.train(here(settings(tiny_model)), whole) == 0
     assert "has all 6 steps" in capfd.readouterr().out
     longer = tmp_path / "longer"
     shutil.copytree(whole, longer)
-    assert train_ppo.train(settings(tiny_model, trainer={"steps": 8}), longer) == 0
+    assert train_ppo.train(here(settings(tiny_model, trainer={"steps": 8})), longer) == 0
     assert [row["step"] for row in read(longer)] == list(range(9))
     assert [row["reward"] for row in read(longer)[1:7]] == [row["reward"] for row in read(whole)[1:]]
 
 
+@pytest.mark.usefixtures("cluster")
 def test_more_than_the_cluster_has_is_refused_with_both_numbers(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=r"placement asks for 2 GPU .* the cluster has 0; lower placement\.ranks"):
         train_ppo.train(settings(tiny_model, placement={"ranks": 2, "gpus_per_rank": 1, "gpus_per_engine": 0}), tmp_path)
@@ -322,14 +326,15 @@ def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, tiny_model):
     }
     other = settings(Path("x"), model={"path": None, "init": init, "tokenizer": "characters:0123456789s="}, trainer={"steps": 8})
     with pytest.raises(ConfigError, match="another model"):
-        train_ppo.train(other, whole)
+        train_ppo.train(here(other), whole)
 
 
 def test_rollout_engines_that_drift_from_the_policy_end_the_run(tiny_model, tmp_path):
     with pytest.raises(RunError, match=r"rollout\.max_logprob_diff"):
-        train_ppo.train(settings(tiny_model, rollout={"max_logprob_diff": 1e-12}), tmp_path)
+        train_ppo.train(here(settings(tiny_model, rollout={"max_logprob_diff": 1e-12})), tmp_path)
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_rollout_engine_that_does_not_start_ends_the_run_with_the_engines_own_word(wide_model, tmp_path):
     pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
     rollout = {"engine": "vllm", "options": {"max_num_sequences": 8}}
@@ -347,6 +352,7 @@ def loop(text, row, reached):
 """
 
 
+@pytest.mark.usefixtures("cluster")
 def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_reward_that_hangs(tiny_model, tmp_path, monkeypatch, capfd):
     (tmp_path / "hanging.py").write_text(HANGING)
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -7,11 +7,9 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ray_actors import local_ray
 
 from trainer import train_ppo, twin
 from trainer.cli import parse, yaml_io
@@ -28,12 +26,6 @@ SAMPLING = [name for name, path in RECIPES.items() if "rollout" in yaml_io.load(
 COVERED = ("distill-1.5b", "grpo-8b", "grpo-32b", "lora-grpo-1.5b")  # by tests of distillation, of train_ppo, and of adapters
 KIND = {"rm-8b": "rm", "dpo-8b": "dpo", "sft-8b": "sft"}
 PAGE = (ROOT / "docs/trainer-recipes.md").read_text()
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with local_ray(8):
-        yield
 
 
 def row(name: str) -> list[str]:

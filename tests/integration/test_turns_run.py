@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import ray
-from configs import settings
-from ray_actors import local_ray, until_gone
+from configs import here, settings
+from ray_actors import until_gone
 
 from lab.waiting import wait_for
 from trainer import train_ppo
@@ -19,11 +19,7 @@ from trainer.metrics import read
 from trainer.online import processes
 from trainer.rollout.engines import RolloutEngines
 
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster():
-    with local_ray(4):
-        yield
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
 def same_bits(plain: Path, turns: Path) -> None:
@@ -46,8 +42,7 @@ def test_ranks_and_rollout_engines_that_take_turns_compute_the_same_bits(tiny_mo
         "algorithm": {"kl": {"coef": 0.1 if zero_stage < 3 else 0}},
         "trainer": {"steps": max({2, *at}), "zero_stage": zero_stage},
     }
-    assert train_ppo.train(settings(tiny_model, **changes), plain) == 0
-    until_gone()
+    assert train_ppo.train(here(settings(tiny_model, **changes)), plain) == 0
     order: list[str] = []
     original = RolloutEngines._call
     workers: list[processes.WorkerGroups] = []
@@ -82,8 +77,7 @@ def test_turns_with_vllm_compute_the_same_bits(wide_model, tmp_path):
 
 def test_a_run_that_takes_turns_and_loses_a_rank_resumes_to_the_same_bits(tiny_model, tmp_path):
     plain, turns = tmp_path / "plain", tmp_path / "turns"
-    assert train_ppo.train(settings(tiny_model), plain) == 0
-    until_gone()
+    assert train_ppo.train(here(settings(tiny_model)), plain) == 0
     colocated = settings(tiny_model, placement={"colocate": True})
 
     def kill() -> None:
