@@ -15,7 +15,6 @@ from trainer.episodes import Prompt, Turn
 from trainer.online.continuous import Continuous
 from trainer.online.elastic import fitting
 from trainer.rollout import Sampling
-from trainer.rollout import calls as module
 from trainer.rollout.calls import Calls
 
 
@@ -155,10 +154,10 @@ def test_a_node_gets_as_many_engines_as_find_room():
     assert fitting({}, {"CPU": 4}) == 0
 
 
-def test_what_is_answered_is_not_open_any_more(calls, monkeypatch):
+def test_what_is_answered_is_not_open_any_more(calls):
     """Calls that end at once: the first answers every request that it is given, the one behind it none."""
     called: list[Any] = []  # what each returned; a reference is its number
-    monkeypatch.setattr(module, "ray", SimpleNamespace(wait=lambda refs, **_: (refs, []), get=called.__getitem__))
+    calls.launcher = SimpleNamespace(done=lambda refs, *_: (refs, []), get=called.__getitem__)
 
     def work(new: list[Any], *_: Any) -> int:
         called.append(({name: ([Turn([1, 2], [0.0, 0.0], "stop")], ["x"]) for name, *_ in new}, 0.5, 3))
