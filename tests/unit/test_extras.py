@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -54,37 +55,66 @@ COMMANDS = {
 }
 
 
-def python(folder: Path, *words: str, hidden: tuple[str, ...] = EXTRAS) -> subprocess.CompletedProcess[str]:
-    """In the project's folder, by an interpreter that does not find what is hidden."""
+# Then this: each line is a folder for what is printed and the words of a command, which a fork runs: it does not read Python's own
+# modules and the stacks' again.
+SERVE = """
+import os, runpy, sys
+import stacks.load, stacks.host.extras
+for line in sys.stdin:
+    folder, what, *words = line.rstrip("\\n").split("\\t")
+    if not (child := os.fork()):
+        for number, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(f"{folder}/{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        sys.stdin = open(0)
+        if what == "-m":
+            sys.argv = [words[0], *words[1:]]
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        else:
+            exec(words[0], {"__name__": "__main__"})
+        sys.exit()
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+Python = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Python]:
+    """Runs `python WORDS` in the project's folder, without any of EXTRAS."""
+    folder = tmp_path_factory.mktemp("bare")
     (folder / "sitecustomize.py").write_text(HIDE)
     env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=ROOT,
-        env=env | {"PYTHONPATH": str(folder), "HIDDEN": ",".join(hidden), "COLUMNS": "80"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    env |= {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "HIDDEN": ",".join(EXTRAS), "COLUMNS": "80"}
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVE], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        requests, answers = server.stdin, server.stdout
+        assert requests and answers
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            print(folder, *words, sep="\t", file=requests, flush=True)
+            code = int(answers.readline())
+            return subprocess.CompletedProcess(words, code, *((folder / name).read_text() for name in ("stdout", "stderr")))
+
+        yield run
+        requests.close()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_names_the_target_that_brings_what_it_misses(command, tmp_path):
-    done = python(tmp_path, "-m", *command.split())
+def test_every_command_names_the_target_that_brings_what_it_misses(command, bare):
+    done = bare("-m", *command.split())
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     assert done.stderr.splitlines()[-1].endswith(COMMANDS[command])
 
 
 @pytest.mark.parametrize("stack", ["local", "onprem", "slurm", "aws-dev", "gcp-dev"])
-def test_stacks_are_read_without_any_extra(stack, tmp_path):
-    done = python(tmp_path, "-c", f"from pathlib import Path; from stacks.load import load; load({stack!r}, Path())")
+def test_stacks_are_read_without_any_extra(stack, bare):
+    done = bare("-c", f"from pathlib import Path; from stacks.load import load; load({stack!r}, Path())")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_module_that_no_target_brings_keeps_its_traceback(tmp_path):
-    done = python(tmp_path, "-c", "from stacks.host.extras import explain_missing; explain_missing(); import stacks.nothing")
+def test_a_module_that_no_target_brings_keeps_its_traceback(bare):
+    done = bare("-c", "from stacks.host.extras import explain_missing; explain_missing(); import stacks.nothing")
     assert done.returncode == 1 and "Traceback" in done.stderr and "No module named 'stacks.nothing'" in done.stderr
 
 

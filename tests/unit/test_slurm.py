@@ -56,7 +56,16 @@ def test_a_job_on_two_nodes_fits_on_one_screen_and_the_stack_on_fifteen_lines():
 
 def test_the_allocation_is_what_the_stack_says():
     options = {line.removeprefix("#SBATCH --") for line in text(BARE).splitlines() if line.startswith("#SBATCH")}
-    assert {"partition=gpu", "account=team", "nodes=2", "cpus-per-task=96", "gpus-per-node=h100:8", "time=24:00:00", "mem=0"} <= options
+    assert {
+        "partition=gpu",
+        "account=team",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "cpus-per-task=96",
+        "gpus-per-node=h100:8",
+        "time=24:00:00",
+        "mem=0",
+    } <= options
     assert {"exclusive", "requeue", "signal=B:USR1@300", "open-mode=append"} <= options
     options = {line.removeprefix("#SBATCH --") for line in text(SHARED_NODES).splitlines() if line.startswith("#SBATCH")}
     assert {"mem=65536M", "no-requeue", "constraint=ib", "reservation=week", "mail-user=me@example.com", "mail-type=FAIL"} <= options

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -164,3 +165,21 @@ def test_a_cluster_that_does_not_say_whose_it_is_gets_neither_token_nor_job(clus
     assert f"{url(cluster)} does not say whose cluster it is" in done.stderr
     assert "not onprem" in done.stderr
     assert cluster.shown == []
+
+
+@pytest.mark.parametrize(
+    ("client", "job", "code"),
+    [(0, None, 0), (1, 3, 3), (1, 143, 143), (1, None, 1), (7, OSError(), 7)],
+    ids=["done", "failed", "stopped", "cut off while the job runs", "never accepted"],
+)
+def test_the_exit_code_is_the_jobs_else_that_of_who_submitted_it(client, job, code, tmp_path, monkeypatch):
+    def exit_code(name: str) -> int | None:
+        if isinstance(job, OSError):
+            raise job
+        return job
+
+    (tmp_path / "ray").write_text(f"#!/bin/sh\nexit {client}\n")
+    (tmp_path / "ray").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    dashboard: Any = SimpleNamespace(url="http://localhost:9", exit_code=exit_code)
+    assert submit.submit(dashboard, "job-1", [], ["true"], "") == code
