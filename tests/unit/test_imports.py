@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
+from functools import cache
 from importlib.machinery import FrozenImporter
 from importlib.metadata import packages_distributions
 from pathlib import Path
@@ -39,13 +40,19 @@ NO_TORCH = (
 )
 
 
+@cache
+def statements(text: str) -> list[ast.Import | ast.ImportFrom]:
+    """All imports in a source, each of which several tests look at."""
+    return [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 def imports(file: Path) -> set[str]:
     """Full names of all modules that a file imports, at the top and inside functions; `from a import b` counts as a.b."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in statements(file.read_text()):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             beside = node.level == 1 and file.parent == ROOT / NODE_AGENT
             assert beside or not node.level, f"{shown(file)}:{node.lineno}: relative import; Pulumi runs infra/ without a package"
             found |= {f"{node.module}.{alias.name}" for alias in node.names} if not beside else set()
@@ -73,16 +80,17 @@ def test_only_infra_imports_pulumi(file):
     assert not clouds or (file.is_relative_to(ROOT / "infra")), f"{shown(file)} imports {sorted(clouds)}"
 
 
+@cache
 def graph(root: Path, packages: tuple[str, ...]) -> dict[str, set[str]]:
     """Which of our modules each one imports anywhere: at its top, inside functions, or for the type checker alone."""
     files = modules(root, packages)
     found: dict[str, set[str]] = {}
     for name, file in files.items():
         wanted: set[str] = set()
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in statements(file.read_text()):
             if isinstance(node, ast.Import):
                 wanted |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom):
+            else:
                 folder = ".".join(file.relative_to(root).parts[: -node.level or None]) if node.level else ""
                 origin = ".".join(filter(None, (folder, node.module)))
                 wanted |= {whole if (whole := f"{origin}.{alias.name}") in files else origin for alias in node.names}
