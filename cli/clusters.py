@@ -6,10 +6,11 @@ import argparse
 import os
 import sys
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from cli.places import place
+from cli.places.protocol import Down, Up
 from cli.project import CommandError, console, run
 from cluster_tasks.client.render import check_shell, pulumi_is_here, render
 from stacks.load import load
@@ -22,12 +23,6 @@ ABOUT = {
     "status": "The stack's nodes and jobs. Exit code 0 when all is there, 1 when not.",
 }
 PULUMI = "https://www.pulumi.com/docs/install/"
-PLACES = {"local": "cli.local", "slurm": "cli.slurm"}  # others are machines that dstack drives
-
-
-def place(stack: Stack) -> Any:
-    """The module with this stack's up, down and status. Raises ModuleNotFoundError where what it needs is not installed."""
-    return import_module(PLACES.get(stack.cloud, "cli.machines"))
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
@@ -50,17 +45,22 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         from cli import jobs
 
         return jobs.stop(stack, root, options.job)
-    if verb == "up" and place_of(stack).cloud and not pulumi_is_here():
+    if verb == "status":
+        return place(stack).status(stack, root, options.json)
+    if verb == "down":
+        return place(stack).down(stack, root, Down(options.yes, options.keep_machines))
+    return up(stack, root, Up(options.port, options.timeout), options.yes)
+
+
+def up(stack: Stack, root: Path, options: Up, yes: bool = False) -> int:
+    """Renders the stack and starts its cluster; `yes`: nobody is asked before something is created. Raises UserError."""
+    if place_of(stack).cloud and not pulumi_is_here():
         raise CommandError(
             f"flotilla up {stack.name} makes a network and more in the cloud, for which Pulumi's CLI has to be on PATH: {PULUMI}"
         )
     chosen = place(stack)
-    if verb == "status":
-        return chosen.status(stack, root, options)
-    if verb == "down":
-        return chosen.down(stack, root, options)
     check_shell(stack, os.environ)
-    yes = options.yes or not sys.stdin.isatty()
+    yes = yes or not sys.stdin.isatty()
     render(stack.name, root, partial(_run, root), console.print, local=not place_of(stack).remote, yes=yes)
     return chosen.up(stack, root, options)
 

@@ -115,7 +115,7 @@ def _of_jobs(stack: Stack, root: Path) -> set[str]:
 def _scheduler(stack: Stack, root: Path) -> dict[str, list[str]]:
     """What the scheduler says of the cluster's run, by name of the text."""
     if place_of(stack).batch:
-        from cli.slurm import noted
+        from cli.places.slurm import noted
 
         job = noted(stack, root)
         fields = "JobID,JobName,State,ExitCode,Elapsed,NodeList,MaxRSS"

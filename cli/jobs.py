@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from cli import recipes
 from cli.dashboard import address, dashboard, unreachable
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
+from cluster_tasks.client.submit import Job
+from cluster_tasks.client.submit import submit as submit_job
 from cluster_tasks.client.usage import submitted
 from cluster_tasks.debug import post_mortem
 from cluster_tasks.node.dashboard import Dashboard
@@ -59,24 +62,26 @@ def submit(arguments: list[str], root: Path) -> int:
     stack = load(options.stack, root)
     if options.post_mortem and not place_of(stack).remote and find_spec("debugpy") is None:
         raise CommandError("--post-mortem needs debugpy, which this environment does not have: pip install 'debugpy>=1.8'")
-    if find_spec("ray") is None:  # said before it is asked whether the cluster is up; imported after its environment is set
+    if find_spec("ray") is None:  # said before it is asked whether the cluster is up
         raise ModuleNotFoundError("Ray's client uploads the job", name="ray")
-    os.environ.update(environment(stack.name, root))
-    from cluster_tasks.client.submit import main as ray_job_submit
-
-    folder, env = (options.working_dir or root).resolve(), root / "build" / stack.name / "runtime-env.yaml"
-    name = options.name or (recipes.job_name(run) if run else f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    at = address(stack, root)
-    if options.retries is not None:
-        command = _supervised(command, options.retries, folder)
+    address(stack, root)  # raises where the cluster is known not to be up, before anything is written
     if run:
-        folder, env, command = recipes.files(run, root)
-    if options.post_mortem and env.is_file():
-        env = post_mortem.runtime_env(env)
-    flags = ["--address", at, "--submission-id", name, "--working-dir", str(folder), "--runtime-env", str(env)]
-    flags += ["--no-wait"] if options.no_wait else []
-    following = f"  follow  flotilla logs {stack.name} {name}\n  stop    flotilla down {stack.name} --job {name}"
-    return ray_job_submit([*flags, "--", *command], following)
+        job = recipes.job(run, options.name, root)
+    else:
+        folder, name = (options.working_dir or root).resolve(), options.name or f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        command = command if options.retries is None else _supervised(command, options.retries, folder)
+        job = Job(name, command, folder, root / "build" / stack.name / "runtime-env.yaml")
+    if options.post_mortem and job.runtime_env and job.runtime_env.is_file():
+        job = replace(job, runtime_env=post_mortem.runtime_env(job.runtime_env))
+    return run_job(stack, job, root, wait=not options.no_wait)
+
+
+def run_job(stack: Stack, job: Job, root: Path, wait: bool = True) -> int:
+    """On the stack's cluster, to its exit code; without `wait` until it is accepted. Raises UserError."""
+    following = f"  follow  flotilla logs {stack.name} {job.name}\n  stop    flotilla down {stack.name} --job {job.name}"
+    env = os.environ | environment(stack.name, root)
+    flags = [] if wait else ["--no-wait"]
+    return submit_job(dashboard(stack, root), f"build/{stack.name}", job, following, env, flags)
 
 
 def _supervised(command: list[str], retries: int, folder: Path) -> list[str]:

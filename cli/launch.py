@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import clusters, jobs, recipes
+from cli.places.protocol import Up
 from stacks.load import load
 from stacks.places import place_of
 
@@ -35,14 +36,11 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     add("--timeout", type=float, help="seconds until all nodes are there")
     options: Any = parser.parse_intermixed_args(flags)
     run = recipes.planned(options.stack, options.recipe, options.settings, arguments[cut + 1 :], root)
-    name = options.name or recipes.job_name(run)
-    given = [*(["--port", options.port] if options.port else []), *(["--timeout", f"{options.timeout:g}"] if options.timeout else [])]
-    if place_of(load(options.stack, root)).start is None:
-        from cluster_tasks.client.launch import main as on_dstack
+    stack, at = load(options.stack, root), Up(options.port, options.timeout)
+    if place_of(stack).start is None:
+        from cluster_tasks.client.launch import SECONDS, launch
 
-        folder, file, command = recipes.files(run, root)
         os.chdir(root)
-        work = ["--working-dir", str(folder.relative_to(root)), "--runtime-env", str(file.relative_to(root))]
-        return on_dstack([options.stack, "--name", name, *given, *work, "--", *command], prog=f"flotilla {verb}")
-    code = clusters.main("up", [options.stack, *given], root)
-    return code or jobs.submit([options.stack, "--recipe", options.recipe, "--name", name, *options.settings], root)
+        return launch(stack, recipes.job(run, options.name, root), at.port_number(), options.timeout or SECONDS)
+    code = clusters.up(stack, root, at)
+    return code or jobs.run_job(stack, recipes.job(run, options.name, root), root)

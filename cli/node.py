@@ -72,7 +72,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
 
 def show(stack: Stack, *, as_json: bool, events: bool) -> int:
     """Exit code 1 where a machine is not healthy."""
-    from cluster_tasks.client.launch import cluster
+    from cluster_tasks.client.cluster import cluster
 
     dstack = cluster(stack, None)
     found = list(nodes(stack, dstack))
@@ -115,8 +115,8 @@ def _placed(stack: Stack, dstack: Any) -> Iterator[tuple[Any, int, Any]]:
 
 def replace(stack: Stack, root: Path, name: str, restart: bool, seconds: float) -> int:
     """Raises CommandError where there is no such machine, or the cluster would end with it and nobody said so."""
+    from cluster_tasks.client.cluster import cluster
     from cluster_tasks.client.dstack_run import wait
-    from cluster_tasks.client.launch import cluster
     from cluster_tasks.ray import ROLLOUT
 
     dstack = cluster(stack, None)

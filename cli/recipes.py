@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.project import CommandError, console
+from cluster_tasks.client.submit import Job
 from cluster_tasks.recipes import find, recipes
 from cluster_tasks.recipes.as_file import as_file
 from cluster_tasks.recipes.planned import COMMAND, OWN, Planned, plan, write
@@ -57,12 +58,8 @@ def planned(stack: str, name: str, words: list[str], command: list[str], root: P
     return plan(load(stack, root), find(name), words, root)
 
 
-def job_name(run: Planned) -> str:
-    return f"{run.place.run}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def files(run: Planned, root: Path) -> tuple[Path, Path, list[str]]:
-    """Working directory, runtime environment and command of the Ray job. Raises RecipeError."""
+def job(run: Planned, name: str | None, root: Path) -> Job:
+    """The Ray job, its files written; called after the run and the time where it has no name. Raises RecipeError."""
     folder, file = write(run, root)
     console.print(f"{run.recipe.name}: {folder.relative_to(root)}/run.json; it saves below {run.place.checkpoints}", markup=False)
-    return folder, file, list(COMMAND)
+    return Job(name or f"{run.place.run}-{time.strftime('%Y%m%d-%H%M%S')}", list(COMMAND), folder, file)

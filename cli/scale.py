@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cli import budget
-from cli.clusters import place
+from cli.places import place
 from cli.project import CommandError
 from stacks.host.change import parse_change
 from stacks.load import load
@@ -26,7 +26,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     stack = load(options.stack, root)
     wanted = {name: checked(stack, name, count) for name, count in changes.items()}
     counts = [(fleet, changes[name]) for name, fleet in wanted.items()]
-    budget.require(stack, root, counts)
+    budget.require(stack, counts)
     return place(stack).scale(stack, root, counts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -20,7 +19,7 @@ import yaml
 from dstack.api import Client
 from rich.console import Console
 
-from cluster_tasks.client import hosts
+from cluster_tasks.client import hosts, tunnel
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.errors import NODE_LOST, NOT_READY
 from cluster_tasks.node.ports import port_is_free
@@ -30,11 +29,14 @@ from stacks.dstack_api import ClientError, Fleet, FleetStatus, JobStatus, JobTer
 from stacks.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
-DETACH_SECONDS = 10
 STOP_SECONDS = 600  # for a run that has no machine, or has lost one
 SERVER_SECONDS = 120  # for a dstack server that is being restarted
 
 console = Console(emoji=False, highlight=False, soft_wrap=True, stderr=True)
+
+
+def say(line: str) -> None:
+    console.print(line, markup=False)
 
 
 class ClusterError(UserError):
@@ -60,7 +62,7 @@ def shown(arguments: list[str]) -> list[str]:
 
 def wait(missing: Callable[[], str | None], seconds: float) -> None:
     """Until nothing is missing; prints what is, when that changes. Raises ClusterError at the deadline."""
-    line = wait_until(missing, time.monotonic() + seconds, lambda line: console.print(line, markup=False), every=1)
+    line = wait_until(missing, time.monotonic() + seconds, say, every=1)
     if line:
         raise ClusterError(f"{line}: not within {seconds:.0f} s (--timeout)", NOT_READY)
 
@@ -154,7 +156,7 @@ class DstackRun:
         if found is None or asked not in self.order or not _no_capacity(found):
             return None
         if not found.status.is_finished():
-            run_command(["dstack", "stop", "-y", self.name], self.env)
+            self.stop()
             self.wait_until_stopped(STOP_SECONDS)
         following = self.order[self.order.index(asked) + 1 :][:1]
         self._submit(following)
@@ -204,15 +206,20 @@ class DstackRun:
         found = self.get()
         return len(found.jobs) if found else 0
 
+    def stop(self) -> None:
+        run_command(["dstack", "stop", "-y", self.name], self.env)
+
     @contextlib.contextmanager
-    def connected(self, seconds: float) -> Iterator[None]:
-        """The dashboard answers on this machine while the block runs. Raises ClusterError."""
+    def connected(self, seconds: float, keep: bool = False) -> Iterator[None]:
+        """The dashboard answers on this machine while the block runs; with `keep` until `tunnel.close`. Raises ClusterError."""
         attached = self.connect(seconds)
+        if attached and keep:
+            tunnel.keep(attached, self.folder)
         try:
             yield
         finally:
-            if attached is not None:
-                _detach(attached)
+            if attached and not keep:
+                tunnel.end(attached)
 
     def connect(self, seconds: float) -> subprocess.Popen[bytes] | None:
         """The `dstack attach` that forwards the dashboard, which the caller ends; None where it answers already. Raises ClusterError."""
@@ -233,7 +240,8 @@ class DstackRun:
                 return f"waiting for port {self.port}, which the kernel keeps for a minute after a broken connection"
             if attached is None or attached.poll() is not None:
                 said = " ".join(self._attach_log.read_text(errors="replace").split())[-300:] if attached else ""
-                attached = self._attach()
+                command = shown(["dstack", "attach", self.name, "-p", f"{self.port}:{DASHBOARD_PORT}"])
+                attached = tunnel.start(command, self._attach_log, self.env)
                 return f"`dstack attach` has ended ({said}); trying again" if said else f"attaching to {self.name}"
             return None if answers(self.dashboard) else f"waiting for Ray's dashboard at {self.dashboard.url}"
 
@@ -241,34 +249,13 @@ class DstackRun:
             wait(missing, seconds)
         except BaseException:
             if attached is not None:
-                _detach(attached)
+                tunnel.end(attached)
             raise
         return attached
 
     @property
     def _attach_log(self) -> Path:
         return self.folder / "attach.log"
-
-    def _attach(self) -> subprocess.Popen[bytes]:
-        with self._attach_log.open("wb") as output:
-            return subprocess.Popen(
-                shown(["dstack", "attach", self.name, "-p", f"{self.port}:{DASHBOARD_PORT}"]),
-                cwd=ROOT,
-                env=self.env,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,  # Ctrl-C is for us, who ask what it means
-            )
-
-
-def _detach(attached: subprocess.Popen[bytes]) -> None:
-    attached.send_signal(signal.SIGINT)  # it takes its SSH tunnel along
-    try:
-        attached.wait(DETACH_SECONDS)
-    except subprocess.TimeoutExpired:
-        attached.kill()
-        attached.wait()
 
 
 def bindable(port: int) -> bool:

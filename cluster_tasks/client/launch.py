@@ -29,71 +29,41 @@ if __name__ == "__main__":  # before imports that this environment may not have
 
     explain_missing()
 
-from cluster_tasks import identity
-from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, shown, wait
-from cluster_tasks.client.dstack_server import connect
+from cluster_tasks.client.cluster import cluster, pulumi_makes_fleets, ready
+from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, say, shown, wait
 from cluster_tasks.client.follow import Follower
 from cluster_tasks.client.render import check_shell
-from cluster_tasks.client.submit import check
+from cluster_tasks.client.submit import Job, check
 from stacks.errors import UserError
 from stacks.host.forward import forwarded
 from stacks.load import load
-from stacks.places import place_of
 from stacks.schema import Stack
 
 INTERRUPTED = 130
-
-
-def environment(stack: Stack, folder: Path, url: str) -> dict[str, str]:
-    """What `. build/<stack>/env.sh` sets. Raises ClusterError where the files are not there."""
-    lacking = [file.name for file in (folder / identity.TOKEN, folder / "ray-cluster.dstack.yml") if not file.is_file()]
-    if lacking:
-        how = f"pulumi up --stack {stack.name}, or without its CLI python -m infra.preview {stack.name}"
-        raise ClusterError(f"{os.path.relpath(folder / lacking[0], ROOT)} is missing; first: {how}")
-    return dict(os.environ) | identity.environment(folder, url) | ({"DSTACK_PROJECT": stack.dstack.project} if stack.dstack else {})
-
-
-def cluster(stack: Stack, port: int | None) -> DstackRun:
-    """The stack's run, whether it is there or not. Raises ClusterError, ConnectionFailed."""
-    if start := place_of(stack).start:
-        raise ClusterError(f"stacks/Pulumi.{stack.name}.yaml: flotilla:cloud: {stack.cloud} needs no dstack; there it is {start}")
-    port = port or stack.task.dashboard_port
-    url, folder = f"http://localhost:{port}", ROOT / "build" / stack.name
-    env = environment(stack, folder, url)
-    dashboard, fleet = identity.KnownDashboard.of(url, env), stack.cluster_fleets()[0].name
-    order = stack.ordered_backends()
-    return DstackRun(connect(stack), stack.task.name, folder, env, dashboard, port, fleet, stack.monitoring.ports, order)
+SECONDS = 1800  # within which nodes, dashboard and Ray must each be there
 
 
 class Launch:
     """One job on a cluster."""
 
-    def __init__(self, run: DstackRun, job: str, command: list[str], working_dir: str, seconds: float, runtime_env: str | None = None):
-        self.run, self.job, self.command, self.working_dir, self.seconds = run, job, command, working_dir, seconds
-        self.runtime_env = runtime_env or os.path.relpath(run.folder / "runtime-env.yaml", ROOT)
+    def __init__(self, run: DstackRun, job: Job, seconds: float):
+        self.run, self.job, self.seconds = run, job, seconds
         self.submitted = False
-        self.follower = Follower(run.dashboard, job, run.env)
+        self.follower = Follower(run.dashboard, job.name, run.env)
 
     def watch(self) -> int:
         """Until the job has ended, over broken connections and runs that dstack has started anew; its exit code. Raises ClusterError."""
         while True:
-            self.run.wait_until_running(self.seconds)
-            with self.run.connected(self.seconds):
-                wait(self._missing_nodes, self.seconds)
+            with ready(self.run, self.seconds):
                 self._ensure_submitted()
                 code = self._follow()
             if code is not None:
                 return code
             console.print("the connection is lost; connecting again")
 
-    def _missing_nodes(self) -> str | None:
-        self.run.must_live()
-        found, wanted = len(self.run.dashboard.alive_nodes() or {}), self.run.nodes()
-        return f"waiting for Ray: {found} of {wanted} nodes" if found < wanted else None
-
     def _ensure_submitted(self) -> None:
         try:
-            self.run.dashboard.exit_code(self.job)
+            self.run.dashboard.exit_code(self.job.name)
         except urllib.error.HTTPError as error:
             if error.code != 404:
                 raise ClusterError(f"the dashboard at {self.run.dashboard.url} answers with HTTP {error.code} ({error.reason})") from None
@@ -102,11 +72,11 @@ class Launch:
         else:
             self.submitted = True
             return
-        if not self.command:
-            raise ClusterError(f"the cluster {self.run.name} has no job {self.job}; `ray job list` shows those that it has")
+        if not self.job.command:
+            raise ClusterError(f"the cluster {self.run.name} has no job {self.job.name}; `ray job list` shows those that it has")
         check(self.run.dashboard, "dstack attach")
-        flags = ["--address", self.run.dashboard.url, "--no-wait", "--submission-id", self.job, "--working-dir", self.working_dir]
-        run_command(["ray", "job", "submit", *flags, "--runtime-env", self.runtime_env, "--", *self.command], self.run.env)
+        flags = ["--address", self.run.dashboard.url, "--no-wait", *self.job.flags]
+        run_command(["ray", "job", "submit", *flags, "--", *self.job.command], self.run.env)
         self.submitted, self.follower.printed = True, 0
 
     def _follow(self) -> int | None:
@@ -117,31 +87,40 @@ class Launch:
     def interrupted(self) -> int:
         """Ctrl-C: leaves the job or stops it, as the person says; without a terminal it is left."""
         if not self.submitted:
-            console.print(f"{self.job} is not submitted; the cluster goes on, to end it: dstack stop {self.run.name}")
+            console.print(f"{self.job.name} is not submitted; the cluster goes on, to end it: dstack stop {self.run.name}")
             return INTERRUPTED
-        again = f"python -m cluster_tasks.client.launch {self.run.folder.name} --attach {self.job}"
-        if sys.stdin.isatty() and answer(f"\n{self.job}: [d]etach and leave it running, or [s]top it? ").startswith("s"):
+        again = f"python -m cluster_tasks.client.launch {self.run.folder.name} --attach {self.job.name}"
+        if sys.stdin.isatty() and answer(f"\n{self.job.name}: [d]etach and leave it running, or [s]top it? ").startswith("s"):
             with self.run.connected(self.seconds):
-                self.run.dashboard.stop(self.job)
-                console.print(f"asked {self.job} to save and stop")
-                wait(lambda: f"waiting for {self.job} to end" if self.run.dashboard.exit_code(self.job) is None else None, self.seconds)
-                return self.run.dashboard.exit_code(self.job) or 0
-        console.print(f"{self.job} goes on; to watch it again: {again}")
+                name, dashboard = self.job.name, self.run.dashboard
+                dashboard.stop(name)
+                console.print(f"asked {name} to save and stop")
+                wait(lambda: f"waiting for {name} to end" if dashboard.exit_code(name) is None else None, self.seconds)
+                return dashboard.exit_code(name) or 0
+        console.print(f"{self.job.name} goes on; to watch it again: {again}")
         return INTERRUPTED
 
 
-def perform(stack: Stack, options: Any, command: list[str]) -> int:
-    """The exit code. Raises UserError."""
-    run = cluster(stack, options.port)
-    if not options.attach:
-        run.apply(machines=True, seconds=options.timeout)
-    launch = Launch(run, options.attach or options.name, command, options.working_dir, options.timeout, options.runtime_env)
+def launch(stack: Stack, job: Job, port: int | None, seconds: float, down: bool = False) -> int:
+    """The job's exit code; one without a command is only watched. `down`: the cluster is stopped then. Raises UserError."""
+    if job.command:
+        check_shell(stack, os.environ)
+    with forwarded(stack, say=say):
+        return _launch(stack, job, port, seconds, down)
+
+
+def _launch(stack: Stack, job: Job, port: int | None, seconds: float, down: bool) -> int:
+    run = cluster(stack, port)
+    if job.command:
+        job.check()
+        run.apply(machines=not pulumi_makes_fleets(stack), seconds=seconds)
+    launched = Launch(run, job, seconds)
     try:
-        code = launch.watch()
+        code = launched.watch()
     except KeyboardInterrupt:
-        return launch.interrupted()
-    if options.down:
-        run_command(["dstack", "stop", "-y", run.name], run.env)
+        return launched.interrupted()
+    if down:
+        run.stop()
     else:
         console.print(f"the cluster is still up; to end it: dstack stop {run.name}")
     return code
@@ -166,10 +145,10 @@ def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.cli
     add("stack", help="such as onprem, for stacks/Pulumi.onprem.yaml")
     add("--attach", metavar="JOB", help="watch a job that was submitted before")
     add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}", help="of the job")
-    add("--working-dir", default=".", help="folder that is uploaded; the job starts in it")
-    add("--runtime-env", help="file with Ray's runtime environment, in place of build/STACK/runtime-env.yaml")
+    add("--working-dir", type=Path, default=".", help="folder that is uploaded; the job starts in it")
+    add("--runtime-env", type=Path, help="file with Ray's runtime environment, in place of build/STACK/runtime-env.yaml")
     add("--port", type=int, help="of the dashboard on this machine; default: flotilla:task.dashboard_port")
-    add("--timeout", type=float, default=1800, help="seconds within which nodes, dashboard and Ray must each be there")
+    add("--timeout", type=float, default=SECONDS, help="seconds within which nodes, dashboard and Ray must each be there")
     add("--down", action="store_true", help="stop the cluster when the job has ended")
     cut = argv.index("--") if "--" in argv else len(argv)
     options: Any = parser.parse_args(argv[:cut])
@@ -179,12 +158,9 @@ def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.cli
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         stack = load(options.stack, ROOT)
-        if not Path(options.working_dir).is_dir():
-            raise ClusterError(f"--working-dir {options.working_dir}: no such folder")
-        if not options.attach:
-            check_shell(stack, os.environ)
-        with forwarded(stack, say=lambda line: console.print(line, markup=False)):
-            return perform(stack, options, command)
+        env = options.runtime_env or Path("build") / stack.name / "runtime-env.yaml"
+        job = Job(options.attach or options.name, command, options.working_dir, env)
+        return launch(stack, job, options.port, options.timeout, options.down)
     except UserError as error:
         console.print(f"error: {error}", markup=False)
         return getattr(error, "code", 2)

@@ -25,9 +25,9 @@ if __name__ == "__main__":  # before imports that this environment may not have
 from rich.console import Console
 from rich.table import Table
 
+from cluster_tasks.client.cluster import cluster
 from cluster_tasks.client.dstack_run import ROOT, DstackRun
 from cluster_tasks.client.elastic import NO_ELASTIC, Elastic, ElasticNode
-from cluster_tasks.client.launch import cluster
 from cluster_tasks.client.usage import PRICE_HINT, look, of_run, per_1000_steps, progress, submitted
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
@@ -212,9 +212,21 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
         console.print(f"not healthy: {line}", markup=False)
 
 
-def as_json(status: Status) -> dict[str, Any]:
+def status_json(status: Status) -> dict[str, Any]:
     known = {name: value for name, value in asdict(status).items() if name != "serving"}
     return known | status.serving.as_json() | {"cost": round(status.cost, 2), "healthy": not status.trouble}
+
+
+def show_stack(stack: Stack, as_json: bool) -> int:
+    """Exit code 1 where something is not healthy. Raises UserError."""
+    with forwarded(stack, LOOK_SECONDS, lambda line: print(line, file=sys.stderr)):
+        run = cluster(stack, None)
+        status = find(stack, run, datetime.now(UTC))
+    if as_json:
+        print(json.dumps(status_json(status), indent=2))
+    else:
+        show(status, run, f"python -m fleets.server forward {stack.name}, then " if stack.control_node else "")
+    return 1 if status.trouble else 0
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -225,18 +237,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     options: Any = parser.parse_args(argv)
     try:
-        stack = load(options.stack, ROOT)
-        with forwarded(stack, LOOK_SECONDS, lambda line: print(line, file=sys.stderr)):
-            run = cluster(stack, None)
-            status = find(stack, run, datetime.now(UTC))
+        return show_stack(load(options.stack, ROOT), options.json)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        print(json.dumps(as_json(status), indent=2))
-    else:
-        show(status, run, f"python -m fleets.server forward {stack.name}, then " if stack.control_node else "")
-    return 1 if status.trouble else 0
 
 
 if __name__ == "__main__":

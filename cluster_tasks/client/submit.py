@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 import urllib.error
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -37,6 +38,30 @@ ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
 
 class SubmitError(UserError):
     """Why the cluster cannot take the job, in one message."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `ray job submit` is given."""
+
+    name: str
+    command: list[str]
+    working_dir: str | Path | None = None  # folder that is uploaded, or a URL; the job starts in it
+    runtime_env: Path | None = None  # file with Ray's runtime environment
+
+    @property
+    def flags(self) -> list[str]:
+        given = {"--submission-id": self.name, "--working-dir": self.working_dir, "--runtime-env": self.runtime_env}
+        return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
+
+    def check(self) -> None:
+        """Raises SubmitError where a file is missing."""
+        if self.runtime_env and not self.runtime_env.is_file():
+            raise SubmitError(
+                f"--runtime-env {self.runtime_env}: no such file; `pulumi up` or `python -m infra.preview <stack>` renders it"
+            )
+        if self.working_dir and "://" not in str(self.working_dir) and not Path(self.working_dir).is_dir():
+            raise SubmitError(f"--working-dir {self.working_dir}: no such folder")
 
 
 def address_from(flag: str | None, env: Mapping[str, str]) -> tuple[str, str]:
@@ -88,17 +113,21 @@ def check_name(dashboard: Dashboard, name: str) -> None:
     raise SubmitError(f"the cluster has had a job {name}; choose another name")
 
 
-def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str], following: str) -> int:
+def submit(dashboard: Dashboard, source: str, job: Job, following: str, env: Mapping[str, str], flags: Sequence[str] = ()) -> int:
     """Runs `ray job submit`; returns the job's exit code where that waited for a job that failed, else its own; 130 after Ctrl-C.
 
-    The job's output goes to stdout; that it was accepted, and `following`, how to follow and stop it, to stderr.
+    The job's output goes to stdout; that it was accepted, and `following`, how to follow and stop it, to stderr. `source`: where the
+    dashboard's address was read. `flags`: more for `ray job submit`. Raises SubmitError.
     """
-    accepted = f"{name} submitted successfully\n".encode()
-    command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", dashboard.url, "--submission-id", name]
+    job.check()
+    check(dashboard, source)
+    check_name(dashboard, job.name)
+    accepted = f"{job.name} submitted successfully\n".encode()
+    command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", dashboard.url, *job.flags]
     submitted = False
     with subprocess.Popen(
-        [*command, *flags, "--", *job],
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        [*command, *flags, "--", *job.command],
+        env=dict(env) | {"PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -109,18 +138,18 @@ def submit(dashboard: Dashboard, name: str, flags: list[str], job: list[str], fo
             for line in without_noise(client.stdout):
                 if not submitted and line == accepted:
                     submitted = True
-                    print(f"{name} submitted successfully\n{following}", file=sys.stderr, flush=True)
+                    print(f"{job.name} submitted successfully\n{following}", file=sys.stderr, flush=True)
                 else:
                     sys.stdout.buffer.write(shown(line))
                     sys.stdout.flush()
             code = client.wait()
         except KeyboardInterrupt:
             client.kill()
-            left = f"{name} is still running\n{following}" if submitted else f"interrupted before {name} was accepted"
+            left = f"{job.name} is still running\n{following}" if submitted else f"interrupted before {job.name} was accepted"
             print(left, file=sys.stderr)
             return 130
     try:  # Ray says 1 for every job that failed
-        return code and (dashboard.exit_code(name) or code)
+        return code and (dashboard.exit_code(job.name) or code)
     except OSError:
         return code  # the job was not accepted, or the cluster is gone; Ray has said so
 
@@ -131,8 +160,7 @@ def next_steps(name: str, url: str) -> str:
     return f"  follow  ray job logs{address} --follow {name}\n  stop    ray job stop{address} {name}"
 
 
-def main(argv: list[str] | None = None, following: str | None = None) -> int:
-    """`following`: how to follow and stop the job, in the words of the command that calls this; that of Ray where left out."""
+def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog="python -m cluster_tasks.client.submit",
@@ -143,29 +171,18 @@ def main(argv: list[str] | None = None, following: str | None = None) -> int:
     parser.add_argument("--address", help="of the dashboard; default: RAY_API_SERVER_ADDRESS, RAY_ADDRESS")
     parser.add_argument("--submission-id", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}", help="name of the job")
     parser.add_argument("--working-dir", help="folder that is uploaded; the job starts in it")
-    parser.add_argument("--runtime-env", help="file with Ray's runtime environment, such as build/<stack>/runtime-env.yaml")
+    parser.add_argument("--runtime-env", type=Path, help="file with Ray's runtime environment, such as build/<stack>/runtime-env.yaml")
     cut = argv.index("--") if "--" in argv else len(argv)
     options, flags = parser.parse_known_args(argv[:cut])
     if not argv[cut + 1 :]:
         parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
-    for name, value in (("--working-dir", options.working_dir), ("--runtime-env", options.runtime_env)):
-        if value is not None:
-            flags += [name, value]
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `ray job submit` ends with this process
     version("ray")  # its command does the work; raises ModuleNotFoundError where it is not installed
     try:
         address, source = address_from(options.address, os.environ)
         dashboard = KnownDashboard.of(address, os.environ)
-        if options.runtime_env and not Path(options.runtime_env).is_file():
-            raise SubmitError(
-                f"--runtime-env {options.runtime_env}: no such file; `pulumi up` or `python -m infra.preview <stack>` renders it"
-            )
-        if options.working_dir and "://" not in options.working_dir and not Path(options.working_dir).is_dir():
-            raise SubmitError(f"--working-dir {options.working_dir}: no such folder")
-        check(dashboard, source)
-        name = options.submission_id
-        check_name(dashboard, name)
-        return submit(dashboard, name, flags, argv[cut + 1 :], following or next_steps(name, dashboard.url))
+        job = Job(options.submission_id, argv[cut + 1 :], options.working_dir, options.runtime_env)
+        return submit(dashboard, source, job, next_steps(job.name, dashboard.url), os.environ, flags)
     except (SubmitError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

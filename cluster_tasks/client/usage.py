@@ -164,7 +164,7 @@ def price_of(stack: Stack) -> float | None:
     if place_of(stack).start:  # no node of it is dstack's
         return None
     try:
-        from cluster_tasks.client.launch import cluster
+        from cluster_tasks.client.cluster import cluster
         from stacks.dstack_api import ClientError, ServerClientError
     except ImportError:  # a client that only submits needs no dstack
         return None

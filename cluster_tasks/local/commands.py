@@ -70,6 +70,7 @@ from stacks.host.locks import one_at_a_time
 ROOT = Path(__file__).resolve().parents[2]
 TASK_FILE = Path("build/local/ray-cluster.dstack.yml")
 DASHBOARD = ["the dashboard"]  # is missing, where it does not answer
+SECONDS = 120  # until the cluster must be whole, or Ray must have the nodes that were asked for
 STOP_LIMIT = STOP_SECONDS + 2 * STOP_GRACE_SECONDS  # jobs save, the head ends, the workers end
 
 console = Console(emoji=False, highlight=False, soft_wrap=True)
@@ -78,7 +79,7 @@ console = Console(emoji=False, highlight=False, soft_wrap=True)
 # Commands
 
 
-def up(file: Path, port: str | None, timeout: float, hold: bool = False) -> int:
+def up(file: Path, port: str | None = None, timeout: float = SECONDS, hold: bool = False) -> int:
     """Starts the cluster and returns when it is whole; with `hold`, when it has ended."""
     task, root, begin = read_task(file), file.parent.resolve(), time.monotonic()
     rendered = [file, *sorted(root.glob(f"*{ROLLOUT}"))]
@@ -169,7 +170,7 @@ def state(file: Path) -> dict[str, Any]:
     return {"up": cluster is not None, "whole": whole, "missing": lacking, "nodes": nodes} | about
 
 
-def status(file: Path, as_json: bool) -> int:
+def status(file: Path, as_json: bool = False) -> int:
     """Prints the nodes; 0 when all are there, else 1."""
     known, root = state(file), file.parent.resolve()
     cluster = Cluster.running(root)
@@ -193,11 +194,10 @@ def status(file: Path, as_json: bool) -> int:
     return 0 if known["whole"] else 1
 
 
-def scale(file: Path, changes: list[str], timeout: float) -> int:
-    """Starts and stops nodes of elastic fleets, and returns when Ray has as many."""
+def scale(file: Path, counts: dict[str, int], timeout: float = SECONDS) -> int:
+    """Starts and stops nodes of elastic fleets, by name, and returns when Ray has as many."""
     root, start = file.parent.resolve(), time.monotonic()
     fleets = elastic_fleets(root)
-    counts = dict(map(parse_change, changes))
     for name, count in counts.items():
         if name not in fleets:
             near = get_close_matches(name, fleets, n=1)
@@ -224,7 +224,7 @@ def scale(file: Path, changes: list[str], timeout: float) -> int:
     return 0
 
 
-def down(file: Path, timeout: float) -> int:
+def down(file: Path, timeout: float = STOP_LIMIT) -> int:
     """Stops the cluster, and kills what is left of it, and nothing else."""
     root = file.parent.resolve()
     cluster = Cluster.running(root)
@@ -243,6 +243,12 @@ def down(file: Path, timeout: float) -> int:
 
 
 # What they need
+
+
+def require_linux() -> None:
+    """Raises LocalError."""
+    if sys.platform != "linux":
+        raise LocalError("cluster_tasks.local needs Linux, for its loopback addresses and its care for orphans")
 
 
 def wait_until_whole(task: TaskConfiguration, cluster: Cluster, timeout: float, lives: Callable[[], bool]) -> None:
@@ -312,25 +318,24 @@ def main(argv: list[str] | None = None) -> int:
         if name == "scale":
             command.add_argument("changes", nargs="+", metavar="FLEET=N", help="such as rollout=2")
             command.add_argument("--file", type=Path, default=default_file(), help=f"default: {TASK_FILE} of this project")
-            command.add_argument("--timeout", type=float, default=120, help="seconds until Ray must have as many")
+            command.add_argument("--timeout", type=float, default=SECONDS, help="seconds until Ray must have as many")
             continue
         command.add_argument("file", type=Path, nargs="?", default=default_file(), help=f"default: {TASK_FILE} of this project")
         if name in ("up", "run"):
             command.add_argument("--port", help="of the dashboard; auto: the next free one")
-            command.add_argument("--timeout", type=float, default=120, help="seconds until it must be whole")
+            command.add_argument("--timeout", type=float, default=SECONDS, help="seconds until it must be whole")
         if name == "status":
             command.add_argument("--json", action="store_true")
         if name == "down":
             command.add_argument("--timeout", type=float, default=STOP_LIMIT, help="seconds until it is killed")
     options: Any = parser.parse_args(argv)
-    if sys.platform != "linux":
-        parser.exit(2, "cluster_tasks.local needs Linux, for its loopback addresses and its care for orphans\n")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
+        require_linux()
         if options.command in ("up", "run"):
             return up(options.file, options.port, options.timeout, hold=options.command == "run")
         if options.command == "scale":
-            return scale(options.file, options.changes, options.timeout)
+            return scale(options.file, dict(map(parse_change, options.changes)), options.timeout)
         return status(options.file, options.json) if options.command == "status" else down(options.file, options.timeout)
     except UserError as error:
         console.print(str(error), style="red", markup=False)

@@ -10,7 +10,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -18,7 +17,7 @@ import pytest
 import yaml
 from configs import settings
 
-from cli import local
+from cli.places import local
 from cluster_tasks.local.plan import ray_folder
 from lab.local import PROJECT, Cluster, command, render
 from lab.waiting import wait_for
@@ -62,7 +61,7 @@ def status(root: Path, capsys: pytest.CaptureFixture[str], as_json: bool) -> Any
     token.with_name("env.sh").write_text(f"export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}\n")  # what of it counts here
     stack = Stack.model_validate({"name": "local", "cloud": "local", "fleets": FLEETS, "monitoring": {"price": 1.5}})
     with contextlib.chdir(root):
-        assert local.status(stack, root, SimpleNamespace(json=as_json)) == 0
+        assert local.status(stack, root, as_json) == 0
     out = capsys.readouterr().out
     return json.loads(out) if as_json else out.splitlines()
 

@@ -16,7 +16,9 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from cli import init, main, project, slurm, tunnel
+from cli import init, main, project
+from cli.places import slurm
+from cluster_tasks.client import tunnel
 from stacks.errors import UserError
 from stacks.load import load
 

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 from dstack_answers import Answers, fleet, host, job, run, served
 
-from cluster_tasks.client import dstack_run
+from cluster_tasks.client import dstack_run, tunnel
+from cluster_tasks.client.cluster import ready
 from cluster_tasks.client.dstack_run import ClusterError, DstackRun
 from cluster_tasks.identity import KnownDashboard
+from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ports import free_port
 
 GIVEN_UP = {"termination_reason": "provisioning_timeout", "termination_reason_message": "Failed to add SSH instance in 600s"}
@@ -246,3 +248,37 @@ def test_an_attach_that_ends_is_tried_again_until_the_deadline_with_its_own_word
         ray.connect(2)
     assert f"$ dstack attach ray -p {ray.port}:8265" in capfd.readouterr().err
     assert commands.read_text().splitlines().count(f"attach ray -p {ray.port}:8265") >= 1
+
+
+ATTACH = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+asked = []
+class Dashboard(BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked.append(self.path)
+        alive = sum("nodes" in path for path in asked)  # one node more each time that it is asked
+        nodes = [{{"node_ip": str(n), "resources_total": {{}}, "state": "ALIVE"}} for n in range(alive)]
+        self.send_response(200); self.end_headers()
+        self.wfile.write(json.dumps({{"data": {{"result": {{"result": nodes}}}}}}).encode())
+HTTPServer(("127.0.0.1", int(sys.argv[-1].partition(":")[0])), Dashboard).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_cluster_is_ready_when_ray_has_every_node_and_stays_connected_where_that_is_wanted(
+    ray: DstackRun, server: Answers, commands: Path, capfd, keep: bool
+):
+    server.run = run(job(0), job(1))
+    (commands.parent / "bin/dstack").write_text(ATTACH.format(python=os.path.realpath(f"/proc/{os.getpid()}/exe")))
+    unproved = replace(ray, dashboard=Dashboard(f"http://127.0.0.1:{ray.port}", None))
+    with ready(unproved, 20, keep=keep):
+        assert dstack_run.answers(unproved.dashboard)
+        assert "waiting for Ray: 1 of 2 nodes\n" in capfd.readouterr().err
+    assert dstack_run.answers(unproved.dashboard) == keep
+    if keep:
+        with ready(unproved, 20):
+            pass
+        assert dstack_run.answers(unproved.dashboard), "what was forwarded before is left as it is"
+    assert tunnel.close(ray.folder) == keep
+    assert not dstack_run.answers(unproved.dashboard)

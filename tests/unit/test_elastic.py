@@ -13,7 +13,8 @@ import pytest
 from dstack_answers import served
 
 from cli import budget, scale
-from cli import machines as driven
+from cli.places import dstack as driven
+from cli.places.protocol import Up
 from cluster_tasks import slurm
 from cluster_tasks.client.elastic import Elastic as Serving
 from cluster_tasks.client.elastic import ElasticNode
@@ -176,10 +177,10 @@ def test_a_budget_bounds_what_is_rendered_and_what_scale_starts() -> None:
     assert "#SBATCH --array=0-3\n" in slurm.scripts(given, Site())["rollout.rollout.sbatch"]
     assert "FLOTILLA_FLEET_NODES=1..4" in rollout_node(given, Site(), given.fleets[1])["env"]
     assert fleet(given, AWS, given.fleets[1])["nodes"] == "0..4"
-    budget.affordable(given, given.fleets[1], 4, *budget.price(given, given.fleets[1], Path()))
+    budget.affordable(given, given.fleets[1], 4, *budget.price(given, given.fleets[1]))
     costs = r"rollout=5: 5 nodes cost 12.50 USD an hour, 2.50 each by flotilla:monitoring.price, but stacks/Pulumi.test.yaml gives fleet "
     with pytest.raises(UserError, match=costs + r"rollout 10.00 \(flotilla:fleets\[\].hourly_budget\), which pays for 4"):
-        budget.affordable(given, given.fleets[1], 5, *budget.price(given, given.fleets[1], Path()))
+        budget.affordable(given, given.fleets[1], 5, *budget.price(given, given.fleets[1]))
 
 
 def test_on_a_cloud_the_list_price_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,16 +202,16 @@ def test_on_a_cloud_the_list_price_counts(tmp_path: Path, monkeypatch: pytest.Mo
 """
     )
     given = load("test", tmp_path)
-    each, source = budget.price(given, given.fleets[1], tmp_path)
+    each, source = budget.price(given, given.fleets[1])
     assert 1 < each < 5 and source.startswith("list prices of 20")
     with pytest.raises(UserError, match=rf"rollout=8: 8 nodes cost .* list prices of .* which pays for {int(10 / each)}$"):
-        budget.require(given, tmp_path, [(given.fleets[1], 8)])
-    budget.require(given, tmp_path, [(given.fleets[1], 0)])
+        budget.require(given, [(given.fleets[1], 8)])
+    budget.require(given, [(given.fleets[1], 0)])
     file = tmp_path / "stacks/Pulumi.test.yaml"
     file.write_text(file.read_text().replace("nodes: 0..8", "nodes: 8..9"))
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="rollout=8: 8 nodes cost"):
-        driven.up(load("test", tmp_path), tmp_path, None)
+        driven.up(load("test", tmp_path), tmp_path, Up())
 
 
 @pytest.mark.parametrize("text", ["rollout", "rollout=", "rollout=-1", "rollout=two", "=2", "rollout=1.5"])

@@ -42,7 +42,7 @@ COMMANDS = {
     "infra.preflight gcp-dev": "needs google.auth, which is not installed; make install-gcp brings it",
     "infra.preview aws-dev": "needs pulumi_aws, which is not installed; make install-aws brings it",
     "infra.preview gcp-dev": "needs pulumi_gcp, which is not installed; make install-gcp brings it",
-    "cli up onprem": "needs psutil, which is not installed; make install-server brings it",
+    "cli up onprem": "needs dstack, which is not installed; make install-server brings it",
     "cli status local": "needs psutil, which is not installed; make install brings it",
     "cli submit onprem -- ls": "needs ray, which is not installed; make install-client brings it",
     "cli launch onprem -- ls": "needs dstack, which is not installed; make install-server brings it",

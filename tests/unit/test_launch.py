@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster_tasks.client import launch
+from cluster_tasks.client import cluster
 from cluster_tasks.client.dstack_run import ClusterError
 from stacks.schema import Stack
 
@@ -21,12 +21,12 @@ def stack(**task: Any) -> Stack:
 def test_a_stack_without_its_files_names_the_command_that_makes_them(tmp_path: Path) -> None:
     (tmp_path / "ray.token").touch()
     with pytest.raises(ClusterError, match=r"ray-cluster.dstack.yml is missing; first: pulumi up --stack lab, or .* infra.preview lab"):
-        launch.environment(stack(), tmp_path, "http://localhost:8265")
+        cluster.environment(stack(), tmp_path, "http://localhost:8265")
 
 
 def test_the_environment_of_its_commands_is_that_of_env_sh(tmp_path: Path) -> None:
     for name, text in (("ray.token", "secret\n"), ("ray-cluster.dstack.yml", "")):
         (tmp_path / name).write_text(text)
-    env = launch.environment(stack(), tmp_path, "http://localhost:1")
+    env = cluster.environment(stack(), tmp_path, "http://localhost:1")
     assert (env["RAY_AUTH_TOKEN"], env["RAY_AUTH_MODE"], env["RAY_ADDRESS"]) == ("secret", "token", "http://localhost:1")
     assert env["FLOTILLA_STACK"] == tmp_path.name

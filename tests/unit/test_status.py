@@ -149,8 +149,8 @@ def test_elastic_nodes_are_shown_to_people_and_programs(server: Answers, tmp_pat
     found = look(server, tmp_path, wanted)
     status.show(found, asked(server, tmp_path))
     assert "elastic spot  ray-spot-0  running\n" in capsys.readouterr().out
-    assert status.as_json(found)["elastic"] == [{"fleet": "spot", "name": "ray-spot-0", "state": "running", "price": None}]
-    assert status.as_json(found)["engines"] == []
+    assert status.status_json(found)["elastic"] == [{"fleet": "spot", "name": "ray-spot-0", "state": "running", "price": None}]
+    assert status.status_json(found)["engines"] == []
 
 
 def test_what_is_wrong_is_on_the_screen(server: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -9,9 +9,9 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from cli.dashboard import address, dashboard, note_address, show_jobs
+from cli.places.protocol import Down, Up
 from cli.project import CommandError, console, folder, output, show
 from cluster_tasks.client.elastic import Elastic, ElasticNode
 from cluster_tasks.node.waiting import wait_until
@@ -24,7 +24,7 @@ POLL_SECONDS = 1
 SCRIPT = "ray-cluster"
 
 
-def up(stack: Stack, root: Path, options: Any) -> int:
+def up(stack: Stack, root: Path, options: Up) -> int:
     """`sbatch`, unless the allocation is there; waits until Ray is, and forwards its dashboard where SSH lets it."""
     job = running(stack, root)
     if job is None:
@@ -37,7 +37,7 @@ def up(stack: Stack, root: Path, options: Any) -> int:
     said = wait(lambda: ready(stack, root, job), options.timeout or TIMEOUT)
     for fleet in stack.elastic_fleets():
         _start(stack, root, fleet, job, fleet.least)
-    url = _forward(stack, root, said, options.port)
+    url = _forward(stack, root, said, options.port_number() or stack.task.dashboard_port)
     console.print(f"dashboard  {url}")
     console.print(f"submit     flotilla submit {stack.name} -- python -m trainer.train_ppo --config run.yaml", markup=False)
     console.print(f"stop       flotilla down {stack.name}")
@@ -76,7 +76,7 @@ def elastic(stack: Stack, root: Path, fleet: Fleet, job: str) -> dict[int, tuple
     return {int(index): (known, " ".join(state)) for index, known, *state in rows}
 
 
-def down(stack: Stack, root: Path, options: Any) -> int:
+def down(stack: Stack, root: Path, options: Down) -> int:
     """`scancel`, and waits until the allocation is free. Jobs save first."""
     job = running(stack, root)
     if job is None:
@@ -89,14 +89,14 @@ def down(stack: Stack, root: Path, options: Any) -> int:
         wait(lambda: ("", f"job {job} to end") if running(stack, root) else ("ended", ""), TIMEOUT)
         console.print("down")
     if (folder(stack.name, root) / "tunnel.json").exists():
-        from cli import tunnel
+        from cluster_tasks.client import tunnel
 
         tunnel.close(folder(stack.name, root))
     _note(stack, root).unlink(missing_ok=True)
     return 0
 
 
-def status(stack: Stack, root: Path, options: Any) -> int:
+def status(stack: Stack, root: Path, as_json: bool) -> int:
     """The allocation's state, and Ray's nodes and jobs where the dashboard is forwarded."""
     job = running(stack, root)
     # A line for each component of a job of several fleets, which Slurm starts and ends together.
@@ -112,7 +112,7 @@ def status(stack: Stack, root: Path, options: Any) -> int:
     ]
     serving = Elastic.of(stack, joining, asked if nodes is not None else None)
     healthy = healthy and not serving.short
-    if options.json:
+    if as_json:
         about = {"job": job, "state": state[0] if state else None, "ray_nodes": nodes and len(nodes), "healthy": healthy}
         print(json.dumps(about | serving.as_json(), indent=2))
         return 0 if healthy else 1
@@ -172,12 +172,12 @@ def wait(ask: Callable[[], tuple[str, str]], seconds: float) -> str:
     return answer
 
 
-def _forward(stack: Stack, root: Path, said: str, port: str | None) -> str:
+def _forward(stack: Stack, root: Path, said: str, number: int) -> str:
     """Opens the tunnel that the head printed; where SSH does not get through, says the command for the machine from which it does."""
-    from cli import tunnel
+    from cluster_tasks.client import tunnel  # psutil is not in the extra `client`
 
     [line] = re.findall(r"tunnel +(ssh .+)", said)[-1:]
-    words, number = shlex.split(line), int(port or stack.task.dashboard_port)
+    words = shlex.split(line)
     words = [word.replace(f"{stack.task.dashboard_port}:127", f"{number}:127", 1) if ":127." in word else word for word in words]
     url = f"http://localhost:{number}"
     note_address(stack, root, url)

@@ -1,0 +1,58 @@
+"""A stack of this machine's own processes: `python -m cluster_tasks.local`."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from cli.dashboard import dashboard, show_jobs
+from cli.places.protocol import Down, Up
+from cli.project import show
+from cluster_tasks.client.elastic import NO_ELASTIC, Elastic, joined
+from cluster_tasks.local import commands
+from stacks.schema import Fleet, Stack
+
+
+def up(stack: Stack, root: Path, options: Up) -> int:
+    file, seconds = _task(stack, root), options.timeout or commands.SECONDS
+    port = ["--port", options.port] if options.port else []
+    show(["python", "-m", "cluster_tasks.local", "up", str(file), *port, *(["--timeout", f"{seconds:g}"] if options.timeout else [])])
+    return commands.up(file, options.port, seconds)
+
+
+def down(stack: Stack, root: Path, options: Down) -> int:
+    file = _task(stack, root)
+    show(["python", "-m", "cluster_tasks.local", "down", str(file)])
+    return commands.down(file)
+
+
+def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
+    file, wanted = _task(stack, root), {fleet.name: count for fleet, count in counts}
+    show(["python", "-m", "cluster_tasks.local", "scale", *(f"{name}={n}" for name, n in wanted.items()), "--file", str(file)])
+    return commands.scale(file, wanted)
+
+
+def status(stack: Stack, root: Path, as_json: bool) -> int:
+    file = _task(stack, root)
+    known = commands.state(file)
+    serving = _elastic(stack, root) if known["up"] else NO_ELASTIC
+    if as_json:
+        print(json.dumps(known | serving.as_json(), indent=2))
+    elif commands.status(file) == 0:
+        for line in serving.lines():
+            print(line)
+        show_jobs(dashboard(stack, root), stack)
+    return 0 if known["whole"] and not serving.short else 1
+
+
+def _task(stack: Stack, root: Path) -> Path:
+    """The rendered task as it is named in the project's folder, where this goes. Raises LocalError on other systems than Linux."""
+    commands.require_linux()
+    os.chdir(root)
+    return Path(f"build/{stack.name}/ray-cluster.dstack.yml")
+
+
+def _elastic(stack: Stack, root: Path) -> Elastic:
+    asked = dashboard(stack, root)
+    return Elastic.of(stack, joined(asked, stack), asked)
