@@ -181,7 +181,7 @@ def reward(config: PpoConfig) -> list[str]:
 
 def sinks(config: Config) -> list[str]:
     """What make install does not bring."""
-    wanted = {name: getattr(config.log, name) for name in ("wandb", "mlflow", "trackio")}
+    wanted = {name: getattr(config.log, name) for name in ("wandb", "mlflow")}
     return [
         f"log.{name}={value}: {name} is not installed in this environment; pip install {name}, or leave log.{name} out"
         for name, value in wanted.items()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -109,7 +108,7 @@ def test_wandb_is_online_where_there_are_credentials_for_its_server(tmp_path, en
     assert wandb_mode({"NETRC": str(tmp_path / "none")} | {key: value.format(file=file) for key, value in env.items()}) == mode
 
 
-@pytest.mark.parametrize("name", ["wandb", "mlflow", "trackio"])
+@pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_library_that_is_not_installed_is_one_error_before_the_start(monkeypatch, name):
     assert preflight.sinks(config(**{name: "sorting"})) == []
     monkeypatch.setattr(preflight, "find_spec", lambda name: None)
@@ -180,38 +179,3 @@ def test_another_mlflow_store_gets_a_new_run_and_one_that_is_not_there_is_one_er
         monkeypatch.setenv("MLFLOW_TRACKING_URI", address := f"http://127.0.0.1:{free.getsockname()[1]}")
         with pytest.raises(ConfigError, match=rf"log\.mlflow=sorting: {address}: .*; check MLFLOW_TRACKING_URI"):
             sinks(config(mlflow="sorting"), demo)
-
-
-TRACKIO_RUN = """
-import sys
-from pathlib import Path
-from rich.console import Console
-from trainer.configs.sft import SftConfig
-from trainer.metrics import Metrics
-from trainer.metrics.sinks import sinks
-folder, done, steps = Path(sys.argv[1]), int(sys.argv[2]), map(int, sys.argv[3:])
-config = {"model": {"path": "gpt2"}, "data": {"path": "a:b"}, "log": {"tensorboard": False, "trackio": "sorting"}}
-to = sinks(SftConfig.model_validate(config), folder, done)
-with Metrics(folder, total=3, done=done, sinks=to, console=Console(quiet=True)) as metrics:
-    for step in steps:
-        metrics.log(step, {"reward": step / 4, "eval_pass@2": float("nan")})
-"""
-TRACKIO_READ = """
-import json
-from trackio import Api, SQLiteStorage
-[run] = Api().runs("sorting")
-logs = SQLiteStorage.get_logs("sorting", run.name)
-print(json.dumps([run.name, run.config["model"]["path"], [[row["step"], row["reward"], str(row["eval_pass@2"])] for row in logs]]))
-"""
-
-
-def test_trackio_has_the_same_numbers_locally_in_one_run_across_a_resume(demo, monkeypatch):
-    """In processes of their own: trackio reads TRACKIO_DIR when it is imported."""
-
-    def stdout(*command: str) -> str:
-        return subprocess.run([sys.executable, "-c", *command], check=True, capture_output=True, text=True, timeout=120).stdout
-
-    said = [stdout(TRACKIO_RUN, str(demo), *steps) for steps in (("0", "1", "2"), ("2", "3"))]
-    assert said == [f"trackio: local; `TRACKIO_DIR={demo}/trackio trackio show --project sorting` shows it\n"] * 2
-    monkeypatch.setenv("TRACKIO_DIR", str(demo / "trackio"))
-    assert json.loads(stdout(TRACKIO_READ)) == ["demo", "gpt2", [[1, 0.25, "nan"], [2, 0.5, "nan"], [3, 0.75, "nan"]]]

@@ -296,7 +296,6 @@ class LogConfig(Section):
     mlflow: str | None = Field(
         default=None, min_length=1, description="MLflow experiment; in the run's folder without MLFLOW_TRACKING_URI."
     )
-    trackio: str | None = Field(default=None, min_length=1, description="trackio project; in the run's folder without TRACKIO_DIR.")
     plot: bool = Field(default=True, description="Draw reward and throughput when the run ends.")
 
 

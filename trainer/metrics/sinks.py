@@ -1,9 +1,8 @@
-"""Where a run's metrics go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, trackio, and Ray's metrics (gauges.py)."""
+"""Where a run's metrics go besides metrics.jsonl: TensorBoard, Weights & Biases, MLflow, Ray's metrics (gauges.py)."""
 
 from __future__ import annotations
 
 import contextlib
-import io
 import netrc
 import os
 import time
@@ -39,8 +38,6 @@ def sinks(config: Config, folder: Path, done: int = 0) -> Sequence[Sink]:
         found.append(Wandb(folder, config.log, values_read(config)))
     if config.log.mlflow is not None:
         found.append(Mlflow(folder, config.log.mlflow, config))
-    if config.log.trackio is not None:
-        found.append(Trackio(folder, config.log.trackio, values_read(config)))
     return [*found, gauges(folder.name)]
 
 
@@ -180,31 +177,3 @@ def _first_line(error: Exception) -> str:
 def mlflow_name(key: str) -> str:
     """MLflow takes letters, digits and _-. :/ in a name."""
     return key.replace("@", "_at_")
-
-
-class Trackio:
-    """One trackio run of the run's name, which a resumed run goes on with. A thread of trackio's own writes, within half a second."""
-
-    def __init__(self, folder: Path, project: str, settings: dict[str, Any]) -> None:
-        elsewhere = os.environ.get("TRACKIO_SPACE_ID") or os.environ.get("TRACKIO_SERVER_URL")
-        os.environ.setdefault("TRACKIO_DIR", str(folder.resolve() / "trackio"))  # read when it is imported
-        import trackio
-
-        self.trackio = trackio
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # seven lines
-                trackio.init(
-                    project, name=folder.name, config=settings, resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
-                )
-        except (ValueError, OSError) as error:
-            raise ConfigError(f"log.trackio={project}: {error}") from None
-        if not elsewhere:
-            place = os.environ["TRACKIO_DIR"]
-            print(f"trackio: local; `TRACKIO_DIR={place} trackio show --project {project}` shows it", flush=True)
-
-    def show(self, step: int, numbers: Mapping[str, float]) -> None:
-        self.trackio.log(dict(numbers), step=step)
-
-    def close(self) -> None:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(RuntimeError):  # which it raises when it is closed already
-            self.trackio.finish()
