@@ -1,4 +1,4 @@
-"""What a node is, as plain data: GPUs, versions, addresses, limits, disks, network cards. It looks; check_rules.py judges."""
+"""What a node is, as plain data: GPUs, versions, addresses, limits, disks, network cards. It looks; rules.py judges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of a bandwidth test, of which each GPU has one, or each node where there are no GPUs; check_links.py starts it.
+"""One process of a bandwidth test, of which each GPU has one, or each node where there are no GPUs; links.py starts it.
 
 Prints a line of JSON: GB/s (1e9 bytes) of bus bandwidth in an all-reduce, counted as NCCL's tests do it
 (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md), GB/s to the process `stride` ranks further, and the version of the

@@ -1,4 +1,4 @@
-"""A dstack task as processes of this machine: what runs, where, with which environment. local.py starts it."""
+"""A dstack task as processes of this machine: what runs, where, with which environment. commands.py starts it."""
 
 from __future__ import annotations
 

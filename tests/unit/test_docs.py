@@ -220,6 +220,21 @@ def stack_schema() -> dict[str, Any]:
     return Stack.model_json_schema()
 
 
+def test_the_stack_on_the_first_screen_is_the_shipped_file_without_optional_keys():
+    def within(part, whole) -> bool:
+        if isinstance(part, dict):
+            return isinstance(whole, dict) and all(key in whole and within(value, whole[key]) for key, value in part.items())
+        if isinstance(part, list):
+            return len(part) == len(whole) and all(map(within, part, whole))
+        return str(part) == str(whole)  # numbers may be quoted
+
+    [block] = [block for block in blocks(ROOT / "README.md", "yaml") if "flotilla:fleets" in block]
+    name = re.findall(r"stacks/Pulumi\.\w+\.yaml", block)[0]
+    assert within(yaml.safe_load(block), yaml.safe_load((ROOT / name).read_text()))
+    lines = [line for line in block.splitlines() if not line.startswith("#")]
+    assert f"| {len(lines)} above; " in (ROOT / "README.md").read_text()
+
+
 @named(PAGES)
 def test_every_stack_key_that_is_named_exists(page):
     for key in {*re.findall(r"flotilla:([a-z_]+(?:\[\d*\])?(?:\.[a-z_]+(?:\[\d*\])?)*)", page.read_text())}:

@@ -29,7 +29,7 @@ class Ranks(Protocol):
 
 
 class Turns:
-    """A change of turns that fails leaves nobody's turn; the next call for the ranks' begins with sleep again, which mends that."""
+    """If switching fails, neither side holds the devices; the next switch to the ranks starts with `sleep` and recovers."""
 
     def __init__(self, engines: Engines, ranks: Ranks, *, shared: bool):
         """`shared` is False where both have devices of their own: nobody waits for a turn then."""

@@ -77,7 +77,7 @@ class PreferenceConfig(Section):
         default=None,
         description="Folder or hub name of the reference model, or run:NAME; it has the policy's tokens. Default: the policy as it was.",
     )
-    beta: float = Field(default=0.1, gt=0, description="How dear the distance from the reference model is; of simpo a scale.")
+    beta: float = Field(default=0.1, gt=0, description="Strength of the KL penalty to the reference; for SimPO, a scale on the log-odds.")
     length_normalized: Annotated[bool, Only("algorithm.loss", ("sigmoid", "ipo", "robust"), "simpo is so, kto is not")] = Field(
         default=False, description="Log-probabilities of an answer are divided by its tokens."
     )

@@ -195,7 +195,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--gpus-per-node", type=_count, default=8)
     add("--nodes", type=_count, default=1)
     add("--network", type=_positive, default=ETHERNET, metavar="GBIT", help="Gbit/s of a node, in one direction (%(default)s)")
-    add("--price", type=_positive, metavar="USD", help="an hour of all nodes")
+    add("--price", type=_positive, metavar="USD", help="price per hour of all nodes together")
     add("--ranks", type=_count, help="of torchrun, for train_sft; all GPUs when left out")
     add("--prompt-tokens", type=_positive, help="mean; half of data.max_prompt_tokens when left out")
     add("--answer-tokens", type=_positive, help="mean; half of rollout.max_new_tokens when left out")
