@@ -10,37 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from cli import plan
+from cli import plan, verbs
 from cli.project import CODE, console, find_root
 from stacks.errors import UserError
 from stacks.host.extras import missing
 
-HELP = """\
-One stack file becomes a Ray cluster on localhost:8265; a trainer runs on it.
-
-usage: flotilla VERB ...                flotilla VERB --help says more
-describe  init STACK --place PLACE      local, ssh, slurm, aws or gcp; a file
-          bootstrap STACK               bucket and key for Pulumi's state
-look      plan RUN.yaml, preview STACK  memory, time, cost of a run; of a stack
-          preflight STACK, offers STACK quota, capacity; who sells it cheapest
-          render STACK                  the files of what is deployed, here
-start     up STACK, scale STACK FLEET=N a cluster; elastic nodes of it
-use       submit STACK -- COMMAND       run a job, end with its exit code
-          logs STACK [JOB]              follow a job, the newest; --node N
-          check | debug WHAT STACK      links, GPUs before a job; why one hangs
-          node list | replace STACK     machines and health; take a bad one out
-          status | top STACK            machines, jobs, GPUs, step, cost
-stop      down STACK                    leave nothing running
-at once   launch STACK -- COMMAND       up and submit, over lost nodes (dstack)
-          launch STACK --recipe NAME    verl, OpenRLHF, ...: recipe list | show
-beside    server up|login|status|down   a dstack server on this machine
-          train | eval | export | report | index   a model; its retriever
-
-Without it, as it prints while it works:
-  local        python -m infra.preview local; python -m cluster_tasks.local up
-  ssh, clouds  pulumi up; dstack apply -f build/STACK/...; ray job submit
-  slurm        pulumi up; sbatch build/STACK/ray-cluster.sbatch
-"""
 # Verbs that are another module's main(arguments, prog) -> exit code.
 PASSED = {
     "preview": "infra.preview",
@@ -74,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit code: 2 for a mistake, 130 after Ctrl-C, else the verb's own."""
     words = sys.argv[1:] if arguments is None else arguments
     if not words or words[0] in ("-h", "--help", "help"):
-        print(HELP, end="")
+        print(verbs.help_text(), end="")
         return 0
     verb, rest = words[0], words[1:]
     if verb not in VERBS:

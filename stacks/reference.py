@@ -39,6 +39,16 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def between(page: str, name: str, made: str) -> str:
+    """A page with `made` between its marks `<!-- name: ... -->` and `<!-- end -->`. Raises ValueError where there are none."""
+    begin, mark, rest = page.partition(f"<!-- {name}:")
+    note, closed, rest = rest.partition(" -->\n")
+    _, end, rest = rest.partition("<!-- end -->")
+    if not (mark and closed and end):
+        raise ValueError(f"no <!-- {name}: ... --> and <!-- end --> in this page")
+    return f"{begin}{mark}{note}{closed}{made}\n{end}{rest}"
+
+
 def _sections(location: tuple[int | str, ...]) -> Iterator[tuple[int | str, ...]]:
     """A section and those in it; of a list the first item stands for all, of a map by name NAME."""
     inner = _inner(location)

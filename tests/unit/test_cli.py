@@ -16,11 +16,12 @@ from typing import NamedTuple
 import pytest
 import yaml
 
-from cli import init, main, project
+from cli import init, main, project, verbs
 from cli.places import slurm
 from cluster_tasks.client import tunnel
 from stacks.errors import UserError
 from stacks.load import load
+from stacks.reference import between
 
 ROOT = Path(__file__).parents[2]
 
@@ -82,9 +83,16 @@ def test_help_is_one_screen_with_every_verb(flotilla):
     done = typed()
     assert (done.returncode, done.stderr) == (0, "") and done.stdout == flotilla("--help").stdout
     lines = done.stdout.splitlines()
-    assert len(lines) <= 24 and max(map(len, lines)) <= 80
-    for verb in (*main.PASSED, *main.OURS, *main.TRAINER, "train"):
-        assert any(f" {verb} " in line for line in lines), verb
+    assert len(lines) <= 32 and max(map(len, lines)) <= 80
+    assert {verb.name for verb in verbs.VERBS} == set(main.VERBS)
+
+
+def test_the_page_of_the_command_has_a_row_for_every_verb_as_its_help_says_it():
+    page = verbs.PAGE.read_text()
+    assert between(page, "verbs", verbs.table()) == page, "run python -m cli.verbs"
+    assert all(verb.about in verbs.help_text() and verb.about in page for verb in verbs.VERBS)
+    with pytest.raises(ValueError, match="no <!-- verbs"):
+        between("no marks", "verbs", "")
 
 
 @pytest.mark.parametrize("verb", [*main.PASSED, *main.OURS])
