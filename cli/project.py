@@ -38,9 +38,14 @@ def find_root(start: Path) -> Path:
 
 
 def show(command: list[str]) -> None:
-    """Prints a command as a person types it."""
-    words = ["python" if command[0] == sys.executable else command[0], *command[1:]]
-    console.print(f"$ {shlex.join(words)}", markup=False)
+    console.print(f"$ {typed(command)}", markup=False)
+
+
+def typed(command: list[str]) -> str:
+    """A command as a person types it."""
+    if command[:3] == [sys.executable, "-m", "cli"]:
+        return shlex.join(["flotilla", *command[3:]])
+    return shlex.join(["python" if command[0] == sys.executable else command[0], *command[1:]])
 
 
 def run(command: list[str], root: Path, env: dict[str, str] | None = None) -> None:
@@ -50,7 +55,7 @@ def run(command: list[str], root: Path, env: dict[str, str] | None = None) -> No
     program = str(beside) if beside.exists() else command[0]
     code = subprocess.call([program, *command[1:]], cwd=root, env=env)
     if code:
-        raise CommandError(f"`{shlex.join(command)}` ended with exit code {code}; its output above says why", code)
+        raise CommandError(f"`{typed(command)}` ended with exit code {code}; its output above says why", code)
 
 
 def output(command: list[str], root: Path, env: dict[str, str] | None = None, seconds: float = 60) -> str:

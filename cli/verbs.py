@@ -34,7 +34,7 @@ GROUPS = {
         Verb("preview STACK", "what would be made, its price, its files"),
         Verb("preflight STACK", "quota, capacity, hosts: what would fail", DSTACK),
         Verb("offers STACK", "who sells its machines, cheapest first", RENTED),
-        Verb("recipe list | show NAME", "commands of verl, OpenRLHF, TRL and others"),
+        Verb("recipe list | show NAME", "what verl, OpenRLHF, TRL would run"),
     ),
     "start": (
         Verb("up STACK", "start the cluster, open its dashboard"),
@@ -51,7 +51,7 @@ GROUPS = {
         Verb("scale STACK FLEET=N", "start or stop nodes of an elastic fleet"),
         Verb("node list | replace STACK", "machines and health; replace a bad one", DSTACK),
         Verb("check [--here]", "test GPUs and links before a job", "on the nodes"),
-        Verb("debug WHAT STACK", "why a cluster hangs; an archive of its logs"),
+        Verb("debug WHAT STACK", "why a cluster hangs; its logs in one file"),
     ),
     "stop": (Verb("down STACK", "leave nothing running"),),
     "models": (

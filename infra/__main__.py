@@ -1,6 +1,6 @@
 """The Pulumi program: read the stack, build its site, publish what runs on it.
 
-Pulumi runs it: `pulumi up --stack <stack>`. Without Pulumi's CLI: `python -m infra.preview <stack>`.
+Pulumi runs it: `pulumi up --stack <stack>`. Without Pulumi's CLI: `flotilla preview <stack>`.
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Makes, once for an account, what Pulumi keeps its state in: a private versioned bucket, and a key for the secrets in it.
 
-python -m infra.bootstrap STACK
+flotilla bootstrap STACK
 
 For a team and continuous integration; to try a stack out, `pulumi login --local` needs none of it. It asks before it makes anything, leaves
 what is there as it is, and prints the commands that use both.

@@ -1,7 +1,7 @@
 """The Pulumi program in this process, without CLI, account or plugins: shows the plan and writes the files of build/<stack>/.
 
-python -m infra.preview local
-python -m infra.preview onprem --json
+flotilla preview local
+flotilla preview onprem --json
 """
 
 from __future__ import annotations
@@ -286,7 +286,7 @@ def _following(planned: Plan, stack: Stack) -> list[str]:
     if cloud_of(stack) is None:
         return planned.outputs["next"]
     name = stack.name
-    return [f"python -m infra.preflight {name}", f"pulumi stack select --create {name}", f"pulumi up --stack {name}"]
+    return [f"flotilla preflight {name}", f"pulumi stack select --create {name}", f"pulumi up --stack {name}"]
 
 
 if __name__ == "__main__":

@@ -94,7 +94,7 @@ def rendered(stack: Stack, site: Site) -> dict[str, str]:
     texts = slurm.scripts(stack, site) if place_of(stack).batch else {}
     texts |= {name: _header(stack, about) + to_yaml(content) for name, (about, content) in definitions.items()}
     if site.ssh_config:
-        about = f"The way to the nodes, which dstack takes after: python -m fleets.server login {stack.name}"
+        about = f"The way to the nodes, which dstack takes after: flotilla server login {stack.name}"
         texts["ssh_config"] = _header(stack, about) + site.ssh_config
     return texts | {"env.sh": environment(stack, site)}
 
@@ -113,9 +113,9 @@ def _definitions(stack: Stack, site: Site) -> dict[str, tuple[str, dict[str, Any
         if disk is not None:
             name = f"{disk['name']}.volume.dstack.yml"
             files[name] = (f"The checkpoints' volume: dstack apply -f {here}/{name}", disk)
-    start = "dstack apply -f" if place_of(stack).remote else "python -m cluster_tasks.local up"
+    start = f"dstack apply -f {here}/ray-cluster.dstack.yml" if place_of(stack).remote else f"flotilla up {stack.name}"
     if uses_dstack(stack):
-        files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start} {here}/ray-cluster.dstack.yml", ray.ray_cluster(stack, site))
+        files["ray-cluster.dstack.yml"] = (f"The Ray cluster: {start}", ray.ray_cluster(stack, site))
         for elastic in stack.elastic_fleets():
             name = f"{elastic.name}{ray.ROLLOUT}"
             files[name] = (
@@ -141,7 +141,7 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     if place_of(stack).batch:
         return [f"sbatch {here}/ray-ppo.sbatch"]
     if not place_of(stack).remote:
-        return [f"python -m cluster_tasks.local up {here}/ray-cluster.dstack.yml", env, submit]
+        return [f"flotilla up {stack.name}", f"flotilla submit {stack.name} -- {job}"]
     if any(site.pending(fleet) for fleet in stack.fleets):
         return [_up(stack)]  # again, when the cloud has granted the machines
     driven = stack.dstack is not None and stack.dstack.drive  # then `pulumi up` has made these, and knows the server
@@ -149,7 +149,7 @@ def next_commands(stack: Stack, site: Site) -> list[str]:
     machines = [] if driven else [f"dstack apply -y -f {here}/{name}" for name in definitions]
     project = []
     if stack.control_node:
-        project = [f"python -m fleets.server {verb} {stack.name}" for verb in ("forward", "login")]
+        project = [f"flotilla server {verb} {stack.name}" for verb in ("forward", "login")]
     elif stack.dstack and not driven:
         project = [f"dstack project add --name {stack.dstack.project} --url {stack.dstack.server} --token ..."]
     return [*site.prerequisites, *project, env, *machines, f"dstack apply -y -f {here}/ray-cluster.dstack.yml", submit]

@@ -1,7 +1,7 @@
 """The whole product on this machine, with the commands that a person would type: `make demo`, `make demo KEEP=1`, `make demo KILL=1`.
 
-A stack file is rendered, the rendered task starts a Ray cluster of two nodes, a small model gets a supervised warm start meanwhile, and
-a Ray job trains it by reward. A job whose process dies is submitted again, and goes on from its last checkpoint.
+`flotilla up` starts a Ray cluster of two nodes, a small model gets a supervised warm start meanwhile, and a Ray job trains it by reward.
+A job whose process dies is submitted again, and resumes from its last checkpoint.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.client.render import render
 from cluster_tasks.identity import KnownDashboard, environment
 from cluster_tasks.local.state import Cluster
 from cluster_tasks.node.dashboard import Dashboard
@@ -36,7 +35,6 @@ from cluster_tasks.ray import demo_job
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "local"
-TASK = BUILD / "ray-cluster.dstack.yml"
 RUNS = BUILD / "runs"
 RECIPES = "trainer/recipes"
 ATTEMPTS = 3  # of a job whose processes die
@@ -91,12 +89,16 @@ def run(command: list[str], *, quiet: bool = False, check: bool = True, env: dic
 
 
 def show(command: list[str]) -> None:
-    shown = shlex.join(command).replace(sys.executable, "python")
+    shown = shlex.join(command).replace(f"{sys.executable} -m cli ", "flotilla ").replace(sys.executable, "python")
     console.print(f"[bold green]$[/] {shown}", markup=True)
 
 
 def python(*arguments: str) -> list[str]:
     return [sys.executable, *arguments]
+
+
+def flotilla(*words: str) -> list[str]:
+    return python("-m", "cli", *words)
 
 
 def own_names() -> tuple[str, str, str]:
@@ -112,7 +114,7 @@ def own_names() -> tuple[str, str, str]:
 
 def start_cluster_and_warm_start(name: str) -> str:
     """Both at once, the warm start as run `name`; returns the dashboard's address."""
-    cluster = python("-m", "cluster_tasks.local", "up", str(TASK.relative_to(ROOT)), "--port", "auto")
+    cluster = flotilla("up", "local", "--port", "auto")
     warm_start = python("-m", "trainer.train_sft", "--config", f"{RECIPES}/demo-sft.yaml", f"run.name={name}")
     log_path = BUILD / "warm-start.log"
     show(warm_start)
@@ -136,38 +138,40 @@ def start_cluster_and_warm_start(name: str) -> str:
 
 def train(address: str, name: str, warm: str = "demo-sft", strikes: list[Strike] | None = None) -> None:
     """Submit until it ends well; the same command resumes where a dead job stopped."""
-    job = ["--address", address, "--working-dir", ".", "--", "python", "-m", "trainer.train_ppo"]
-    job += ["--config", f"{RECIPES}/demo.yaml", f"run.name={name}", *([f"model.path=run:{warm}"] if warm != "demo-sft" else [])]
-    env = os.environ | environment(BUILD, address)
+    job = [
+        "python",
+        "-m",
+        "trainer.train_ppo",
+        "--config",
+        f"{RECIPES}/demo.yaml",
+        f"run.name={name}",
+        *([f"model.path=run:{warm}"] if warm != "demo-sft" else []),
+    ]
+    env = environment(BUILD, address)
     kill = Kill(RUNS / name / "metrics.jsonl", strikes) if strikes else None
     if kill:
         kill.start()
-    show([".", "build/local/env.sh"])
     for attempt in range(1, ATTEMPTS + 1):
         if attempt > 1:
-            console.print("[yellow]the job ended early; the same submit goes on from its last checkpoint")
-        show(["ray", "job", "submit", *job])
+            console.print("[yellow]the job ended early; the same submit resumes from its last checkpoint")
         submission = f"{name}-{time.strftime('%H%M%S')}"
-        code = _follow(
-            python("-m", "cluster_tasks.client.submit", "--submission-id", submission, *job),
-            KnownDashboard.of(address, env),
-            submission,
-            env,
-        )
+        submit = flotilla("submit", "local", "--name", submission, "--", *job)
+        show(submit)
+        code = _follow(submit, KnownDashboard.of(address, env), submission)
         if code == 0:
             break
         if code == 2:  # a setting is wrong; another try ends alike
-            raise DemoError(f"the job was refused; its log, if any: ray job logs --address {address} {submission}")
+            raise DemoError(f"the job was refused; its log, if any: flotilla logs local {submission}")
         if attempt == ATTEMPTS:
-            raise DemoError(f"the job failed {ATTEMPTS} times; its log: ray job logs --address {address} {submission}")
+            raise DemoError(f"the job failed {ATTEMPTS} times; its log: flotilla logs local {submission}")
     for step, who in kill.end() if kill else []:
         raise DemoError(f"the {who} was not killed: {name} ended before it had written step {step}, or no such process was found")
 
 
-def _follow(command: list[str], dashboard: Dashboard, submission: str, env: dict[str, str] | None = None) -> int:
+def _follow(command: list[str], dashboard: Dashboard, submission: str) -> int:
     """Run the command that submits and watches a job, passing on what the job prints and leaving out what Ray says about uploading."""
     late = threading.Event()
-    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
 
         def give_up() -> None:
             late.set()
@@ -284,10 +288,14 @@ def report(stages: Stages, memory: Memory, trained: str) -> None:
     console.print(f"checkpoint   {max((RUNS / trained / 'checkpoints').glob('step_*'), key=lambda p: p.stat().st_mtime).relative_to(ROOT)}")
     console.print(f"model        {(RUNS / trained / 'model').relative_to(ROOT)}")
     console.print(f"plot         {(RUNS / trained / 'plot.png').relative_to(ROOT)}")
-    console.print("\nThe same on your own machines (edit stacks/Pulumi.onprem.yaml first; `. build/onprem/env.sh` after the first line):")
-    console.print("  pulumi up --stack onprem")
-    console.print("  dstack apply -f build/onprem/gpus.fleet.dstack.yml && dstack apply -f build/onprem/ray-cluster.dstack.yml")
-    console.print(f"  ray job submit --runtime-env build/onprem/runtime-env.yaml --working-dir . -- {demo_job(on_gpus=True)}")
+    console.print(f"""
+Next, here (. .venv/bin/activate first):
+  the report     flotilla report {(RUNS / trained).relative_to(ROOT)}: curves, answers and settings of this run as one page
+  the dashboard  make demo KEEP=1 keeps the cluster up, with Ray's dashboard on http://localhost:8265
+  own data       docs/local.md, "Your own data and reward": two small files, flotilla submit local
+On your own machines, once stacks/Pulumi.onprem.yaml names them (docs/onprem.md):
+  flotilla up onprem
+  flotilla submit onprem -- {demo_job(on_gpus=True)}""")
 
 
 def main(argv: list[str]) -> int:
@@ -299,10 +307,8 @@ def main(argv: list[str]) -> int:
     memory.start()
     try:
         if Cluster.running(BUILD):
-            raise DemoError("a cluster of build/local is up, and the demo would stop it; first: python -m cluster_tasks.local down")
-        with stages.stage("render"):
-            render("local", ROOT, lambda command, env: run(command, env=env), console.print, local=True, yes=True)
-        down = python("-m", "cluster_tasks.local", "down", str(TASK.relative_to(ROOT)))
+            raise DemoError("a cluster of build/local is up, and the demo would stop it; first: flotilla down local")
+        down = flotilla("down", "local")
         (BUILD / "volumes" / "checkpoints").mkdir(parents=True, exist_ok=True)
         if not RUNS.exists():
             RUNS.symlink_to("volumes/checkpoints")
@@ -326,8 +332,8 @@ def main(argv: list[str]) -> int:
             if not options.keep:
                 run(down, quiet=True, check=False)
             elif Cluster.running(BUILD):
-                console.print("the cluster stays up; to use it, and to stop it:")
-                show([".", str((BUILD / "env.sh").relative_to(ROOT))])
+                console.print("the cluster stays up; to look at it, and to stop it:")
+                show(flotilla("top", "local"))
                 show(down)
         report(stages, memory, trained)
     except DemoError as error:

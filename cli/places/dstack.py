@@ -32,7 +32,7 @@ def up(stack: Stack, root: Path, options: Up) -> int:
 
 def _up(stack: Stack, root: Path, port: int | None, seconds: float) -> int:
     if stack.control_node:
-        run([sys.executable, "-m", "fleets.server", "login", stack.name], root)
+        run([sys.executable, "-m", "cli", "server", "login", stack.name], root)
     dstack = cluster(stack, port)
     dstack.apply(machines=not pulumi_makes_fleets(stack), seconds=seconds)
     note_address(stack, root, dstack.dashboard.url)

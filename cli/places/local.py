@@ -1,4 +1,4 @@
-"""A stack of this machine's own processes: `python -m cluster_tasks.local`."""
+"""A stack of this machine's own processes."""
 
 from __future__ import annotations
 
@@ -8,29 +8,21 @@ from pathlib import Path
 
 from cli.dashboard import dashboard, show_jobs
 from cli.places.protocol import Down, Up
-from cli.project import show
 from cluster_tasks.client.elastic import NO_ELASTIC, Elastic, joined
 from cluster_tasks.local import commands
 from stacks.schema import Fleet, Stack
 
 
 def up(stack: Stack, root: Path, options: Up) -> int:
-    file, seconds = _task(stack, root), options.timeout or commands.SECONDS
-    port = ["--port", options.port] if options.port else []
-    show(["python", "-m", "cluster_tasks.local", "up", str(file), *port, *(["--timeout", f"{seconds:g}"] if options.timeout else [])])
-    return commands.up(file, options.port, seconds)
+    return commands.up(_task(stack, root), options.port, options.timeout or commands.SECONDS)
 
 
 def down(stack: Stack, root: Path, options: Down) -> int:
-    file = _task(stack, root)
-    show(["python", "-m", "cluster_tasks.local", "down", str(file)])
-    return commands.down(file)
+    return commands.down(_task(stack, root))
 
 
 def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
-    file, wanted = _task(stack, root), {fleet.name: count for fleet, count in counts}
-    show(["python", "-m", "cluster_tasks.local", "scale", *(f"{name}={n}" for name, n in wanted.items()), "--file", str(file)])
-    return commands.scale(file, wanted)
+    return commands.scale(_task(stack, root), {fleet.name: count for fleet, count in counts})
 
 
 def status(stack: Stack, root: Path, as_json: bool) -> int:

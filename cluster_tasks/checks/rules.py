@@ -65,7 +65,7 @@ def check_errors(expected: Expected, found: Measured) -> list[CheckError]:
 def _present(expected: Expected, facts: Sequence[Facts]) -> Iterator[CheckError]:
     here = {node.address for node in facts}
     gone = [address for address in expected.addresses or () if address not in here]
-    start = "read that node's log of the agent; python -m cluster_tasks.local status, dstack ps or squeue say whether it runs"
+    start = "read that node's log of the agent; flotilla status STACK, dstack ps or squeue say whether it runs"
     for address in gone:
         yield CheckError(True, None, f"node {address} is missing", start)
     if not gone and expected.nodes is not None and len(facts) < expected.nodes:

@@ -21,7 +21,7 @@ def environment(stack: Stack, folder: Path, url: str) -> dict[str, str]:
     """What `. build/<stack>/env.sh` sets. Raises ClusterError where the files are not there."""
     lacking = [file.name for file in (folder / identity.TOKEN, folder / "ray-cluster.dstack.yml") if not file.is_file()]
     if lacking:
-        how = f"pulumi up --stack {stack.name}, or without its CLI python -m infra.preview {stack.name}"
+        how = f"pulumi up --stack {stack.name}, or without its CLI flotilla preview {stack.name}"
         raise ClusterError(f"{os.path.relpath(folder / lacking[0], ROOT)} is missing; first: {how}")
     return dict(os.environ) | identity.environment(folder, url) | ({"DSTACK_PROJECT": stack.dstack.project} if stack.dstack else {})
 

@@ -1,7 +1,7 @@
 """From a stack to a job's exit code in one command, which prints each `dstack` and `ray` command that it runs.
 
-    python -m cluster_tasks.client.launch onprem -- python -m trainer.train_ppo --config run.yaml
-    python -m cluster_tasks.client.launch onprem --attach job-20260101-120000
+    flotilla launch onprem -- python -m trainer.train_ppo --config run.yaml
+    flotilla launch onprem --attach job-20260101-120000
 
 Applies fleet and Ray cluster where they are not there yet, waits until the nodes run, forwards the dashboard, submits the job and
 prints its output. When the connection breaks it connects again; when dstack has started the run anew after a lost node, it submits
@@ -89,7 +89,7 @@ class Launch:
         if not self.submitted:
             console.print(f"{self.job.name} is not submitted; the cluster goes on, to end it: dstack stop {self.run.name}")
             return INTERRUPTED
-        again = f"python -m cluster_tasks.client.launch {self.run.folder.name} --attach {self.job.name}"
+        again = f"flotilla launch {self.run.folder.name} --attach {self.job.name}"
         if sys.stdin.isatty() and answer(f"\n{self.job.name}: [d]etach and leave it running, or [s]top it? ").startswith("s"):
             with self.run.connected(self.seconds):
                 name, dashboard = self.job.name, self.run.dashboard

@@ -38,8 +38,8 @@ def pulumi_is_here() -> bool:
 def render(stack: str, root: Path, run: Run, say: Callable[[str], object], *, local: bool, yes: bool) -> None:
     """Of a stack whose cloud is `local`, the state is thrown away with build/, and nobody is asked for a backend or a passphrase."""
     if not pulumi_is_here():
-        say(f"no pulumi on PATH: the same program renders in this process (python -m infra.preview {stack})")
-        run([sys.executable, "-m", "infra.preview", stack], {})
+        say("no pulumi on PATH: `flotilla preview` runs the same program")
+        run([sys.executable, "-m", "cli", "preview", stack], {})
         return
     if not local:
         run(["pulumi", "stack", "select", "--create", stack], {})

@@ -1,7 +1,7 @@
 """One screen about a stack: its machines with price and age, the run, Ray's nodes, the jobs, the last checkpoint, the cost so far.
 
-    python -m cluster_tasks.client.status onprem
-    python -m cluster_tasks.client.status onprem --json
+    flotilla status onprem
+    flotilla status onprem --json
 
 Asks the dstack server, and the dashboard where it is forwarded (`dstack attach`, or a launch that watches a job).
 Exit codes: 0 healthy; 1 not: the cluster is not up, misses a node, has a machine that does not answer; 2 where it cannot be asked.
@@ -225,7 +225,7 @@ def show_stack(stack: Stack, as_json: bool) -> int:
     if as_json:
         print(json.dumps(status_json(status), indent=2))
     else:
-        show(status, run, f"python -m fleets.server forward {stack.name}, then " if stack.control_node else "")
+        show(status, run, f"flotilla server forward {stack.name}, then " if stack.control_node else "")
     return 1 if status.trouble else 0
 
 

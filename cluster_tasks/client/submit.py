@@ -32,7 +32,7 @@ from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.errors import UserError
 
-CLUSTER = "`dstack ps`, or for the local cluster `python -m cluster_tasks.local status`, says whether it is up"
+CLUSTER = "`dstack ps`, or for the local cluster `flotilla status local`, says whether it is up"
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
 
 
@@ -58,7 +58,7 @@ class Job:
         """Raises SubmitError where a file is missing."""
         if self.runtime_env and not self.runtime_env.is_file():
             raise SubmitError(
-                f"--runtime-env {self.runtime_env}: no such file; `pulumi up` or `python -m infra.preview <stack>` renders it"
+                f"--runtime-env {self.runtime_env}: no such file; `pulumi up` or `flotilla preview <stack>` renders it"
             )
         if self.working_dir and "://" not in str(self.working_dir) and not Path(self.working_dir).is_dir():
             raise SubmitError(f"--working-dir {self.working_dir}: no such folder")

@@ -88,7 +88,7 @@ def up(file: Path, port: str | None = None, timeout: float = SECONDS, hold: bool
         cluster = Cluster.running(root)
         if cluster is not None:
             if cluster.task != digest:
-                raise LocalError(f"{file} has changed since its cluster was started; first: python -m cluster_tasks.local down {file}")
+                raise LocalError(f"{file} has changed since its cluster was started; first: {typed('down', file)}")
             wait_until_whole(task, cluster, timeout, lambda: cluster.supervisor is not None)
             console.print(f"already up since {cluster.started}")
             say_next(file, cluster)
@@ -178,7 +178,7 @@ def status(file: Path, as_json: bool = False) -> int:
         print(json.dumps(known, indent=2))
         return 0 if known["whole"] else 1
     if cluster is None:
-        console.print(f"not up; start it with: python -m cluster_tasks.local up {shown(file)}")
+        console.print(f"not up; start it with: {typed('up', file)}")
         return 1
     table = Table("rank", "address", "state", "CPUs", "GPUs", "log")
     for row in known["nodes"]:
@@ -206,7 +206,7 @@ def scale(file: Path, counts: dict[str, int], timeout: float = SECONDS) -> int:
         fleets[name].check(count)
     cluster = Cluster.running(root)
     if cluster is None:
-        raise LocalError(f"not up; start it with: python -m cluster_tasks.local up {shown(file)}")
+        raise LocalError(f"not up; start it with: {typed('up', file)}")
     write_wanted(root, wanted(root) | counts)
 
     def missing() -> str | None:
@@ -287,8 +287,19 @@ def elastic_nodes(cluster: Cluster) -> list[str]:
 
 def say_next(file: Path, cluster: Cluster) -> None:
     console.print(f"dashboard  {cluster.dashboard}  (the page asks for the token: cat {shown(Path(cluster.root) / TOKEN)})")
-    console.print(f"submit     {sourced(cluster)} && ray job submit --working-dir . -- python your_script.py")
-    console.print(f"stop       python -m cluster_tasks.local down {shown(file)}")
+    by_hand = f"{sourced(cluster)} && ray job submit --working-dir . -- python your_script.py"
+    console.print(f"submit     {typed('submit', file) + ' -- python your_script.py' if _stack(file) else by_hand}")
+    console.print(f"stop       {typed('down', file)}")
+
+
+def typed(verb: str, file: Path) -> str:
+    """A command for a task file as a person types it: flotilla's, where the file is that of a stack of this project."""
+    return f"flotilla {verb} {_stack(file)}" if _stack(file) else f"python -m cluster_tasks.local {verb} {shown(file)}"
+
+
+def _stack(file: Path) -> str | None:
+    folder = file.parent.resolve()
+    return folder.name if file.name == TASK_FILE.name and folder.parent == ROOT / "build" else None
 
 
 def sourced(cluster: Cluster) -> str:

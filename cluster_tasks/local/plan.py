@@ -33,7 +33,7 @@ class LocalError(UserError):
 
 def read_task(path: Path) -> TaskConfiguration:
     if not path.is_file():
-        raise LocalError(f"{path} does not exist; `pulumi up` or `python -m infra.preview local` renders it")
+        raise LocalError(f"{path} does not exist; `pulumi up` or `flotilla preview local` renders it")
     try:
         task = parse_apply_configuration(yaml.safe_load(path.read_text()))
     except (ConfigurationError, yaml.YAMLError) as error:

@@ -251,7 +251,7 @@ def die_with_parent(signal_number: int = signal.SIGKILL) -> None:
 
 def main() -> int:
     if sys.stdin.isatty() or len(sys.argv) > 1:
-        print("cluster_tasks.local.supervisor: is started by python -m cluster_tasks.local up, which tells it what to run", file=sys.stderr)
+        print("cluster_tasks.local.supervisor: is started by flotilla up, which tells it what to run", file=sys.stderr)
         return 0 if "--help" in sys.argv else 2
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="[supervisor %(asctime)s] %(message)s", datefmt="%H:%M:%S")
     with open(0, "rb", buffering=0, closefd=False) as pipe:  # unbuffered, so that watch_owner() sees whatever comes after the plan

@@ -29,7 +29,7 @@ def as_file(kind: Kind, planned: Planned, stack: Stack, root: Path) -> tuple[Pat
     here = f"build/{stack.name}"
     cluster = root / here / CLUSTER[kind]
     if not cluster.is_file():
-        how = f"pulumi up --stack {stack.name}, or python -m infra.preview {stack.name}"
+        how = f"pulumi up --stack {stack.name}, or flotilla preview {stack.name}"
         raise RecipeError(f"{here}/{cluster.name} does not exist; first: {how}")
     work, env = (path.relative_to(cluster.parent) for path in write(planned, root))
     if kind == "sbatch":

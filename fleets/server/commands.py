@@ -1,14 +1,14 @@
 """A dstack server on this machine, for those who have none.
 
-    python -m fleets.server up [STACK]     start it; with build/STACK/server-config.yml, where a stack is named
-    python -m fleets.server login          let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
-    python -m fleets.server status         exit code 0 when it answers, 1 when not
-    python -m fleets.server down           stop it; refused while it has machines
+    flotilla server up [STACK]     start it; with build/STACK/server-config.yml, where a stack is named
+    flotilla server login          let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
+    flotilla server status         exit code 0 when it answers, 1 when not
+    flotilla server down           stop it; refused while it has machines
 
 The server of a stack's control node (flotilla:dstack.host: cloud) is reached by a port of this machine:
 
-    python -m fleets.server login STACK    the same as `login`, for that server
-    python -m fleets.server forward STACK  leave its port here until Ctrl-C, for `dstack` and `pulumi` in other terminals
+    flotilla server login STACK    the same as `login`, for that server
+    flotilla server forward STACK  leave its port here until Ctrl-C, for `dstack` and `pulumi` in other terminals
 
 The one here is the installed `dstack server`, on loopback, with this shell's environment (credentials, DSTACK_* settings) and its data in
 build/server/, the token of its admin among them, in a file that only you can read.
@@ -51,7 +51,7 @@ def up(folder: Path, stack: str | None, port: int | None, seconds: float) -> int
     with one_at_a_time(folder / "lock", ServerError(f"another `up` of {folder} is at work; wait for it")):
         server = Server.running(folder)
         if server and port not in (None, int(server.url.rpartition(":")[2])):
-            raise ServerError(f"the server is up on {server.url}; to move it: python -m fleets.server down, then up --port {port}")
+            raise ServerError(f"the server is up on {server.url}; to move it: flotilla server down, then up --port {port}")
         if server and server.config != digest:
             keep_backends(folder, config, server)
             print("the configuration has changed: starting the server again", flush=True)
@@ -71,7 +71,7 @@ def up(folder: Path, stack: str | None, port: int | None, seconds: float) -> int
                 server.stop()
             raise
     print(f"{'started' if started else 'already up'}  {server.url}, pid {server.pid}, data and log in {folder}/")
-    print("next        python -m fleets.server login")
+    print("next        flotilla server login")
     return say_refused(api, config, server)
 
 
@@ -135,7 +135,7 @@ def wanted_config(folder: Path, stack: str | None) -> str:
         return file.read_text() if file.exists() else EMPTY
     file = folder.parent / stack / "server-config.yml"
     if not file.exists():
-        raise ServerError(f"{file} does not exist; first: pulumi up --stack {stack}, or python -m infra.preview {stack}")
+        raise ServerError(f"{file} does not exist; first: pulumi up --stack {stack}, or flotilla preview {stack}")
     backends_of(text := file.read_text(), file)
     if not credentials.PLACEHOLDER.search(text):
         return text
@@ -204,7 +204,7 @@ def say_refused(api: APIClient, config: str, server: Server) -> int:
 def must_run(folder: Path) -> Server:
     server = Server.running(folder)
     if server is None:
-        raise ServerError(f"no server of {folder}/ runs; first: python -m fleets.server up")
+        raise ServerError(f"no server of {folder}/ runs; first: flotilla server up")
     return server
 
 

@@ -45,7 +45,7 @@ def forward(name: str, root: Path, seconds: float) -> int:
 def _known(name: str, root: Path) -> tuple[Stack, Dstack]:
     stack = load(name, root)
     if stack.dstack is None or not stack.control_node:
-        raise ServerError(f"stack {name} has no control node (flotilla:dstack.host); for a server here: python -m fleets.server login")
+        raise ServerError(f"stack {name} has no control node (flotilla:dstack.host); for a server here: flotilla server login")
     return stack, stack.dstack
 
 

@@ -1,6 +1,6 @@
 """Where a stack's nodes can be had now, and for how much: the offers of its backends that fit each fleet, the cheapest first.
 
-    python -m infra.backends.offers STACK           --json for programs
+    flotilla offers STACK           --json for programs
 
 By gpuhunt's catalogue, the one that dstack's server plans with; kept for a day. Where it cannot be had, the dated list that comes with
 this project stands in, which is a part of what there is. Of backends whose offers dstack asks the cloud itself for, with your key, only

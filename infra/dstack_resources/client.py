@@ -23,7 +23,7 @@ from stacks.schema import Dstack
 ANSWER_SECONDS = 120  # for one request; a plan asks the cloud for prices and quotas
 LOOK_SECONDS = 1.0  # between two looks at what is waited for
 SAY_SECONDS = 30.0  # until what is waited for is printed again
-LOGINS = "`python -m fleets.server login`, `dstack project add`, or `pulumi config set --secret dstack:token`"
+LOGINS = "`flotilla server login`, `dstack project add`, or `pulumi config set --secret dstack:token`"
 BUSY = "Try again later"  # the server's word while its own workers hold what is to be changed
 
 
@@ -63,7 +63,7 @@ def connect(server: str, project: str, token: str | None) -> Client:
         if "denied" in str(error):
             raise DstackRefused(f"{server} does not know the token; a new one comes from {LOGINS}") from None
         if "Failed to connect" in str(error):
-            raise DstackRefused(f"{at} does not answer; start it, or one here: python -m fleets.server up") from None
+            raise DstackRefused(f"{at} does not answer; start it, or one here: flotilla server up") from None
         raise DstackRefused(f"{at} does not answer as a dstack server: {_flat(error)}") from None
     except (requests.RequestException, ValueError) as error:
         raise DstackRefused(f"{at} does not answer as a dstack server: {_flat(error)}") from None

@@ -3,8 +3,8 @@
 A cloud: credentials, zones, quota, capacity, images, addresses, budget. Your own machines, all at once and a line each: name, port, login,
 sudo, Docker, GPUs and their driver, disk, clock, shared folder, the network between them.
 
-python -m infra.preflight STACK
-python -m infra.preflight STACK --json
+flotilla preflight STACK
+flotilla preflight STACK --json
 
 Exit code 0: nothing failed. 1: a check failed, and its line says how to fix it. 2: an error in the stack file or the command.
 Nothing is created or changed.

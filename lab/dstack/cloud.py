@@ -80,7 +80,7 @@ class CloudLab(Lab):
             )
         )
         plan = json.loads(self.must(f"python -m infra.preview {STACK} --json --no-prices"))
-        self.forward, self.login = plan["outputs"]["next"][:2]
+        self.forward, self.login = (line.replace("flotilla ", "python -m cli ", 1) for line in plan["outputs"]["next"][:2])
         self.instance = plan["outputs"]["cloud"]["control"]
 
     def wait_server(self) -> None:

@@ -25,5 +25,5 @@ PLACE = Place(
     errors=_errors,
     checkpoints=("instance", "network", "shared"),
     remote=False,
-    start="python -m cluster_tasks.local up, then ray job submit",
+    start="flotilla up, then flotilla submit",
 )

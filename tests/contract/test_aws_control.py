@@ -70,7 +70,7 @@ def test_a_protected_stack_keeps_the_disk(changed: Callable[..., Plan]) -> None:
 
 
 def test_the_next_steps_forward_the_server_and_log_in(made: Plan) -> None:
-    assert made.outputs["next"][:2] == ["python -m fleets.server forward aws-dev", "python -m fleets.server login aws-dev"]
+    assert made.outputs["next"][:2] == ["flotilla server forward aws-dev", "flotilla server login aws-dev"]
     assert "ssh_config" in made.outputs["rendered"] and made.outputs["cloud"]["control"] in made.files["ssh_config"]
 
 

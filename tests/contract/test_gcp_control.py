@@ -98,7 +98,7 @@ def test_the_disk_is_apart_stays_and_has_snapshots(made: Plan) -> None:
 
 
 def test_the_next_steps_forward_the_server_and_log_in(made: Plan) -> None:
-    assert made.outputs["next"][:2] == ["python -m fleets.server forward gcp-dev", "python -m fleets.server login gcp-dev"]
+    assert made.outputs["next"][:2] == ["flotilla server forward gcp-dev", "flotilla server login gcp-dev"]
     through = f"gcloud compute ssh {LABEL} --project my-project-id --zone us-central1-b --tunnel-through-iap --quiet --"
     assert made.files["ssh_config"].endswith(f'Match final host "10.65.*"\n  ProxyCommand {through} -W %h:%p\n')
     assert forward.line(load("gcp-dev", ROOT)) == f"{through} -N -o ServerAliveInterval=30 -L 3000:127.0.0.1:3000"

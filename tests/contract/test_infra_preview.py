@@ -1,4 +1,4 @@
-"""`python -m infra.preview`: the very program that `pulumi up` runs, in a project of its own, without Pulumi's CLI."""
+"""`flotilla preview`: the very program that `pulumi up` runs, in a project of its own, without Pulumi's CLI."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def test_a_driven_stack_has_what_its_files_describe(stack, expected, changed):
 def test_a_control_node_has_its_backend_already(changed):
     plan = changed("aws-dev", {"dstack": {"drive": True, "host": "cloud"}})
     assert set(ours(plan)) == {("Managed", "aws-dev"), ("Fleet", "gpus"), ("Machines", "gpus")}
-    assert "python -m fleets.server login aws-dev" in plan.outputs["next"]
+    assert "flotilla server login aws-dev" in plan.outputs["next"]
     [node] = [resource.urn for resource in plan.resources if resource.type == "aws:ec2/instance:Instance"]
     fleet = ours(plan)["Fleet", "gpus"]
     assert node in fleet.options["dependencies"]  # runs end before it goes

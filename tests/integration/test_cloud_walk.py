@@ -112,19 +112,19 @@ def laptop(request: pytest.FixtureRequest, tmp_path: Path) -> Laptop:
 def deployed(laptop: Laptop, tmp_path: Path) -> Iterator[Laptop]:
     """After the first `pulumi up`, by hand; its control node boots, with the token that is in the state."""
     name = laptop.stack
-    said = laptop.must(f"python -m infra.preview {name}")
+    said = laptop.must(f"flotilla preview {name}")
     following = said.partition("\nnext:\n")[2].split("\n")
     assert [line.strip() for line in following if line] == [
-        f"python -m infra.preflight {name}",
+        f"flotilla preflight {name}",
         f"pulumi stack select --create {name}",
         f"pulumi up --stack {name}",
     ]
-    code, said = laptop.type(f"python -m infra.preflight {name}")
+    code, said = laptop.type(f"flotilla preflight {name}")
     login = "aws sso login" if name == "aws-dev" else "gcloud auth application-default login"
     assert code == 1 and login in said and "Traceback" not in said, said
     laptop.must(f"pulumi stack select --create {name}")
     said = laptop.must(f"pulumi up --stack {name} --yes")
-    assert f"python -m fleets.server forward {name}" in said
+    assert f"flotilla server forward {name}" in said
     secret = laptop.must(f"pulumi stack output server_token --stack {name} --show-secrets").strip()
     (tmp_path / "server").mkdir()
     with running(tmp_path / "server", secret) as server:
@@ -140,8 +140,8 @@ def test_the_commands_lead_from_a_stack_file_to_a_cluster_and_back(deployed: Lap
     # By hand: two terminals, as `pulumi up` says at its end.
     forward, login, env, *_ = json.loads(deployed.must(f"pulumi stack output next --stack {name} --json"))
     assert (forward, login, env) == (
-        f"python -m fleets.server forward {name}",
-        f"python -m fleets.server login {name}",
+        f"flotilla server forward {name}",
+        f"flotilla server login {name}",
         f". build/{name}/env.sh",
     )
     terminal = deployed.start(forward)
@@ -151,7 +151,7 @@ def test_the_commands_lead_from_a_stack_file_to_a_cluster_and_back(deployed: Lap
     said = deployed.must(login)
     assert said == f"{deployed.home}/.dstack/config.yml: project main on {deployed.server} is the default\n"
     said = deployed.type(f"flotilla status {name}")[1]
-    assert "no fleet gpus" in said and f"; python -m fleets.server forward {name}, then dstack attach ray\n" in said
+    assert "no fleet gpus" in said and f"; flotilla server forward {name}, then dstack attach ray\n" in said
     terminal.send_signal(signal.SIGINT)
     assert terminal.wait(STEP) == 0
     wait_for("the forward to end", deployed.closed, 60)
@@ -161,7 +161,7 @@ def test_the_commands_lead_from_a_stack_file_to_a_cluster_and_back(deployed: Lap
     # By `flotilla`: each command opens the port and closes it.
     code, said = deployed.type(f"flotilla up {name} --timeout 5")
     assert code != 0 and "Traceback" not in said, said
-    for line in (f"$ pulumi up --stack {name} --yes", forwarded, f"$ python -m fleets.server login {name}"):
+    for line in (f"$ pulumi up --stack {name} --yes", forwarded, f"$ flotilla server login {name}"):
         assert line in said, said
     assert f"$ dstack apply -y -f build/{name}/gpus.fleet.dstack.yml" in said
     wait_for("the forward to end", deployed.closed, 60)
@@ -174,6 +174,6 @@ def test_the_commands_lead_from_a_stack_file_to_a_cluster_and_back(deployed: Lap
 
 
 def test_a_command_before_the_first_up_says_what_comes_first(laptop: Laptop) -> None:
-    code, said = laptop.type(f"python -m fleets.server login {laptop.stack}")
+    code, said = laptop.type(f"flotilla server login {laptop.stack}")
     assert code == 2 and said.startswith("error: ") and said.count("\n") == 1
     assert f"first: pulumi up --stack {laptop.stack}" in said

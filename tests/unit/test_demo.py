@@ -139,7 +139,7 @@ def test_a_cluster_that_was_kept_is_neither_used_nor_stopped(build, capsys):
         assert demo.main([]) == 1
         assert guard.poll() is None and {file.name for file in build.iterdir()} == {"cluster.json", "address", "ray.token"}
         [line] = capsys.readouterr().out.splitlines()
-        assert line.startswith("error: a cluster of build/local is up") and "cluster_tasks.local down" in line
+        assert line.startswith("error: a cluster of build/local is up") and "flotilla down local" in line
     finally:
         guard.kill()
         guard.wait()
@@ -154,3 +154,4 @@ def test_the_report_shows_the_run_that_was_trained_and_no_earlier_one(tmp_path, 
     demo.report(demo.Stages(), demo.Memory(), "demo-2")
     shown = capsys.readouterr().out
     assert "0.75 after" in shown and "runs/demo-2/model" in shown and "runs/demo/" not in shown
+    assert "flotilla report runs/demo-2:" in shown and "KEEP=1" in shown and "own data" in shown

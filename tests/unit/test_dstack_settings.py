@@ -167,7 +167,7 @@ CONFIG = "build/any/server-config.yml"
         (
             ["up", "any"],
             None,
-            "{0}/build/any/server-config.yml does not exist; first: pulumi up --stack any, or python -m infra.preview any",
+            "{0}/build/any/server-config.yml does not exist; first: pulumi up --stack any, or flotilla preview any",
         ),
         (["up", "any"], "projects: [", "{0}/build/any/server-config.yml: is no configuration of a dstack server: while parsing"),
         (["up", "any"], "- main", "{0}/build/any/server-config.yml: is no configuration of a dstack server: list indices"),
@@ -176,7 +176,7 @@ CONFIG = "build/any/server-config.yml"
             "projects: [{backends: [{type: aws}]}]",
             "{0}/build/any/server-config.yml: is no configuration of a dstack server: 'name'",
         ),
-        (["login"], None, "no server of {0}/build/server/ runs; first: python -m fleets.server up"),
+        (["login"], None, "no server of {0}/build/server/ runs; first: flotilla server up"),
         (["down", "--folder", "nowhere"], None, ""),
     ],
     ids=str,

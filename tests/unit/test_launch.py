@@ -20,7 +20,7 @@ def stack(**task: Any) -> Stack:
 
 def test_a_stack_without_its_files_names_the_command_that_makes_them(tmp_path: Path) -> None:
     (tmp_path / "ray.token").touch()
-    with pytest.raises(ClusterError, match=r"ray-cluster.dstack.yml is missing; first: pulumi up --stack lab, or .* infra.preview lab"):
+    with pytest.raises(ClusterError, match=r"ray-cluster.dstack.yml is missing; first: pulumi up --stack lab, or .* flotilla preview lab"):
         cluster.environment(stack(), tmp_path, "http://localhost:8265")
 
 

@@ -124,7 +124,7 @@ def test_a_stack_that_does_not_start_that_way_is_refused(tmp_path: Path) -> None
     assert refused("sbatch", hosts(GPUS)) == "--as sbatch: flotilla:cloud: ssh of lab takes dstack"
     assert refused("dstack", batch(tmp_path)) == "--as dstack: flotilla:cloud: slurm of lab takes sbatch"
     assert refused("dstack", local).endswith("of local is this machine; flotilla launch local --recipe runs it there")
-    missing = "build/lab/ray-cluster.sbatch does not exist; first: pulumi up --stack lab, or python -m infra.preview lab"
+    missing = "build/lab/ray-cluster.sbatch does not exist; first: pulumi up --stack lab, or flotilla preview lab"
     assert refused("sbatch", batch(tmp_path)) == missing
 
 

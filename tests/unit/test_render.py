@@ -25,7 +25,7 @@ def commands(root: Path, *, local: bool, yes: bool = False) -> tuple[Commands, l
 def test_without_pulumi_the_preview_renders_and_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(render, "pulumi_is_here", lambda: False)
     made, said = commands(tmp_path, local=False)
-    assert made == [([sys.executable, "-m", "infra.preview", "here"], {})]
+    assert made == [([sys.executable, "-m", "cli", "preview", "here"], {})]
     assert "no pulumi on PATH" in said[0]
 
 

@@ -1,6 +1,6 @@
 """The sections of settings that entry points share. pydantic only; no torch, no Ray.
 
-trainer/configs/ppo.py, sft.py, offline.py and preferences.py choose from them, trainer/cli/__init__.py reads them from a file and the command line.
+trainer/configs/ppo.py, sft.py, offline.py and preferences.py choose from them, trainer/cli reads them from a file and the command line.
 """
 
 from __future__ import annotations

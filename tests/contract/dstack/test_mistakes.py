@@ -74,7 +74,7 @@ GPUS = {"type": "fleet", "name": "gpus", "nodes": "0..1"}
 def test_a_server_that_is_down_says_how_to_start_one():
     url = f"http://127.0.0.1:{free_port()}"
     message = refused(FleetProvider(), {"server": url, "project": "main", "name": "gpus", "definition": GPUS}, "any")
-    assert message == f"fleet gpus: {url} (flotilla:dstack.server) does not answer; start it, or one here: python -m fleets.server up"
+    assert message == f"fleet gpus: {url} (flotilla:dstack.server) does not answer; start it, or one here: flotilla server up"
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_another_server_is_told_from_dstacks(web, message):
     assert told.startswith(f"fleet gpus: {web} (flotilla:dstack.server) {message}")
 
 
-LOGINS = "`python -m fleets.server login`, `dstack project add`, or `pulumi config set --secret dstack:token`"
+LOGINS = "`flotilla server login`, `dstack project add`, or `pulumi config set --secret dstack:token`"
 
 
 def test_a_token_is_missing_or_wrong(dstack, monkeypatch, tmp_path):

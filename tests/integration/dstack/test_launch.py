@@ -75,7 +75,7 @@ def test_a_lost_connection_is_made_again_and_no_line_is_lost_or_printed_twice(cl
     wait_for("the end of the watching", lambda: "exit code 130\n" in text(cluster, "launch.log"), 60)
     ticks = [int(line.split()[1]) for line in text(cluster, "launch.log").splitlines() if line.startswith("tick ")]
     assert ticks == list(range(1, len(ticks) + 1))
-    assert "counted goes on; to watch it again: python -m cluster_tasks.client.launch lab --attach counted" in text(cluster, "launch.log")
+    assert "counted goes on; to watch it again: flotilla launch lab --attach counted" in text(cluster, "launch.log")
 
     status = json.loads(cluster.must(f"{STATUS} --json"))
     assert (status["healthy"], status["run"], status["nodes"], status["ray_nodes"]) == (True, "running", ["running", "running"], None)
@@ -119,7 +119,7 @@ def test_a_host_that_the_server_cannot_reach_is_named_and_nothing_is_submitted(l
 def test_what_is_wrong_is_one_line_before_anything_is_started(lab: Lab):
     cases = {
         "python -m cluster_tasks.client.launch nowhere -- true": "there is no stack 'nowhere'",
-        "python -m cluster_tasks.client.launch local -- true": "flotilla:cloud: local needs no dstack; there it is python -m",
+        "python -m cluster_tasks.client.launch local -- true": "flotilla:cloud: local needs no dstack; there it is flotilla up",
         f"{LAUNCH} --working-dir gone -- true": "--working-dir gone: no such folder",
         f"{LAUNCH}": "either --attach JOB, or a command behind --",
         f"DSTACK_PROJECT=other {LAUNCH} -- true": "no dstack server is known here",
