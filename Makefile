@@ -114,9 +114,9 @@ lock: .venv/dev ## compile requirements/*.txt from pyproject.toml again
 	lock="uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate --python-version 3.11"
 	all="--extra client --extra server --extra aws --extra gcp --extra cluster"
 	rm -f requirements/*.txt infra/policy/requirements.txt
-	$$lock pyproject.toml $$all --extra clouds --extra cpu --group dev -o requirements/dev.txt
+	$$lock pyproject.toml $$all --extra clouds --extra cpu --group dev --overrides requirements/cpu-overrides.in -o requirements/dev.txt
 	$$lock pyproject.toml $$all -c requirements/dev.txt -o requirements/base.txt
-	for extra in client server aws gcp clouds cpu; do $$lock pyproject.toml --extra $$extra -c requirements/dev.txt -o requirements/$$extra.txt; done
+	for extra in client server aws gcp clouds cpu; do $$lock pyproject.toml --extra $$extra --overrides requirements/cpu-overrides.in -c requirements/dev.txt -o requirements/$$extra.txt; done
 	$$lock pyproject.toml --extra gpu -o requirements/gpu.txt
 	$$lock --group policy -o infra/policy/requirements.txt
 	$$lock --group verifiers -o requirements/verifiers.txt
