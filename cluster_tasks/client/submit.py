@@ -57,9 +57,7 @@ class Job:
     def check(self) -> None:
         """Raises SubmitError where a file is missing."""
         if self.runtime_env and not self.runtime_env.is_file():
-            raise SubmitError(
-                f"--runtime-env {self.runtime_env}: no such file; `pulumi up` or `flotilla preview <stack>` renders it"
-            )
+            raise SubmitError(f"--runtime-env {self.runtime_env}: no such file; `pulumi up` or `flotilla preview <stack>` renders it")
         if self.working_dir and "://" not in str(self.working_dir) and not Path(self.working_dir).is_dir():
             raise SubmitError(f"--working-dir {self.working_dir}: no such folder")
 

@@ -55,7 +55,7 @@ def test_every_stack_is_planned_and_its_files_are_written(project, name):
     assert first == f"{name}  {done.stdout.count('── + ')} resources"
     [said] = [line for line in done.stdout.splitlines() if line.startswith(f"wrote build/{name}/: ")]
     assert set(said.partition("/: ")[2].split(", ")) == written
-    last = {"slurm": "sbatch", "local": "ray job submit", "onprem": "ray job submit", "anywhere": "ray job submit"}.get(
+    last = {"slurm": "sbatch", "local": "flotilla submit local", "onprem": "ray job submit", "anywhere": "ray job submit"}.get(
         name, f"  pulumi up --stack {name}"
     )
     assert last in done.stdout.splitlines()[-1]  # of a cloud nothing is there yet

@@ -173,13 +173,16 @@ def test_a_cluster_that_does_not_say_whose_it_is_gets_neither_token_nor_job(clus
     ids=["done", "failed", "stopped", "cut off while the job runs", "never accepted"],
 )
 def test_the_exit_code_is_the_jobs_else_that_of_who_submitted_it(client, job, code, tmp_path, monkeypatch):
+    answers = iter([OSError("404: the name is free"), job])
+
     def exit_code(name: str) -> int | None:
-        if isinstance(job, OSError):
-            raise job
-        return job
+        if isinstance(answer := next(answers), OSError):
+            raise answer
+        return answer
 
     (tmp_path / "ray").write_text(f"#!/bin/sh\nexit {client}\n")
     (tmp_path / "ray").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    dashboard: Any = SimpleNamespace(url="http://localhost:9", exit_code=exit_code)
-    assert submit.submit(dashboard, "job-1", [], ["true"], "") == code
+    said = {"/api/version": {"ray_version": version("ray")}, "/api/v0/cluster_metadata": {"data": {"pythonVersion": SAME_PYTHON}}}
+    dashboard: Any = SimpleNamespace(url="http://localhost:9", token=None, ask=said.__getitem__, exit_code=exit_code)
+    assert submit.submit(dashboard, "", submit.Job("job-1", ["true"]), "", os.environ) == code
