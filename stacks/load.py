@@ -93,8 +93,8 @@ def parse(name: str, settings: Mapping[str, Any], file: Path | None = None) -> S
     found = _new(types, keys)
     if stack is None or keys:
         stack = sections.readable(Stack, raw, [_meant(at) for at, _ in keys + types])
-    found += _new(sections.errors(stack), keys + found)
-    found += _new(map(located, known(rules.errors(stack))), keys + found)
+    found += _new(sections.section_errors(stack), keys + found)
+    found += _new(map(located, known(rules.between_settings(stack))), keys + found)
     if keys or found:
         raise StackError(_lines(name, keys + [(_unnamed(at), text) for at, text in found], file))
     return stack

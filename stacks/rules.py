@@ -21,7 +21,7 @@ SERVICE = re.compile(r"[a-z][a-z0-9-]{0,40}")
 OWN_TAGS = ("environment", "project", "stack")
 
 
-def errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def between_settings(stack: Stack) -> Iterator[PydanticCustomError]:
     """Errors in settings against one another, and against the place. Where a setting could not be read, those that do not depend on it."""
     place = place_of(stack)
     for rule in (_foreign, _names, _cluster, _elastic, _services, _head_ports, _dstack, _control, _checkpoints):
@@ -33,7 +33,7 @@ def errors(stack: Stack) -> Iterator[PydanticCustomError]:
             for of_fleet in (_machine, _capacity, _provision):
                 yield from known(of_fleet(stack, place.cloud, fleet, index))
         yield from known(_cache(stack, place.cloud))
-    yield from known(place.errors(stack))
+    yield from known(place.refused(stack))
 
 
 def _foreign(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:

@@ -68,7 +68,7 @@ class Host(Model):
     identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
     resources: dict[str, Quantity] = Field(default_factory=dict, description="Custom Ray resources beside the fleet's.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(_rays_own(self))
         if self.resources and self.internal_ip is None:
             yield setting_error("is missing; it is how the node knows that the resources of this host are its own", "internal_ip")
@@ -101,7 +101,7 @@ class Ssh(Model):
     )
     proxy_jump: JumpHost | None = None
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         for index, host in enumerate(self.hosts):
             yield from known(self._name(index, host))
             yield from known(self._address(index, host))
@@ -128,7 +128,7 @@ class Gpu(Model):
     memory: Size | None = Field(default=None, description="Memory per GPU, such as 80GB.")
     vendor: Literal["nvidia", "amd"] = Field(default="nvidia", description="Who makes it.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         if self.name is None:
             return
         import gpuhunt  # dstack's own list; only stacks that name GPUs wait for the import
@@ -204,7 +204,7 @@ class Fleet(Model):
             return int(self.nodes)
         return int(self.hourly_budget / price + 1e-9)
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(_rays_own(self))
         yield from known(self._range())
         if self.ssh and self.nodes != len(self.ssh.hosts):
@@ -284,9 +284,9 @@ class Task(Image):
     services: dict[str, Service] = Field(default_factory=dict, description="Commands that run beside Ray for jobs, by name.")
     job: Job | None = Field(default=None, description="A single job on a cluster of its own.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._port())
-        yield from known(super().errors())
+        yield from known(super().own_errors())
         for name, value in self.env.items():
             yield from variable_errors(name, value)
 

@@ -16,15 +16,15 @@ from stacks.settings.fields import Model, known, located
 Section = TypeVar("Section", bound=Model)
 
 
-def errors(section: Model, at: Location = ()) -> Iterator[tuple[Location, str]]:
+def section_errors(section: Model, at: Location = ()) -> Iterator[tuple[Location, str]]:
     """Of the section at `at`, and of all below it, each in one line."""
-    for below, text in map(located, known(section.errors())):
+    for below, text in map(located, known(section.own_errors())):
         yield (*at, *below), text
     for key, value in section.__dict__.items():
         items = enumerate(value) if isinstance(value, tuple) else value.items() if isinstance(value, dict) else ()
         for below, part in {(key,): value, **{(key, name): item for name, item in items}}.items():
             if isinstance(part, Model):
-                yield from errors(part, (*at, *below))
+                yield from section_errors(part, (*at, *below))
 
 
 def readable(kind: type[Section], values: Mapping[str, Any], wrong: Collection[Location]) -> Section:

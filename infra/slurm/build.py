@@ -45,7 +45,7 @@ def build(stack: Stack) -> Site:
         done = subprocess.run(["sinfo", "-h", "-e", "-o", FORMAT], capture_output=True, text=True, timeout=SINFO_SECONDS, check=False)
         if done.returncode == 0:
             known = groups(done.stdout)
-            if found := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{error}" for error in errors(stack, known)]:
+            if found := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{error}" for error in unmet(stack, known)]:
                 raise StackError("\n".join(found))
             types = gpu_types(stack, known)
         else:
@@ -92,7 +92,7 @@ def gpus(gres: str) -> dict[str, int]:
     return {"".join(kind[1:-1]): int(kind[-1]) for kind in kinds if kind[0] == "gpu" and kind[-1].isdigit()}
 
 
-def errors(stack: Stack, known: list[Group]) -> Iterator[str]:
+def unmet(stack: Stack, known: list[Group]) -> Iterator[str]:
     """What the cluster does not have, fleet by fleet, as setting, value and what there is."""
     taken: dict[str, list[Fleet]] = {}
     for fleet in stack.cluster_fleets():

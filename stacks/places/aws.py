@@ -37,13 +37,13 @@ RESERVED = 5  # addresses of a subnet that AWS keeps
 LETTERS = "abcdefgh"  # of the zones that have blocks
 
 
-def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
     for rule in (_network, _addresses, _bucket, _file_system, _lustre, _people):
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
-    yield from known(fallback.errors(stack, CLOUD.machine))
+    yield from known(fallback.of_backends(stack, CLOUD.machine))
 
 
 def _network(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -268,7 +268,7 @@ CLOUD = Cloud(
 PLACE = Place(
     name="aws",
     program="infra.aws",
-    errors=_errors,
+    refused=_refused,
     checkpoints=("instance", "network", "bucket", "lustre"),
     settings=(*CLOUD_SETTINGS, *fallback.SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics"),
     hints={"project": "an AWS account comes from your credentials"},

@@ -16,7 +16,7 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 AZURE, AZURE_KEY = ".blob.core.windows.net", "AZURE_STORAGE_ACCESS_KEY"
 
 
-def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
     if not stack.backends:
         text = (
             f"is missing; with flotilla:cloud dstack it lists where nodes may be, such as [runpod, nebius] (allowed: {', '.join(BACKENDS)})"
@@ -169,7 +169,7 @@ def _variables(stack: Stack) -> dict[str, str]:
 PLACE = Place(
     name="dstack",
     program="infra.backends",
-    errors=_errors,
+    refused=_refused,
     checkpoints=("instance", "network", "bucket"),
     settings=(
         *("backends", "backend_order", "fleets.max_price", "fleets.regions", "fleets.capacity", "fleets.idle_duration"),

@@ -15,7 +15,7 @@ SETTINGS = ("backends", "backend_order", "fleets.max_price")  # of a cloud, besi
 CHECKPOINTS = ("instance", "bucket")
 
 
-def errors(stack: Stack, machine: Callable[[Fleet], Machine]) -> Iterator[PydanticCustomError]:
+def of_backends(stack: Stack, machine: Callable[[Fleet], Machine]) -> Iterator[PydanticCustomError]:
     """`machine`: a fleet's type. Nothing where the stack names no backends."""
     if not stack.backends:
         yield from known(dstack.order(stack))

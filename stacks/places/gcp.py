@@ -38,14 +38,14 @@ RESERVED = 4  # addresses of a subnet that GCP keeps
 CHANNELS = 5  # of a budget: https://docs.cloud.google.com/billing/docs/how-to/budgets-notification-recipients
 
 
-def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
     for rule in (_network, shared_vpc, _fabrics, _room, _bucket, _filestore, file_system, _hyperdisk_ml, _people):
         yield from known(rule(stack))
     for index, fleet in enumerate(stack.fleets):
         yield from known(_fleet(stack, fleet, index))
         yield from known(_of_machine(stack, fleet, index))
-    yield from known(fallback.errors(stack, CLOUD.machine))
+    yield from known(fallback.of_backends(stack, CLOUD.machine))
 
 
 def _network(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -306,7 +306,7 @@ CLOUD = Cloud(
 PLACE = Place(
     name="gcp",
     program="infra.gcp",
-    errors=_errors,
+    refused=_refused,
     checkpoints=("instance", "network", "bucket", "filestore", "hyperdisk-ml"),
     settings=(*CLOUD_SETTINGS, *fallback.SETTINGS, "project", "network.host_rules", "budget.billing_account", "fleets.capacity.policy"),
     hints={

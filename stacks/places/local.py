@@ -11,7 +11,7 @@ from stacks.schema import Stack
 from stacks.settings.fields import setting_error
 
 
-def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.task.burn_in is not None:
         yield setting_error("is for machines that join, but with flotilla:cloud local all nodes are this one", "task", "burn_in")
     for index, fleet in enumerate(stack.fleets):
@@ -22,7 +22,7 @@ def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
 PLACE = Place(
     name="local",
     program="infra.local",
-    errors=_errors,
+    refused=_refused,
     checkpoints=("instance", "network", "shared"),
     remote=False,
     start="flotilla up, then flotilla submit",

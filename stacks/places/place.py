@@ -65,7 +65,7 @@ class Place:
 
     name: str  # of flotilla:cloud; a cloud's also in Pulumi's resource types, in dstack's backends and in gpuhunt's catalogue
     program: str  # package: `build` has `build(stack) -> Site`; a cloud's may have `preflight`, `preview_answers`
-    errors: Callable[[Stack], Iterator[PydanticCustomError]]  # what it refuses beyond stacks/rules.py
+    refused: Callable[[Stack], Iterator[PydanticCustomError]]  # what it refuses beyond stacks/rules.py
     checkpoints: tuple[str, ...]  # kinds of flotilla:checkpoints
     settings: tuple[str, ...] = ()  # those that not every place has
     hints: Mapping[str, str] = field(default_factory=dict)  # by setting of other places: why it is not needed here

@@ -45,7 +45,7 @@ TASK_OF_DSTACK = {
 SHARED_NODES = "nodes are shared with other jobs (slurm.exclusive: false), so say how much of one you want"
 
 
-def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
     """The most basic first."""
     for rule in (_fleets, _checkpoints, _container, _image, _allocation, _options, _dstack):
         yield from known(rule(stack))
@@ -153,7 +153,7 @@ def _options(stack: Stack) -> Iterator[PydanticCustomError]:
 PLACE = Place(
     name="slurm",
     program="infra.slurm",
-    errors=_errors,
+    refused=_refused,
     checkpoints=("shared",),
     settings=("slurm", "fleets.slurm"),
     batch=True,

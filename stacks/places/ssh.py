@@ -11,7 +11,7 @@ from stacks.schema import Stack
 from stacks.settings.fields import setting_error
 
 
-def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
     for index, fleet in enumerate(stack.fleets):
         if fleet.ssh is None:
             yield setting_error("is missing; with flotilla:cloud ssh a fleet lists its hosts there", "fleets", index, "ssh")
@@ -20,7 +20,7 @@ def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
 PLACE = Place(
     name="ssh",
     program="infra.ssh",
-    errors=_errors,
+    refused=_refused,
     checkpoints=("instance", "network", "shared"),
     settings=("fleets.ssh",),
 )

@@ -164,11 +164,11 @@ class BackendEntry(Model):
     def regions(self) -> tuple[str, ...]:
         """Those that it is limited to; of Kubernetes the contexts, each a cluster. None: all of them."""
         listed = (self.model_extra or {}).get(self.known.regions) or ()
-        if not isinstance(listed, list | tuple):  # `errors` says so
+        if not isinstance(listed, list | tuple):  # `own_errors` says so
             raise Unknown(self.known.regions)
         return tuple(each if isinstance(each, str) else each["name"] for each in listed)
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         if self.type not in BACKENDS:
             yield setting_error(unknown(self.type), "type")
             return

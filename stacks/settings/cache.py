@@ -23,7 +23,7 @@ class Cache(Model):
     offline: bool = Field(default=False, description="Never contact the hub; a file missing from the cache is an error.")
     wait: Count = Field(default=3600, ge=1, description="Seconds that the other nodes wait while one downloads.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         path = PurePosixPath(self.path or "/cache")
         if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
             yield setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")

@@ -45,7 +45,7 @@ class Checkpoints(Model):
         default=None, description="A file system of yours in network.vpc, for lustre and filestore, by id or path; made when left out."
     )
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._path())
         for key, kinds in (("volume", ("network",)), ("size", tuple(SIZED)), ("throughput", ("lustre",)), *GIVEN.items()):
             if self.kind not in kinds and self.says(key):

@@ -31,7 +31,7 @@ class Network(Model):
         default=False, description="Make firewall rules and grants in the host project of a Shared VPC too, by your own rights there."
     )
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._addresses())
         yield from known(self._existing())
 
@@ -62,7 +62,7 @@ class Capacity(Model):
     id: str | None = Field(default=None, description="Id of the reservation or capacity block.")
     policy: str | None = Field(default=None, description="Name of the reservation's compact placement policy, where it has one.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         reserved = self.kind in ("reservation", "block")
         if reserved and not self.id:
             yield setting_error(f"is missing; kind: {self.kind} needs the id of the capacity that you hold", "id")
@@ -87,7 +87,7 @@ class Access(Model):
     allow: tuple[IPv4Network, ...] = Field(default=(), description="Addresses that may reach the bastion.")
     port: Count = Field(default=2222, ge=1024, le=65535, description="Local port of the tunnel.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         if self.via == "bastion" and not self.allow:
             yield setting_error(
                 "is missing; name the networks that may reach the bastion, such as 203.0.113.7/32, or take via: tunnel", "allow"
@@ -108,7 +108,7 @@ class Budget(Model):
     thresholds: tuple[Quantity, ...] = Field(default=(50, 80, 100), min_length=1, description="Percent of the limit at which mail is sent.")
     billing_account: str | None = Field(default=None, description="The account that pays, such as 012345-6789AB-CDEF01.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         if len(set(self.thresholds)) < len(self.thresholds):
             yield setting_error("a threshold is listed twice", "thresholds")
 

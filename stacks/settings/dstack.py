@@ -46,7 +46,7 @@ class Dstack(Model):
         found = urlsplit(self.server)
         return found.port or (443 if found.scheme == "https" else 80)
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._forwarded())
         for key in ("adopt", "on_destroy", "timeout"):
             if self.says(key) and not self.drive:

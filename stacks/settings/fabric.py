@@ -30,7 +30,7 @@ class Fabric(Model):
     def _a_kind_alone(cls, value: Any) -> Any:
         return {"kind": value} if isinstance(value, str) else value
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         for key, kinds in (("hcas", ("infiniband", "roce")), ("gid_index", ("roce",)), ("traffic_class", ("roce",))):
             if self.says(key) and self.kind not in kinds:
                 yield setting_error(f"belongs to kind: {' or '.join(kinds)}, but kind is {self.kind}", key)

@@ -28,7 +28,7 @@ class Model(BaseModel):
         """Whether a setting is known to differ from its default."""
         return key in self.__dict__ and getattr(self, key) != type(self).model_fields[key].get_default(call_default_factory=True)
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         """Errors in settings that are each of the right type, in this section alone."""
         yield from ()
 

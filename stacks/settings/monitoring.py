@@ -32,7 +32,7 @@ class Alerts(Model):
     full_disk: Percent = Field(default=90, description="Use of a node's disk, in percent.")
     repeat: Duration = Field(default="4h", description="An alert that lasts is posted again after so long.")
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         for key in ("idle_gpu", "silent_trainer", "repeat"):
             if seconds(getattr(self, key)) < 60:
                 yield setting_error(f"{getattr(self, key)!r} is below 1m; metrics come every 15 s", key)
@@ -59,7 +59,7 @@ class Monitoring(Model):
             raise PydanticCustomError("stack", "{text}", {"text": f"{str(value).lower()} is now {{cloud: {str(value).lower()}}}"})
         return value
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         for key in ("prometheus_port", "grafana_port"):
             if taken(getattr(self, key)):
                 yield setting_error(f"{getattr(self, key)} {OWN_PORTS}, such as {type(self).model_fields[key].default}", key)

@@ -35,7 +35,7 @@ class Service(Model):
         nodes = [fleet for fleet, count in fleets for _ in range(count)]
         return [rank for rank, fleet in enumerate(nodes) if self.on in (EVERY, fleet) or (self.on == HEAD and rank == 0)]
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         if "\n" in self.command:
             yield setting_error("has more than one line; put it into a script", "command")
         if self.port is not None and taken(self.port):

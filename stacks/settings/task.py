@@ -22,7 +22,7 @@ class Image(Model):
         default=True, description="The image contains Ray and what jobs need; false: nodes install the locked requirements as they start."
     )
 
-    def errors(self) -> Iterator[PydanticCustomError]:
+    def own_errors(self) -> Iterator[PydanticCustomError]:
         if self.image is not None and not PINNED.search(self.image):
             yield setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
         if self.image is None and not self.image_has_ray:

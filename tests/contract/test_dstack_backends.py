@@ -63,7 +63,7 @@ def test_what_a_backend_can_do_is_dstacks_word(said: list[BackendType], ours: An
 @pytest.mark.parametrize("name", BACKENDS)
 def test_dstacks_model_takes_what_is_rendered(name: str):
     entry = BackendEntry(type=name, **NEEDED.get(name, {}))
-    assert list(entry.errors()) == []
+    assert list(entry.own_errors()) == []
 
 
 @pytest.mark.parametrize("name", [name for name, backend in BACKENDS.items() if backend.wants])

@@ -14,7 +14,7 @@ from stacks.settings.fields import setting_error
 BIG = Machine("toy", "big", 64, 512, "H100", 8, 80, fabric="roce", bandwidth=1600)
 
 
-def _errors(stack: Stack) -> Iterator[PydanticCustomError]:
+def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
     if stack.network.nat == "per-zone":
         yield setting_error("per-zone is not on flotilla:cloud toy", "network", "nat")
 
@@ -29,4 +29,4 @@ CLOUD = Cloud(
     preemption="imdsv2",
     prices_page="https://toy.example/prices",
 )
-PLACE = Place("toy", "toy_cloud", _errors, ("instance", "network"), CLOUD_SETTINGS, cloud=CLOUD)
+PLACE = Place("toy", "toy_cloud", _refused, ("instance", "network"), CLOUD_SETTINGS, cloud=CLOUD)
