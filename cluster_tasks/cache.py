@@ -4,9 +4,9 @@
     srun --ntasks-per-node=1 python -m cluster_tasks.cache --dataset openai/gsm8k           without Ray, on a shared cache
 
 Where nodes share the cache (flotilla:cache.path), one process downloads while all others wait, and no process downloads what it
-finds. Where they do not, a Ray job downloads on its own node and hands the files on to the other nodes, which ask the hub for
-nothing. huggingface_hub takes a lock per file by itself, so jobs that just load a model do not download it twice either; what
-they lack is the deadline, and the way to nodes that do not share.
+finds: the lock is that of what recipes prepare. Where they do not, a Ray job downloads on its own node and hands the files on to
+the other nodes, which ask the hub for nothing. huggingface_hub takes a lock per file by itself, so jobs that just load a model do
+not download it twice either; what they lack is the deadline, and the way to nodes that do not share.
 
 Exit codes: 0 where every node has it; 2 where it is not to be had, or not in time.
 """
@@ -27,6 +27,8 @@ if __name__ == "__main__":  # before imports that this environment may not have
 
     explain_missing()
 
+from cluster_tasks.recipes.job.lock import turn
+from cluster_tasks.recipes.job.process import JobError
 from stacks.errors import UserError
 from stacks.settings.cache import Cache
 
@@ -61,24 +63,22 @@ def fetch(repository: str, kind: str, revision: str | None, wait: float) -> Path
 
     Raises CacheError where it is not to be had, or not within `wait` seconds.
     """
-    from filelock import Timeout
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import WeakFileLock
 
     name = "--".join([f"{kind}s", *repository.split("/")])
-    lock = Path(constants.HF_HUB_CACHE) / ".locks" / f"{name}.flotilla"
+    folder = Path(constants.HF_HUB_CACHE) / name
+    lock = folder.parent / ".locks" / f"{name}.owner"
     try:
         lock.parent.mkdir(parents=True, exist_ok=True)
-        with WeakFileLock(lock, timeout=wait):
+        with turn(repository, folder, lock, wait, tell=lambda line: print(f"cache: {line}", file=sys.stderr, flush=True)):
             snapshot_download(repository, repo_type=kind, revision=revision)
-    except Timeout:
-        text = f"another node has been downloading for {wait:g} s (flotilla:cache.wait); if none is at work, remove {lock}"
-        raise CacheError(f"{repository}: {text}") from None
+    except JobError as error:
+        raise CacheError(f"{error} (flotilla:cache.wait={wait:g})") from None
     except (HfHubHTTPError, OSError, ValueError) as error:  # huggingface_hub's other errors are among these
         where = "offline (flotilla:cache.offline)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
         raise CacheError(f"{repository}, from {where}: {_first(error)}") from None
-    return lock.parents[1] / name
+    return folder
 
 
 # From node to node

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import ray
-from filelock import FileLock
 from ray_actors import local_ray
 
 from cluster_tasks import cache
 from cluster_tasks import ray as tasks
+from cluster_tasks.recipes.job.lock import held
 from stacks import load
 from stacks.load import StackError
 from stacks.schema import Stack
@@ -133,12 +133,13 @@ def test_jobs_that_just_load_a_model_from_a_shared_cache_download_it_once_too(tm
 
 
 def test_a_node_waits_for_anothers_download_no_longer_than_it_was_told(tmp_path: Path, hub: tuple[str, Counter[str]]) -> None:
-    lock = tmp_path / "hub/.locks/models--tiny--model.flotilla"
+    lock = tmp_path / "hub/.locks/models--tiny--model.owner"
     lock.parent.mkdir(parents=True)
-    with FileLock(lock):
+    with held(lock):
         code, output, errors = ended(start(tmp_path, "tiny/model", "--wait", "1", HF_ENDPOINT=hub[0]))
     assert (code, output) == (2, "")
-    assert "cache: tiny/model: another node has been downloading for 1 s (flotilla:cache.wait)" in errors
+    assert f"process {os.getpid()} has not made {tmp_path}/hub/models--tiny--model in time; " in errors
+    assert f"remove {lock} (flotilla:cache.wait=1)" in errors
     assert "Traceback" not in errors
 
 

@@ -30,7 +30,7 @@ def distributions(context):
 PathFinder.find_spec, PathFinder.find_distributions = staticmethod(spec), staticmethod(distributions)
 """
 COMMANDS = {
-    "cluster_tasks.cache Qwen/Qwen3-8B": "needs filelock, which is not installed; make install brings it",
+    "cluster_tasks.cache Qwen/Qwen3-8B": "needs huggingface_hub, which is not installed; make install brings it",
     "cluster_tasks.checks.speed": "needs torch, which is not installed; make install brings it",
     "cluster_tasks.client.launch onprem -- ls": "needs dstack, which is not installed; make install-server brings it",
     "cluster_tasks.client.status onprem": "needs dstack, which is not installed; make install-server brings it",

@@ -1,4 +1,4 @@
-"""A lock on storage that nodes, and perhaps several clusters, share.
+"""A lock on storage that nodes, and perhaps several clusters, share: who gets it makes something, the others wait until it is there.
 
 Its owner writes a new number into it every few seconds, so that others, whose clocks and file locks may differ, know a dead owner by a
 number that stays. Storage may let two create the lock at once; then the second to write finds another's name in it, and has lost it.
@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
-from cluster_tasks.recipes.job.process import say
+from cluster_tasks.recipes.job.process import JobError, say
 
 BEAT = 5.0  # seconds
 DEAD = 60.0  # without a beat
+POLL = 1.0
+TELL = 30.0  # seconds between two lines of who waits, or is at work
 
 
 def beside(path: Path, kind: str) -> Path:
@@ -86,8 +88,8 @@ def text(owner: str, number: int) -> str:
 class Owner:
     """Who holds a lock, as others hear of it."""
 
-    def __init__(self, lock: Path, dead: float = DEAD):
-        self.lock, self.dead = lock, dead
+    def __init__(self, lock: Path, dead: float = DEAD, tell: Callable[[str], None] = say):
+        self.lock, self.dead, self.tell = lock, dead, tell
         self.text, self.heard, self.beats = "", time.monotonic(), -1  # the first text is no beat: it may be a dead owner's
 
     def __str__(self) -> str:
@@ -106,7 +108,36 @@ class Owner:
         if text != self.text:
             self.text, self.heard, self.beats = text, time.monotonic(), self.beats + 1
         elif time.monotonic() - self.heard > self.dead:
-            say(f"{self}, which holds {self.lock}, has been silent for {self.dead:g} s; taking over")
+            self.tell(f"{self}, which holds {self.lock}, has been silent for {self.dead:g} s; taking over")
             self.lock.unlink(missing_ok=True)
             return False
         return True
+
+
+@contextlib.contextmanager
+def turn(
+    name: str, creates: Path, lock: Path, seconds: float, *, beat: float = BEAT, dead: float = DEAD, tell: Callable[[str], None] = say
+) -> Iterator[None]:
+    """The lock is ours in the block, which makes `creates` where it is not there yet; all others wait for this, one after another.
+
+    Raises JobError where another has it for longer than `seconds`; OSError.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        with held(lock, beat) as ours:
+            if ours:
+                yield
+                return
+        _await_owner(name, creates, Owner(lock, dead, tell), deadline)
+
+
+def _await_owner(name: str, creates: Path, owner: Owner, deadline: float) -> None:
+    told = -TELL
+    while owner.listen():
+        now = time.monotonic()
+        if now > deadline:
+            raise JobError(f"{name}: {owner} has not made {creates} in time; its output says why, or remove {owner.lock}")
+        if now - told > TELL:
+            owner.tell(f"{name}: waiting for {owner}, which is at work on {creates}; at most {deadline - now:.0f} s more")
+            told = now
+        time.sleep(min(POLL, owner.dead / 4))

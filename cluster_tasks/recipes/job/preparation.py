@@ -16,11 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cluster_tasks.recipes.job.lock import BEAT, DEAD, Owner, beside, held
+from cluster_tasks.recipes.job.lock import BEAT, DEAD, TELL, beside, turn
 from cluster_tasks.recipes.job.process import JobError, call, say
 
-POLL = 1.0
-TELL = 30.0  # seconds between two lines of who waits, or is at work
 LINES = 5  # of a failed step's output
 
 
@@ -31,33 +29,16 @@ def prepare(step: dict[str, Any], beat: float = BEAT, dead: float = DEAD) -> Non
     if creates.exists() and not lock.exists() and not moving.exists():
         return say(f"{step['name']}: {creates} is there")
     creates.parent.mkdir(parents=True, exist_ok=True)
-    deadline = time.monotonic() + step["timeout"]
-    while True:
-        with held(lock, beat) as ours:
-            if ours:
-                if moving.exists():
-                    say(f"{step['name']}: {creates} was left half renamed; making it again")
-                    discard(creates)
-                    if creates.exists():
-                        raise JobError(f"{step['name']}: {creates} was left half renamed and cannot be removed")
-                    moving.unlink()
-                if not creates.exists():
-                    make(step, creates, moving)
-                return None
-        await_owner(step["name"], creates, Owner(lock, dead), deadline)
-
-
-def await_owner(name: str, creates: Path, owner: Owner, deadline: float) -> None:
-    """Until the lock is free. Raises JobError at the deadline."""
-    told = -TELL
-    while owner.listen():
-        now = time.monotonic()
-        if now > deadline:
-            raise JobError(f"{name}: {owner} has not made {creates} in time; its output says why, or remove {owner.lock}")
-        if now - told > TELL:
-            say(f"{name}: waiting for {owner}, which is at work on {creates}; at most {deadline - now:.0f} s more")
-            told = now
-        time.sleep(min(POLL, owner.dead / 4))
+    with turn(step["name"], creates, lock, step["timeout"], beat=beat, dead=dead):
+        if moving.exists():
+            say(f"{step['name']}: {creates} was left half renamed; making it again")
+            discard(creates)
+            if creates.exists():
+                raise JobError(f"{step['name']}: {creates} was left half renamed and cannot be removed")
+            moving.unlink()
+        if not creates.exists():
+            make(step, creates, moving)
+    return None
 
 
 def make(step: dict[str, Any], creates: Path, moving: Path) -> None:
