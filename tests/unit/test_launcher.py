@@ -154,7 +154,8 @@ def test_rewards_get_rows_of_their_own_and_fail_as_in_a_process(tmp_path, monkey
     (tmp_path / "spoils.py").write_text("def reward(text, row):\n    row.pop('answer')\n    return 1 / len(text)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     config = ok("reward.function=spoils:reward", ONE)
-    episodes = [Episode(Prompt(7, [1], {"answer": "x"}), 0, [], text="ab") for _ in range(2)]
+    prompt = Prompt(7, [1], {"answer": "x"})
+    episodes = [Episode(prompt, 0, [], text="ab") for _ in range(2)]
     with scorer_of(config) as scorer:
         assert scorer is not None and scorer.score(episodes) == [0.5, 0.5]
         episodes[1].text = ""
