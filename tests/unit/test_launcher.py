@@ -12,11 +12,22 @@ from configs import errors, here, ok, settings
 
 from trainer.cluster import placement
 from trainer.cluster.launcher import Launcher, launcher
+from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.rewards.here import scorer_of
 from trainer.weights import Parameter, Rendezvous, join, plan, receive, send
 from trainer.weights.here import Handover
 
+SPOILS = """
+import trainer.rewards
+
+def plain(text, row):
+    return 1 / len(text)
+
+@trainer.rewards.batched
+def batched(episodes):
+    return [float(len(e.text + str(e.turns.append(0)))) for e in episodes]
+"""
 ONE = "placement.processes=one"
 
 
@@ -148,16 +159,16 @@ def test_what_needs_more_processes_is_refused_in_one_line(words, said):
     assert "placement.processes" in line and said in line
 
 
-def test_rewards_get_rows_of_their_own_and_fail_as_in_a_process(tmp_path, monkeypatch):
-    from trainer.episodes import Episode, Prompt
-
-    (tmp_path / "spoils.py").write_text("def reward(text, row):\n    row.pop('answer')\n    return 1 / len(text)\n")
+def test_rewards_get_episodes_of_their_own_and_fail_as_in_a_process(tmp_path, monkeypatch):
+    (tmp_path / "spoils.py").write_text(SPOILS)
     monkeypatch.syspath_prepend(str(tmp_path))
-    config = ok("reward.function=spoils:reward", ONE)
-    prompt = Prompt(7, [1], {"answer": "x"})
-    episodes = [Episode(prompt, 0, [], text="ab") for _ in range(2)]
-    with scorer_of(config) as scorer:
-        assert scorer is not None and scorer.score(episodes) == [0.5, 0.5]
-        episodes[1].text = ""
-        with pytest.raises(ConfigError, match=r"reward.function: reward on row 7 with the text '' raised ZeroDivisionError.*spoils.py:3"):
+    episodes = [Episode(Prompt(7, [1], {}), 0, [], text="ab") for _ in range(2)]
+    with scorer_of(ok("reward.function=spoils:batched", ONE)) as scorer:
+        assert scorer is not None and scorer.score(episodes) == [6, 6]
+    assert all(episode.turns == [] for episode in episodes)
+    episodes[1].text = ""
+    with scorer_of(ok("reward.function=spoils:plain", ONE)) as scorer:
+        said = r"reward.function: plain on row 7 with the text '' raised ZeroDivisionError.*spoils.py:5"
+        assert scorer is not None
+        with pytest.raises(ConfigError, match=said):
             scorer.score(episodes)
