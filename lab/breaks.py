@@ -75,7 +75,8 @@ def run(folder: Path, tests: Iterable[str], seconds: float = SECONDS) -> tuple[i
     except subprocess.TimeoutExpired:
         return None, f"{seconds:g} s without an end"
     lines = done.stdout.splitlines()
-    failed = [line.split(" ", 1)[1].split(" - ")[0] for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    summary = done.stdout.rpartition("short test summary info")[2].splitlines()
+    failed = [line.split(" ", 1)[1].split(" - ")[0] for line in summary if line.startswith(("FAILED ", "ERROR "))]
     return done.returncode, failed[0] if failed else "\n".join([*lines[-20:], done.stderr])
 
 

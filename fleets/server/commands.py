@@ -147,7 +147,7 @@ def backends_of(config: str, file: Path) -> set[tuple[str, str]]:
     try:
         projects = yaml.safe_load(config)["projects"]
         return {(project["name"], backend["type"]) for project in projects for backend in project.get("backends") or []}
-    except (yaml.YAMLError, TypeError, KeyError) as error:
+    except (yaml.YAMLError, AttributeError, TypeError, KeyError) as error:
         raise ServerError(f"{file}: is no configuration of a dstack server: {' '.join(str(error).split())}") from None
 
 

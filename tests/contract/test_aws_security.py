@@ -27,15 +27,16 @@ def test_nodes_reach_one_another_in_both_directions_as_efa_asks(name, planned):
         assert [rule["ipProtocol"] for rule in own if rule.get("referencedSecurityGroupId") == group] == ["-1"]
 
 
-def open_to_all(ingress: list[Resource]) -> list[tuple[str, int]]:
-    """The rules that let everybody in, with the port."""
-    return [(resource.name, int(resource.inputs["fromPort"])) for resource in ingress if resource.inputs.get("cidrIpv4") == "0.0.0.0/0"]
+def open_to_all(ingress: list[Resource]) -> list[tuple[str, int, int]]:
+    """The rules that let everybody in, with the first and the last port."""
+    everybody = [resource for resource in ingress if resource.inputs.get("cidrIpv4") == "0.0.0.0/0"]
+    return [(resource.name, int(resource.inputs["fromPort"]), int(resource.inputs["toPort"])) for resource in everybody]
 
 
 def test_only_ssh_to_private_subnets_is_open_and_only_where_dstack_insists(planned, changed):
     plans = planned("aws-dev"), planned("aws-prod"), changed("aws-dev", BY_PULUMI)
     found = [open_to_all(of(plan, "SecurityGroupIngressRule")) for plan in plans]
-    assert found == [[("flotilla-aws-dev-ssh", 22)], [], []]
+    assert found == [[("flotilla-aws-dev-ssh", 22, 22)], [], []]
     [rule] = [resource for resource in planned("aws-dev").resources if resource.name == "flotilla-aws-dev-ssh"]
     assert rule.inputs["description"].startswith("as dstack wants it")  # a plan shows why
 

@@ -239,3 +239,16 @@ def test_an_arn_begins_with_its_partition(region, partition):
     account = policies.Account("123456789012", region)
     assert account.arn("ec2", "instance/*") == f"arn:{partition}:ec2:{region}:123456789012:instance/*"
     assert account.iam("role/x") == f"arn:{partition}:iam::123456789012:role/x"
+
+
+def test_nodes_write_metrics_of_our_namespace_and_logs_of_their_own_stack_alone():
+    account = policies.Account("123456789012", "eu-west-1")
+    metrics, logs = policies.monitoring(account, "dev")["Statement"]
+    assert metrics == {
+        "Effect": "Allow",
+        "Action": ["cloudwatch:PutMetricData"],
+        "Resource": "*",  # the API takes no other
+        "Condition": {"StringEquals": {"cloudwatch:namespace": "Flotilla"}},
+    }
+    group = "arn:aws:logs:eu-west-1:123456789012:log-group:/flotilla/dev"
+    assert logs["Resource"] == [group, f"{group}:*"] and {action.partition(":")[0] for action in logs["Action"]} == {"logs"}

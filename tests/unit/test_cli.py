@@ -113,6 +113,12 @@ def test_the_project_is_found_from_any_folder_in_it(flotilla):
     assert "there is no stack 'nowhere'" in done.stderr
 
 
+def test_flags_behind_the_dashes_are_those_of_the_job(tmp_path, flotilla):
+    """Help is given everywhere, and this asks for that of the job."""
+    line = error(flotilla("submit", "local", "--", "python", "x.py", "--help", folder=tmp_path))
+    assert line.startswith(f"error: no Flotilla project in {tmp_path}")
+
+
 def test_outside_of_a_project_it_is_one_line(tmp_path, flotilla):
     assert error(flotilla("status", "local", folder=tmp_path)).startswith(f"error: no Flotilla project in {tmp_path} or above it")
 
@@ -141,7 +147,9 @@ def test_a_clouds_network_needs_pulumis_cli(tmp_path, flotilla):
 
 
 def test_train_lists_the_entry_points_and_runs_one(flotilla):
-    assert "dpo|ppo|rm|sft" in flotilla("train").stderr
+    for words, code in (([], 2), (["nothing"], 2), (["--config", "run.yaml"], 2), (["--help"], 0)):
+        done = flotilla("train", *words)
+        assert done.returncode == code and "dpo|ppo|rm|sft" in done.stderr
     assert "error: RUN=no-such-run: no run of that name in runs ($FLOTILLA_RUNS)" in typed("export", "no-such-run").stderr
     done = typed("train", "sft", "trainer.stepz=1", folder=ROOT / "docs")
     assert done.returncode == 2 and "did you mean trainer.steps" in done.stdout + done.stderr
