@@ -30,7 +30,6 @@ if __name__ == "__main__":  # before imports that this environment may not have
 from cluster_tasks.recipes.job.lock import turn
 from cluster_tasks.recipes.job.process import JobError
 from stacks.errors import UserError
-from stacks.settings.cache import Cache
 
 CHUNK = 64 * 2**20  # bytes, on their way between two nodes at a time
 HAND_ON_SECONDS = 120  # for one chunk to reach all nodes
@@ -39,20 +38,6 @@ PART = ".flotilla-part"
 
 class CacheError(UserError):
     """What was asked for is not to be had, or not in time."""
-
-
-def environment(cache: Cache) -> dict[str, tuple[str, str]]:
-    """`{variable: (value, reason)}` for every node."""
-    found: dict[str, tuple[str, str]] = {}
-    if cache.path:
-        found["HF_HOME"] = str(cache.path), "models and datasets are downloaded once, not by every node"
-    if cache.endpoint:
-        found["HF_ENDPOINT"] = cache.endpoint, "the mirror"
-    if cache.offline:
-        found["HF_HUB_OFFLINE"] = "1", "a file missing in the cache is an error, not a download; datasets and transformers heed it too"
-    if cache.says("wait"):
-        found["FLOTILLA_CACHE_WAIT"] = str(cache.wait), "seconds that cluster_tasks.cache waits for another node's download"
-    return found
 
 
 # One download

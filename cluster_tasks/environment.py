@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from cluster_tasks import cache, fabric
+from cluster_tasks import fabric
 from cluster_tasks.fabric import Setting
 from cluster_tasks.price import hourly
 from stacks.errors import UserError
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Fleet, Stack
+from stacks.settings.cache import Cache
 
 CHECKPOINTS = "/checkpoints"  # the same path inside every node, whatever is mounted there; under Slurm it is the host's own
 RECORDER = "flotilla:debug.flight_recorder"
@@ -33,7 +34,7 @@ ON_THE_NODE = {
 def of_fleet(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
     """The environment of every node of a fleet, by variable, in order: fabric, GPUs, cache, debug, then flotilla:task.env, which wins."""
     settings = fabric.variables(stack, fleet)
-    settings |= {name: Setting(*known, "flotilla:cache") for name, known in cache.environment(stack.cache).items()}
+    settings |= {name: Setting(*known, "flotilla:cache") for name, known in _cache(stack.cache).items()}
     settings |= _debug(stack)
     for name, value in stack.task.env.items():
         instead = f"in place of {settings[name].value} ({settings[name].reason})" if name in settings else "the stack file says so"
@@ -46,6 +47,20 @@ def of_fleet(stack: Stack, fleet: Fleet) -> dict[str, Setting]:
     for name in stack.monitoring.variables:
         settings[name] = Setting(None, "where alerts are posted", "flotilla:monitoring.alerts.webhook")
     return settings
+
+
+def _cache(cache: Cache) -> dict[str, tuple[str, str]]:
+    """Hugging Face's variables on every node: `{variable: (value, reason)}`."""
+    found: dict[str, tuple[str, str]] = {}
+    if cache.path:
+        found["HF_HOME"] = str(cache.path), "models and datasets are downloaded once, not by every node"
+    if cache.endpoint:
+        found["HF_ENDPOINT"] = cache.endpoint, "the mirror"
+    if cache.offline:
+        found["HF_HUB_OFFLINE"] = "1", "a file missing in the cache is an error, not a download; datasets and transformers heed it too"
+    if cache.says("wait"):
+        found["FLOTILLA_CACHE_WAIT"] = str(cache.wait), "seconds that cluster_tasks.cache waits for another node's download"
+    return found
 
 
 def _debug(stack: Stack) -> dict[str, Setting]:

@@ -153,7 +153,7 @@ def test_train_lists_the_entry_points_and_runs_one(flotilla):
     assert "error: RUN=no-such-run: no run of that name in runs ($FLOTILLA_RUNS)" in typed("export", "no-such-run").stderr
     done = typed("train", "sft", "trainer.stepz=1", folder=ROOT / "docs")
     assert done.returncode == 2 and "did you mean trainer.steps" in done.stdout + done.stderr
-    done = flotilla("train", "ppo", "--one-process", "placement.ranks=2")
+    done = typed("train", "ppo", "--one-process", "placement.ranks=2")
     assert done.returncode == 2 and "one process is one rank; set ranks to 1" in done.stdout + done.stderr
 
 
