@@ -93,7 +93,7 @@ test-all: .venv/dev ## all tests; root installs what make test-hosts does
 
 # Each break costs the seconds that its tests take to start; JOBS at a time.
 .PHONY: breaks
-breaks: .venv/dev ## break the code in a hundred places, one by one: tests must fail
+breaks: .venv/dev ## break code one place at a time: tests must fail
 	@$(BIN)/python -m lab.breaks --jobs $(or $(strip $(JOBS)),2)
 
 .PHONY: check

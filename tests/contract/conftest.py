@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import boto3
-import gcp_api
-import gcp_plans
 import pytest
 import yaml
-from aws_api import REGION
-from edits import put
 from moto import mock_aws
-from plans import rendered
+from support import gcp_api, gcp_plans
+from support.aws_api import REGION
+from support.edits import put
+from support.plans import rendered
 
 from infra.preview import Plan, plan
 

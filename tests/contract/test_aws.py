@@ -6,8 +6,8 @@ import json
 from collections import Counter
 
 import pytest
-from aws_plans import on_aws
-from plans import of
+from support.aws_plans import on_aws
+from support.plans import of
 
 STACKS = ("aws-dev", "aws-prod")
 

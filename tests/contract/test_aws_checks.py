@@ -7,8 +7,8 @@ import re
 from ipaddress import ip_network
 
 import pytest
-from aws_plans import BY_PULUMI, on_aws
 from moto.ec2.models.instance_types import INSTANCE_TYPES
+from support.aws_plans import BY_PULUMI, on_aws
 
 from infra.preview import Resource
 from stacks.load import StackError

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aws_api import REGION, api, stack
-from aws_plans import on_aws, policy
-from plans import of
+from support.aws_api import REGION, api, stack
+from support.aws_plans import on_aws, policy
+from support.plans import of
 
 from infra.aws.preflight import network as preflight
 from infra.preview import Plan

@@ -7,9 +7,9 @@ import re
 from typing import Any
 
 import pytest
-from aws_plans import on_aws, policy
 from moto.iam.access_control import IAMPolicyStatement, PermissionResult
-from plans import of
+from support.aws_plans import on_aws, policy
+from support.plans import of
 
 from infra.aws.policies import Account
 from infra.preview import Plan, Resource

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
-import aws_api
 import pulumi
 import pytest
-from aws_plans import BY_PULUMI, on_aws, policy, template
-from plans import backend, of
+from support import aws_api
+from support.aws_plans import BY_PULUMI, on_aws, policy, template
+from support.plans import backend, of
 
 from infra.aws import network, preview_answers
 from infra.aws.policies import Account

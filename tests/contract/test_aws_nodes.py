@@ -5,8 +5,8 @@ from __future__ import annotations
 import subprocess
 
 import pytest
-from aws_plans import BY_PULUMI, script, template
-from plans import definition, of
+from support.aws_plans import BY_PULUMI, script, template
+from support.plans import definition, of
 
 
 def test_nodes_have_all_their_cards_and_no_public_address(planned):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aws_api import api, stack, stubbed
-from aws_plans import BY_PULUMI
+from support.aws_api import api, stack, stubbed
+from support.aws_plans import BY_PULUMI
 
 from infra.aws.preflight import quotas as preflight
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from aws_plans import BY_PULUMI
-from plans import of
+from support.aws_plans import BY_PULUMI
+from support.plans import of
 
 from infra.preview import Resource
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aws_plans import BY_PULUMI
-from plans import backend, definition, of
+from support.aws_plans import BY_PULUMI
+from support.plans import backend, definition, of
 
 
 def test_dstack_is_told_this_network_and_no_key(planned):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from aws_plans import BY_PULUMI, GIVEN_LUSTRE, on_aws, script
-from plans import definition, of
+from support.aws_plans import BY_PULUMI, GIVEN_LUSTRE, on_aws, script
+from support.plans import definition, of
 
 
 @pytest.mark.parametrize(("name", "days"), [("aws-dev", 7), ("aws-prod", 90)])

@@ -13,8 +13,8 @@ import boto3
 import pytest
 from google.auth.credentials import AnonymousCredentials
 from google.auth.transport.requests import AuthorizedSession
-from json_server import JsonHandler, served
 from moto import mock_aws
+from support.json_server import JsonHandler, served
 
 from infra import bootstrap
 from infra.aws import bootstrap as aws

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aws_plans import policy
-from plans import definition, of
+from support.aws_plans import policy
+from support.plans import definition, of
 
 from infra.preview import Plan
 from stacks.dstack_api import parse_apply_configuration

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from gcp_plans import STACKS, every, on_gcp
-from plans import of
+from support.gcp_plans import STACKS, every, on_gcp
+from support.plans import of
 
 
 def values(value: Any) -> Iterator[Any]:

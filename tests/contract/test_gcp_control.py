@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gcp_plans import on_gcp
-from plans import of
+from support.gcp_plans import on_gcp
+from support.plans import of
 
 from infra.preview import Plan
 from stacks.host import forward

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import yaml
 from dstack._internal.core.backends.gcp.models import GCPBackendFileConfigWithCreds, GCPConfig
-from gcp_plans import NODE_TAG, every
-from plans import backend, of
+from support.gcp_plans import NODE_TAG, every
+from support.plans import backend, of
 
 from infra.gcp.identity import DSTACK_PERMISSIONS
 from infra.gcp.names import ssh_rule

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gcp_plans import every, on_gcp
-from plans import of
+from support.gcp_plans import every, on_gcp
+from support.plans import of
 
 
 def test_the_server_may_act_as_the_nodes_and_as_nobody_else(planned):

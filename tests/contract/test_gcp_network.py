@@ -5,8 +5,8 @@ from __future__ import annotations
 from ipaddress import IPv4Network
 
 import pytest
-from gcp_plans import VARIANTS, every
-from plans import backend, of
+from support.gcp_plans import VARIANTS, every
+from support.plans import backend, of
 
 
 @every("dev", "tcpxo by dstack", "tcpx by dstack", "roce by dstack", "tcpxo by pulumi, bastion", "prod")

@@ -6,8 +6,8 @@ import subprocess
 from typing import Any
 
 import pytest
-from gcp_plans import FLEX, NODE_TAG, VARIANTS, every
-from plans import definition, of
+from support.gcp_plans import FLEX, NODE_TAG, VARIANTS, every
+from support.plans import definition, of
 
 from infra.gcp import preview_answers
 from infra.preview import Plan

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from gcp_plans import every, on_gcp
-from plans import definition, of
+from support.gcp_plans import every, on_gcp
+from support.plans import definition, of
 
 
 @every("dev", "prod")

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aws_plans import BY_PULUMI
 from pulumi.output import Unknown
 from pulumi.runtime import rpc
+from support.aws_plans import BY_PULUMI
 
 from infra import preview
 from infra.aws.policy_rules import COMPANIONS

@@ -11,8 +11,8 @@ from typing import Any
 
 import boto3
 import pytest
-from aws_api import REGION, api, existing_network, stack, stubbed
 from moto import mock_aws
+from support.aws_api import REGION, api, existing_network, stack, stubbed
 
 from infra.aws import preflight as aws
 from infra.preflight import command as preflight

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import boto3
 import pytest
-from aws_api import REGION, api, existing_network, stack, stubbed
+from support.aws_api import REGION, api, existing_network, stack, stubbed
 
 from infra.aws.preflight import network as aws
 from infra.aws.preflight.api import answers

@@ -6,9 +6,9 @@ from typing import Any
 
 import boto3
 import pytest
-from aws_api import REGION, api, existing_network, stack, stubbed
-from aws_plans import GIVEN_LUSTRE
 from moto import mock_aws
+from support.aws_api import REGION, api, existing_network, stack, stubbed
+from support.aws_plans import GIVEN_LUSTRE
 
 from infra.aws.preflight import storage as aws
 from infra.preflight.answers import Answer

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import requests
-from gcp_api import COMPUTE, LINK, Answers, Google, stack
 from google.auth.exceptions import DefaultCredentialsError
+from support.gcp_api import COMPUTE, LINK, Answers, Google, stack
 
 from infra.gcp import preflight as gcp
 from infra.gcp.preflight.api import Api

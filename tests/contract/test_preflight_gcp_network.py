@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gcp_api import COMPUTE, LINK, Answers, Google, stack
+from support.gcp_api import COMPUTE, LINK, Answers, Google, stack
 
 from infra.gcp.preflight import network as gcp
 

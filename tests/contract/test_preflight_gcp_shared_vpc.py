@@ -6,8 +6,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from gcp_api import COMPUTE, Answers
-from gcp_api import stack as any_stack
+from support.gcp_api import COMPUTE, Answers
+from support.gcp_api import stack as any_stack
 
 from infra.gcp.preflight import shared_vpc as gcp
 from infra.gcp.shared_vpc import Rule

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gcp_api import COMPUTE, LINK, stack
+from support.gcp_api import COMPUTE, LINK, stack
 
 from infra.gcp.preflight import storage as gcp
 

@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import gcp_plans
 import pulumi
 import pytest
+from support import gcp_plans
 
 from infra.preview import Plan
 from stacks import load

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import toy_cloud
 import yaml
-from plans import definition
+from support.plans import definition
 
 from infra.preview import plan
 from stacks.dstack_api import TaskConfiguration

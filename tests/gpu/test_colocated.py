@@ -7,7 +7,7 @@ import os
 import pytest
 import ray
 import torch
-from configs import ON_ONE_GPU, settings
+from support.configs import ON_ONE_GPU, settings
 
 from trainer import train_ppo
 from trainer.metrics import read

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from configs import ON_ONE_GPU, settings
+from support.configs import ON_ONE_GPU, settings
 
 from trainer import models, weights
 from trainer.cluster.actors import free_port

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ray_actors import shared_ray
+from support.ray_actors import shared_ray
 
 ROOT = Path(__file__).parents[2]
 STEP = 240  # seconds for one pulumi command; the slowest takes fifty on a busy machine

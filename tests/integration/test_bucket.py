@@ -12,7 +12,7 @@ from typing import Any
 
 import boto3
 import pytest
-from dstack_server import played_aws
+from support.dstack_server import played_aws
 
 from infra.backends import mounts
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import ray
-from ray_actors import local_ray
+from support.ray_actors import local_ray
 
 from cluster_tasks import cache
 from cluster_tasks import ray as tasks

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import played_cloud
 import pytest
 import yaml
-from dstack_server import running
+from support import played_cloud
+from support.dstack_server import running
 
 from cluster_tasks.node.ports import free_port
 from lab.copied import copy_project

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import ray
 import yaml
-from configs import here, settings
-from ray_actors import after_step, stop_process, until_gone
+from support.configs import here, settings
+from support.ray_actors import after_step, stop_process, until_gone
 
 from benchmarks import rollouts
 from lab.waiting import wait_for
@@ -219,7 +219,9 @@ def test_groups_without_a_signal_are_replaced_and_counted(tiny_model, tmp_path):
 
 
 def test_rewards_that_are_all_alike_end_the_run_with_the_reason(tiny_model, tmp_path):
-    config = continuous(tiny_model, rollout={"no_signal": "replace"}, reward={"function": "judges:same"}, trainer={"eval_prompts": 0})
+    config = continuous(
+        tiny_model, rollout={"no_signal": "replace"}, reward={"function": "support.judges:same"}, trainer={"eval_prompts": 0}
+    )
     with pytest.raises(RunError, match=r"rollout\.no_signal=replace: in 80 groups in a row all answers had the same reward, the last time"):
         train_ppo.train(here(config), tmp_path)
 
@@ -236,5 +238,5 @@ def test_late_answers_are_sampled_anew_where_the_run_does_not_wait():
 def test_a_reward_that_raises_ends_the_run_with_its_row(tiny_model, tmp_path):
     with pytest.raises(ConfigError, match=r"reward\.function: fails_on_odd_lengths on row \d+ with the text"):
         train_ppo.train(
-            here(continuous(tiny_model, reward={"function": "judges:fails_on_odd_lengths"}, trainer={"eval_prompts": 0})), tmp_path
+            here(continuous(tiny_model, reward={"function": "support.judges:fails_on_odd_lengths"}, trainer={"eval_prompts": 0})), tmp_path
         )

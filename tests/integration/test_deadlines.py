@@ -13,7 +13,7 @@ import pytest
 
 ray = pytest.importorskip("ray")
 
-from ray_actors import local_ray  # noqa: E402
+from support.ray_actors import local_ray  # noqa: E402
 
 from trainer.cluster import heartbeat, on_ray  # noqa: E402
 from trainer.cluster.actors import RunError  # noqa: E402

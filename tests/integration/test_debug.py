@@ -74,7 +74,7 @@ class Hang:
         self.asked, self.jobs = dashboard(cluster), []
 
     def __call__(self, way: str, runtime_env: dict[str, Any] | None = None) -> None:
-        line = f"{sys.executable} {ROOT}/tests/hanging.py {way} {ROOT}"
+        line = f"{sys.executable} {ROOT}/tests/support/hanging.py {way} {ROOT}"
         name = self.asked.ask("/api/jobs/", {"entrypoint": line, "runtime_env": runtime_env or {}})["submission_id"]
         self.jobs.append(name)
         wait_for(f"{name} to hang", lambda: "HUNG" in (self.asked.ask(f"/api/jobs/{name}/logs").get("logs") or ""), 120)
@@ -125,7 +125,7 @@ def test_a_reward_that_does_not_end_is_named_with_its_line(cluster, hang, capsys
     said = page_with(cluster, capsys, "stuck_reward", "for its own reward scorer (node 0")
     waits = said.partition("who waits for whom")[2]
     assert "hanging.py (node 0" in waits and "for its own reward scorer (node 0" in waits, waits
-    assert "at stuck_reward (" in waits and "tests/hanging.py:" in waits and "time.sleep(3600)" in waits, waits
+    assert "at stuck_reward (" in waits and "tests/support/hanging.py:" in waits and "time.sleep(3600)" in waits, waits
 
 
 def test_a_job_of_ours_sees_the_same_where_the_nodes_are_elsewhere_and_all_cpus_are_taken(cluster, hang):

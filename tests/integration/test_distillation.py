@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from configs import here, settings
+from support.configs import here, settings
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from trainer import train_ppo

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import ray
-from configs import settings
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
-from ray_actors import stop_process
+from support.configs import settings
+from support.ray_actors import stop_process
 
 from lab.waiting import wait_for
 from trainer import train_ppo
@@ -131,7 +131,7 @@ def test_an_engine_joins_mid_run_serves_and_is_drained(tiny_model, tmp_path, clu
 @pytest.mark.slow
 def test_an_engine_that_comes_and_is_killed_writes_turns_of_episodes(tiny_model, tmp_path, cluster, capfd):
     """Its turns are begun with its weights or older ones, and what it owed when it died is written by another engine."""
-    environment = {"function": "environments:two_turns", "max_turns": 2}
+    environment = {"function": "support.environments:two_turns", "max_turns": 2}
     config = run(tiny_model, 20_000, environment=environment, reward={"function": "exact"})
 
     def act() -> None:

@@ -11,7 +11,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 pytest.importorskip("vllm", reason="vLLM is not installed (make install)")
-from configs import settings
+from support.configs import settings
 
 from trainer.cluster import on_ray, placement
 from trainer.episodes import Prompt

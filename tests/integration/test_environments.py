@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import ray
-from configs import here, settings
-from ray_actors import after_step, until_gone, when
+from support.configs import here, settings
+from support.ray_actors import after_step, until_gone, when
 
 from lab.waiting import wait_for
 from trainer import train_ppo
@@ -26,13 +26,13 @@ from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.runs.stopping import STOPPED
 
-ROWS = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
+ROWS = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
 
 
 def played(model: Path, function: str, **changes: Any) -> PpoConfig:
     given: dict[str, Any] = {
         "data": ROWS,
-        "environment": {"function": f"environments:{function}", "max_turns": 4, "max_tokens": 20},
+        "environment": {"function": f"support.environments:{function}", "max_turns": 4, "max_tokens": 20},
         "reward": {"function": "exact"},
         "trainer": {"eval_prompts": 4, "steps": 4, "prompts_per_step": 4},
     }
@@ -130,7 +130,7 @@ def test_an_episode_in_two_sequences_trains_both(tiny_model, tmp_path):
 
 @pytest.mark.slow
 def test_episodes_that_fail_are_dropped_or_end_the_run_with_their_row(tiny_model, tmp_path, capfd):
-    with pytest.raises(ConfigError, match=r"environments:raises on row \d+: raised ValueError\('three'\) \(environments.py:\d+\)"):
+    with pytest.raises(ConfigError, match=r"support.environments:raises on row \d+: raised ValueError\('three'\) \(environments.py:\d+\)"):
         train_ppo.train(here(played(tiny_model, "raises")), tmp_path / "fail")
     assert train_ppo.train(here(played(tiny_model, "raises", reward={"on_error": "drop"})), tmp_path / "drop") == 0
     rows = read(tmp_path / "drop")[1:]
@@ -236,7 +236,14 @@ def test_a_model_learns_to_correct_its_guess_with_the_same_numbers_over_a_kill_a
     assert all(not result.different for result in compare(rows, read(tmp_path / "killed")))
     # An agent that only knows OpenAI's client, with a template that puts messages one after the other: the same texts, so the same tokens.
     (tmp_path / "demo-guess-sft/model/chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    person(tmp_path, "train_ppo", "demo-guess", "run.name=agent", "environment.function=environments:guess_by_api", "environment.args={}")
+    person(
+        tmp_path,
+        "train_ppo",
+        "demo-guess",
+        "run.name=agent",
+        "environment.function=support.environments:guess_by_api",
+        "environment.args={}",
+    )
     assert all(not result.different for result in compare(rows, read(tmp_path / "agent")))
 
 
@@ -265,5 +272,5 @@ def test_without_pause_episodes_that_hang_or_raise_are_cut_and_others_go_on(tiny
     said = capfd.readouterr().out
     assert "did not go on within 2 s (environment.timeout; environments.py:" in said and "begin anew" in said, said
     assert sum(row["reward_failed"] for row in read(tmp_path)) > 0
-    with pytest.raises(ConfigError, match=r"environments:raises on row \d+: raised ValueError\('three'\)"):
+    with pytest.raises(ConfigError, match=r"support.environments:raises on row \d+: raised ValueError\('three'\)"):
         train_ppo.train(played(tiny_model, "raises", rollout={"mode": "async"}, trainer={"eval_prompts": 0}), tmp_path / "fail")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import settings
-from json_server import JsonHandler, served
+from support.configs import settings
+from support.json_server import JsonHandler, served
 
 from trainer import evaluate, train_ppo
 from trainer.cli import yaml_io
@@ -61,8 +61,8 @@ def test_a_trained_model_by_name_one_greedy_answer_each_and_an_environment(tiny_
     file, _ = written(
         tmp_path,
         tiny_model,
-        data={"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8},
-        environment={"function": "environments:two_turns", "max_turns": 4, "max_tokens": 20},
+        data={"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8},
+        environment={"function": "support.environments:two_turns", "max_turns": 4, "max_tokens": 20},
         evals={},
         reward={"function": "exact"},
     )
@@ -138,8 +138,8 @@ def test_a_server_of_messages_alone_is_asked_by_them(tiny_model, tmp_path, capsy
 
 
 def test_an_environment_is_played_against_a_server(tiny_model, tmp_path, capsys, monkeypatch):
-    data = {"path": "environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
-    played = {"function": "environments:two_turns", "max_turns": 4, "max_tokens": 20}
+    data = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
+    played = {"function": "support.environments:two_turns", "max_turns": 4, "max_tokens": 20}
     file, config = written(tmp_path, tiny_model, data=data, environment=played, evals={}, reward={"function": "exact"})
     Sorting.tokenizer, Sorting.busy = load_tokenizer(config.model), 0
     monkeypatch.setenv("SORTING_KEY", "key")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import ray
-from ray_actors import local_ray, until_gone
+from support.ray_actors import local_ray, until_gone
 
 from trainer import train_ppo
 from trainer.configs.ppo import PpoConfig

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from configs import here, settings
+from support.configs import here, settings
 
 from trainer import runs, train_ppo
 from trainer.compare import compare
@@ -28,11 +28,11 @@ RUNS: dict[str, dict[str, Any]] = {
         "critic": {"lr": 1e-3},
         "trainer": {"zero_stage": 2},
         "rollout": {"mode": "one_step"},
-        "reward": {"function": "judges:fails_on_odd_lengths", "on_error": "zero"},
+        "reward": {"function": "support.judges:fails_on_odd_lengths", "on_error": "zero"},
     },
     "environment": {
-        "data": {"path": "environments:rows", "args": {"count": 60}},
-        "environment": {"function": "environments:two_turns", "max_turns": 4, "max_tokens": 20, "workers": 2},
+        "data": {"path": "support.environments:rows", "args": {"count": 60}},
+        "environment": {"function": "support.environments:two_turns", "max_turns": 4, "max_tokens": 20, "workers": 2},
         "reward": {"function": "exact"},
     },
 }

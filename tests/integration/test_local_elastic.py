@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from configs import settings
+from support.configs import settings
 
 from cli.places import local
 from cluster_tasks.local.plan import ray_folder

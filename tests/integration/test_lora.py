@@ -12,7 +12,7 @@ import peft
 import pytest
 import ray
 import torch
-from configs import here, settings
+from support.configs import here, settings
 from transformers import AutoModelForCausalLM
 
 from trainer import export, models, runs, train_ppo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from configs import here, settings
+from support.configs import here, settings
 from transformers import AutoModelForSequenceClassification
 
 from trainer import models, train_ppo

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import ray
 from ray.cluster_utils import Cluster
-from ray_actors import local_ray
+from support.ray_actors import local_ray
 
 from cluster_tasks.node.ports import port_answers
 from cluster_tasks.node.ray import ray_command

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 
-import played_cloud
 import pytest
 import yaml
-from dstack_server import Running, running
+from support import played_cloud
+from support.dstack_server import Running, running
 
 from cluster_tasks.node.ports import free_port
 from infra.dstack_resources.client import Client, when_free

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from ranks import learn, together
+from support.ranks import learn, together
 
 
 def values(steps: list[dict[str, float]], name: str) -> list[float]:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recipe_stand_ins
 from pyarrow import Table, parquet
+from support import recipe_stand_ins
 
 from cluster_tasks.node.ports import free_port
 from lab.copied import copy_project

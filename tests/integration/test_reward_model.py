@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from configs import settings
+from support.configs import settings
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoModelForSequenceClassification, GPT2Config, PreTrainedTokenizerFast
 

@@ -9,7 +9,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from ray_actors import when
+from support.ray_actors import when
 
 from lab.waiting import wait_for
 from trainer.cluster.actors import free_port

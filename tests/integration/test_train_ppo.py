@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import ray
-from configs import here, settings
-from ray_actors import stop_process, until_gone, when
+from support.configs import here, settings
+from support.ray_actors import stop_process, until_gone, when
 
 from trainer import export, runs, train_ppo, weights
 from trainer.cluster.actors import RunError
@@ -167,7 +167,7 @@ def test_a_rollout_engine_that_is_stopped_is_started_again_and_computes_the_same
 
 
 def test_answers_whose_rewards_fail_are_dropped_and_counted(tiny_model, tmp_path):
-    reward = {"function": "judges:fails_on_odd_lengths", "on_error": "drop"}
+    reward = {"function": "support.judges:fails_on_odd_lengths", "on_error": "drop"}
     assert train_ppo.train(here(settings(tiny_model, reward=reward, trainer={"steps": 3, "eval_prompts": 0})), tmp_path) == 0
     rows = read(tmp_path)
     assert all(0 < row["reward_failed"] < 1 and row["grad_norm"] > 0 and "nan" not in str(row) for row in rows)
@@ -358,7 +358,7 @@ def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_reward_that_hangs(tiny_
     monkeypatch.syspath_prepend(str(tmp_path))
     reached = tmp_path / "reached"
     stopper = when(reached.exists, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    reward = {"function": "hanging:loop", "args": {"reached": str(reached)}, "timeout": 300}
+    reward = {"function": "support.hanging:loop", "args": {"reached": str(reached)}, "timeout": 300}
     begun = time.monotonic()
     assert train_ppo.train(settings(tiny_model, reward=reward, trainer={"eval_prompts": 0}), tmp_path / "run") == STOPPED
     assert time.monotonic() - begun < 200

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import ray
-from configs import here, settings
-from ray_actors import until_gone
+from support.configs import here, settings
+from support.ray_actors import until_gone
 
 from lab.waiting import wait_for
 from trainer import train_ppo

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import ray
-from configs import settings
-from ray_actors import local_ray, when
-from talks import CHARACTERS, CHATML, Talk, with_template
+from support.configs import settings
+from support.ray_actors import local_ray, when
+from support.talks import CHARACTERS, CHATML, Talk, with_template
 
 from trainer import environments, train_ppo
 from trainer.cluster.actors import RunError

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from trainer.configs.sections import Only
 from trainer.errors import ConfigError
 
-# The words of stacks/load.py, of which nothing is imported here; tests/unit/test_settings_errors.py holds both to one table.
+# The words of stacks/load.py, of which nothing is imported here; tests/unit/stacks/test_settings_errors.py holds both to one table.
 BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}", "pattern": "matching {}"}
 TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 PLURALS = {"an integer": "integers", "a number": "numbers", "text": "text", "a map of settings": "maps of settings"}

@@ -2,7 +2,7 @@
 
 Weights, gradients and optimizer as ZeRO counts them (https://arxiv.org/abs/1910.02054), with what DeepSpeed adds to it. Activations by
 the method of https://arxiv.org/abs/2205.05198: what each operation keeps for the backward pass, here of the models that transformers
-has today (RMSNorm, gated MLP). tests/unit/test_memory_measured.py holds both against what torch allocates.
+has today (RMSNorm, gated MLP). tests/unit/trainer/plan/test_memory_measured.py holds both against what torch allocates.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from dstack_place import Place
-from dstack_server import Running, running
+from support.dstack_place import Place
+from support.dstack_server import Running, running
 
 
 @pytest.fixture(scope="package")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from dstack_place import SPOT
 from pulumi.runtime import rpc
+from support.dstack_place import SPOT
 
 from infra.dstack_resources.client import Client, DstackRefused, connect
 from infra.dstack_resources.spec import plan

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dstack_place import SPOT
+from support.dstack_place import SPOT
 
 from infra.dstack_resources.client import Client, DstackRefused, when_free
 from infra.dstack_resources.spec import plan

@@ -6,7 +6,7 @@ import boto3
 import pytest
 from dstack.api import Client as Dstacks
 from dstack.api import Task
-from dstack_place import SECONDS, SPOT, Place
+from support.dstack_place import SECONDS, SPOT, Place
 
 from infra.dstack_resources.client import DstackRefused, wait
 from stacks.dstack_api import ResourcesSpec

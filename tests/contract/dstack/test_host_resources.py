@@ -6,7 +6,7 @@ import sqlite3
 from typing import Any
 
 import pytest
-from dstack_place import Place
+from support.dstack_place import Place
 
 from infra.dstack_resources.client import DstackRefused
 from infra.dstack_resources.fleet import MachinesProvider

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dstack_server import Running
+from support.dstack_server import Running
 
 from cluster_tasks.node.ports import free_port
 from infra.dstack_resources import backend

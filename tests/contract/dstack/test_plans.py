@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from dstack.api import Client
-from dstack_server import Running
+from support.dstack_server import Running
 
 from cluster_tasks.ray import NODE_AGENT
 from infra.dstack_resources.backend import BackendProvider

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-import recipe_stand_ins
+from support import recipe_stand_ins
 
 from lab.dstack.hosts import NETWORK
 from lab.dstack.lab import Lab

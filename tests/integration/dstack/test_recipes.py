@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import recipe_stand_ins
+from support import recipe_stand_ins
 
 from lab.dstack.lab import Lab
 

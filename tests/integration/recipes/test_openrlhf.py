@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from trainer_environments import ROOT, python_with
+from support.trainer_environments import ROOT, python_with
 
 from cluster_tasks.recipes.openrlhf import RECIPES, flags
 from cluster_tasks.recipes.openrlhf_flags import LISTS, SWITCHES

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from trainer_environments import python_with
+from support.trainer_environments import python_with
 
 from cluster_tasks.recipes.job.__main__ import first_line
 from cluster_tasks.recipes.recipe import Place

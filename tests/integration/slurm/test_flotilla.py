@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import recipe_stand_ins
 import yaml
+from support import recipe_stand_ins
 
 from lab.copied import copy_project
 from lab.slurm.cluster import SYSTEM_PATH, Cluster

@@ -1,0 +1,63 @@
+"""Ranks of the policy as processes of their own, without Ray: what they compute together is held against what one computes alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.configs import settings
+
+from trainer import models
+from trainer.cluster.actors import free_port
+from trainer.data.packing import Sequence, select
+from trainer.objectives.aggregation import denominators, part
+from trainer.online.roles import roles_of
+from trainer.ranks.worker import Worker
+
+SEQUENCES = [Sequence([3, 4], [5, 6]), Sequence([3, 4, 5], [6, 7, 8, 9, 10, 11, 4, 4, 4, 4, 4, 1])]
+
+
+def together(function: Callable[..., Any], world: int, *args: Any, seconds: float = 120) -> list[Any]:
+    """What each of `world` processes returns of function(rank, world, port, *args); they wait for each other, so each has one."""
+    port = free_port()
+    with ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool:
+        calls = [pool.submit(function, rank, world, port, *args) for rank in range(world)]
+        return [call.result(seconds) for call in calls]
+
+
+def learn(
+    rank: int, world: int, port: int, path: str, shares: list[list[int]], changes: dict[str, Any], chunk: int | None = None, times: int = 1
+) -> list[dict[str, float]]:
+    """What three steps on this rank's share of SEQUENCES say, and `kept`: bytes that the first keeps for its backward pass.
+
+    `chunk` bounds the elements of a chunk of logits; answers are repeated so many `times`.
+    """
+    sequences = [Sequence(s.prompt_ids, [*s.response_ids] * times) for s in SEQUENCES]
+    models.CHUNK_ELEMENTS = chunk or models.CHUNK_ELEMENTS
+    config = settings(Path(path), **changes)
+    role = roles_of(config)[0]
+    worker = Worker(config, role, rank, world, path, 1)
+    worker.start("127.0.0.1", port)
+    lengths_E = torch.tensor([len(s.response_ids) for s in sequences])
+    episode_N, mine = torch.arange(len(sequences)).repeat_interleave(lengths_E), shares[rank]
+    mask_N = torch.ones(len(episode_N))
+    counts = part(denominators(mask_N, episode_N, len(sequences)), mine)
+    tokens_N = {"mask": mask_N, "rollout": torch.zeros(len(mask_N)), "advantages": torch.linspace(-1, 2, len(mask_N))}
+    where = select(lengths_E, mine)
+    given: Any = ([sequences[i] for i in mine], {name: values[where] for name, values in tokens_N.items()}, counts, 1)
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        first = worker.optimizer_step(*given)
+    own = sum(parameter.numel() * parameter.element_size() for parameter in worker.lm.parameters())
+    rest = [worker.optimizer_step(*given) for _ in range(2)]
+    return [{**step, "kept": sum(kept.values()) - own} for step in (first, *rest)]

@@ -1,0 +1,263 @@
+"""What the rendered scripts say, what the agent makes of Slurm's words, and dstack's backend for Slurm."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import socket
+import subprocess
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, FLEETS, PODMAN, PYXIS, SHARED_NODES, STACKS, changed_stack, stack
+
+from cluster_tasks import ray, slurm
+from cluster_tasks.node.checks import one_list_of_gpus
+from cluster_tasks.node.network import resolve
+from cluster_tasks.node.ray import ray_command
+from cluster_tasks.node.settings import read_settings
+from infra import publish
+from infra.slurm import build as site
+from stacks.dstack_api import FleetConfiguration, SlurmBackendFileConfigWithCreds, TaskConfiguration, parse_apply_configuration
+from stacks.load import parse
+from stacks.site import Site
+
+ROOT = Path(__file__).parents[3]
+
+
+# The scripts
+
+
+def text(base: dict[str, Any], name: str = "ray-ppo.sbatch") -> str:
+    return slurm.scripts(stack(base), Site())[name]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_scripts_are_bash_in_which_shellcheck_finds_nothing(name, tmp_path):
+    for file, script in slurm.scripts(stack(STACKS[name]), Site()).items():
+        (tmp_path / file).write_text(script)
+        subprocess.run(["bash", "-n", tmp_path / file], check=True)
+        if shutil.which("shellcheck"):
+            found = subprocess.run(["shellcheck", tmp_path / file], capture_output=True, text=True, check=False)
+            assert found.returncode == 0, found.stdout
+        assert "sleep" not in script
+    if not shutil.which("shellcheck"):
+        pytest.skip("shellcheck is not installed; `make test-hosts` installs it as root")
+
+
+def test_a_job_on_two_nodes_fits_on_one_screen_and_the_stack_on_fifteen_lines():
+    assert len(text(BARE).splitlines()) <= 50
+    lines = (slurm_file := ROOT / "stacks/Pulumi.slurm.yaml").read_text().splitlines()
+    assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 15, slurm_file
+
+
+def test_the_allocation_is_what_the_stack_says():
+    options = {line.removeprefix("#SBATCH --") for line in text(BARE).splitlines() if line.startswith("#SBATCH")}
+    assert {
+        "partition=gpu",
+        "account=team",
+        "nodes=2",
+        "ntasks-per-node=1",
+        "cpus-per-task=96",
+        "gpus-per-node=h100:8",
+        "time=24:00:00",
+        "mem=0",
+    } <= options
+    assert {"exclusive", "requeue", "signal=B:USR1@300", "open-mode=append"} <= options
+    options = {line.removeprefix("#SBATCH --") for line in text(SHARED_NODES).splitlines() if line.startswith("#SBATCH")}
+    assert {"mem=65536M", "no-requeue", "constraint=ib", "reservation=week", "mail-user=me@example.com", "mail-type=FAIL"} <= options
+    assert not {"exclusive", "mem=0"} & options
+
+
+def test_a_job_may_save_for_as_long_as_its_notice_lets_it():
+    """But for a minute in which Slurm may be late. The agent and Ray wait for it as long."""
+    wanted = stack(changed_stack(BARE, "slurm.notice", 1800))
+    for script, flags in ((script, words(script, "agent")) for script in slurm.scripts(wanted, Site()).values()):
+        assert "#SBATCH --signal=B:USR1@1800\n" in script
+        assert read_settings([*flags, "--rank=0", "--addresses=10.0.0.1"], {}).stop_timeout == 1740
+    assert ray.runtime_env(wanted, Site())["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "1740"}
+
+
+@pytest.mark.parametrize(
+    ("word", "types", "asked"),
+    [
+        (None, {}, "h100:8"),  # rendered on a machine without sinfo
+        (None, {"gpus": "nvidia_h100_80gb_hbm3"}, "nvidia_h100_80gb_hbm3:8"),
+        (None, {"gpus": ""}, "8"),  # the cluster names no types
+        ("H100-SXM", {}, "H100-SXM:8"),
+        ("any", {}, "8"),
+    ],
+)
+def test_gpus_are_asked_for_by_the_clusters_word_for_their_model(word, types, asked):
+    base = changed_stack(BARE, "slurm.gpu_type", word) if word else BARE
+    assert f"#SBATCH --gpus-per-node={asked}\n" in slurm.scripts(stack(base), Site(gpu_types=types))["ray-ppo.sbatch"]
+
+
+def test_gpus_without_a_model_are_asked_for_by_their_number():
+    assert "#SBATCH --gpus-per-node=8\n" in text(changed_stack(BARE, "fleets.0.gpu", {"count": 8}))
+
+
+def test_a_cluster_of_two_fleets_is_a_job_of_two_components():
+    """Each with its own nodes; the agent of each node with its own CPUs and resources, and all nodes' GPUs."""
+    script = text(FLEETS)
+    first, second = script.partition("\n\n")[0].split("#SBATCH hetjob\n")
+    assert [word for word in ("partition=gpu", "nodes=2", "cpus-per-task=96", "gpus-per-node=h100:8", "signal=") if word not in first] == []
+    assert [word for word in ("partition=old", "nodes=1", "gpus-per-node=v100:4", "time=24:00:00", "exclusive") if word not in second] == []
+    assert "cpus-per-task" not in second and "signal" not in second
+    agents = [words(script, array) for array in ("agent", "agent1")]
+    assert [read_settings([*flags, "--rank=0", "--addresses=a,b,c"], {}).node_gpus for flags in agents] == [[8, 8, 4], [8, 8, 4]]
+    assert [flags[flags.index("--resources") + 1] for flags in agents] == ['{"h100": 8.0}', '{"v100": 4.0}']
+    assert ["--num-cpus" in flags for flags in agents] == [True, False]
+
+
+def test_a_fleets_own_words_win_over_the_allocations():
+    base = changed_stack(BARE, "fleets.0.slurm", {"partition": "old", "qos": "high", "constraint": "ib&h100", "sbatch": ["--exclude=n7"]})
+    options = {line.removeprefix("#SBATCH --") for line in text(base).splitlines() if line.startswith("#SBATCH")}
+    assert {"partition=old", "qos=high", "constraint=ib&h100", "exclude=n7", "account=team"} <= options
+    assert "partition=gpu" not in options
+
+
+def test_modules_come_before_setup_and_setup_before_the_agent():
+    script = text(changed_stack(SHARED_NODES, "slurm.setup", [". ~/venv/bin/activate"]))
+    assert script.index("module load cuda/12.8\n") < script.index(". ~/venv/bin/activate\n") < script.index("agent=(")
+
+
+def test_ports_are_pinned_on_whole_nodes_and_searched_on_shared_ones():
+    assert "port=6379 dashboard=8265\n" in text(BARE)
+    assert "--pin-ports" in text(BARE)
+    assert "--pin-ports" not in text(SHARED_NODES)
+    assert "port=$(free " in text(SHARED_NODES)
+
+
+def test_on_shared_nodes_a_port_that_somebody_listens_on_is_passed_over():
+    [free] = [line for line in text(SHARED_NODES).splitlines() if line.startswith("free()")]
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = subprocess.run(["bash", "-c", f"{free}\nfree {port}"], capture_output=True, text=True, check=True, timeout=30)
+    assert int(found.stdout) > port
+
+
+def test_a_value_left_to_the_shell_is_asked_for_and_stands_nowhere():
+    script = text(DOCKER)
+    assert '[ "${HF_TOKEN+set}" ] || fail "HF_TOKEN is not set where you submit"' in script
+    assert "--env=HF_TOKEN\n" in script.replace(" ", "\n")  # by name
+    assert "export FLOTILLA_RUNS=/shared/me RAY_AUTH_MODE=token" in script
+
+
+def words(script: str, array: str) -> list[str]:
+    """What bash makes of an array of the script that starts a node's agent: the agent's flags."""
+    whole = re.search(rf"^{array}=\(.*?\)$", script, re.DOTALL | re.MULTILINE)
+    assert whole, array
+    bash = f'port=1 dashboard=2 build=build devices=()\n{whole[0]}\nprintf "%s\\n" "${{{array}[@]}}"'
+    made = subprocess.run(["bash", "-c", bash], capture_output=True, text=True, check=True, timeout=30).stdout.splitlines()
+    return made[made.index("build/node") + 1 :]
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_the_agent_takes_the_command_that_bash_makes_of_the_script(name):
+    nodes = "10.0.0.1,10.0.0.2,10.0.0.3"
+    settings = read_settings([*words(text(STACKS[name]), "agent"), "--rank=0", f"--addresses={nodes}"], {})
+    assert (settings.port, settings.dashboard_port, settings.num_cpus) == (1, 2, STACKS[name]["fleets"][0].get("cpus"))
+
+
+AMD_WORDS = [
+    "--device=/dev/kfd",
+    "--device=/dev/dri",
+    "--cap-add=SYS_PTRACE",
+    "--security-opt=seccomp=unconfined",
+    "--network=host",
+    "--ipc=host",
+    "--ulimit=memlock=-1",
+    '"--volume=/data:/data"',
+    '"--volume=/shared/me:/shared/me"',
+    '"--volume=$PWD:$PWD"',
+    "rocm/verl:1.0",
+]
+
+
+def test_docker_gets_amds_devices_and_no_privileges():
+    script = text(DOCKER)
+    assert [word for word in AMD_WORDS if word not in script] == []
+    assert "--privileged" not in script
+    assert "--gpus=" not in script
+    assert "GPU_MAX_HW_QUEUES=2" in script
+
+
+def test_each_runtime_gets_its_own_words():
+    assert "--device=nvidia.com/gpu=all" in text(PODMAN)
+    assert "|| echo keep-id)" in text(PODMAN)
+    assert "--gpus=all" in text(PODMAN | {"slurm": {"container": "docker"}})
+    assert "--container-image=rocm/verl:1.0" in text(PYXIS)
+    assert '"--container-mounts=$PWD:$PWD,/shared/me:/shared/me,/data:/data"' in text(PYXIS)
+    assert "apptainer exec --rocm " in text(APPTAINER)
+    assert " --nv " in text(APPTAINER | {"fleets": BARE["fleets"]})
+    assert "--shm-size=64g" in text(DOCKER | {"task": DOCKER["task"] | {"shm_size": "64GB"}})
+
+
+# The agent
+
+
+@pytest.mark.parametrize(
+    ("found", "network", "address"),
+    [
+        (["fd00::1", "10.0.0.1"], None, "10.0.0.1"),
+        (["fd00::1"], None, "fd00::1"),
+        (["10.0.0.1", "fd00::1"], "fd00::/8", "fd00::1"),
+        (["10.0.0.1", "192.168.0.1"], "192.168.0.0/16", "192.168.0.1"),
+    ],
+)
+def test_a_node_is_known_by_its_ipv4_address_unless_it_has_none_or_a_network_is_named(found, network, address, monkeypatch):
+    entries = [(None, None, None, "", (ip, 0)) for ip in found]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: entries)
+    assert resolve("n1", ip_network(network) if network else None) == address
+
+
+def test_an_ipv6_head_stands_in_brackets_before_its_port():
+    worker = read_settings(["--rank", "1", "--addresses", "fd00::1,fd00::2"], {})
+    assert "--address=[fd00::1]:6379" in ray_command(worker)
+
+
+# The agent on AMD's nodes
+
+AMD_ENV = {"ROCR_VISIBLE_DEVICES": "4,5", "CUDA_VISIBLE_DEVICES": "4,5", "GPU_DEVICE_ORDINAL": "4,5"}
+
+
+def test_amds_gpus_are_named_once_and_nvidias_are_left_alone(tmp_path):
+    amd, nvidia = dict(AMD_ENV), dict(AMD_ENV)
+    one_list_of_gpus(amd, kfd=tmp_path)
+    one_list_of_gpus(nvidia, kfd=tmp_path / "absent")
+    assert amd == {"HIP_VISIBLE_DEVICES": "4,5"}
+    assert nvidia == AMD_ENV
+
+
+# dstack's backend
+
+
+def test_dstack_reads_its_definitions_of_a_slurm_cluster_as_they_are_meant():
+    wanted = stack(DSTACK)
+    texts = publish.rendered(wanted, Site(backends=(site.backend(wanted),)))
+    assert sorted(texts) == sorted(publish.file_names(wanted))
+    [project] = yaml.safe_load(texts["server-config.yml"])["projects"]
+    [cluster] = SlurmBackendFileConfigWithCreds.model_validate(without_keys(project["backends"][0])).clusters
+    assert (cluster.name, cluster.user, cluster.hostname) == ("test", "me", "login.example.com")
+    assert cluster.gpu_partitions and (cluster.gpu_partitions[0].gpu, cluster.gpu_partitions[0].partitions) == ("H100", ["gpu"])
+    fleet = parse_apply_configuration(yaml.safe_load(texts["gpus.fleet.dstack.yml"]))
+    assert isinstance(fleet, FleetConfiguration) and fleet.nodes and (fleet.nodes.min, fleet.nodes.max) == (0, 2)
+    task = parse_apply_configuration(yaml.safe_load(texts["ray-cluster.dstack.yml"]))
+    assert isinstance(task, TaskConfiguration) and task.nodes_num == 2
+    assert not task.volumes  # dstack mounts none under Slurm
+
+
+def test_dstack_places_runs_in_the_partition_that_the_fleet_itself_names():
+    base = changed_stack(changed_stack(DSTACK, "slurm.partition", ...), "fleets.0.slurm", {"partition": "big"})
+    backend = site.backend(parse("test", {f"flotilla:{key}": value for key, value in base.items()}))
+    assert backend["clusters"][0]["gpu_partitions"] == [{"gpu": "H100", "partitions": ["big"]}]
+
+
+def without_keys(backend: dict[str, Any]) -> dict[str, Any]:
+    """dstack reads the private key from its file, which is nobody's here."""
+    assert [cluster["private_key"] for cluster in backend["clusters"]] == [{"path": "~/.ssh/id"}]
+    return backend | {"clusters": [cluster | {"private_key": {"content": "key"}} for cluster in backend["clusters"]]}

@@ -1,0 +1,348 @@
+"""Agents that know nothing of training talk with a policy: by clients of OpenAI and Anthropic, and as programs of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from support.talks import CHARACTERS, CHATML, TOOL, Talk, with_template
+from transformers import PreTrainedTokenizerFast
+
+from trainer import environments
+from trainer.environments.policy import LimitReached, Limits, Misuse, Policy
+from trainer.environments.runner import Asked, Job, Runner
+from trainer.episodes import Prompt, Turn
+from trainer.errors import ConfigError
+from trainer.models import character_tokenizer
+from trainer.rewards.terms import Reward
+
+CALL = '<tool_call>{"name":"add","arguments":{"a":1}}</tool_call>'  # without the blanks that the template would write
+ADD = TOOL["function"]
+LOUD = {"temperature": 0.3, "top_p": 0.9}  # which the run's settings decide
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    return with_template(character_tokenizer(CHARACTERS), CHATML)
+
+
+async def by_openai(policy: Policy, **more: Any) -> list[Any]:
+    """A tool is called and its result told, as OpenAI's documentation has it."""
+    async with policy.endpoint() as api, openai.AsyncOpenAI(base_url=api.url, api_key=api.key, max_retries=0) as client:
+        messages: list[Any] = [{"role": "system", "content": "hm"}, {"role": "user", "content": [{"type": "text", "text": "1+1"}]}]
+        first = await client.chat.completions.create(model="any", messages=messages, tools=[TOOL], max_tokens=80, **LOUD, **more)  # type: ignore[arg-type]
+        choice = first.choices[0]
+        [call] = choice.message.tool_calls or []
+        assert json.loads(call.function.arguments) == {"a": 1}  # type: ignore[union-attr]
+        messages += [choice.message, {"role": "tool", "content": "2", "tool_call_id": call.id}]
+        second = await client.chat.completions.create(model="any", messages=messages, tools=[TOOL], **more)  # type: ignore[arg-type]
+        assert second.usage
+        usage = second.usage.prompt_tokens, second.usage.completion_tokens
+        return [choice.finish_reason, choice.message.content, second.choices[0].finish_reason, second.choices[0].message.content, usage]
+
+
+async def by_responses(policy: Policy) -> list[Any]:
+    """The same by OpenAI's Responses API."""
+    async with policy.endpoint() as api, openai.AsyncOpenAI(base_url=api.url, api_key=api.key, max_retries=0) as client:
+        said: list[Any] = [{"role": "user", "content": [{"type": "input_text", "text": "1+1"}]}]
+        tools: list[Any] = [{"type": "function", **ADD, "strict": True}]
+        first = await client.responses.create(model="any", instructions="hm", input=said, tools=tools, max_output_tokens=80)
+        [call] = [item for item in first.output if item.type == "function_call"]
+        assert json.loads(call.arguments) == {"a": 1}
+        said += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "2"}]
+        second = await client.responses.create(model="any", instructions="hm", input=said, tools=tools)
+        assert second.usage and second.incomplete_details
+        usage = second.usage.input_tokens, second.usage.output_tokens
+        return [first.status, first.output_text, second.incomplete_details.reason, second.output_text, usage]
+
+
+async def by_anthropic(policy: Policy) -> list[Any]:
+    """The same as Anthropic's has it."""
+    async with policy.endpoint() as api, anthropic.AsyncAnthropic(base_url=api.origin, api_key=api.key, max_retries=0) as client:
+        messages: list[Any] = [{"role": "user", "content": "1+1"}]
+        tools: list[Any] = [{"name": "add", "input_schema": ADD["parameters"]}]
+        first = await client.messages.create(model="any", system="hm", messages=messages, tools=tools, max_tokens=80)
+        [call] = [block for block in first.content if block.type == "tool_use"]
+        assert call.input == {"a": 1}
+        result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "2"}]}
+        messages += [{"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+        second = await client.messages.create(model="any", system="hm", messages=messages, tools=tools, max_tokens=80)
+        texts = ["".join(block.text for block in message.content if block.type == "text") for message in (first, second)]
+        usage = second.usage.input_tokens, second.usage.output_tokens
+        return [first.stop_reason, texts[0], second.stop_reason, texts[1], usage]
+
+
+@pytest.mark.parametrize(
+    ("talk", "reasons"),
+    [
+        (by_openai, ("tool_calls", "length")),
+        (by_responses, ("completed", "max_output_tokens")),
+        (by_anthropic, ("tool_use", "max_tokens")),
+    ],
+    ids=["openai", "responses", "anthropic"],
+)
+def test_clients_of_all_lengthen_one_sequence_of_the_tokens_that_were_written(tokenizer, talk, reasons):
+    told: list[Any] = []
+
+    async def listening(policy: Policy) -> None:
+        told.extend(await talk(policy))
+
+    made = Talk(tokenizer, f"hm {CALL}", "2...", turn_tokens=90)
+    [sequence] = made.run(listening)
+    assert f"[system]hm<eos>\n[user]1+1<eos>\n[assistant]|hm {CALL}<eos>|\n[tool]2<eos>\n[assistant]|2|" in sequence
+    assert told == [reasons[0], "hm", reasons[1], "2", (len(made.requests[1].token_ids), 1)]
+    assert made.requests[0].max_tokens == 80
+
+
+@pytest.mark.parametrize("stream", ["openai", "responses", "anthropic"])
+def test_answers_come_as_streams_too(tokenizer, stream):
+    async def talk(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            if stream == "openai":
+                client = openai.AsyncOpenAI(base_url=api.url, api_key=api.key)
+                tools: Any = [{**TOOL, "function": {**ADD, "strict": True}}]
+                messages: Any = [{"role": "user", "content": "1"}]
+                async with client.chat.completions.stream(model="any", messages=messages, tools=tools) as events:
+                    whole = await events.get_final_completion()
+                calls: Any = whole.choices[0].message.tool_calls
+                assert (whole.choices[0].message.content, json.loads(calls[0].function.arguments)) == ("hm", {"a": 1})
+            elif stream == "responses":
+                client = openai.AsyncOpenAI(base_url=api.url, api_key=api.key)
+                async with client.responses.stream(model="any", input="1", tools=[{"type": "function", **ADD, "strict": True}]) as happened:  # type: ignore[list-item]
+                    answer: Any = await happened.get_final_response()
+                assert answer.output_text == "hm" and json.loads(answer.output[1].arguments) == {"a": 1}
+            else:
+                other = anthropic.AsyncAnthropic(base_url=api.origin, api_key=api.key)
+                tools = [{"name": "add", "input_schema": ADD["parameters"]}]
+                async with other.messages.stream(
+                    model="any", max_tokens=90, messages=[{"role": "user", "content": "1"}], tools=tools
+                ) as events:
+                    message: Any = await events.get_final_message()
+                assert [block.type for block in message.content] == ["text", "tool_use"] and message.content[1].input == {"a": 1}
+
+    Talk(tokenizer, f"hm {CALL}", turn_tokens=90).run(talk)
+
+
+async def refused(policy: Policy, path: str = "/chat/completions", key: str = "", **body: Any) -> tuple[int, str]:
+    import aiohttp
+
+    async with policy.endpoint() as api, aiohttp.ClientSession() as session:
+        given = {"messages": [{"role": "user", "content": "1"}], "model": "any", "max_tokens": 9, **body}
+        headers = {"Authorization": f"Bearer {key or api.key}"}
+        async with session.post(f"{api.url}{path}", json=given, headers=headers) as answer:
+            told = await answer.json()
+    return answer.status, told["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ({"n": 2}, r"n: 2; ask 2 times for 2 answers"),
+        ({"logprobs": True}, r"logprobs: the run keeps them"),
+        ({"response_format": {"type": "json_object"}}, r"response_format: text alone"),
+        ({"tool_choice": "required"}, r"tool_choice: 'required'; the policy chooses: auto or none"),
+        ({"messages": []}, r"messages: a list of at least one message"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            r"content of user: 'image_url'; the policy reads text alone",
+        ),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{"}}]}]}, "f are no JSON"),
+        ({"messages": [{"role": "tool", "tool_calls": [{}]}]}, r"the request is not understood: KeyError\('id'\)"),
+        ({"path": "/responses", "input": []}, r"input: a text, or a list of at least one item"),
+        ({"path": "/responses", "input": "1", "previous_response_id": "r"}, r"previous_response_id: nothing is kept between requests"),
+        ({"path": "/responses", "input": "1", "tools": [{"type": "web_search"}]}, r"tools: 'web_search'; functions alone"),
+        ({"path": "/responses", "input": "1", "tool_choice": "required"}, r"tool_choice: 'required'; the policy chooses"),
+        ({"path": "/responses", "input": "1", "text": {"format": {"type": "json_schema"}}}, r"text.format: text alone"),
+        ({"path": "/responses", "input": [{"type": "item_reference", "id": "1"}]}, r"input: an item of type 'item_reference'"),
+        (
+            {"path": "/responses", "input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            r"'input_image'; the policy",
+        ),
+        ({"path": "/messages", "tool_choice": {"type": "any"}}, r"tool_choice: 'any'"),
+        ({"path": "/messages", "thinking": {"type": "enabled"}}, r"thinking: 'enabled'"),
+        ({"path": "/messages", "tools": [{"type": "web_search", "name": "web"}]}, r"tools: 'web' has no input_schema"),
+        ({"path": "/messages", "messages": [{"role": "user", "content": [{"type": "image"}]}]}, r"'image'; the policy reads text alone"),
+    ],
+)
+def test_what_the_policy_cannot_do_is_refused_by_name(tokenizer, body, text):
+    async def talk(policy: Policy) -> None:
+        status, told = await refused(policy, **body)
+        assert status == 400
+        assert re.search(text, told), told
+
+    Talk(tokenizer).run(talk)
+
+
+def test_a_key_is_good_for_its_episode_while_that_is_open(tokenizer):
+    async def talk(policy: Policy) -> None:
+        assert await refused(policy, key="guessed") == (401, "this key is of no episode that is played now")
+        status, told = await refused(policy, path="/embeddings")
+        assert status == 404 and told.startswith("POST /v1/embeddings: not here; there are POST /v1/chat/completions, POST /v1/responses")
+        async with policy.endpoint() as api:
+            client = openai.AsyncOpenAI(base_url=api.url, api_key=api.key, max_retries=0)
+            assert [model.id async for model in client.models.list()] == ["policy"]
+        with pytest.raises(openai.AuthenticationError):
+            await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "1"}])
+
+    Talk(tokenizer).run(talk)
+
+
+def test_an_agent_that_fails_at_a_limit_has_reached_it_and_one_that_goes_on_has_not(tokenizer):
+    seen = []
+
+    async def goes_on(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            client = openai.AsyncOpenAI(base_url=api.url, api_key=api.key)
+            ask: Any = {"model": "any", "messages": [{"role": "user", "content": "1"}]}
+            await client.chat.completions.create(**ask)
+            try:
+                await client.chat.completions.create(**ask)
+            except openai.BadRequestError as error:
+                seen.append(error.code)
+                if policy.metrics["fails"]:
+                    raise
+
+    Talk(tokenizer, "2", turns=1).run(goes_on)
+    talk = Talk(tokenizer, "2", turns=1)
+    talk.policy.metrics["fails"] = 1
+    with pytest.raises(LimitReached, match=r"1 turns are over \(environment.max_turns\)"):
+        asyncio.run(goes_on(talk.policy))
+    assert seen == ["context_length_exceeded"] * 2
+
+
+def test_tools_that_the_template_leaves_out_end_the_run_even_where_the_agent_goes_on(tokenizer):
+    async def talk(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            client = openai.AsyncOpenAI(base_url=api.url, api_key=api.key)
+            with pytest.raises(openai.BadRequestError):
+                await client.chat.completions.create(model="any", messages=[{"role": "user", "content": "1"}], tools=[TOOL])  # type: ignore[list-item]
+
+    with pytest.raises(Misuse, match="template leaves tools out"):
+        asyncio.run(talk(Talk(with_template(tokenizer, CHATML.replace("[tools]{{ tools | tojson }}<eos>\n", "")), "2").policy))
+
+
+# Programs
+
+PROGRAM = """
+    import json, os, sys, urllib.request
+    row = json.load(sys.stdin)
+    def ask(text):
+        body = json.dumps({"model": os.environ["OPENAI_MODEL"], "messages": [{"role": "user", "content": text}]}).encode()
+        headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+        request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
+        return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
+"""
+
+
+def program(tmp_path: Path, text: str) -> list[str]:
+    file = tmp_path / "agent.py"
+    file.write_text(textwrap.dedent(PROGRAM) + textwrap.dedent(text))
+    return [sys.executable, str(file)]
+
+
+def played(tokenizer: PreTrainedTokenizerFast, seconds: float = 20, texts: tuple[str, ...] = ("2",), **args: Any) -> Any:
+    """What one episode of the environment `agent` comes to, in a runner as a run has it."""
+    function = environments.resolve("agent", args)
+    runner = Runner(Reward("agent", function, batched=False, awaited=True), tokenizer, Limits(9, 50, 500, seconds))
+    runner.begin([Job((0, 0), Prompt(0, [5], {"prompt": "1", "answer": "2"}), 7)])
+    said = iter(texts)
+
+    def turn(asked: Asked) -> Turn:
+        ids: Any = tokenizer(next(said) + "<eos>", add_special_tokens=False)["input_ids"]
+        return Turn(ids, [-0.5] * len(ids), "stop")
+
+    while True:
+        asked, ended = runner.advance(whole=True)
+        if ended:
+            return ended[0]
+        runner.answer({each.name: turn(each) for each in asked})
+
+
+def test_a_program_asks_and_its_last_line_is_the_reward(tokenizer, tmp_path):
+    command = program(tmp_path, "said = ask(row['prompt']); print('said', said); print(0.5 if said == row['answer'] else 0)")
+    ended = played(tokenizer, command=command)
+    assert (ended.reward, ended.mistake) == (0.5, None)
+    assert [spoken.said for spoken in ended.sequences] == ["2"]
+
+
+def test_what_a_program_prints_may_be_scored_by_a_reward_function(tokenizer, tmp_path):
+    command = program(tmp_path, "print(ask(row['prompt']))")
+    assert played(tokenizer, command=command, reward="exact").reward == 1
+    assert played(tokenizer, command=command, reward="exact", texts=("3",)).reward == 0
+    assert played(tokenizer, command=command, reward="format_regex", reward_args={"pattern": "[0-9]"}).reward == 1
+
+
+def test_a_program_sees_no_secret_of_the_run_and_the_same_seed_again(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    monkeypatch.setenv("SEARCH_KEY", "given")
+    said = "e = os.environ; print(json.dumps([e.get('WANDB_API_KEY'), e.get('SEARCH_KEY'), e['MODE'], int(e['FLOTILLA_EPISODE_SEED'])]))"
+    command = program(tmp_path, said)
+    results = [played(tokenizer, command=command, pass_env=["SEARCH_KEY"], env={"MODE": "fast"}).mistake.text for _ in range(2)]
+    assert results[0] == results[1]
+    assert results[0].startswith("returned [None, 'given', 'fast', ")
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("print('?', file=sys.stderr); sys.exit(3)", r"python\S* ended with exit code 3: \?"),
+        ("print('done')", r"its last line is 'done'; a number or an object of terms, in JSON, is needed \(or args.reward\)"),
+        ("", r"its last line is ''; a number"),
+        ("print('{\"right\": 1}')", r"returned the terms right, which have no weights; set reward.weights"),
+    ],
+)
+def test_a_program_that_fails_has_a_reason(tokenizer, tmp_path, text, mistake):
+    ended = played(tokenizer, command=program(tmp_path, text))
+    assert ended.reward == 0
+    assert ended.mistake is not None and re.search(mistake, ended.mistake.text), ended.mistake
+
+
+def test_a_program_that_hangs_is_ended_with_all_that_it_started(tokenizer, tmp_path):
+    file = tmp_path / "pid"
+    text = f"import subprocess; child = subprocess.Popen(['sleep', '60']); open({str(file)!r}, 'w').write(str(child.pid)); child.wait()"
+    begin = time.monotonic()
+    ended = played(tokenizer, seconds=3, command=program(tmp_path, text))
+    assert ended.mistake.text == "did not end within 3 s (environment.timeout)"
+    assert time.monotonic() - begin < 30
+    child = Path(f"/proc/{int(file.read_text())}/stat")
+    for _ in range(100):
+        if not child.exists() or child.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.1)
+    else:
+        pytest.fail("its child goes on")
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        ({"command": "python agent.py"}, r"environment\.args\.command: 'python agent\.py'; a list of words is needed"),
+        ({"command": []}, r"environment\.args\.command: \[\]; a list of words is needed"),
+        (
+            {"command": ["no-such-agent"]},
+            r"environment\.args\.command: no-such-agent: no such program on PATH, or below the working directory",
+        ),
+        ({"command": ["sh"], "cwd": "/no/such"}, r"environment\.args\.cwd: /no/such: no such folder"),
+        ({"command": ["sh"], "pass_env": ["NO_SUCH_KEY"]}, r"environment\.args\.pass_env: NO_SUCH_KEY: not set where the run starts"),
+        ({"command": ["sh"], "reward": "exakt"}, r"environment\.args.*exakt.*did you mean 'exact'"),
+        (
+            {"command": ["sh"], "reward": "overlong", "reward_args": {"max_length": 9, "buffer": 1}},
+            r"overlong looks at more than text and row",
+        ),
+        ({"comand": ["sh"]}, r"environment\.args: missing a required argument: 'command'"),
+    ],
+)
+def test_a_program_that_cannot_be_started_is_refused_before_the_run(args, text):
+    os.environ.pop("NO_SUCH_KEY", None)
+    with pytest.raises(ConfigError, match=text):
+        environments.check("agent", args, {"prompt": "1", "answer": "2"})
