@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from offline_runs import train_here
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, BATCH = 4, 8
@@ -65,6 +66,7 @@ trainer.train()
 print("LOSSES", json.dumps([(row["loss"], row["grad_norm"]) for row in trainer.state.log_history if "loss" in row]))
 """.replace("STEPS", str(STEPS)).replace("BATCH", str(BATCH))
 
+OWN = ("model.tokenizer=null", "trainer.eval_prompts=0")
 slow = partial(pytest.param, marks=pytest.mark.slow)
 pytestmark = pytest.mark.skipif(not find_spec("trl"), reason="TRL is not installed")
 
@@ -80,8 +82,8 @@ def run(*words: str, runs: Path) -> str:
 def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     """A model of one output, so that both sides begin with the same head."""
     runs = tmp_path_factory.mktemp("head")
-    recipe = ["-m", "trainer.train_rm", "--config", "trainer/recipes/demo-rm.yaml", *OURS, f"model.path={tiny_model}"]
-    run(*recipe, "run.name=head", "model.tokenizer=null", "trainer.eval_prompts=0", "trainer.steps=1", "optim.lr=1.0e-9", runs=runs)
+    recipe = ["--config", "trainer/recipes/demo-rm.yaml", *OURS, f"model.path={tiny_model}"]
+    train_here("rm", runs, *recipe, *OWN, "run.name=head", "trainer.steps=1", "optim.lr=1.0e-9")
     return runs / "head" / "model"
 
 
@@ -98,8 +100,8 @@ def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Pa
 )
 def test_losses_and_gradients_are_trls(tiny_model, classifier, tmp_path, name, ours, theirs):
     model = classifier if name == "rm" else tiny_model
-    recipe = ["-m", f"trainer.train_{name}", "--config", f"trainer/recipes/demo-{name}.yaml", *OURS, f"model.path={model}", *ours]
-    run(*recipe, "run.name=ours", "model.tokenizer=null", "trainer.eval_prompts=0", runs=tmp_path)
+    recipe = ["--config", f"trainer/recipes/demo-{name}.yaml", *OURS, f"model.path={model}", *ours]
+    train_here(name, tmp_path, *recipe, *OWN, "run.name=ours")
     rows = [json.loads(line) for line in (tmp_path / "ours" / "metrics.jsonl").read_text().splitlines()]
     printed = run("-c", THEIRS, name, str(model), str(tmp_path / "theirs"), json.dumps(theirs), runs=tmp_path)
     expected = json.loads(printed.partition("LOSSES ")[2].partition("\n")[0])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from offline_runs import train_here
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -28,11 +29,25 @@ SETTINGS = [
 
 
 def train(runs: Path, name: str, ranks: int, *settings: str) -> list[dict[str, float]]:
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())] if ranks > 1 else []
-    command = [sys.executable, *launch, "-m", "trainer.train_sft", *SETTINGS, f"run.name={name}", *settings]
-    env = os.environ | {"FLOTILLA_RUNS": str(runs)}
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = [*SETTINGS, f"run.name={name}", *settings]
+    if ranks == 1:
+        train_here("sft", runs, *words)
+    else:
+        launch = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            "--master-port",
+            str(free_port()),
+            "-m",
+            "trainer.train_sft",
+        ]
+        env = os.environ | {"FLOTILLA_RUNS": str(runs)}
+        done = subprocess.run(
+            [sys.executable, *launch, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
 
 

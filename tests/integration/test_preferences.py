@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from offline_runs import train_here
 from transformers import AutoModelForSequenceClassification
 
+from trainer import export
 from trainer.cluster.actors import free_port
 from trainer.data.tasks import sorted_pairs
 from trainer.models import character_tokenizer
@@ -43,8 +45,11 @@ ALONE = ["algorithm.loss=kto", "data.path=trainer.data.tasks:labelled_answers", 
 
 def command(name: str, ranks: int, *settings: str) -> list[str]:
     launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", str(free_port())] if ranks > 1 else []
-    recipe = ["-m", f"trainer.train_{name}", "--config", f"trainer/recipes/demo-{name}.yaml"]
-    return [sys.executable, *launch, *recipe, *SETTINGS, *settings]
+    return [sys.executable, *launch, "-m", f"trainer.train_{name}", *words(name, *settings)]
+
+
+def words(name: str, *settings: str) -> list[str]:
+    return ["--config", f"trainer/recipes/demo-{name}.yaml", *SETTINGS, *settings]
 
 
 def train(runs: Path, name: str, ranks: int, *settings: str) -> subprocess.CompletedProcess[str]:
@@ -59,7 +64,7 @@ def done(result: subprocess.CompletedProcess[str]) -> None:
 def _begun(runs: Path, name: str, whole: str, settings: list[str]) -> None:
     """A run that nobody disturbed; those that several tests look at are there already."""
     if not (runs / whole).exists():
-        done(train(runs, name, 1, f"run.name={whole}", *settings))
+        train_here(name, runs, *words(name, f"run.name={whole}", *settings))
 
 
 def metrics(run: Path) -> list[dict]:
@@ -70,13 +75,13 @@ def metrics(run: Path) -> list[dict]:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("runs")
     for name, *more in (("rm",), ("dpo",), ("rm", "model.lora.rank=4", "run.name=rm-adapters")):
-        done(train(folder, name, 1, f"run.name={name}", *more))
+        train_here(name, folder, *words(name, f"run.name={name}", *more))
     return folder
 
 
 def test_dpo_compares_with_a_reference_of_its_own(runs):
     sft = ["data.path=trainer.data.tasks:sort_digits", "trainer.eval_prompts=0"]
-    done(train(runs, "sft", 1, "run.name=other", "trainer.steps=2", *sft))
+    train_here("sft", runs, *words("sft", "run.name=other", "trainer.steps=2", *sft))
     for ranks, name in ((1, "referred"), (2, "referred-by-two")):
         done(train(runs, "dpo", ranks, f"run.name={name}", "algorithm.reference=run:other", "trainer.steps=2"))
     names = ("dpo", "referred", "referred-by-two")
@@ -138,7 +143,7 @@ def test_a_run_that_was_killed_resumes_to_the_same_numbers(runs, name, whole, se
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert len(metrics(runs / killed)) < 9
-    done(train(runs, name, 1, f"run.name={killed}", *settings))
+    train_here(name, runs, *words(name, f"run.name={killed}", *settings))
     compare = [sys.executable, "-m", "trainer.compare", runs / whole, runs / killed]
     compared = subprocess.run(compare, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert compared.returncode == 0, compared.stdout
@@ -164,8 +169,7 @@ def test_the_exported_reward_model_says_what_its_evaluation_said(runs):
 @pytest.mark.parametrize(("run", "settings"), [("rm", []), ("rm-adapters", []), ("rm-frozen-head", ["model.freeze=[score]"])])
 def test_a_checkpoint_of_a_reward_model_is_exported_as_one(runs, tmp_path, run, settings):
     _begun(runs, "rm", run, settings)
-    export = [sys.executable, "-m", "trainer.export", str(runs / run), "--output", str(tmp_path / "model")]
-    done(subprocess.run(export, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False))
+    assert export.main([str(runs / run), "--output", str(tmp_path / "model")]) == 0
     ours, theirs = (AutoModelForSequenceClassification.from_pretrained(f).state_dict() for f in (tmp_path / "model", runs / run / "model"))
     assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
 
