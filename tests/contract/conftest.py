@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import boto3
 import pytest
@@ -17,7 +18,7 @@ from support.aws_api import REGION
 from support.edits import put
 from support.plans import rendered
 
-from infra.preview import Plan, plan
+from infra.preview import Plan, main, plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +59,33 @@ def files(planned: Callable[[str], Plan]) -> Callable[[str], dict[str, str]]:
     """The rendered files of a stack; the node agent, beside them, is a copy of a folder in git."""
 
     return lambda name: rendered(planned(name))
+
+
+class Said(NamedTuple):
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Preview = Callable[..., Said]
+
+
+@pytest.fixture
+def preview(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Preview:
+    """What `python -m infra.preview ARGUMENTS` does in a project's folder, in this process; what is printed goes to no terminal."""
+
+    def run(folder: Path, *arguments: str, **environment: str) -> Said:
+        with monkeypatch.context() as here:
+            here.chdir(folder)
+            for name, value in environment.items():
+                here.setenv(name, value)
+            capsys.readouterr()
+            code = main([*arguments])
+            gc.enable()  # a program that ends soon does without it
+            said = capsys.readouterr()
+            return Said(code, said.out, said.err)
+
+    return run
 
 
 # AWS

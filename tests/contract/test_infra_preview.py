@@ -33,12 +33,6 @@ def project(tmp_path):
     return tmp_path
 
 
-def preview(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    # -P: the folder's own infra/ must not take the place of the installed package.
-    command = [sys.executable, "-P", "-m", "infra.preview", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-
-
 def edit(project: Path, stack: str, change) -> None:
     file = project / f"stacks/Pulumi.{stack}.yaml"
     content = yaml.safe_load(file.read_text())
@@ -47,7 +41,7 @@ def edit(project: Path, stack: str, change) -> None:
 
 
 @pytest.mark.parametrize("name", load.names(ROOT))
-def test_every_stack_is_planned_and_its_files_are_written(project, name):
+def test_every_stack_is_planned_and_its_files_are_written(project, name, preview):
     done = preview(project, name)
     assert done.returncode == 0, done.stderr
     first = done.stdout.splitlines()[0]
@@ -61,19 +55,19 @@ def test_every_stack_is_planned_and_its_files_are_written(project, name):
     assert last in done.stdout.splitlines()[-1]  # of a cloud nothing is there yet
 
 
-def test_the_plan_nests_resources_below_their_component(project):
+def test_the_plan_nests_resources_below_their_component(project, preview):
     tree = preview(project, "local").stdout.splitlines()
     assert tree[1].startswith("└── + Publication local")
     assert tree[2].startswith("    └── + Token ")
 
 
-def test_no_line_is_cut_where_no_terminal_sets_a_width(project):
+def test_no_line_is_cut_where_no_terminal_sets_a_width(project, preview):
     lines = [line for line in preview(project, "gcp-dev", "--no-prices").stdout.splitlines() if " IAMMember " in line]
     assert len(lines) == 3
     assert all(" role=" in line for line in lines)
 
 
-def test_checkpoints_that_nodes_do_not_share_are_warned_of(project):
+def test_checkpoints_that_nodes_do_not_share_are_warned_of(project, preview):
     assert "warnings" not in plan("onprem", project).outputs
     edit(project, "onprem", lambda config: config.update({"flotilla:checkpoints": {"kind": "instance"}}))
     [warning] = plan("onprem", project).outputs["warnings"]
@@ -85,7 +79,7 @@ def test_checkpoints_that_nodes_do_not_share_are_warned_of(project):
     assert "warning" not in preview(project, "onprem").stdout  # one node finds its own folder again
 
 
-def test_json_is_the_plan_and_holds_no_token(project):
+def test_json_is_the_plan_and_holds_no_token(project, preview):
     done = preview(project, "onprem", "--json")
     planned = json.loads(done.stdout)
     assert {"stack": planned["stack"], "folder": planned["outputs"]["folder"]} == {"stack": "onprem", "folder": "build/onprem"}
@@ -95,7 +89,7 @@ def test_json_is_the_plan_and_holds_no_token(project):
     assert [resource["name"] for resource in planned["resources"] if resource["type"].endswith(":Token")] == ["ray.token"]
 
 
-def test_a_second_run_keeps_the_token_and_drops_fleets_that_are_gone(project):
+def test_a_second_run_keeps_the_token_and_drops_fleets_that_are_gone(project, preview):
     preview(project, "onprem")
     folder = project / "build/onprem"
     token = (folder / "ray.token").read_text()
@@ -107,7 +101,7 @@ def test_a_second_run_keeps_the_token_and_drops_fleets_that_are_gone(project):
     assert (folder / "notes.txt").exists()
 
 
-def test_an_unknown_stack_ends_with_2_and_the_names_that_there_are(project):
+def test_an_unknown_stack_ends_with_2_and_the_names_that_there_are(project, preview):
     done = preview(project, "locl")
     assert done.returncode == 2
     there_are = ", ".join(load.names(ROOT))
@@ -115,7 +109,7 @@ def test_an_unknown_stack_ends_with_2_and_the_names_that_there_are(project):
     assert not done.stdout
 
 
-def test_a_mistake_ends_with_2_and_one_line_and_writes_nothing(project):
+def test_a_mistake_ends_with_2_and_one_line_and_writes_nothing(project, preview):
     edit(project, "local", lambda config: config["flotilla:fleets"][0].update(nodes="x"))
     done = preview(project, "local")
     assert done.returncode == 2
@@ -124,7 +118,7 @@ def test_a_mistake_ends_with_2_and_one_line_and_writes_nothing(project):
     assert not (project / "build").exists()
 
 
-def test_errors_of_types_rules_and_machine_types_are_printed_in_one_round(project):
+def test_errors_of_types_rules_and_machine_types_are_printed_in_one_round(project, preview):
     def change(config):
         config["flotilla:fleets"] = [{"name": "more", "nodes": "x", "machine": "p5", "cpus": 0}, config["flotilla:fleets"][0]]
         config["flotilla:fleets"][1].update(cpus=64, image="ami-0123456789abcdef0")
@@ -145,7 +139,7 @@ def test_errors_of_types_rules_and_machine_types_are_printed_in_one_round(projec
     assert None not in said and not (project / "build").exists()
 
 
-def test_more_gpus_than_this_machine_has_are_refused_with_both_numbers(project):
+def test_more_gpus_than_this_machine_has_are_refused_with_both_numbers(project, preview):
     edit(project, "local", lambda config: config["flotilla:fleets"][0].update(nodes=2, gpu={"count": 512}))
     done = preview(project, "local")
     assert done.returncode == 2
@@ -154,7 +148,7 @@ def test_more_gpus_than_this_machine_has_are_refused_with_both_numbers(project):
     assert not (project / "build").exists()
 
 
-def test_outside_of_a_project_it_says_so(tmp_path):
+def test_outside_of_a_project_it_says_so(tmp_path, preview):
     done = preview(tmp_path, "local")
     assert done.returncode == 2
     assert done.stderr.startswith("no Pulumi.yaml in ")

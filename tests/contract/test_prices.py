@@ -8,8 +8,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 import threading
 import time
 import zipfile
@@ -294,26 +292,19 @@ def project(tmp_path):
     return folder
 
 
-def preview(folder: Path, *arguments: str, **environment: str) -> str:
-    command = [sys.executable, "-P", "-m", "infra.preview", *arguments]
-    done = subprocess.run(command, cwd=folder, env=os.environ | environment, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_the_preview_shows_prices_or_that_they_are_not_known(project, tmp_path):
+def test_the_preview_shows_prices_or_that_they_are_not_known(project, tmp_path, preview):
     (tmp_path / "aws.csv").write_text(text("aws", [*OFFERS, NODE]))
     known = {"GPUHUNT_CATALOG_DIR": str(tmp_path)}
-    said = preview(project, "aws-dev", **known)
+    said = preview(project, "aws-dev", **known).stdout
     assert "  cost: gpus: 2 x g6.8xlarge: at most 1.50 USD an hour, 1,095 a month\n" in said
     assert "  cost: control node: 1 x t3.small: 0.02 USD an hour, 15 a month\n" in said
     more = "NAT gateway, gateway endpoint, key, what is in the bucket, disks, requests and traffic"
     assert f"  cost: not counted: {more}\n" in said
-    assert json.loads(preview(project, "aws-dev", "--json", **known))["cost"]["monthly"] == pytest.approx(1095 + 14.6)
-    offline = preview(project, "aws-dev")
+    assert json.loads(preview(project, "aws-dev", "--json", **known).stdout)["cost"]["monthly"] == pytest.approx(1095 + 14.6)
+    offline = preview(project, "aws-dev").stdout
     assert re.search(r"  cost: gpus: 2 x g6\.8xlarge: at most [\d.]+ USD an hour", offline)
     assert re.search(rf"  cost: list prices of \d{{4}}-\d\d-\d\d; today's could not be had: {NOT_HAD}\n", offline)
-    assert "cost" not in preview(project, "local")
+    assert "cost" not in preview(project, "local").stdout
 
 
 @pytest.mark.parametrize(
