@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from trainer.cluster.actors import RunError
 from trainer.environments.pool import Environments, Lost
 from trainer.environments.runner import Asked, Ended, Job, Key, Name
 from trainer.episodes import Episode, Prompt, Turn
-from trainer.rewards.terms import Mistake
 
 
 @dataclass
@@ -119,17 +117,13 @@ class Playing:
 
     def _lost(self, number: int, table: Table, lost: Lost) -> None:
         """The episode that it hangs in has failed; others begin anew, in another process."""
-        self.pool.replace(number)
         table.deaths += lost.died
-        if table.deaths > 1:
-            raise RunError(f"{self.pool.name}: {lost}, again") from lost
+        failed, fresh = self.pool.replace(number, lost, table.deaths, table.jobs)
         self.wanted = deque(each for each in self.wanted if each[0] != number)
         self.asked = {name: each for name, each in self.asked.items() if each[0] != number}
-        guilty = [] if lost.died else [table.jobs[lost.key]] if lost.key in table.jobs else [*table.jobs.values()]
-        for job in guilty:
-            self._end(table, Ended(job.key, 0.0, {}, [], {}, Mistake(0, str(lost), late=True)))
-        table.fresh, table.turns, table.unwanted, table.call = [*table.jobs.values()], {}, [], None
-        print(f"{self.pool.name} {lost}; {len(table.fresh)} episodes of that process begin anew", flush=True)
+        for each in failed:
+            self._end(table, each)
+        table.fresh, table.turns, table.unwanted, table.call = fresh, {}, [], None
 
     def _end(self, table: Table, ended: Ended) -> None:
         if table.jobs.pop(ended.key, None):

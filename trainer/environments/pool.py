@@ -77,11 +77,21 @@ class Environments:
         share = {"CPU": self.config.environment.cpus, **self.config.environment.resources}
         return self.launcher.start(EnvironmentActor, self.config, self.model_path, share=share, threads=1, beside=("where",))
 
-    def replace(self, number: int) -> None:
-        """Another process in place of one that hangs or has died."""
+    def replace(self, number: int, lost: Lost, deaths: int, jobs: dict[Key, Job]) -> tuple[list[Ended], list[Job]]:
+        """Another process in place of one that hangs or has died with `jobs`: the episode that hangs has failed, the others begin anew.
+
+        All have failed where nobody knows which one hangs. Raises RunError where it is not the first of `deaths`.
+        """
         self.launcher.end(self.processes[number])
         self.started.discard(number)
         self.processes[number] = self._process()
+        if deaths > 1:
+            raise RunError(f"{self.name}: {lost}, again") from lost
+        guilty = [] if lost.died else [jobs[lost.key]] if lost.key in jobs else [*jobs.values()]
+        fresh = [job for job in jobs.values() if job not in guilty]
+        if fresh:
+            print(f"{self.name} {lost}; {len(fresh)} episodes of that process begin anew", flush=True)
+        return [Ended(job.key, 0.0, {}, [], {}, Mistake(0, str(lost), late=True)) for job in guilty], fresh
 
     def close(self) -> None:
         for process in self.processes:
@@ -215,21 +225,13 @@ class Rounds:
 
     def _advanced(self, number: int, ref: Any) -> Progress:
         """What a process says of its episodes. Where it hangs, the episode that it is in has failed, and others begin anew."""
-        jobs = self.jobs[number]
         try:
             return self.pool.get(number, ref, self.pool.patience(number))
         except Lost as error:
-            lost = error
-        self.pool.replace(number)
-        self.deaths += lost.died
-        if self.deaths > 1:
-            raise RunError(f"{self.pool.name}: {lost}, again") from lost
-        guilty = [] if lost.died else [jobs[lost.key]] if lost.key in jobs else [*jobs.values()]
-        failed = [Ended(job.key, 0.0, {}, [], {}, Mistake(0, str(lost), late=True)) for job in guilty]
-        self.fresh[number] = [job for job in jobs.values() if job not in guilty]
+            self.deaths += error.died
+            failed, self.fresh[number] = self.pool.replace(number, error, self.deaths, self.jobs[number])
         if not self.fresh[number]:
             return [], failed
-        print(f"{self.pool.name} {lost}; {len(self.fresh[number])} episodes of that process begin anew", flush=True)
         asked, ended = self._advanced(number, self._advance(number))
         return asked, [*failed, *ended]
 
