@@ -12,13 +12,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager, nullcontext, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer import preflight
 from trainer.cli import exits_cleanly, parse
+from trainer.cli.streams import stdout_is_stderr
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 
@@ -74,8 +75,12 @@ def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
     return config.model_copy(update={key: getattr(config, key).model_copy(update=values) for key, values in alone.items()})
 
 
+ASIDE = ExitStack()  # with --json, what else than the numbers is printed, by imports too
+
 if __name__ == "__main__":  # errors are reported before the seconds that torch takes to import
     ARGS, REST = arguments(sys.argv[1:])
+    if ARGS.json:
+        ASIDE.enter_context(stdout_is_stderr())
     with exits_cleanly():
         CONFIG = read(ARGS, REST)
 
@@ -114,7 +119,8 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
         environments.check_template(spec, config.environment.args, first.row, tokenizer, config.data.template)
     sampling = partial(from_server, config, args) if args.endpoint else partial(from_engines, config)
     found: dict[str, dict[str, float]] = {}
-    with sampling() as sample, scorer_of(config) as scorer, args.out.open("w") if args.out else nullcontext() as out:
+    first_rows = [prompt.row for prompt in next(iter(sets.values()))[:ROWS_SAID]]
+    with sampling() as sample, scorer_of(config, first_rows) as scorer, args.out.open("w") if args.out else nullcontext() as out:
         for name, prompts in sets.items():
             begin = time.perf_counter()
             episodes = sample(prompts)
@@ -297,12 +303,13 @@ def table(config: PpoConfig, found: dict[str, dict[str, float]]) -> Table:
 def main(config: PpoConfig, args: argparse.Namespace) -> int:
     """Exit codes: 0 done, 1 failed, 2 a mistake in settings, data or paths."""
     try:
-        with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        with stdout_is_stderr() if args.json else nullcontext():
             found = run(config, args)
     except (RunError, TimeoutError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     if args.json:
+        ASIDE.close()
         print(json.dumps({name or "held out": numbers for name, numbers in found.items()}))
     else:
         Console().print(table(config, found))

@@ -11,8 +11,9 @@ import difflib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from trainer.data import rows
 from trainer.errors import ConfigError
 
 LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
+LOOKED_AT = 1000  # rows of a set whose answers are read before anything starts
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations of models
@@ -176,7 +178,45 @@ def reward(config: PpoConfig) -> list[str]:
         columns = sorted(set.intersection(*each))  # of every row, whatever its source
     except ConfigError:  # `data` reports it
         columns = []
-    return _lines(rewards.resolve_all, config.reward.functions(), config.reward.term_weights(), columns)
+    wrong = _lines(rewards.resolve_all, config.reward.functions(), config.reward.term_weights(), columns)
+    if wrong:
+        return wrong
+    resolved = resolved_paths(config)
+    sets = {f"data.mix.{name}" if name else "": data for name, data in resolved.data.sources().items()}
+    sets |= {f"evals.{name}": data for name, data in resolved.eval_data().items()}
+    wrong = [line for name, data in sets.items() for line in _lines(_check_answers, name, data, config)]
+    return wrong or _lines(_try_reward, config, next(iter(sets.values())))
+
+
+def _check_answers(section: str, data: DataConfig, config: PpoConfig) -> None:
+    """Whether the built-in rewards can compare with the answers of the first rows."""
+    functions = config.reward.functions()
+    for where, columns in _first_rows(data, LOOKED_AT) if rewards.reads_answers(functions) else ():
+        try:
+            rewards.check_answer(functions, columns)
+        except ValueError as error:
+            names = ", ".join(spec for spec, _ in functions.values())
+            with rows.of_set(section):
+                raise ConfigError(f"data.answer: {where}: {error}; mend the row, or choose another reward than {names}") from error
+
+
+def _try_reward(config: PpoConfig, data: DataConfig) -> None:
+    from trainer.rewards.trial import try_out
+
+    for _, columns in _first_rows(data, 1):
+        try_out(config.reward, columns)
+
+
+def _first_rows(data: DataConfig, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """As rewards get them; none where `data` has something to say."""
+    try:
+        for where, columns in islice(rows.read_rows(data), count):
+            if data.answer in columns:
+                yield where, {**columns, "answer": columns[data.answer]}
+            elif count == 1:
+                yield where, columns
+    except ConfigError:
+        return
 
 
 def sinks(config: Config) -> list[str]:

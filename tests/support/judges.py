@@ -199,3 +199,71 @@ def asks_step(episodes, *, step):
 
 def needs_group(text, row, *, group):
     return float(group)
+
+
+def odd(text, row):
+    from decimal import Decimal
+
+    import numpy
+
+    numbers = {"decimal": Decimal("0.5"), "array of one": numpy.array(0.5), "int64": numpy.int64(2), "bool_": numpy.bool_(True)}
+    others = {"huge": 10**400, "longer than Python writes": 10**5000, "none": None, "nan": float("nan"), "inf": float("-inf")}
+    return {**numbers, **others, "complex": 1j, "text": "good", "list": [1.0], "array": numpy.array([1.0, 2.0])}[text]
+
+
+@batched
+def odd_group(episodes):
+    return [odd(e.text, {}) for e in episodes]
+
+
+def takes_its_answer(text, row):
+    row["seen"].append(text)
+    return float(row.pop("answer") == text and row["seen"] == [text])
+
+
+@batched
+def takes_all_answers(episodes):
+    return [float(e.prompt.row.pop("answer") == e.text) for e in episodes]
+
+
+def runs_a_loop(text, row):
+    return asyncio.run(asyncio.sleep(0, float(text == "a")))
+
+
+def runs_in_its_loop(text, row):
+    return asyncio.get_event_loop().run_until_complete(asyncio.sleep(0, float(text == "a")))
+
+
+async def sleeps(text, row):
+    await asyncio.sleep(0)
+    return 1.0
+
+
+@batched
+async def sleeps_for_all(episodes):
+    await asyncio.sleep(0)
+    return [1.0] * len(episodes)
+
+
+def shouts(text, row):
+    print("hello")
+    os.write(1, b"hello")
+    subprocess.run(["echo", "hello"], check=True)
+    return 1.0
+
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+    return {"score": float(solution_str == ground_truth and extra_info["index"] == 3 and data_source == "own/set") + bonus, "acc": True}
+
+
+async def compute_score_later(data_source, solution_str, ground_truth, extra_info):
+    await asyncio.sleep(0)
+    return float(solution_str == ground_truth)
+
+
+def compute_scores(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
+    return [{"score": float(s == g)} for s, g in zip(solution_strs, ground_truths, strict=True)]
+
+
+def old_score(solution_str, ground_truth, method="strict"):
+    return float(solution_str == ground_truth and method == "flexible")

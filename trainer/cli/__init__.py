@@ -15,7 +15,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from trainer.cli import yaml_io
 from trainer.cli.help import allowed_at, find, is_map, may_be_null, print_settings, settings, show, within
 from trainer.cli.paths import derived_name, resolved_paths
+from trainer.cli.streams import stdout_is_stderr
 from trainer.configs.base import Check
 from trainer.configs.sections import Config, Rule, broken_rules, unread, value_of, values_read
 from trainer.errors import NO_SPACE, ConfigError, reasons
@@ -77,11 +78,13 @@ def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check]
         raise SystemExit(0)
     errors += [line for lines in wrong.values() for line in lines]
     errors += [_explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(_touches(key, wrong) for key in rule.keys)]
-    for check in checks if args.print_config else (*checks, *before_start):
-        for line in check(config):
-            key = re.split("[=:]", line)[0]
-            if not _touches(key, wrong):
-                errors.append(f"{_source(model, key, sources)}: {line}" if _is_setting(model, key) else line)
+    looked_at = checks if args.print_config else (*checks, *before_start)
+    with stdout_is_stderr() if args.print_config else nullcontext():  # what a person's own modules print is no setting
+        found = [line for check in looked_at for line in check(config)]
+    for line in found:
+        key = re.split("[=:]", line)[0]
+        if not _touches(key, wrong):
+            errors.append(f"{_source(model, key, sources)}: {line}" if _is_setting(model, key) else line)
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     name = config.run.name or derived_name(config, Path(args.config or prog.rpartition(".")[2]).stem)

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainer.configs.data import DataConfig
 from trainer.configs.ppo import PpoConfig
-from trainer.data.rows import column, no_rows, of_set, read_rows
+from trainer.data.rows import column, is_of_verl, no_rows, of_set, read_rows
 from trainer.data.tokens import remembered
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -80,6 +80,8 @@ def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool,
     rows = list(islice(read_rows(config), first))
     if not rows:
         raise no_rows(config)
+    if is_of_verl(rows[0][1]) and config.answer == "answer":
+        print(f"data.path: {config.path} has verl's rows; the answer is reward_model.ground_truth", flush=True)
     asked = [column(columns, config.prompt, "data.prompt", where) for where, columns in rows]
     places = [where for where, _ in rows]
     ids = remembered(asked, lambda: _recipe(config, tokenizer), lambda: _ids(asked, places, config, tokenizer))

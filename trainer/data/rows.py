@@ -78,7 +78,14 @@ def _function(spec: str, args: dict[str, Any]) -> Iterator[tuple[str, Row]]:
 def _row(row: Any, where: str) -> Row:
     if not isinstance(row, dict):
         raise ConfigError(f"data.path: {where}: a row is a JSON object of columns, not a {type(row).__name__}")
-    return row
+    return {**row, "answer": row["reward_model"]["ground_truth"]} if is_of_verl(row) else row
+
+
+def is_of_verl(row: Row) -> bool:
+    """Whether its answer is reward_model.ground_truth, as in the data sets of verl."""
+    model = row.get("reward_model")
+    truth = model.get("ground_truth") if isinstance(model, dict) else None
+    return truth is not None and ("answer" not in row or row["answer"] is truth)
 
 
 def column(row: Row, name: str, setting: str, where: str) -> Any:

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 from trainer.cli.import_path import check_args, find
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
-from trainer.rewards import arguments, golds, gym, mathematics, numerals
+from trainer.rewards import arguments, code_tests, golds, gym, mathematics, numerals, verl
 from trainer.rewards.model import reward_model
 from trainer.rewards.programs import code
 from trainer.rewards.remote import http, judge
@@ -58,6 +58,7 @@ READ: dict[str, Callable[[dict[str, Any]], str]] = {
     **dict.fromkeys(("exact", "digits_share", "contains"), golds.read),
     "numeric": numerals.read,
     "math_verify": mathematics.read,
+    "code": code_tests.read,
 }
 Functions = Mapping[str, tuple[str, dict[str, Any]]]  # a name or package.module:function, and its arguments, by the section that names it
 F = TypeVar("F", bound=Callable[..., Any])
@@ -87,6 +88,11 @@ def needs_answer(*specs: str) -> bool:
     return any(spec in NEED_ANSWER for spec in specs)
 
 
+def reads_answers(functions: Functions) -> bool:
+    """Whether one of these has something to say about the answers of rows."""
+    return any(spec in READ for spec, _ in functions.values())
+
+
 def check_answer(functions: Functions, row: dict[str, Any]) -> None:
     """Raises ValueError where a built-in cannot compare with the answer of this row. Cheap: mathematics is looked at as text."""
     for spec, _ in functions.values():
@@ -98,6 +104,8 @@ def readings(functions: Functions, rows: Iterable[Mapping[str, Any]]) -> list[st
     """What the built-ins make of the answers of these rows, a line for each."""
     found = []
     for section, (spec, _) in functions.items():
+        if ":" in spec and (names := verl.named(find(spec, f"{section}.function"))):
+            found.append(f"{section}: {spec} has verl's signature; it gets {', '.join(names)} of the answer and its row")
         for number, row in enumerate(rows if spec in READ else ()):
             try:
                 said = READ[spec]({**row})
@@ -137,7 +145,7 @@ def resolve(spec: str, args: dict[str, Any], columns: Collection[str] = (), sect
     """
     setting = f"{section}.function"
     if ":" in spec:
-        function = find(spec, setting)
+        function = verl.adapted(find(spec, setting))
     elif spec in REWARDS:
         function = REWARDS[spec]
     else:
@@ -172,9 +180,8 @@ def _with_own_rows(function: Callable[..., Any], takes_episodes: bool) -> Callab
     """A person's function, which may change the row that it gets: the other answers to its prompt, and other terms, have it too."""
 
     def of_episodes(episodes: list[Episode], **given: Any) -> Any:
-        rows = copy.deepcopy([e.prompt.row for e in episodes])
-        own = [dataclasses.replace(e, prompt=dataclasses.replace(e.prompt, row=r)) for e, r in zip(episodes, rows, strict=True)]
-        return function(own, **given)
+        prompts = [dataclasses.replace(e.prompt, row=copy.deepcopy(e.prompt.row)) for e in episodes]
+        return function([dataclasses.replace(e, prompt=own) for e, own in zip(episodes, prompts, strict=True)], **given)
 
     def of_answer(text: str, row: dict[str, Any], **given: Any) -> Any:
         return function(text, copy.deepcopy(row), **given)

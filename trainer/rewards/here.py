@@ -55,8 +55,8 @@ class Here:
         self.failed(self.episodes, mistake)
 
 
-def scorer_of(config: PpoConfig) -> AbstractContextManager[Scorer | None]:
-    """None where an environment says what episodes are worth."""
+def scorer_of(config: PpoConfig, rows: Sequence[Mapping[str, Any]] = ()) -> AbstractContextManager[Scorer | None]:
+    """None where an environment says what episodes are worth. `rows` as of `Scorer`."""
     if config.environment.function:
         return nullcontext()
-    return (ScorerHere if config.placement.processes == "one" else Scorer)(config.reward)
+    return (ScorerHere if config.placement.processes == "one" else Scorer)(config.reward, rows)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from trainer.episodes import Episode
 from trainer.rewards.arguments import Count, Natural, Positive, Url, Variable
@@ -25,6 +28,7 @@ async def http(
 ) -> list[Any]:
     """POST {"answers": [{"text", "row", "finished"}, ...]} to `url`, which answers {"rewards": [...]}, one for each in their order.
 
+    A row is sent as JSON: times, decimals and what JSON has not as text, bytes in base64 (of URLs), NaN as null.
     `headers`: header -> name of the environment variable that holds its value, so that no secret is in the settings.
     """
     parts = [episodes[i : i + batch_size] for i in range(0, len(episodes), batch_size)]
@@ -64,7 +68,7 @@ async def _post(url: str, bodies: list[Any], concurrency: int, retries: int, tim
         async with slots:
             for tried in range(retries + 1):
                 try:
-                    async with session.post(url, json=body) as response:
+                    async with session.post(url, data=to_body(body), headers={"Content-Type": "application/json"}) as response:
                         if response.status not in RETRY_STATUS or tried == retries:
                             response.raise_for_status()
                             return await response.json(content_type=None)
@@ -76,6 +80,17 @@ async def _post(url: str, bodies: list[Any], concurrency: int, retries: int, tim
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(timeout), headers=headers) as session:
         return await asyncio.gather(*(ask(session, body) for body in bodies), return_exceptions=True)
+
+
+def to_body(value: Any) -> bytes:
+    """JSON of anything that a row may hold."""
+    known = to_jsonable_python(value, bytes_mode="base64", inf_nan_mode="null", fallback=_plain)
+    return json.dumps(known, allow_nan=False).encode()  # which can write half of a surrogate pair too
+
+
+def _plain(value: Any) -> Any:
+    """Of what pydantic does not know: numpy's values and arrays as Python's, all else as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def _rewards(answer: Any, count: int) -> list[Any]:

@@ -15,6 +15,7 @@ from trainer.rewards import resolve
 from trainer.rewards.programs import code
 
 ADD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
+RUNS = "assert True"  # a test that every program passes which ends
 ECHO = "```py\nimport sys\nfor line in sys.stdin:\n    print(int(line) * 2, end='  \\n')\n```"
 
 
@@ -27,9 +28,9 @@ ECHO = "```py\nimport sys\nfor line in sys.stdin:\n    print(int(line) * 2, end=
         ("```python\nx = 1\n```\nno, rather\n```python\nx = 2\n```", "assert x == 2", 1.0),
         ("x = 3", "assert x == 3", 1.0),
         ("```python\nx = 4", "assert x == 4", 1.0),
-        ("```python\nthis is no Python\n```", "", 0.0),
+        ("```python\nthis is no Python\n```", RUNS, 0.0),
         (ECHO, [{"input": "1\n2\n", "output": "2\n4"}, {"input": "3", "output": "7"}], 0.5),
-        ("```\nimport sys; sys.exit(3)\n```", "", 0.0),
+        ("```\nimport sys; sys.exit(3)\n```", RUNS, 0.0),
         ("x = '\ud800'", "assert len(x) == 1", 1.0),
         ("import sys\nsys.exit(0)", "assert False", 0.0),
         ("import os\nos._exit(0)", "assert False", 0.0),
@@ -39,18 +40,12 @@ def test_the_share_of_tests_that_pass(text, answer, worth):
     assert code(text, {"answer": answer}) == worth
 
 
-@pytest.mark.parametrize("answer", [7, [7], [{"input": "1"}], None])
-def test_tests_of_another_kind_are_an_error(answer):
-    with pytest.raises(TypeError, match=r"row\['answer'\] has the test"):
-        code("x = 1", {"answer": answer})
-
-
 def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path):
     child = "import os, sys, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     file = tmp_path / "pid"
     text = f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {child!r}, {str(file)!r}])\ntime.sleep(600)"
     begun = time.monotonic()
-    assert code(text, {"answer": ""}, seconds=5) == 0.0
+    assert code(text, {"answer": RUNS}, seconds=5) == 0.0
     assert time.monotonic() - begun < 60
     pid = int(file.read_text())
     deadline = time.monotonic() + 30
@@ -60,10 +55,10 @@ def test_a_program_that_never_ends_is_ended_with_all_that_it_started(tmp_path):
 
 
 def test_memory_files_and_output_are_bounded(tmp_path):
-    assert code("x = bytearray(800 << 20)", {"answer": ""}, memory_mb=400) == 0.0
-    assert code("x = bytearray(100 << 20)", {"answer": ""}, memory_mb=400) == 1.0
+    assert code("x = bytearray(800 << 20)", {"answer": RUNS}, memory_mb=400) == 0.0
+    assert code("x = bytearray(100 << 20)", {"answer": RUNS}, memory_mb=400) == 1.0
     large = tmp_path / "large"
-    assert code(f"open({str(large)!r}, 'wb').write(bytes(8 << 20))", {"answer": ""}) == 0.0
+    assert code(f"open({str(large)!r}, 'wb').write(bytes(8 << 20))", {"answer": RUNS}) == 0.0
     assert large.stat().st_size <= 1 << 20
 
 
@@ -124,13 +119,13 @@ def test_in_a_container_it_has_no_network_no_rights_and_nothing_to_write_to(dock
 def test_a_container_that_takes_too_long_or_prints_too_much_is_ended(docker, monkeypatch):
     monkeypatch.setattr("trainer.rewards.containers.START_SECONDS", 2)
     for program in ("import time; time.sleep(600)", "while True: print('x' * 1000)"):
-        assert code(program, {"answer": ""}, seconds=1, image="python:1") == 0.0
+        assert code(program, {"answer": RUNS}, seconds=1, image="python:1") == 0.0
     assert re.findall("^(run|kill) ", docker.read_text(), re.MULTILINE) == ["run", "kill"] * 2
 
 
 def test_an_image_or_engine_that_is_not_there_is_an_error_not_a_wrong_answer(docker, monkeypatch):
     with pytest.raises(RuntimeError, match="no container of missing:1: Error: missing:1: image not known"):
-        code("x = 1", {"answer": ""}, image="missing:1")
+        code("x = 1", {"answer": RUNS}, image="missing:1")
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(ConfigError, match=r"^reward\.args\.image='python:1': .* neither docker nor podman on PATH; install one, or leave"):
         resolve("code", {"image": "python:1"})
