@@ -119,13 +119,13 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
         environments.check_template(spec, config.environment.args, first.row, tokenizer, config.data.template)
     sampling = partial(from_server, config, args) if args.endpoint else partial(from_engines, config)
     found: dict[str, dict[str, float]] = {}
-    first_rows = [prompt.row for prompt in next(iter(sets.values()))[:ROWS_SAID]]
-    with sampling() as sample, scorer_of(config, first_rows) as scorer, args.out.open("w") if args.out else nullcontext() as out:
+    first = next(iter(sets.values()))
+    with sampling() as sample, scorer_of(config, first) as scorer, args.out.open("w") if args.out else nullcontext() as out:
         for name, prompts in sets.items():
             begin = time.perf_counter()
             episodes = sample(prompts)
             if scorer is not None:
-                scorer.score(episodes)
+                scorer.score(episodes, whole=False)
             tokens = sum(sum(e.mask) for e in episodes)
             found[name] = evaluation(episodes, config) | {
                 "prompts": len(prompts),

@@ -183,7 +183,7 @@ def reward(config: PpoConfig) -> list[str]:
         return wrong
     resolved = resolved_paths(config)
     sets = {f"data.mix.{name}" if name else "": data for name, data in resolved.data.sources().items()}
-    sets |= {f"evals.{name}": data for name, data in resolved.eval_data().items()}
+    sets |= {f"evals.{name}": data for name, data in resolved.eval_data().items() if not config.evals[name].is_of_data()}
     wrong = [line for name, data in sets.items() for line in _lines(_check_answers, name, data, config)]
     return wrong or _lines(_try_reward, config, next(iter(sets.values())))
 

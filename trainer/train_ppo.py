@@ -65,8 +65,6 @@ from trainer.runs import held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
 from trainer.runs.stopping import STOPPED, Stopped, Stopping, stop_signals
 
-ROWS_SAID = 3  # of the first prompts: how the reward reads their answers
-
 
 @dataclass
 class Run:
@@ -176,8 +174,8 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     return 0
 
 
-def score(rewards: Scorer | None, folder: Path, episodes: list[Episode], step: int, stopping: Stopping, *, whole: bool = True) -> None:
-    """Their rewards. Raises as `Scorer.score` does."""
+def score(rewards: Scorer | None, folder: Path, episodes: list[Episode], step: int, stopping: Stopping, *, whole: bool = False) -> None:
+    """Their rewards. Raises as `Scorer.score` does; without `whole` all of them may fail, as in one set of several to evaluate on."""
     if rewards is None:  # an environment has said what they are worth
         return
     rewards.score(episodes, step, stopping, whole=whole)
@@ -230,11 +228,10 @@ def _train(config: PpoConfig, folder: Path) -> int:
     if done >= schedule.steps and (folder / "model").exists():
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
-    first_rows = [prompt.row for prompt in prompts[:ROWS_SAID]]
     kind = Continuous if config.rollout.mode == "async" else Batches
     with (
         start(config, folder) as workers,
-        scorer_of(config, first_rows) as rewards,  # may have processes on the cluster
+        scorer_of(config, prompts) as rewards,  # may have processes on the cluster
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         closing(kind(config, workers, loader, partial(score_to_learn, config, rewards, folder))) as producer,

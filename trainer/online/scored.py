@@ -96,12 +96,14 @@ def evaluation(episodes: list[Episode], config: PpoConfig) -> dict[str, float]:
 
 
 def evaluations(by_set: dict[str, list[Episode]], config: PpoConfig) -> dict[str, float]:
-    """Of each set, as eval_reward/NAME; "" is what data holds out. Without that, eval_reward is the mean over the sets."""
+    """Of each set, as eval_reward/NAME; "" is what data holds out. Without that, eval_reward is the mean over the sets that have one: of a
+    set whose answers are all dropped there is none."""
     each = {name: evaluation(episodes, config) for name, episodes in by_set.items()}
     found = {f"{key}/{name}" if name else key: value for name, values in each.items() for key, value in values.items()}
     if "" in by_set:
         return found
-    return {"eval_reward": fmean(values["eval_reward"] for values in each.values()), **found}
+    rewards = [values["eval_reward"] for values in each.values() if "eval_reward" in values]
+    return ({"eval_reward": fmean(rewards)} if rewards else {}) | found
 
 
 def pass_at(passed_P: list[int], samples: int) -> dict[str, float]:

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.configs.ppo import PpoConfig
-from trainer.episodes import Episode
+from trainer.episodes import Episode, Prompt
 from trainer.rewards import load, readings
 from trainer.rewards.scorer import Scorer, deal, set_worth
 from trainer.rewards.terms import Mistake, Scored
 from trainer.rewards.worker import compute
 from trainer.runs.stopping import Stopping
+
+ROWS_SAID = 3  # of the first prompts: how the reward reads their answers
 
 
 class ScorerHere(Scorer):
@@ -55,8 +57,8 @@ class Here:
         self.failed(self.episodes, mistake)
 
 
-def scorer_of(config: PpoConfig, rows: Sequence[Mapping[str, Any]] = ()) -> AbstractContextManager[Scorer | None]:
-    """None where an environment says what episodes are worth. `rows` as of `Scorer`."""
+def scorer_of(config: PpoConfig, prompts: Sequence[Prompt] = ()) -> AbstractContextManager[Scorer | None]:
+    """None where an environment says what episodes are worth. How it reads the first prompts' is printed."""
     if config.environment.function:
         return nullcontext()
-    return (ScorerHere if config.placement.processes == "one" else Scorer)(config.reward, rows)
+    return (ScorerHere if config.placement.processes == "one" else Scorer)(config.reward, [prompt.row for prompt in prompts[:ROWS_SAID]])

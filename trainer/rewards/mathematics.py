@@ -158,6 +158,7 @@ def _parsed(latex: str) -> tuple[Any, ...]:
 
 def _tidied(latex: str) -> str:
     latex = _rewritten(latex.translate(CHARACTERS).replace(r"\varnothing", r"\emptyset").strip())
+    latex = re.sub(r"\\text\s*\{\s*([-$]?[\d.,]+|-)\s*([^{}\d]*)\}", r"\1\\text{\2}", latex).replace(r"\text{}", "")
     latex = re.sub(r"(?<=\d)\.$", "", latex).rstrip("。").strip()
     return re.sub(r"\s+", " ", latex)
 
@@ -222,6 +223,8 @@ def _is_word(word: str, said: str | None, text: str) -> bool:
     if len(word) == 1:
         found = parse(text[-LONGEST:], [StringExtractionConfig(strings=LETTERS, lowercase=False)], parsing_timeout=0)
         return bool(found) and found[0] == word
+    if _letters(text) == _letters(word):
+        return True
     last = text.strip().rpartition("\n")[2]
     return bool(re.search(rf"(?:{ANCHOR.pattern})\W*{re.escape(word)}\W*$", last, re.IGNORECASE))
 

@@ -121,6 +121,15 @@ def test_each_set_is_reported_under_its_name_and_their_mean_where_data_hold_none
     assert evaluations({"": answers(0, 0)} | sets, config) == {"eval_reward": 0, "eval_pass@1": 0, "eval_pass@2": 0} | named
 
 
+def test_a_set_whose_answers_are_all_dropped_has_no_reward():
+    config = PpoConfig.model_validate({"model": {"path": "x"}, "data": {"path": "a:b"}, "reward": {"on_error": "drop"}})
+    failed = answers(0, 0)
+    for episode in failed:
+        episode.failed = True
+    assert evaluations({"a": answers(1, 1), "b": failed}, config) == {"eval_reward": 1, "eval_reward/a": 1}
+    assert evaluations({"a": failed}, config) == {}
+
+
 def test_the_step_line_ends_with_the_sets(tmp_path):
     out = StringIO()
     with Metrics(tmp_path, total=3, console=Console(file=out, width=200)) as metrics:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from typing import Any
 
+import numpy
 import pytest
 from support.json_server import JsonHandler, served
 
@@ -72,3 +75,29 @@ def test_a_judge_is_asked_with_the_template_and_its_last_number_counts(monkeypat
         assert score(batch, "judge", on_error="zero", **args) == [float(len("a:bb {other}")), 0.0]
     assert [e.failed for e in batch] == [False, True]
     assert seen[0][:2] == ("/v1/chat/completions", "Bearer k")
+
+
+def test_a_row_is_sent_as_json_whatever_it_holds():
+    handler, seen = service()
+    values: dict[Any, Any] = {
+        "time": datetime(2026, 1, 2),
+        "day": date(2026, 1, 2),
+        "price": Decimal("1.50"),
+        "raw": b"\xff",
+        "nan": float("nan"),
+    }
+    values |= {
+        "scalar": numpy.float32("inf"),
+        "list": numpy.array([1.0, float("nan")]),
+        "set": {1},
+        "half": "\ud800",
+        (1, 2): complex(1, 2),
+    }
+    batch = [Episode(Prompt(0, [1], values), 0, [Turn([1], [0.0], "stop")], text="abc")]
+    with served(handler) as url:
+        assert score(batch, "http", url=url, retries=0) == [3.0]
+    [answer] = seen[0][2]["answers"]
+    assert answer["row"] == {
+        **{"time": "2026-01-02T00:00:00", "day": "2026-01-02", "price": "1.50", "raw": "_w==", "nan": None},
+        **{"scalar": None, "list": [1.0, None], "set": [1], "half": "\ud800", "1,2": "1+2j"},
+    }
