@@ -9,7 +9,7 @@ from cli.project import CommandError, environment, folder
 from cluster_tasks.client.usage import look
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
-from cluster_tasks.ray import hourly
+from cluster_tasks.price import hourly
 from stacks.places import place_of
 from stacks.schema import Stack
 

@@ -15,9 +15,9 @@ from cli import recipes
 from cli.dashboard import address, dashboard, unreachable
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
+from cluster_tasks.client.jobs import submitted
 from cluster_tasks.client.submit import Job
 from cluster_tasks.client.submit import submit as submit_job
-from cluster_tasks.client.usage import submitted
 from cluster_tasks.debug import post_mortem
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.load import load

@@ -5,14 +5,13 @@ The trainer's driver writes who serves among Ray's logs on its node (trainer/onl
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cluster_tasks.client.usage import log, submitted
+from cluster_tasks.client.jobs import submitted, written
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.schema import Stack
 
@@ -83,11 +82,11 @@ def _engines(dashboard: Dashboard, nodes: Iterable[ElasticNode]) -> Iterator[Eng
     prices = {node.fleet: node.price for node in nodes}
     with suppress(OSError):  # the forward broke while we looked
         for job in [job for job in submitted(dashboard) if job["status"] == "RUNNING"]:
-            with suppress(ValueError):  # Ray read it while it was replaced; most jobs write none
-                yield from _written(json.loads(log(dashboard, job, f"engines-{job['submission_id']}.json")), prices)
+            if found := written(dashboard, job, "engines"):  # most jobs write none
+                yield from _priced(found, prices)
 
 
-def _written(found: dict[str, Any], prices: Mapping[str, float | None]) -> Iterator[Engine]:
+def _priced(found: dict[str, Any], prices: Mapping[str, float | None]) -> Iterator[Engine]:
     rows = found["engines"]
     together = Counter(row["node"] for row in rows)
     for row in rows:

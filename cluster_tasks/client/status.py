@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -27,50 +27,17 @@ from rich.table import Table
 
 from cluster_tasks.client.cluster import cluster
 from cluster_tasks.client.dstack_run import ROOT, DstackRun
-from cluster_tasks.client.elastic import NO_ELASTIC, Elastic, ElasticNode
-from cluster_tasks.client.usage import PRICE_HINT, look, of_run, per_1000_steps, progress, submitted
+from cluster_tasks.client.elastic import NO_ELASTIC, Elastic
+from cluster_tasks.client.jobs import Job
+from cluster_tasks.client.machines import Machine, elastic_nodes, hours, machines
+from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps
 from cluster_tasks.identity import WrongCluster
-from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.price import hourly
-from stacks.dstack_api import Instance, InstanceStatus, JobStatus, Run
+from stacks.dstack_api import JobStatus, Run
 from stacks.errors import UserError
 from stacks.host.forward import LOOK_SECONDS, forwarded
 from stacks.load import load
 from stacks.schema import Stack
-
-CHECKPOINT = re.compile(r"^checkpoint: (\S+)", re.MULTILINE)  # as the trainer says it
-PROGRESS = re.compile(r"^step +\d+/\d+.*", re.MULTILINE)
-JOBS = 10  # that are shown, the newest
-
-
-@dataclass(frozen=True)
-class Machine:
-    """An instance of one of the stack's fleets."""
-
-    name: str
-    fleet: str
-    status: str
-    kind: str | None  # the machine type
-    region: str | None
-    price: float  # dollars an hour; 0 for your own machines, unless flotilla:monitoring.price says it
-    hours: float  # since it was made
-    trouble: str | None
-
-    @property
-    def cost(self) -> float:
-        return self.price * self.hours
-
-
-@dataclass(frozen=True)
-class Job:
-    """A Ray job."""
-
-    name: str
-    status: str
-    command: str
-    hours: float
-    progress: str | None = None  # the last line of the trainer about a step
-    checkpoint: str | None = None
 
 
 @dataclass(frozen=True)
@@ -98,32 +65,25 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     """Asks the server and the dashboard. Raises ClusterError, ConnectionFailed."""
     names = {fleet.name for fleet in stack.dstack_fleets()}
     fleets = [fleet for fleet in run.fleets() if fleet.name in names]
-    made = [(fleet.name, instance) for fleet in fleets for instance in fleet.instances if instance.status != InstanceStatus.TERMINATED]
-    machines = [as_machine(instance, name, now, stack.monitoring.price) for name, instance in made]
-    found = run.get()
+    made, found = machines(stack, fleets, now), run.get()
     stranger = []
     try:
         ray_nodes = run.dashboard.alive_nodes()
     except WrongCluster as error:  # it got no token, and its jobs are not this stack's
         ray_nodes, stranger = None, [str(error)]
     alive = None if ray_nodes is None else len(ray_nodes)
-    jobs = find_jobs(run.dashboard, now) if ray_nodes is not None else []
+    usage = None
+    with suppress(OSError):  # the forward broke while we looked
+        usage = look(run.dashboard, now.timestamp(), None) if ray_nodes is not None else None
     nodes = [job.job_submissions[-1].status.value for job in found.jobs] if found and not found.status.is_finished() else []
-    trouble = [f"machine {machine.name}: {machine.trouble}" for machine in machines if machine.trouble]
+    trouble = [f"machine {machine.name}: {machine.trouble}" for machine in made if machine.trouble]
     trouble += [f"no fleet {name}" for name in sorted(names - {fleet.name for fleet in fleets})]
     trouble += run_trouble(run.name, found, alive) + stranger
     state = found.status.value if found else None
     serving = Elastic.of(stack, elastic_nodes(stack, run), run.dashboard if alive is not None else None)
     trouble += serving.short if found and not found.status.is_finished() else []
-    cost, idles = run_cost(stack, found, now), idle(run.dashboard, alive, now)
-    return Status(stack.name, machines, state, nodes, alive, jobs, cost, idles, trouble, serving)
-
-
-def elastic_nodes(stack: Stack, run: DstackRun) -> list[ElasticNode]:
-    """Those that are there, or on their way. Raises ClusterError."""
-    found = [(fleet.name, node.name, node.get()) for fleet in stack.elastic_fleets() for node in run.of_fleet(fleet.name, fleet.nodes)]
-    living = [(fleet, name, node) for fleet, name, node in found if node and not node.status.is_finished()]
-    return [ElasticNode(fleet, name, node.status.value, of_run(node) or stack.monitoring.price) for fleet, name, node in living]
+    jobs, idle = (usage.jobs, usage.idle) if usage else ([], None)
+    return Status(stack.name, made, state, nodes, alive, jobs, run_cost(stack, found, now), idle, trouble, serving)
 
 
 def run_cost(stack: Stack, run: Run | None, now: datetime) -> float:
@@ -134,23 +94,6 @@ def run_cost(stack: Stack, run: Run | None, now: datetime) -> float:
     return price * hours(run.submitted_at, now)
 
 
-def idle(dashboard: Dashboard, alive: int | None, now: datetime) -> float | None:
-    try:
-        return look(dashboard, now.timestamp(), None).idle if alive is not None else None
-    except OSError:  # the forward broke while we looked
-        return None
-
-
-def as_machine(instance: Instance, fleet: str, now: datetime, price: float | None = None) -> Machine:
-    """`price`: an hour, where dstack knows none."""
-    trouble = "does not answer" if instance.unreachable else instance.termination_reason_message or instance.termination_reason
-    if not instance.unreachable and instance.health_status.value == "failure":
-        trouble = "its GPUs fail dstack's health check"
-    kind = instance.instance_type.name if instance.instance_type else None
-    each = instance.price or price or 0.0
-    return Machine(instance.name, fleet, instance.status.value, kind, instance.region, each, hours(instance.created, now), trouble)
-
-
 def run_trouble(name: str, run: Run | None, ray_nodes: int | None) -> list[str]:
     if run is None or run.status.is_finished():
         return [f"the run {name} is {'not there' if run is None else run.status.value}"]
@@ -159,24 +102,6 @@ def run_trouble(name: str, run: Run | None, ray_nodes: int | None) -> list[str]:
     if not waiting and ray_nodes is not None and ray_nodes < len(states):
         return [f"Ray has {ray_nodes} of {len(states)} nodes"]
     return waiting
-
-
-def find_jobs(dashboard: Dashboard, now: datetime) -> list[Job]:
-    """The newest jobs; what the trainer says is looked for in the output of those that run."""
-    try:
-        found = []
-        for job in submitted(dashboard)[-JOBS:]:
-            said = dashboard.ask(f"/api/jobs/{job['submission_id']}/logs").get("logs") or "" if job["status"] == "RUNNING" else ""
-            began = datetime.fromtimestamp((job.get("start_time") or 0) / 1000, UTC)
-            last = {name: (pattern.findall(said) or [None])[-1] for name, pattern in (("progress", PROGRESS), ("checkpoint", CHECKPOINT))}
-            found.append(Job(job["submission_id"], job["status"], job["entrypoint"], hours(began, now), **last))
-    except OSError:  # the forward broke while we looked
-        return []
-    return found
-
-
-def hours(since: datetime, now: datetime) -> float:
-    return round((now - since).total_seconds() / 3600, 2)
 
 
 def show(status: Status, run: DstackRun, before: str = "") -> None:
@@ -196,7 +121,7 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
         console.print(shown.line(), markup=False)
     for job in status.jobs:
         console.print(f"job {job.name}  {job.status}  {job.hours:.1f} h  {job.command}", markup=False)
-        for line in filter(None, (job.progress, job.checkpoint and f"checkpoint {job.checkpoint}")):
+        for line in job.progress.lines() if job.progress else ():
             console.print(f"    {line}", markup=False)
     if status.gpu_idle_share is not None:
         console.print(f"GPUs idle now: {status.gpu_idle_share:.0%}")
@@ -205,7 +130,7 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
     left_out = f"; {unknown} machines have no price: {PRICE_HINT}" if unknown else ""
     console.print(f"cost so far: ${status.cost:.2f} for the machines that are there, ${status.run_cost:.2f} for this run{left_out}")
     for job in status.jobs:
-        per = per_1000_steps(each_hour, progress(job.progress or ""))
+        per = per_1000_steps(each_hour, job.progress)
         if each_hour and per is not None:
             console.print(f"cost of {job.name}: ${each_hour * job.hours:.2f}, ${per:.2f} per 1,000 steps")
     for line in status.trouble:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cli import debug, node_logs
-from cluster_tasks.client.usage import submitted
+from cluster_tasks.client.jobs import submitted
 from cluster_tasks.debug import gather, stacks
 from cluster_tasks.identity import TOKEN, KnownDashboard, environment
 from lab.local import Cluster, render

@@ -15,6 +15,7 @@ from trainer.cli.changes import flatten
 from trainer.configs.sections import Config, LogConfig, unread, values_read
 from trainer.errors import ConfigError
 from trainer.metrics.gauges import gauges
+from trainer.metrics.progress import Progress, among_logs
 
 SITE = "https://api.wandb.ai"
 SIGN_IN = "WANDB_API_KEY"
@@ -38,7 +39,7 @@ def sinks(config: Config, folder: Path, done: int = 0) -> Sequence[Sink]:
         found.append(Wandb(folder, config.log, values_read(config)))
     if config.log.mlflow is not None:
         found.append(Mlflow(folder, config.log.mlflow, config))
-    return [*found, gauges(folder.name)]
+    return [*found, gauges(folder.name), Progress(folder, done, config.trainer.steps, among_logs("progress"))]
 
 
 class TensorBoard:

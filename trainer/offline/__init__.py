@@ -30,6 +30,7 @@ from trainer.data.packing import Sequence, select, split
 from trainer.episodes import Denominators, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, model_card, plot
+from trainer.metrics.progress import JOB
 from trainer.metrics.sinks import sinks
 from trainer.models import attention, load_tokenizer, others
 from trainer.objectives.aggregation import denominators, part
@@ -40,7 +41,6 @@ from trainer.runs import faults, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, slowed
 from trainer.runs.stopping import STOPPED, Stopping, stop_signals
 
-JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for what it was given as a job
 C = TypeVar("C", bound=OfflineConfig)
 
 

@@ -7,15 +7,12 @@ a node that is drained are ended, those of a dead one forgotten; what they were 
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,6 +22,7 @@ from trainer.cluster import heartbeat, placement
 from trainer.cluster.placement import Bundle
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
+from trainer.metrics.progress import among_logs, write
 from trainer.online.processes import WorkerGroups
 from trainer.rollout.calls import Calls
 from trainer.runs import faults
@@ -32,7 +30,6 @@ from trainer.runs import faults
 WRITE = 5.0  # seconds between two states written
 FAILURES = 3  # of engines on a node, after which it gets no more
 FILE = "engines.json"
-JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for what it was given as a job
 NUMBERS = count()  # of this process: a name is never used again
 
 
@@ -60,7 +57,7 @@ class Elastic:
         self.tokens: dict[str, int] = {}  # as last written
         self.written = time.monotonic()
         self.watch = heartbeat.Watch(deadlocks=False)
-        self.files = [workers.folder / FILE, *among_logs()]
+        self.files = [file for file in (workers.folder / FILE, among_logs("engines")) if file]
 
     def look(self) -> None:
         """Start engines on nodes that came, forget those of nodes that went, and hand those that are ready to `Calls`."""
@@ -167,17 +164,3 @@ def _id(guest: Guest) -> str:
 def fitting(share: Bundle, free: Mapping[str, float]) -> int:
     """How many engines find room."""
     return min((int((free.get(name, 0) + 1e-6) / amount) for name, amount in share.items()), default=0)
-
-
-def among_logs() -> list[Path]:
-    """A file that Ray's dashboard shows to who knows the job's name, such as `flotilla status`; none where this is no job of Ray."""
-    job = json.loads(os.environ.get(JOB) or "{}").get("metadata", {}).get("job_submission_id")
-    return [Path(ray._private.worker._global_node.get_logs_dir_path()) / f"engines-{job}.json"] if job else []  # type: ignore[attr-defined]
-
-
-def write(file: Path, value: Any) -> None:
-    """Readers see the file as it was or as it is. A full disk must not end the run."""
-    beside = file.with_name(f".{file.name}.{os.getpid()}")
-    with suppress(OSError):
-        beside.write_text(json.dumps(value))
-        beside.replace(file)

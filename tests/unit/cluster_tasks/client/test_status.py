@@ -12,6 +12,7 @@ from support.dstack_answers import Answers, fleet, host, job, run, served
 
 from cluster_tasks.client import status
 from cluster_tasks.client.dstack_run import DstackRun
+from cluster_tasks.client.jobs import Progress
 from cluster_tasks.client.status import Status
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.node.dashboard import Dashboard
@@ -39,7 +40,7 @@ def server() -> Iterator[Answers]:
     """A healthy cluster of two nodes, whose dashboard is forwarded."""
     with served() as answers:
         answers.run, answers.fleets = run(job(0), job(1), cost=1.5), [fleet(host(1, "busy"), host(2, "busy"))]
-        answers.pages = {NODES: nodes(2), "/api/jobs/": []}
+        answers.pages = {NODES: nodes(2), "/api/jobs/": [], "/nodes?view=summary": {"data": {"summary": []}}}
         yield answers
 
 
@@ -121,23 +122,29 @@ def test_a_dashboard_that_is_not_forwarded_is_no_trouble_but_another_cluster_the
 
 def test_jobs_are_shown_with_what_the_trainer_said_last(server: Answers, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     server.pages["/api/jobs/"] = [
-        {"submission_id": "new", "status": "RUNNING", "entrypoint": "python -m trainer.train_ppo", "start_time": STARTED},
+        {
+            "submission_id": "new",
+            "status": "RUNNING",
+            "entrypoint": "python -m trainer.train_ppo",
+            "start_time": STARTED,
+            "driver_node_id": "n",
+        },
         {"submission_id": "old", "status": "FAILED", "entrypoint": "false", "start_time": STARTED - 1_800_000},
         {"submission_id": None, "status": "RUNNING", "entrypoint": "a driver that nobody submitted", "start_time": STARTED},
     ]
-    said = "step  1/60  reward 0.5\ncheckpoint: /runs/a/step_1\nstep  2/60  reward 0.6\nanything\n"
-    server.pages["/api/jobs/new/logs"] = {"logs": said}
+    said = {"run": "a", "step": 2, "steps": 60, "checkpoint": "/runs/a/checkpoints/step_1", "reward": 0.6}
+    server.pages["/api/v0/logs/file?node_id=n&filename=progress-new.json&lines=1"] = said
     found = look(server, tmp_path)
-    assert [(job.name, job.status, job.hours, job.progress, job.checkpoint) for job in found.jobs] == [
-        ("old", "FAILED", 1.5, None, None),
-        ("new", "RUNNING", 1.0, "step  2/60  reward 0.6", "/runs/a/step_1"),
+    assert [(job.name, job.status, job.hours, job.progress) for job in found.jobs] == [
+        ("old", "FAILED", 1.5, None),
+        ("new", "RUNNING", 1.0, Progress(**said)),
     ]
     status.show(found, asked(server, tmp_path))
     lines = capsys.readouterr().out.splitlines()
     assert "run ray: running: nodes running, running" in lines
     assert lines[lines.index("job new  RUNNING  1.0 h  python -m trainer.train_ppo") + 1 :][:2] == [
-        "    step  2/60  reward 0.6",
-        "    checkpoint /runs/a/step_1",
+        "    step 2/60  reward 0.6",
+        "    checkpoint /runs/a/checkpoints/step_1",
     ]
 
 

@@ -16,10 +16,15 @@ import pytest
 from rich.console import Console
 
 from cli import top
-from cluster_tasks.client.usage import Progress, look, of_run, per_1000_steps, price_of, progress
+from cluster_tasks.client import jobs
+from cluster_tasks.client.jobs import find_jobs
+from cluster_tasks.client.machines import hourly_price
+from cluster_tasks.client.usage import look, per_1000_steps, price_of
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.schema import Stack
+from trainer.checkpoints.folders import Checkpoints
 from trainer.metrics import Metrics
+from trainer.metrics.progress import Progress
 
 NOW = 1_800_000_000.0
 HOUR = 3600.0
@@ -78,31 +83,48 @@ def dashboard(answers: dict[str, Any]) -> Iterator[Dashboard]:
         server.shutdown()
 
 
-def printed_by_the_trainer(folder: Path) -> str:
-    text = io.StringIO()
-    with Metrics(folder, total=100, console=Console(file=text, soft_wrap=True, highlight=False)) as metrics:
-        metrics.log(1, {"reward": 0.25, "loss": -0.01, "tokens_per_second": 900.0, "seconds": 2.0})
-        metrics.log(2, {"reward": 0.5, "loss": -0.01, "kl": 0.0, "tokens_per_second": 8450.0, "seconds": 1.8})
-    return text.getvalue()
+def written_by_the_trainer(folder: Path) -> dict[str, Any]:
+    """A run that has resumed at step 1, of which step_1 is saved, and has done another step."""
+    file, checkpoints = folder / "progress.json", Checkpoints(folder / "checkpoints", keep=3)
+    for step in (1, 10):
+        with checkpoints.writing(step, {}):
+            pass
+    (folder / "checkpoints/step_11.replaced").mkdir()
+    checkpoints.draft(12).mkdir()
+    sink = Progress(folder, done=10, total=100, file=file)
+    assert json.loads(file.read_text()) == {"run": folder.name, "step": 10, "steps": 100, "checkpoint": f"{folder}/checkpoints/step_10"}
+    with Metrics(folder, total=100, done=10, sinks=[sink], console=Console(quiet=True)) as metrics:
+        metrics.log(11, {"reward": 0.5, "loss": float("nan"), "kl": 0.0, "tokens_per_second": 8450.0, "seconds": 1.8})
+        metrics.log(11, {"eval_reward": 0.25})
+    return json.loads(file.read_text())
 
 
-def test_the_last_step_is_read_as_the_trainer_prints_it(tmp_path: Path) -> None:
-    assert progress(printed_by_the_trainer(tmp_path)) == Progress(2, 100, 0.5, 8450.0, 1.8)
-    assert progress("step 3/9  loss 1.5e-05  1,234,567 tokens/s  0.80 s  1:02 left") == Progress(3, 9, None, 1234567.0, 0.8)
-    assert progress("step 4/90  1,234 tokens/s  0.80 s  eval reward 0.5  eval reward/gsm 0.25  1:00 left") == Progress(
-        4, 90, None, 1234.0, 0.8
+def test_a_run_is_shown_as_the_trainer_writes_it(tmp_path: Path) -> None:
+    page = "/api/v0/logs/file?node_id=abc&filename=progress-grpo.json&lines=1"
+    with dashboard({"/api/jobs/": JOBS, page: written_by_the_trainer(tmp_path) | {"later": 1}}) as asked:
+        [_, found] = find_jobs(asked, NOW)
+    assert found.progress == jobs.Progress(
+        tmp_path.name, 11, 100, f"{tmp_path}/checkpoints/step_10", reward=0.5, tokens_per_second=8450.0, seconds=1.8
     )
-    assert progress("step  4/90  eval reward     0.25      1,234 tokens/s     0.80 s") == Progress(4, 90, None, 1234.0, 0.8)
-    assert progress("one step 3/9 of a kind\nsteps") is None
+    assert found.progress and [*found.progress.lines()] == [
+        "step 11/100  reward 0.5  8,450 tokens/s  1.80 s",
+        f"checkpoint {tmp_path}/checkpoints/step_10",
+    ]
+
+
+def test_jobs_that_say_nothing_of_themselves_have_no_progress() -> None:
+    for answers in ({}, {"/api/v0/logs/file": b""}, {"/api/v0/logs/file": b'{"step"'}, {"/api/v0/logs/file": {"step": 1}}):
+        with dashboard({"/api/jobs/": JOBS} | answers) as asked:
+            assert [job.progress for job in find_jobs(asked, NOW)] == [None, None]
 
 
 def test_a_cluster_is_shown_with_idle_share_and_cost(tmp_path: Path) -> None:
     answers = {"/nodes": {"data": {"summary": NODES}}, "/api/jobs/": JOBS}
-    with dashboard(answers | {"/api/v0/logs/file": printed_by_the_trainer(tmp_path).encode()}) as asked:
+    with dashboard(answers | {"/api/v0/logs/file": written_by_the_trainer(tmp_path)}) as asked:
         found = look(asked, NOW, price_of(STACK))
     assert [each.address for each in found.nodes] == ["10.0.0.1", "10.0.0.2", "10.0.0.4"]
     assert found.idle == pytest.approx(0.4), "of those whose use is known"
-    assert [(each.name, each.hours, each.progress and each.progress.step) for each in found.jobs] == [("sft", 0.5, None), ("grpo", 1.0, 2)]
+    assert [(each.name, each.hours, each.progress and each.progress.step) for each in found.jobs] == [("sft", 0.5, None), ("grpo", 1.0, 11)]
     assert found.cost == pytest.approx(80), "two nodes at 20 USD for two hours"
     assert list(found.lines()) == [
         "GPUs idle now: 40%",
@@ -112,7 +134,7 @@ def test_a_cluster_is_shown_with_idle_share_and_cost(tmp_path: Path) -> None:
     text = io.StringIO()
     Console(file=text, width=160).print(top.screen(found, STACK))
     said = text.getvalue()
-    assert "20% ?" in said and "40/80 40/80" in said and "2/100" in said and "8,450" in said, said
+    assert "20% ?" in said and "40/80 40/80" in said and "11/100" in said and "8,450" in said, said
 
 
 def test_a_price_that_nobody_knows_is_said() -> None:
@@ -133,11 +155,11 @@ def test_dstacks_price_is_that_of_all_nodes_or_none() -> None:
         placed = [SimpleNamespace(job_provisioning_data=SimpleNamespace(price=price)) for price in prices]
         return SimpleNamespace(jobs=[SimpleNamespace(job_submissions=[each]) for each in placed])
 
-    assert of_run(run(2.5, 2.5)) == 5
-    assert of_run(run(2.5, 0.0)) is None, "your own machines have no price at dstack"
-    assert of_run(None) is None
-    assert per_1000_steps(36, Progress(1, 2, seconds=2.0)) == 20
-    assert per_1000_steps(36, Progress(1, 2)) is None
+    assert hourly_price(run(2.5, 2.5)) == 5
+    assert hourly_price(run(2.5, 0.0)) is None, "your own machines have no price at dstack"
+    assert hourly_price(None) is None
+    assert per_1000_steps(36, jobs.Progress("a", 1, 2, seconds=2.0)) == 20
+    assert per_1000_steps(36, jobs.Progress("a", 1, 2)) is None
 
 
 @pytest.mark.parametrize(
