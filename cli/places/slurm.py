@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -186,18 +185,9 @@ def _forward(stack: Stack, root: Path, said: str, number: int) -> str:
         return url
     show(words)
     command = [words[0], "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", *words[1:]]
-    with (folder(stack.name, root) / "tunnel.log").open("wb") as log:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
-
-    def missing() -> str | None:
-        return "the tunnel" if process.poll() is None and asked.alive_nodes() is None else None
-
-    wait_until(missing, time.monotonic() + TUNNEL_SECONDS, lambda _: None)
-    if process.poll() is not None or missing():
-        process.kill()
-        why = (folder(stack.name, root) / "tunnel.log").read_text(errors="replace").strip().splitlines()[-1:] or ["no answer"]
-        raise CommandError(f"Ray is up, but SSH does not reach it from here ({why[0]}); where it does: {line}", 1)
-    tunnel.keep(process, folder(stack.name, root))
+    why = tunnel.open_kept(command, folder(stack.name, root), lambda: asked.alive_nodes() is not None, TUNNEL_SECONDS)
+    if why:
+        raise CommandError(f"Ray is up, but SSH does not reach it from here ({why}); where it does: {line}", 1)
     return url
 
 

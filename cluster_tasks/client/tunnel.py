@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import psutil
@@ -17,6 +18,19 @@ def start(command: list[str], log: Path, env: Mapping[str, str] | None = None) -
     """In a session of its own: Ctrl-C is for us, who ask what it means."""
     with log.open("wb") as output:
         return subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+
+
+def open_kept(command: list[str], folder: Path, answers: Callable[[], bool], seconds: float) -> str | None:
+    """Starts and keeps it: None once it answers, else the last line that its command printed."""
+    log = folder / "tunnel.log"
+    process, deadline = start(command, log), time.monotonic() + seconds
+    while not (there := answers()) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if there:
+        keep(process, folder)
+        return None
+    end(process)
+    return (log.read_text(errors="replace").strip().splitlines() or ["no answer"])[-1]
 
 
 def end(process: subprocess.Popen[bytes] | psutil.Process) -> None:

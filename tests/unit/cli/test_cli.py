@@ -245,6 +245,15 @@ def test_a_tunnel_is_found_again_and_ended_and_nobody_elses_process(tmp_path):
         assert not tunnel.close(tmp_path)
 
 
+def test_a_tunnel_that_opens_is_kept_and_one_that_does_not_says_why(tmp_path):
+    there = tmp_path / "there"
+    assert tunnel.open_kept(["sh", "-c", "echo connecting; echo no route; exit 1"], tmp_path, there.exists, 60) == "no route"
+    assert tunnel.open_kept(["sleep", "60"], tmp_path, there.exists, 0.1) == "no answer"
+    assert tunnel.running(tmp_path) is None
+    assert tunnel.open_kept(["sh", "-c", 'touch "$0"; exec sleep 60', str(there)], tmp_path, there.exists, 60) is None
+    assert tunnel.close(tmp_path)
+
+
 # Pages
 
 
