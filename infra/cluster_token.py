@@ -41,16 +41,6 @@ class TokenProvider(dynamic.ResourceProvider):
         build_folder.remove((project_root() / _props["path"]).parent)
 
 
-class Retired(dynamic.ResourceProvider):
-    """Of rendered files in states of former versions, where each was a resource: its going leaves the file, which is written anew."""
-
-    def delete(self, _id: str, _props: dict[str, Any]) -> None:
-        pass
-
-
-FileProvider = FolderProvider = Retired  # by these names states refer to it
-
-
 class Token(dynamic.Resource, module="flotilla", name="Token"):
     """256 random bits in hexadecimal, also in the file at `path` where the stack was brought up, readable by its owner alone."""
 

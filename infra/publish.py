@@ -70,21 +70,6 @@ def digests(files: Mapping[str, str]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest()[:12] for name, text in texts.items()}
 
 
-def file_names(stack: Stack) -> list[str]:
-    """Names of the files that are rendered for a stack, in the order of their use."""
-    scripts = [f"{script.name}.sbatch" for script in slurm.SCRIPTS] if place_of(stack).batch else []
-    scripts += [f"{fleet.name}{slurm.ROLLOUT}" for fleet in stack.elastic_fleets()] if place_of(stack).batch else []
-    if not uses_dstack(stack):
-        return [*scripts, "runtime-env.yaml", "env.sh"]
-    machines = [f"{fleet.name}.fleet.dstack.yml" for fleet in stack.dstack_fleets()]
-    disk = [f"{stack.checkpoints.volume}.volume.dstack.yml"] if stack.checkpoints.kind == "network" else []
-    beyond = ["server-config.yml", *machines, *disk] if place_of(stack).remote else []
-    job = ["ray-job.dstack.yml"] if stack.task.job else []
-    way = ["ssh_config"] if stack.control_node else []
-    elastic = [f"{fleet.name}{ray.ROLLOUT}" for fleet in stack.elastic_fleets()]
-    return [*scripts, *beyond, "ray-cluster.dstack.yml", *elastic, *job, "runtime-env.yaml", *way, "env.sh"]
-
-
 def rendered(stack: Stack, site: Site) -> dict[str, str]:
     """The text of each file by its name. The token is none of them: it is made where it is used. Raises StackError."""
     try:

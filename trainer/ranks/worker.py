@@ -292,10 +292,6 @@ class Worker:
         """Of the model whose checkpoints this one reads. Collective."""
         return models.fingerprint(self.lm, (tensor for _, tensor in self._whole(trained=False)))
 
-    def peak_memory(self) -> float:
-        """GiB of the accelerator, 0 on CPUs."""
-        return torch.cuda.max_memory_allocated() / 2**30 if self.device.type == "cuda" else 0.0
-
 
 def packing(config: Config) -> dict[str, Any]:
     """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""

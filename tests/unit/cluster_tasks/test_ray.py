@@ -12,7 +12,7 @@ from cluster_tasks.node.dashboard import missing
 from cluster_tasks.node.settings import Settings, _parser, read_settings
 from cluster_tasks.ray import ray_cluster, ray_job
 from fleets.fleet import fleet
-from infra.publish import file_names
+from infra.publish import rendered
 from infra.ssh import build as ssh
 from stacks.dstack_api import FleetConfiguration, TaskConfiguration, parse_apply_configuration
 from stacks.load import StackError, parse
@@ -51,7 +51,8 @@ def agent(command: str) -> Settings:
 def test_the_first_fleet_alone_is_the_cluster_unless_others_are_named() -> None:
     given = stack()
     assert read(ray_cluster(given, ssh.build(given))).groups is None
-    assert [name for name in file_names(given) if "fleet" in name] == [f"{name}.fleet.dstack.yml" for name in ("cpu", "small", "large")]
+    fleets = [name for name in rendered(given, ssh.build(given)) if "fleet" in name]
+    assert fleets == [f"{name}.fleet.dstack.yml" for name in ("cpu", "small", "large")]
 
 
 def test_named_fleets_are_groups_whose_head_takes_no_gpu_node() -> None:
@@ -74,7 +75,7 @@ def test_named_fleets_are_groups_whose_head_takes_no_gpu_node() -> None:
 def test_the_fleets_of_a_cluster_are_one_to_dstack() -> None:
     several = stack(fleets=["cpu", "small", "large"])
     site = ssh.build(several)
-    assert [name for name in file_names(several) if "fleet" in name] == ["cpu.fleet.dstack.yml"]
+    assert [name for name in rendered(several, site) if "fleet" in name] == ["cpu.fleet.dstack.yml"]
     [joined] = several.dstack_fleets()
     parsed = parse_apply_configuration(fleet(several, site, joined))
     assert isinstance(parsed, FleetConfiguration)
@@ -98,7 +99,7 @@ def test_a_job_brings_its_files_and_ends_the_run_with_its_code() -> None:
     brought = {file.path: file.local_path for file in task.files}
     assert brought["project/run.yaml"] == "../../run.yaml"
     assert task.name == "ray-job"
-    assert "ray-job.dstack.yml" in file_names(given)
+    assert "ray-job.dstack.yml" in rendered(given, ssh.build(given))
 
 
 @pytest.mark.parametrize(("retry", "events"), [(False, ["no-capacity", "interruption"]), (True, ["no-capacity", "interruption", "error"])])

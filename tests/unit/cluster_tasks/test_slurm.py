@@ -239,7 +239,6 @@ def test_amds_gpus_are_named_once_and_nvidias_are_left_alone(tmp_path):
 def test_dstack_reads_its_definitions_of_a_slurm_cluster_as_they_are_meant():
     wanted = stack(DSTACK)
     texts = publish.rendered(wanted, Site(backends=(site.backend(wanted),)))
-    assert sorted(texts) == sorted(publish.file_names(wanted))
     [project] = yaml.safe_load(texts["server-config.yml"])["projects"]
     [cluster] = SlurmBackendFileConfigWithCreds.model_validate(without_keys(project["backends"][0])).clusters
     assert (cluster.name, cluster.user, cluster.hostname) == ("test", "me", "login.example.com")
