@@ -29,7 +29,7 @@ if __name__ == "__main__":  # before imports that this environment may not have
 
 from cluster_tasks.recipes.job.lock import turn
 from cluster_tasks.recipes.job.process import JobError
-from stacks.errors import UserError
+from stacks.errors import UserError, first_line
 
 CHUNK = 64 * 2**20  # bytes, on their way between two nodes at a time
 HAND_ON_SECONDS = 120  # for one chunk to reach all nodes
@@ -62,7 +62,7 @@ def fetch(repository: str, kind: str, revision: str | None, wait: float) -> Path
         raise CacheError(f"{error} (flotilla:cache.wait={wait:g})") from None
     except (HfHubHTTPError, OSError, ValueError) as error:  # huggingface_hub's other errors are among these
         where = "offline (flotilla:cache.offline)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
-        raise CacheError(f"{repository}, from {where}: {_first(error)}") from None
+        raise CacheError(f"{repository}, from {where}: {first_line(error)}") from None
     return folder
 
 
@@ -139,7 +139,7 @@ def hand_on(folder: Path, receivers: list[Any]) -> int:
                     ray.get([receiver.write.remote(entry, offset, shared) for receiver in takers], timeout=HAND_ON_SECONDS)
                 sent += entry.size
     except RayError as error:
-        raise CacheError(f"{folder.name} cannot be handed on: {_first(error)}") from None
+        raise CacheError(f"{folder.name} cannot be handed on: {first_line(error)}") from None
     return sent
 
 
@@ -163,11 +163,6 @@ def _other_nodes() -> list[Any]:
 def others(nodes: list[dict[str, Any]], own: str) -> list[str]:
     """Ids of the nodes, as Ray lists them, that are alive and not our own; Ray keeps on listing those that are gone."""
     return [node["NodeID"] for node in nodes if node["Alive"] and node["NodeID"] != own]
-
-
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def main(argv: list[str] | None = None) -> int:

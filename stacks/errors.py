@@ -8,5 +8,10 @@ class UserError(ValueError):
     """Its text is all that a person needs to fix it: the setting, its value, what is allowed, where it was read."""
 
 
+def first_line(error: BaseException) -> str:
+    """Of its text; its type where that is empty."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
 class StackError(UserError):
     """Errors in a stack file, one on each line."""

@@ -23,7 +23,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster_tasks.checks.group import Group, GroupError, OneNode, RayNodes, StoreNodes
+from cluster_tasks.checks.collective import Group, GroupError, OneNode, RayNodes, StoreNodes
 from cluster_tasks.checks.links import Speed
 from cluster_tasks.checks.rules import CheckError, Expected, Measured, check_errors
 from cluster_tasks.node.network import ALONE

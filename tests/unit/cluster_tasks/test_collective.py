@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cluster_tasks.checks.group import GroupError, OneNode, StoreNodes
+from cluster_tasks.checks.collective import GroupError, OneNode, StoreNodes
 from cluster_tasks.node.ports import free_port
 
 

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from cluster_tasks.checks import facts as node_facts
 from cluster_tasks.checks.links import Probe
 from cluster_tasks.node.network import ALONE
-from stacks.errors import UserError
+from stacks.errors import UserError, first_line
 
 CALL_SECONDS = 180  # for one step on all nodes; the bandwidth test has the shortest limit of its own
 
@@ -62,7 +62,7 @@ class StoreNodes:
             self.store = TCPStore(addresses[0], port, len(addresses), rank == 0, timedelta(seconds=wait), wait_for_workers=False)
         except RuntimeError as error:  # of which torch's DistError is one
             meeting = f"{addresses[0]}:{port} within {wait:g} s"
-            raise GroupError(f"node {rank} did not meet the others at {meeting}: {_first(error)}") from None
+            raise GroupError(f"node {rank} did not meet the others at {meeting}: {first_line(error)}") from None
 
     def call(self, method: str, *arguments: Any) -> list[Any]:
         adapter = TypeAdapter(get_type_hints(getattr(Probe, method))["return"])
@@ -98,7 +98,7 @@ class RayNodes:
         try:
             ray.init(log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-            raise GroupError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {_first(error)}") from None
+            raise GroupError(f"RAY_ADDRESS={os.environ.get('RAY_ADDRESS')}: {first_line(error)}") from None
         alive = [node for node in ray.nodes() if node["Alive"]]
         rank = {address: index for index, address in enumerate(order)}
         head = "node:__internal_head__"
@@ -132,7 +132,7 @@ class RayNodes:
                 busy = "; are its GPUs in use by another job (ray job list)? --quick leaves the bandwidth out" if method == "speed" else ""
                 raise GroupError(f"node {rank} ({self.addresses[rank]}) did not answer {method!r} within {CALL_SECONDS} s{busy}") from None
             except RayError as error:
-                raise GroupError(f"node {rank} ({self.addresses[rank]}), {method!r}: {_first(error)}") from None
+                raise GroupError(f"node {rank} ({self.addresses[rank]}), {method!r}: {first_line(error)}") from None
         return found
 
     def close(self) -> None:
@@ -149,8 +149,3 @@ class NodeProbe(Probe):
         started = {name: value for name, _, value in (entry.partition("=") for entry in text.split("\0")) if name in node_facts.VISIBLE}
         own = {name: value for name, value in os.environ.items() if name not in node_facts.VISIBLE}
         super().__init__(rank, address, offered, own | started)
-
-
-def _first(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
