@@ -144,7 +144,7 @@ def measure(engines: int) -> list[float]:
         for step in range(1, STEPS[engines] + 1):
             clock, others.spent = Clock(), 0.0
             began = time.thread_time()
-            producer.begin(step, clock)
+            producer.sync_and_begin(step, clock)
             episodes = producer.next(step, Stopping(), clock)
             trained = others.now + TRAINING
             while others.now < trained:

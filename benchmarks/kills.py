@@ -118,7 +118,7 @@ def measure(folder: Path) -> tuple[list[float], list[int], Counter[int], int]:
     producer = Continuous(config, workers, loader, rollouts.score)
     seconds, killed, learned, draw = [], [WARM_UP + STEPS * (1 + i) + 1 for i in range(KILLS)], Counter[int](), random.Random(0)
     try:
-        producer.begin(1, Clock())
+        producer.sync_and_begin(1, Clock())
         for number in range(1, steps + 1):
             clock = Clock()
             if number in killed:
@@ -127,7 +127,7 @@ def measure(folder: Path) -> tuple[list[float], list[int], Counter[int], int]:
             learned.update({episode.prompt.index: 1 for episode in episodes})
             time.sleep(rollouts.TRAINING)
             workers.learned = number
-            producer.begin(number + 1, clock)
+            producer.sync_and_begin(number + 1, clock)
             seconds.append(time.perf_counter() - clock.begin)
     finally:
         producer.close()

@@ -133,13 +133,13 @@ def measure(count: int, steps: int = STEPS, training: float = TRAINING, **rollou
     producer = Continuous(config, cast(Any, workers), loader, score)
     found: dict[str, list[float]] = {"step": []}
     try:
-        producer.begin(1, Clock())
+        producer.sync_and_begin(1, Clock())
         for step in range(1, steps + 1):
             clock = Clock()
             producer.next(step, Stopping(), clock)
             time.sleep(training)
             workers.learned = step
-            producer.begin(step + 1, clock)
+            producer.sync_and_begin(step + 1, clock)
             found["step"].append(time.perf_counter() - clock.begin)
             for name, value in producer.metrics().items():
                 found.setdefault(name, []).append(value)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from trainer.rewards import batched
 
@@ -252,7 +253,7 @@ def shouts(text, row):
     return 1.0
 
 
-def compute_score(data_source, solution_str, ground_truth, extra_info=None, bonus=0.0):
+def compute_score(data_source, solution_str, ground_truth, extra_info: Any = None, bonus=0.0):
     return {"score": float(solution_str == ground_truth and extra_info["index"] == 3 and data_source == "own/set") + bonus, "acc": True}
 
 

@@ -35,7 +35,7 @@ OTHERS = ("huge", "longer than Python writes", "none", "nan", "inf", "complex", 
 
 @pytest.mark.parametrize("function", ["odd", "odd_group"])
 def test_what_is_no_number_fails_its_answer_alone(function: str):
-    found = scored(episodes(*NUMBERS, *OTHERS, *NUMBERS), function=f"judges:{function}")
+    found = scored(episodes(*NUMBERS, *OTHERS, *NUMBERS), function=f"support.judges:{function}")
     assert found == [*((worth, False) for worth in NUMBERS.values()), *[(0.0, True)] * len(OTHERS), *((w, False) for w in NUMBERS.values())]
 
 
@@ -50,18 +50,18 @@ def test_what_is_no_number_fails_its_answer_alone(function: str):
 )
 def test_the_error_says_what_was_returned(text: str, message: str):
     with pytest.raises(ConfigError, match=f"odd on row 10 with the text '{text}' {message}"):
-        scored(episodes(text), function="judges:odd", on_error="fail")
+        scored(episodes(text), function="support.judges:odd", on_error="fail")
 
 
 @pytest.mark.parametrize("function", ["takes_its_answer", "takes_all_answers"])
 def test_a_reward_may_change_its_row(function: str):
     batch = episodes("a", "b", "a", answer="a", seen=[])
-    assert scored(batch, function=f"judges:{function}", on_error="fail") == [(1.0, False), (0.0, False), (1.0, False)]
+    assert scored(batch, function=f"support.judges:{function}", on_error="fail") == [(1.0, False), (0.0, False), (1.0, False)]
     assert batch[0].prompt.row == {"answer": "a", "seen": []}
 
 
 def test_terms_do_not_see_each_others_changes_of_a_row():
-    terms = {name: {"function": f"judges:{name}"} for name in ("takes_its_answer", "takes_all_answers")}
+    terms = {name: {"function": f"support.judges:{name}"} for name in ("takes_its_answer", "takes_all_answers")}
     terms["right"] = {"function": "exact"}
     assert scored(episodes("a", answer="a", seen=[]), terms=terms, on_error="fail") == [(3.0, False)]
 
@@ -69,12 +69,12 @@ def test_terms_do_not_see_each_others_changes_of_a_row():
 @pytest.mark.parametrize("other", ["sleeps", "sleeps_for_all"])
 @pytest.mark.parametrize("function", ["runs_a_loop", "runs_in_its_loop"])
 def test_a_term_may_run_a_loop_of_its_own_beside_an_async_one(function: str, other: str):
-    terms = {"sync": {"function": f"judges:{function}"}, "later": {"function": f"judges:{other}"}}
+    terms = {"sync": {"function": f"support.judges:{function}"}, "later": {"function": f"support.judges:{other}"}}
     assert scored(episodes("a", "b"), terms=terms, on_error="fail") == [(2.0, False), (1.0, False)]
 
 
 def test_what_a_reward_prints_is_on_stderr(capfd: pytest.CaptureFixture[str]):
-    assert scored(episodes("a"), function="judges:shouts") == [(1.0, False)]
+    assert scored(episodes("a"), function="support.judges:shouts") == [(1.0, False)]
     out, err = capfd.readouterr()
     assert "hello" not in out
     assert err.count("hello") == 3
@@ -119,13 +119,13 @@ def test_a_hostile_answer_ends_neither_its_process_nor_the_run():
 
 def test_a_persons_reward_is_tried_on_the_first_row(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"missing_column on row 0 with the text '4' raised KeyError\('solution'\) \(judges.py:\d+\)"):
-        try_out(RewardConfig(function="judges:missing_column"), {"answer": "4"})
+        try_out(RewardConfig(function="support.judges:missing_column"), {"answer": "4"})
     with pytest.raises(ConfigError, match="returned 'good', which is not a number"):
-        try_out(RewardConfig(function="judges:odd"), {"answer": "text"})
-    try_out(RewardConfig(function="judges:missing_column", on_error="zero"), {"answer": "4"})
-    try_out(RewardConfig(function="judges:plain"), {"prompt": "no answer"})
+        try_out(RewardConfig(function="support.judges:odd"), {"answer": "text"})
+    try_out(RewardConfig(function="support.judges:missing_column", on_error="zero"), {"answer": "4"})
+    try_out(RewardConfig(function="support.judges:plain"), {"prompt": "no answer"})
 
 
 def test_a_reward_that_takes_long_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("trainer.rewards.trial.SECONDS", 0.2)
-    try_out(RewardConfig(function="judges:waits"), {"answer": "b"})
+    try_out(RewardConfig(function="support.judges:waits"), {"answer": "b"})

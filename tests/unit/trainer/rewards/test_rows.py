@@ -50,9 +50,9 @@ def test_sets_to_evaluate_on_are_looked_at_too_by_their_names(tmp_path: Path):
 def test_right_rows_say_nothing(tmp_path: Path):
     assert said(tmp_path, {"function": "numeric"}, "3 1/2", [1, 2], 62.0) == []
     assert said(tmp_path, {"function": "none"}, "") == []
-    assert said(tmp_path, {"function": "judges:plain"}, "") == []
+    assert said(tmp_path, {"function": "support.judges:plain"}, "") == []
 
 
 def test_a_persons_reward_is_called_once_on_the_first_row(tmp_path: Path):
-    [line] = said(tmp_path, {"function": "judges:missing_column"}, "4")
+    [line] = said(tmp_path, {"function": "support.judges:missing_column"}, "4")
     assert line.startswith("reward.function: missing_column on row 0 with the text '4' raised KeyError('solution') (judges.py:")

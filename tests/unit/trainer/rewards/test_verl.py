@@ -53,27 +53,27 @@ def test_the_answer_of_verls_rows_is_their_ground_truth(tmp_path: Path):
 )
 def test_a_function_of_verl_is_called_as_verl_does(function: str, args: dict[str, Any], worth: list[float], tmp_path: Path):
     [row] = read(tmp_path, ROW)
-    resolve(f"judges:{function}", args, columns=row)
+    resolve(f"support.judges:{function}", args, columns=row)
     batch = [Episode(Prompt(0, [1], row), 0, [Turn([0], [0.0], "stop")], text=text) for text in ("4", "5")]
-    with Scorer(RewardConfig(function=f"judges:{function}", args=args)) as rewards:
+    with Scorer(RewardConfig(function=f"support.judges:{function}", args=args)) as rewards:
         assert rewards.score(batch) == worth
 
 
 def test_it_is_a_term_beside_others(tmp_path: Path):
     [row] = read(tmp_path, ROW)
     batch = [Episode(Prompt(0, [1], row), 0, [Turn([0], [0.0], "stop")], text="4")]
-    terms = {"verl": {"function": "judges:compute_score"}, "right": {"function": "exact"}}
+    terms = {"verl": {"function": "support.judges:compute_score"}, "right": {"function": "exact"}}
     with Scorer(RewardConfig.model_validate({"terms": terms})) as rewards:
         assert rewards.score(batch) == [2.0]
 
 
 def test_its_signature_is_said():
-    assert readings({"reward": ("judges:old_score", {})}, [ROW]) == [
-        "reward: judges:old_score has verl's signature; it gets solution_str, ground_truth of the answer and its row"
+    assert readings({"reward": ("support.judges:old_score", {})}, [ROW]) == [
+        "reward: support.judges:old_score has verl's signature; it gets solution_str, ground_truth of the answer and its row"
     ]
-    assert readings({"reward": ("judges:plain", {})}, [ROW]) == []
+    assert readings({"reward": ("support.judges:plain", {})}, [ROW]) == []
 
 
 def test_an_argument_that_it_does_not_take_is_refused():
     with pytest.raises(ConfigError, match=r"reward\.args: got an unexpected keyword argument 'bonos'"):
-        resolve("judges:compute_score", {"bonos": 1}, columns=ROW)
+        resolve("support.judges:compute_score", {"bonos": 1}, columns=ROW)
