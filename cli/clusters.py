@@ -13,6 +13,7 @@ from cli.places import place
 from cli.places.protocol import Down, Up
 from cli.project import CommandError, console, run
 from cluster_tasks.client.render import check_shell, pulumi_is_here, render
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -28,7 +29,7 @@ PULUMI = "https://www.pulumi.com/docs/install/"
 def main(verb: str, arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(prog=f"flotilla {verb}", description=ABOUT[verb])
     add = parser.add_argument
-    add("stack", help="such as local, onprem, slurm or aws-dev: stacks/Pulumi.STACK.yaml")
+    add("stack", help=STACK_HELP)
     if verb == "up":
         add("--port", help="of the dashboard on this machine; for local also auto, the next free one")
         add("--timeout", type=float, help="seconds until all nodes are there (local 120, else 1800)")

@@ -12,6 +12,7 @@ from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError, environment, folder
 from cluster_tasks.debug import gather, harvest, post_mortem, stacks
 from stacks.errors import UserError
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -21,14 +22,14 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(prog="flotilla debug", description="Says why a cluster hangs.")
     kinds = parser.add_subparsers(dest="what", required=True, metavar="stacks|collect|post-mortem")
     add = kinds.add_parser("stacks", help="what every process is doing, equal stacks together, and who waits for whom").add_argument
-    add("stack", help="whose cluster is up")
+    add("stack", help=STACK_HELP)
     add("--all", action="store_true", help="also Ray's own processes, the node agents, and the stacks of idle workers")
     add("--node", help="of this node alone: its rank on a local cluster, else its address")
     add = kinds.add_parser("collect", help="one archive of logs, versions, the rendered stack and stacks, without secrets").add_argument
-    add("stack", help="whose cluster is up, or was")
+    add("stack", help=STACK_HELP)
     add("--output", metavar="FILE", help="a new file (flotilla-STACK-TIME.tar.gz in this folder)")
     add = kinds.add_parser("post-mortem", help="tasks that Ray's debugger holds at an uncaught error, and how to attach").add_argument
-    add("stack", help="whose cluster is up; its job was submitted with --post-mortem")
+    add("stack", help=f"{STACK_HELP}; its job was submitted with --post-mortem")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)
     return {"stacks": show_stacks, "collect": collect, "post-mortem": show_paused}[options.what](stack, root, options)

@@ -13,6 +13,7 @@ import yaml
 
 from cli.project import console
 from stacks.errors import UserError
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -76,7 +77,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         epilog="\n".join(f"{place:6} reads {', '.join(f'--{question.flag}' for question in asked)}" for place, asked in QUESTIONS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("stack", help="a name such as onprem or aws-dev")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("--place", choices=QUESTIONS, required=True, help="where its nodes are")
     flags = {question.flag: question.text for asked in QUESTIONS.values() for question in asked}
     for flag, text in flags.items():

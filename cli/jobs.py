@@ -20,6 +20,7 @@ from cluster_tasks.client.submit import Job
 from cluster_tasks.client.submit import submit as submit_job
 from cluster_tasks.debug import post_mortem
 from cluster_tasks.node.dashboard import Dashboard
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -39,7 +40,7 @@ def submit(arguments: list[str], root: Path) -> int:
         description="Runs a job on the stack's cluster, prints its output, ends with its exit code. Ctrl-C ends the watching, not the job.",
     )
     add = parser.add_argument
-    add("stack", help="whose cluster is up")
+    add("stack", help=STACK_HELP)
     add("settings", nargs="*", metavar="key=value", help="of the recipe: flotilla recipe show --help")
     add("--recipe", help="another trainer's run, such as verl/ppo-gsm8k, in place of a command; flotilla recipe list shows all")
     add("--name", help="of the job")
@@ -97,7 +98,7 @@ def logs(arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(
         prog="flotilla logs", description="Prints a job's output until it ends, and ends with its exit code. Ctrl-C ends the watching."
     )
-    parser.add_argument("stack", help="whose cluster is up")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("job", nargs="?", help="the newest, where none is named")
     parser.add_argument("--job", dest="named", metavar="JOB", help="the same")
     parser.add_argument("-f", "--follow", action="store_true", help="until it ends, which is the default")

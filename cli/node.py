@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cli.project import CommandError, console, run
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -50,7 +51,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     lists, replaces = commands.add_parser("list"), commands.add_parser("replace")
     for command in (lists, replaces):
-        command.add_argument("stack", help="whose machines dstack drives")
+        command.add_argument("stack", help=STACK_HELP)
     lists.add_argument("--json", action="store_true")
     lists.add_argument("--events", action="store_true", help="last events of all machines; else of those that are not healthy")
     replaces.add_argument("node", help="a machine's name or host, as `flotilla node list` shows them")

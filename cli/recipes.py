@@ -12,6 +12,7 @@ from cluster_tasks.client.submit import Job
 from cluster_tasks.recipes import find, recipes
 from cluster_tasks.recipes.as_file import as_file
 from cluster_tasks.recipes.planned import COMMAND, OWN, Planned, plan, write
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 
 KEYS = "; ".join(f"{key}: {about}" for key, about in OWN.items())
@@ -25,7 +26,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     commands.add_parser("list", help="all recipes")
     show = commands.add_parser("show", help="what a recipe runs on a stack, each command to be copied; as a file, --as")
     show.add_argument("recipe", help="such as verl/ppo-gsm8k")
-    show.add_argument("stack", nargs="?", help="whose sizes and folders are taken (a Slurm cluster of two nodes with 8 GPUs each)")
+    show.add_argument("stack", nargs="?", help=f"{STACK_HELP}; default: a Slurm cluster of two nodes with 8 GPUs each")
     show.add_argument("settings", nargs="*", metavar="key=value", help=SETTINGS)
     about = "a file for dstack apply or sbatch: a cluster of its own, and the run on it; written below build/STACK/ and printed"
     show.add_argument("--as", dest="kind", choices=("dstack", "sbatch"), help=about)

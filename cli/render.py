@@ -8,6 +8,7 @@ from pathlib import Path
 
 from cli.project import CommandError, console, output, show
 from cluster_tasks import build_folder
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 
 ABOUT = "Writes build/STACK/ from what `pulumi up` deployed, whoever ran it and wherever: the same files, and the cluster's token."
@@ -15,7 +16,7 @@ ABOUT = "Writes build/STACK/ from what `pulumi up` deployed, whoever ran it and 
 
 def main(_verb: str, arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(prog="flotilla render", description=ABOUT)
-    parser.add_argument("stack", help="such as aws-dev: stacks/Pulumi.STACK.yaml, deployed to the backend of `pulumi login`")
+    parser.add_argument("stack", help=f"{STACK_HELP}, deployed to the backend of `pulumi login`")
     stack = load(parser.parse_args(arguments).stack, root).name
     command = ["pulumi", "stack", "output", "--stack", stack, "--json", "--show-secrets", "--non-interactive"]
     show(command)

@@ -11,6 +11,7 @@ from cli import budget
 from cli.places import place
 from cli.project import CommandError
 from stacks.host.change import parse_change
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.schema import Fleet, Stack
 
@@ -19,7 +20,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     parser = argparse.ArgumentParser(
         prog=f"flotilla {verb}", description="Starts or stops nodes of fleets with role: rollout, while the cluster runs."
     )
-    parser.add_argument("stack", help="whose cluster is up")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("changes", nargs="+", metavar="FLEET=N", help="how many nodes of the fleet are to run, such as rollout=6")
     options: Any = parser.parse_args(arguments)
     changes = dict(map(parse_change, options.changes))

@@ -19,6 +19,7 @@ from cli.jobs import LOST
 from cli.project import CommandError
 from cluster_tasks.client.usage import Node, Usage, look, price_of
 from cluster_tasks.node.dashboard import Dashboard
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.schema import Stack
 
@@ -32,7 +33,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         description="Nodes, GPUs, jobs, the trainer's step, reward and tokens per second, and the cost so far; refreshed until Ctrl-C.",
     )
     add = parser.add_argument
-    add("stack", help="whose cluster is up")
+    add("stack", help=STACK_HELP)
     add("--every", type=float, default=2.0, help="seconds between two looks (2)")
     add("--once", action="store_true", help="print it once; so it is too where the output is no terminal")
     add("--json", action="store_true", help="once, as JSON")

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from stacks.errors import UserError
-from stacks.host.project import project_root
+from stacks.host.project import STACK_HELP, project_root
 from stacks.load import StackError, load
 from stacks.places import PLACES, place_of
 from stacks.places.place import Place
@@ -50,7 +50,7 @@ def _has(place: Place) -> bool:
 
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.bootstrap") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml; its account and region are taken")
+    parser.add_argument("stack", help=f"{STACK_HELP}; its account and region are used")
     parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
     options = parser.parse_args(arguments)
     try:

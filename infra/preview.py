@@ -42,7 +42,7 @@ from rich.tree import Tree
 
 from cluster_tasks import build_folder
 from stacks.errors import UserError
-from stacks.host.project import project_root
+from stacks.host.project import STACK_HELP, project_root
 from stacks.load import load, settings
 from stacks.places import PLACES, cloud_of
 from stacks.schema import Stack
@@ -247,7 +247,7 @@ def _cost(stack: Stack, resources: list[Resource]) -> tuple[dict[str, Any] | Non
 
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.preview") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
     parser.add_argument("--no-prices", action="store_true", help="do not look up what the machines cost; asks nobody then")
     options = parser.parse_args(arguments)

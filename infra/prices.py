@@ -28,7 +28,7 @@ from gpuhunt._internal import storage
 from gpuhunt._internal.catalog import CATALOG_URL
 
 from stacks.errors import UserError
-from stacks.host.project import project_root
+from stacks.host.project import STACK_HELP, project_root
 from stacks.load import load
 from stacks.places import PLACES, cloud_of, control_of
 from stacks.schema import Fleet, Stack
@@ -230,7 +230,7 @@ def _read(file: Path, provider: str) -> list[CatalogItem]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.prices", description="What the machines of a stack on a cloud cost.")
-    parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("--json", action="store_true")
     options: Any = parser.parse_args(arguments)
     try:

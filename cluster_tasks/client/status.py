@@ -36,6 +36,7 @@ from cluster_tasks.price import hourly
 from stacks.dstack_api import JobStatus, Run
 from stacks.errors import UserError
 from stacks.host.forward import LOOK_SECONDS, forwarded
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.schema import Stack
 
@@ -158,7 +159,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m cluster_tasks.client.status", description="One screen about a stack's cluster on dstack."
     )
-    parser.add_argument("stack", help="such as onprem, for stacks/Pulumi.onprem.yaml")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("--json", action="store_true")
     options: Any = parser.parse_args(argv)
     try:

@@ -28,6 +28,7 @@ from fleets import credentials
 from fleets.server.process import Server, ServerError, token
 from stacks.errors import UserError
 from stacks.host.locks import one_at_a_time
+from stacks.host.project import STACK_HELP
 from stacks.load import load
 
 if TYPE_CHECKING:
@@ -226,15 +227,15 @@ def read_arguments(arguments: list[str] | None, prog: str) -> argparse.Namespace
     commands = parser.add_subparsers(dest="command", required=True)
     starts, logs_in = commands.add_parser("up", help="start it"), commands.add_parser("login", help="write ~/.dstack/config.yml")
     leaves = commands.add_parser("forward", help="the port of a control node, until Ctrl-C")
-    leaves.add_argument("stack", help="name of a stack whose server is on its control node")
+    leaves.add_argument("stack", help=f"{STACK_HELP}, with a control node")
     leaves.add_argument("--timeout", type=float, default=600, help="seconds that the server has to answer (600)")
     shows, stops = commands.add_parser("status", help="what it has"), commands.add_parser("down", help="stop it")
     for command in (starts, logs_in, leaves, shows, stops):
         command.add_argument("--folder", type=Path, default=FOLDER, help=f"of its data ({FOLDER})")
-    starts.add_argument("stack", nargs="?", help="name of a stack that was rendered; without it a server that has no backends yet")
+    starts.add_argument("stack", nargs="?", help=f"{STACK_HELP}, rendered before; without it the server has no backends yet")
     starts.add_argument("--port", type=port_number, help=f"on 127.0.0.1 ({PORT})")
     starts.add_argument("--timeout", type=float, default=120, help="seconds that it has to answer (120)")
-    logs_in.add_argument("stack", nargs="?", help="name of a stack whose server is on its control node")
+    logs_in.add_argument("stack", nargs="?", help=f"{STACK_HELP}, with a control node")
     logs_in.add_argument("--timeout", type=float, default=600, help="seconds that a control node has to answer (600)")
     logs_in.add_argument("--project", default="main", help="(main)")
     stops.add_argument("--force", action="store_true", help="even while it has machines, or does not answer")

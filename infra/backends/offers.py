@@ -26,7 +26,7 @@ from rich.table import Table
 
 from infra import prices
 from stacks.errors import UserError
-from stacks.host.project import project_root
+from stacks.host.project import STACK_HELP, project_root
 from stacks.load import load
 from stacks.places import PLACES, gpu_of, like, machines, place_of
 from stacks.schema import Fleet, Gpu, Stack
@@ -258,7 +258,7 @@ def rows(found: list[Offer]) -> list[list[Offer]]:
 
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.backends.offers") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help="a stack whose machines are rented: stacks/Pulumi.STACK.yaml")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("--json", action="store_true", help="all offers as one JSON object")
     parser.add_argument("--spot", action="store_true", help="spot machines, whatever the stack file says")
     parser.add_argument("--all", action="store_true", help=f"more than the {SHOWN} cheapest of a fleet")

@@ -26,7 +26,7 @@ from rich.markup import escape
 from infra import prices
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.errors import UserError
-from stacks.host.project import project_root
+from stacks.host.project import STACK_HELP, project_root
 from stacks.load import StackError, load
 from stacks.places import PLACES, machines, place_of
 from stacks.places.place import Place
@@ -99,7 +99,7 @@ def lines(answers: list[Answer]) -> Iterator[str]:
 
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.preflight") -> int:
     parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help="name of a file stacks/Pulumi.<stack>.yaml")
+    parser.add_argument("stack", help=STACK_HELP)
     parser.add_argument("--json", action="store_true", help="print the answers as one JSON list")
     options = parser.parse_args(arguments)
     try:
