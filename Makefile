@@ -72,7 +72,7 @@ image: ## a container image with Ray, vLLM and the lock: images/
 # Two files at a time, as most tests wait for processes to start; more would want more than 8 GB of memory.
 .PHONY: test
 test: .venv/dev ## all tests but slow ones and those of make test-hosts
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not slow and not hosts"
+	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25 -m "not slow and not hosts"
 
 # Real dstack servers and Slurms, with hosts in namespaces: root alone can make those. Labs of two workers do not meet.
 .PHONY: test-hosts

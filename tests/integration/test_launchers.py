@@ -27,9 +27,9 @@ RUNS: dict[str, dict[str, Any]] = {
         "algorithm": {"name": "ppo", "epochs": 2, "minibatches": 2, "kl": {"coef": 0.05, "where": "reward", "estimator": "k1"}},
         "critic": {"lr": 1e-3},
         "trainer": {"zero_stage": 2},
-        "rollout": {"mode": "one_step"},
         "reward": {"function": "support.judges:fails_on_odd_lengths", "on_error": "zero"},
     },
+    "one_step": {"rollout": {"mode": "one_step"}},
     "environment": {
         "data": {"path": "support.environments:rows", "args": {"count": 60}},
         "environment": {"function": "support.environments:two_turns", "max_turns": 4, "max_tokens": 20, "workers": 2},
@@ -52,6 +52,8 @@ def test_both_launchers_compute_the_same_bits_and_continue_what_the_other_began(
     changes = RUNS[name]
     ray, one = (trained(tiny_model, tmp_path / kind, kind, 4, changes) for kind in ("ray", "one"))
     require_same(ray, one, "step_4")
+    if name == "one_step":  # what was sampled ahead is sampled again after a resume, with newer weights
+        return
     for began, continues in ((ray, "one"), (one, "ray")):
         folder = tmp_path / f"{continues}-continues"
         shutil.copytree(began, folder, ignore=lambda _, names: [n for n in names if n in ("step_4", "model", "metrics.jsonl")])
@@ -73,9 +75,10 @@ def test_a_run_in_one_process_does_without_ray_and_stops_at_a_breakpoint_in_a_re
     (tmp_path / "mine.py").write_text("def reward(text, row):\n    breakpoint()\n    return float(len(text))\n")
     short: dict[str, Any] = {"reward": {"function": "mine:reward"}, "trainer": {"steps": 1, "eval_prompts": 0}}
     config = json.dumps(values_read(here(settings(tiny_model, **short))))
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONBREAKPOINT"}  # which Ray, in this process, has set
     done = subprocess.run(
         [sys.executable, "-c", SESSION, config, str(tmp_path / "run")],
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+        env=kept | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
         input="p len(text), row['answer']\n" + "c\n" * 32,
         capture_output=True,
         text=True,
