@@ -215,11 +215,11 @@ def listed(column="prompt"):
 def lazy():
     yield {"prompt": "1", "answer": "2"}
 
-def plain(text, row): ...
-def about(text, about): ...
-def by_column(text, answer): ...
-def more(text, row, prompt): ...
-def optional(text, row, prompt=""): ...
+def plain(text, row): return 0.0
+def about(text, about): return 0.0
+def by_column(text, answer): return 0.0
+def more(text, row, prompt): return 0.0
+def optional(text, row, prompt=""): return 0.0
 """
 
 
