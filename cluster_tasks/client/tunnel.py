@@ -40,7 +40,8 @@ def end(process: subprocess.Popen[bytes] | psutil.Process) -> None:
         process.wait(END_SECONDS)
     except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
         process.kill()
-        process.wait()
+        if isinstance(process, subprocess.Popen):
+            process.wait()  # another's child stays a zombie where nobody reaps it, as in a container without an init
 
 
 def keep(process: subprocess.Popen[bytes], folder: Path) -> None:

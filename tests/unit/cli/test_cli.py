@@ -9,9 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple, cast
 
 import pytest
 import yaml
@@ -243,6 +245,22 @@ def test_a_tunnel_is_found_again_and_ended_and_nobody_elses_process(tmp_path):
         (tmp_path / "tunnel.json").write_text(note)
         assert tunnel.close(tmp_path)
         assert not tunnel.close(tmp_path)
+
+
+def test_a_tunnel_that_nobody_reaps_is_ended_within_the_deadline(tmp_path, monkeypatch):
+    """Its parent, `flotilla up`, is gone, and the first process of a container may reap nothing."""
+    monkeypatch.setattr(tunnel, "END_SECONDS", 0.5)
+    parent = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        pid = int(process.stdout.readline())
+        tunnel.keep(cast(Any, SimpleNamespace(pid=pid)), tmp_path)
+        closing = threading.Thread(target=tunnel.close, args=(tmp_path,), daemon=True)
+        closing.start()
+        closing.join(30)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+        process.kill()
+    assert (closing.is_alive(), state) == (False, "Z")
 
 
 def test_a_tunnel_that_opens_is_kept_and_one_that_does_not_says_why(tmp_path):
