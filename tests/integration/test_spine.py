@@ -60,9 +60,13 @@ def sourced(address: str, project: Path) -> dict[str, str]:
 
 
 def shell(address: str, project: Path, lines: str) -> None:
-    """Run lines of a page in the project's folder, with its environment active."""
+    """Run lines of a page in the project's folder, with its environment active, in which `flotilla` is the copy's own."""
     env = sourced(address, project)
-    env["PATH"] = f"{Path(sys.executable).parent}:{env['PATH']}"
+    command = project / "bin/flotilla"
+    command.parent.mkdir(exist_ok=True)
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m cli "$@"\n')
+    command.chmod(0o755)
+    env["PATH"] = f"{command.parent}:{Path(sys.executable).parent}:{env['PATH']}"
     done = subprocess.run(
         ["bash", "-ec", lines], cwd=project, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False
     )

@@ -354,11 +354,11 @@ def loop(text, row, reached):
 
 @pytest.mark.usefixtures("cluster")
 def test_a_run_that_is_asked_to_stop_does_not_wait_for_a_reward_that_hangs(tiny_model, tmp_path, monkeypatch, capfd):
-    (tmp_path / "hanging.py").write_text(HANGING)
+    (tmp_path / "hangs.py").write_text(HANGING)
     monkeypatch.syspath_prepend(str(tmp_path))
     reached = tmp_path / "reached"
     stopper = when(reached.exists, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    reward = {"function": "support.hanging:loop", "args": {"reached": str(reached)}, "timeout": 300}
+    reward = {"function": "hangs:loop", "args": {"reached": str(reached)}, "timeout": 300}
     begun = time.monotonic()
     assert train_ppo.train(settings(tiny_model, reward=reward, trainer={"eval_prompts": 0}), tmp_path / "run") == STOPPED
     assert time.monotonic() - begun < 200

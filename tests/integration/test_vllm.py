@@ -30,7 +30,7 @@ def engine(wide_model: Path) -> VllmEngine:
             "model": {"path": str(wide_model), "dtype": "float32"},
             "data": {"path": "a:b", "max_prompt_tokens": 16},
             "rollout": {"engine": "vllm", "max_new_tokens": 12, "max_sequences": 64, "temperature": 0.8},
-            "placement": {"gpus_per_rank": 0},
+            "placement": {"gpus_per_rank": 0, "processes": "one"},
         }
     )
     return VllmEngine(config, str(wide_model), 0)

@@ -44,7 +44,7 @@ def test_adapters_that_were_received_are_those_that_answer_also_requests_at_work
             "model": {"path": str(wide_model), "dtype": "float32", "lora": {"rank": 3, "alpha": 5, "targets": ["q_proj", "down_proj"]}},
             "data": {"path": "a:b", "max_prompt_tokens": 16},
             "rollout": {"engine": "vllm", "max_new_tokens": 12, "max_sequences": 64},
-            "placement": {"gpus_per_rank": 0},
+            "placement": {"gpus_per_rank": 0, "processes": "one"},
         }
     )
     engine = VllmEngine(config, str(wide_model), 0)

@@ -28,6 +28,7 @@ if not torch.cuda.is_available():
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 import vllm
+from vllm.distributed import destroy_model_parallel
 from vllm.inputs import tokens_input
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
@@ -35,6 +36,7 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import SchedulerInterface
+from vllm.v1.engine import core
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import weights
@@ -130,6 +132,8 @@ class VllmEngine(SteppedEngine):
         self.adapters = lora.peft_config(config.model.lora, model_path).to_dict() if config.model.lora.rank else None
         self.processes = self.config.tensor_parallel * self.config.pipeline_parallel
         threads = torch.get_num_threads()
+        if config.placement.processes == "one":  # torch's default group, which vLLM would destroy with the engine, is also the ranks'
+            core.cleanup_dist_env_and_memory = destroy_model_parallel
         self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
         if self.device.type == "cpu" and self.processes == 1 and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
