@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,20 @@ def pytest_configure() -> None:
     """A shell starts what it runs in the background with interrupts ignored, and so would be what tests start and interrupt."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if "FLOTILLA_TEST_WARM" not in os.environ and sys.platform == "linux":  # one for all processes of pytest-xdist
+        start_warm()
+
+
+def start_warm() -> None:
+    """Trainers and workers of Ray that tests start are forked (tests/warm); NO_WARM=1 starts them anew."""
+    if os.environ.get("NO_WARM"):
+        return
+    folder, path = Path(__file__).parent / "warm", Path(tempfile.mkdtemp(prefix="flotilla-warm-")) / "socket"
+    command = [sys.executable, str(folder / "server.py"), str(path), "-" * 100]  # room in /proc for the names that Ray gives processes,
+    env = os.environ | {"SPT_NOENV": "1", "ROOM": "-" * 20_000}  # and for the variables of those that are forked
+    subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL)
+    os.environ["FLOTILLA_TEST_WARM"] = str(path)
+    os.environ["PYTHONPATH"] = ":".join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def pytest_collection_finish() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from offline_runs import train_here
+from support.paths import python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, BATCH = 4, 8
@@ -72,7 +73,7 @@ pytestmark = pytest.mark.skipif(not find_spec("trl"), reason="TRL is not install
 
 
 def run(*words: str, runs: Path) -> str:
-    env = os.environ | {"FLOTILLA_RUNS": str(runs), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env = os.environ | {"FLOTILLA_RUNS": str(runs), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path(ROOT)}
     result = subprocess.run([sys.executable, *words], cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout

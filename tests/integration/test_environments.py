@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import ray
 from support.configs import here, settings
+from support.killed import until_let_go
+from support.paths import python_path
 from support.ray_actors import after_step, until_gone, when
 
 from lab.waiting import wait_for
@@ -213,7 +215,7 @@ def person(folder: Path, entry: str, recipe: str, *settings: str) -> None:
 
 def begun(folder: Path, entry: str, recipe: str, *settings: str) -> subprocess.Popen[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"FLOTILLA_RUNS": str(folder)}
-    env["PYTHONPATH"] = str(Path(__file__).parents[1])  # a person's own environments
+    env["PYTHONPATH"] = python_path(Path(__file__).parents[1])  # a person's own environments
     line = [sys.executable, "-m", f"trainer.{entry}", "--config", f"trainer/recipes/{recipe}.yaml", *settings]
     root = Path(__file__).parents[2]
     return subprocess.Popen(line, cwd=root, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
@@ -229,6 +231,7 @@ def test_a_model_learns_to_correct_its_guess_with_the_same_numbers_over_a_kill_a
     wait_for("a checkpoint", (tmp_path / "killed/checkpoints/step_20").exists, 200, 0.05)
     os.killpg(killed.pid, signal.SIGKILL)
     killed.communicate()
+    until_let_go(tmp_path / "killed")
     person(tmp_path, "train_ppo", "demo-guess", "run.name=killed")
     rows = read(tmp_path / "whole")
     assert rows[0]["eval_pass@1"] < 0.4 and rows[-1]["eval_pass@1"] > 0.75

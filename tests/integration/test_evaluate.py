@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from support.configs import settings
 from support.json_server import JsonHandler, served
+from support.paths import python_path
 
 from trainer import evaluate, train_ppo
 from trainer.cli import yaml_io
@@ -154,7 +155,7 @@ def failed(*words: str) -> str:
         capture_output=True,
         text=True,
         timeout=200,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": python_path(ROOT)},
         check=False,
     )
     assert done.returncode == 2, done.stderr

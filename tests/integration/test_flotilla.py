@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.paths import python_path
 
 from cluster_tasks.local.plan import MARKER
 from cluster_tasks.node.ports import free_port
@@ -40,7 +41,7 @@ class Project:
         return subprocess.Popen(
             [sys.executable, "-m", "cli", *arguments],
             cwd=self.folder / "trainer/recipes",
-            env=env | engine | {"PYTHONPATH": str(self.folder)},
+            env=env | engine | {"PYTHONPATH": python_path(self.folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

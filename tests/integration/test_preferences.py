@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from offline_runs import train_here
+from support.killed import until_let_go
 from transformers import AutoModelForSequenceClassification
 
 from trainer import export
@@ -142,6 +143,7 @@ def test_a_run_that_was_killed_resumes_to_the_same_numbers(runs, name, whole, se
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    until_let_go(runs / killed)
     assert len(metrics(runs / killed)) < 9
     train_here(name, runs, *words(name, f"run.name={killed}", *settings))
     compare = [sys.executable, "-m", "trainer.compare", runs / whole, runs / killed]

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from support.paths import python_path
 
 from cluster_tasks.identity import environment
 from cluster_tasks.local.plan import MARKER
@@ -30,7 +31,11 @@ STEPS = ["trainer.steps=12", "trainer.checkpoint_every=4", "trainer.eval_prompts
 
 def python(project: Path, *arguments: str, **environment: str) -> str:
     """Output of `python ...` in the project's folder; a failure shows it."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"PYTHONPATH": str(project)} | environment
+    env = (
+        {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        | {"PYTHONPATH": python_path(project)}
+        | environment
+    )
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=project,

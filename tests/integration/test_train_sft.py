@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from support.killed import until_let_go
 
 from trainer.cluster.actors import free_port
 
@@ -97,6 +98,7 @@ def test_a_start_that_failed_leaves_the_name_and_a_run_that_was_killed_resumes_t
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+    until_let_go(runs / "killed")
     assert len(metrics(runs, "killed")) < 6
     result = train(runs, 1, "run.name=killed")
     assert result.returncode == 0, result.stdout + result.stderr
@@ -122,6 +124,7 @@ def test_adapters_alone_are_trained_and_a_run_that_was_killed_resumes_to_the_sam
         time.sleep(0.002)
     process.kill()
     process.wait(30)
+    until_let_go(tmp_path / "killed")
     assert len(metrics(tmp_path, "killed")) < 6
     for name in ("killed", "alone"):
         result = train(tmp_path, 1, f"run.name={name}", "model.lora.rank=4")

@@ -23,8 +23,11 @@ SEQUENCES = [Sequence([3, 4], [5, 6]), Sequence([3, 4, 5], [6, 7, 8, 9, 10, 11, 
 
 def together(function: Callable[..., Any], world: int, *args: Any, seconds: float = 120) -> list[Any]:
     """What each of `world` processes returns of function(rank, world, port, *args); they wait for each other, so each has one."""
-    port = free_port()
-    with ProcessPoolExecutor(world, mp_context=get_context("spawn")) as pool:
+    port, context = free_port(), get_context("forkserver")
+    context.set_forkserver_preload(
+        ["deepspeed", "transformers.models.qwen2.modeling_qwen2", "transformers.models.auto.modeling_auto", "peft"]
+    )
+    with ProcessPoolExecutor(world, mp_context=context) as pool:
         calls = [pool.submit(function, rank, world, port, *args) for rank in range(world)]
         return [call.result(seconds) for call in calls]
 
