@@ -50,6 +50,8 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     named = {name: whole[PREFIX + name].to(dtype) for name, p in lm.named_parameters() if p.requires_grad}
     files = model_card.files(run, settings, checkpoint.step)
     frozen = {name: quantize.whole(p) for name, p in lm.named_parameters() if not p.requires_grad}
+    for name, buffer in models.saved_buffers(lm):
+        frozen[name] = buffer if partly else whole[PREFIX + name].to(buffer.dtype)
     if not config.lora.rank:
         named |= frozen
     else:

@@ -167,6 +167,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     cluster.local("down", "--timeout", "20")
 
 
+@pytest.mark.slow
 def test_a_job_checks_the_cluster_that_it_runs_on(cluster: Cluster) -> None:
     checks = "python -m cluster_tasks.checks --free 0"
     wrong = f"{checks} --quick --nodes 3 --gpus 1; echo ENDED $?; FLOTILLA_NODE_GPUS=0,2 {checks} --quick; echo ENDED $?"

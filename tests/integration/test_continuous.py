@@ -226,6 +226,7 @@ def test_rewards_that_are_all_alike_end_the_run_with_the_reason(tiny_model, tmp_
         train_ppo.train(here(config), tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_late_answers_are_sampled_anew_where_the_run_does_not_wait():
     """Engines that sleep: some answers take 3 s, a step little more than one."""

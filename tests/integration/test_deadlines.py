@@ -102,6 +102,7 @@ def test_processes_that_only_wait_for_one_another_are_ended_with_their_places_an
     assert 'test_deadlines.py", line' in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_another_which_works_is_left_alone(ranks: list) -> None:
     """In a child, as some engines do their work."""
     ranks[0].begin.remote(heartbeat.EVERY + 2, ready=True)

@@ -183,6 +183,7 @@ def test_the_archive_has_what_every_node_wrote_and_none_of_the_secrets(cluster, 
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.slow
 def test_logs_that_a_job_of_ours_reads_have_none_either(cluster, tmp_path):
     leak(cluster, tmp_path)
     dump(cluster, "stack", "shell")  # what env.sh alone has no node knows: collect takes it out

@@ -156,6 +156,7 @@ def test_an_engine_that_comes_and_is_killed_writes_turns_of_episodes(tiny_model,
     assert learned <= Counter(row["prompt"] for row in sort_digits(**config.data.args)), "every prompt is learned from once at most"
 
 
+@pytest.mark.slow
 def test_a_reward_model_is_not_placed_on_a_node_that_may_go(cluster, monkeypatch):
     cluster.add_node(num_cpus=1, num_gpus=1, labels=LABELS)
     states, kill = [], ray.kill

@@ -49,6 +49,7 @@ def greedy(path: Path, folder: Path, tensor_parallel: int) -> tuple[list[list[in
     return [e.response_ids for e in episodes], [p for e in episodes for p in e.logprobs], [each.node for each in nodes]
 
 
+@pytest.mark.slow
 def test_an_engine_over_two_nodes_answers_as_one_on_one_node(two_nodes: None, wide_model: Path, tmp_path: Path) -> None:
     one, one_logprobs, _ = greedy(wide_model, tmp_path, 1)
     two, two_logprobs, nodes = greedy(wide_model, tmp_path, 2)

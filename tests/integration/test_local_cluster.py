@@ -117,6 +117,7 @@ print("ON", sorted(addresses), "GET", ray.get([r.sum.remote(i, f"tcp://{addresse
 """
 
 
+@pytest.mark.slow
 def test_processes_on_both_nodes_find_one_another_by_the_interface_that_the_agent_chose(shared: Cluster) -> None:
     done = shared.job("python", "-c", ALL_REDUCE.replace("PORT", str(free_port())))
     assert done.returncode == 0, done.stdout + done.stderr
@@ -172,6 +173,7 @@ def test_ray_killed_on_a_worker_is_said_at_once_and_started_again(shared: Cluste
     assert shared.local("status").returncode == 0
 
 
+@pytest.mark.slow
 def test_a_lost_node_ends_the_cluster_with_75_when_the_policy_says_so(shared: Cluster) -> None:
     everything = shared.processes()
     [agent] = [p for p in everything if p.name() == "python3" and p.environ().get("DSTACK_NODE_RANK") == "1"]

@@ -66,6 +66,7 @@ def status(root: Path, capsys: pytest.CaptureFixture[str], as_json: bool) -> Any
     return json.loads(out) if as_json else out.splitlines()
 
 
+@pytest.mark.slow
 def test_a_run_trains_on_while_nodes_join_die_come_again_and_leave(cluster: Cluster, tiny_model: Path, tmp_path: Path, capsys) -> None:
     config = settings(
         tiny_model,

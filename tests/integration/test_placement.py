@@ -86,6 +86,7 @@ def test_all_roles_and_rollout_engines_find_their_place(cluster, settings):
     reserved.release()
 
 
+@pytest.mark.slow
 def test_ray_keeps_the_nodes_of_each_engine_in_one_domain(cluster_of_domains):
     """Bundles that were only packed would be on nodes of both domains, or of none, as the ranks ask for so little."""
     split = {"engines": 2, "tensor_parallel": 2, "nodes_per_engine": 2}
@@ -108,6 +109,7 @@ def test_ray_keeps_the_nodes_of_each_engine_in_one_domain(cluster_of_domains):
     again.release()
 
 
+@pytest.mark.slow
 def test_ray_takes_the_label_that_the_node_agent_gives_it(monkeypatch):
     """Keys that begin with ray.io/ are Ray's own, and it could refuse them."""
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")

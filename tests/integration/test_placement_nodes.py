@@ -44,6 +44,7 @@ def homes(dashboard: Dashboard) -> dict[str, str]:
     return {actor["name"]: address[actor["node_id"]] for actor in named}
 
 
+@pytest.mark.slow
 def test_reference_and_rollout_engines_are_on_the_small_gpus_policy_and_critic_on_the_large(cluster: Cluster, tiny_model: Path) -> None:
     settings = [
         f"model.path={tiny_model}",

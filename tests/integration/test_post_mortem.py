@@ -99,6 +99,7 @@ class Terminal:
         os.write(self.end, f"{answer}\n".encode())
 
 
+@pytest.mark.slow
 def test_rays_older_debugger_is_for_a_terminal_of_the_same_node(cluster, tmp_path):
     asked = KnownDashboard.of(cluster.url, environment(cluster.root, cluster.url))
     job = start(asked, tmp_path, {"RAY_DEBUG": "legacy", "RAY_DEBUG_POST_MORTEM": "1"})

@@ -67,6 +67,7 @@ def test_one_that_was_killed_is_started_again(cluster: Cluster) -> None:
     assert done.returncode == 0 and "ASKED" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_cluster_whose_service_never_answers_says_which_and_where(tmp_path: Path) -> None:
     with socket.socket() as mute:
         mute.bind(("", 0))  # and does not listen: nobody else answers there either

@@ -211,6 +211,7 @@ def wait_for(happened: Callable[[], bool], job: subprocess.Popen[str]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_the_demo_recipe_as_a_job_survives_kill_9_bit_for_bit(project, cluster):
     runs = project / "build/local/runs"
     whole = submit(cluster, project, "whole")

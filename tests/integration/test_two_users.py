@@ -49,6 +49,7 @@ def first(tmp_path: Path) -> Iterator[Cluster]:
         cluster.local("down", "--timeout", "20")
 
 
+@pytest.mark.slow
 def test_a_second_user_lands_on_their_own_cluster_or_is_refused(first: Cluster, tmp_path: Path) -> None:
     home = tmp_path / "second"
     theirs = render(home, FLEET)

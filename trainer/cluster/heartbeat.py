@@ -51,15 +51,16 @@ def begin(limit: float, silence: float | None = None) -> None:
     def beat() -> None:
         before = _Usage()
         for number in count():
+            started = ready.is_set()
             stack = _stack(main)
             usage = _usage(PROC / "self", threading.get_native_id())
-            idle = ready.is_set() and not _debugged(stack) and usage.none_since(before)
+            idle = started and not _debugged(stack) and usage.none_since(before)
             before = usage
-            sooner = silence if silence and silence < limit and ready.is_set() else None
+            sooner = silence if silence and silence < limit and started else None
             value = json.dumps(Beat(number, limit, _place(stack), "".join(traceback.format_list(stack)), idle, sooner)).encode()
             with suppress(Exception):  # of a Ray that does not answer; the next beat may get through
                 internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
-            time.sleep(EVERY)
+            time.sleep(EVERY) if started else ready.wait(EVERY)  # which is said at once: `silence` holds from then on
 
     threading.Thread(target=beat, name="heartbeat", daemon=True).start()
 

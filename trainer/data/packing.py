@@ -85,6 +85,7 @@ def pack(
     *,
     pad_id: int,
     one_row: bool = False,
+    alone: bool = False,
     count: int = 0,
     together: int = 1,
     what: str = "trainer.micro_batch_tokens",
@@ -92,15 +93,15 @@ def pack(
     """Micro-batches of at most `budget` = R*L input tokens, padding included; each sequence is in exactly one of them.
 
     `one_row` lays everything of a micro-batch in one row, as flash attention needs it: transformers finds packed sequences for it only
-    where R is 1. `count` asks for at least so many micro-batches (see `plan`). `together` consecutive sequences lie side by side in one
+    where R is 1. `alone` gives each sequence a row of its own, for models that would look across the borders (trainer/ranks/packed.py).
+    `count` asks for at least so many micro-batches (see `plan`). `together` consecutive sequences lie side by side in one
     row: what is compared must be in one micro-batch. Raises ConfigError for a sequence longer than the budget
     (the setting `what`), ValueError for one without a prompt.
     """
     for i, sequence in enumerate(sequences):
         if not len(sequence.prompt_ids):
             raise ValueError(f"sequence {i} has no prompt: its first response token has nothing to be predicted from")
-    planned = plan(_units([s.length for s in sequences], together), budget, one_row=one_row, count=count, what=what)
-    planned = [[_members(row, together) for row in rows] for rows in planned]
+    planned = plan([s.length for s in sequences], budget, one_row=one_row, alone=alone, together=together, count=count, what=what)
     if not sequences:
         return [_filler(pad_id) for _ in planned]
     source = _Source(sequences, pad_id)
@@ -119,13 +120,25 @@ def _members(units: list[int], together: int) -> list[int]:
     return [unit * together + i for unit in units for i in range(together)]
 
 
-def plan(lengths: list[int], budget: int, *, one_row: bool = False, count: int = 0, what: str = "trainer.micro_batch_tokens") -> list[Rows]:
-    """Which sequences share a row, which rows a micro-batch. Deterministic.
+def plan(
+    lengths: list[int],
+    budget: int,
+    *,
+    one_row: bool = False,
+    alone: bool = False,
+    together: int = 1,
+    count: int = 0,
+    what: str = "trainer.micro_batch_tokens",
+) -> list[Rows]:
+    """Which sequences share a row, which rows a micro-batch. Deterministic. See `pack`.
 
     Best fit, longest first: rows are as long as the longest sequence left, as many are opened as the budget allows, and shorter
     sequences fill their ends. Where that would waste much, longer rows are tried. With `count` above what is needed, micro-batches are
     split by rows, and empty ones appended when there are no more rows: under ZeRO every rank must run the same number of passes.
     """
+    if alone:
+        return _spread(_alone(lengths, budget, together, what), count, together)
+    lengths = _units(lengths, together)
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     if order and lengths[order[0]] > budget:
         raise ConfigError(f"{what}: {budget}; a sequence has {lengths[order[0]]} tokens and must fit into a micro-batch")
@@ -134,7 +147,21 @@ def plan(lengths: list[int], budget: int, *, one_row: bool = False, count: int =
         widths = (budget,) if one_row else WIDTHS  # capped at the budget: one row
         rows, order = _micro_batch(order, lengths, budget, widths)
         planned.append(rows)
-    return _spread(planned, count)
+    return _spread([[_members(row, together) for row in rows] for rows in planned], count)
+
+
+def _alone(lengths: list[int], budget: int, together: int, what: str) -> list[Rows]:
+    """Rows of one sequence each, the longest first, so that those of a micro-batch are about as long; units are not parted."""
+    longest = [max(lengths[i : i + together]) for i in range(0, len(lengths), together)]
+    order = sorted(range(len(longest)), key=lambda i: (-longest[i], i))
+    planned: list[Rows] = []
+    while order:
+        size = max(longest[order[0]], 1) * together
+        if size > budget:
+            raise ConfigError(f"{what}: {budget}; {together} rows of {size // together} tokens must fit into a micro-batch, {size} in all")
+        chosen, order = order[: budget // size], order[budget // size :]
+        planned.append([[i] for i in _members(chosen, together)])
+    return planned
 
 
 def _micro_batch(order: list[int], lengths: list[int], budget: int, widths: tuple[float, ...]) -> tuple[Rows, list[int]]:
@@ -178,13 +205,13 @@ def _fill(order: list[int], lengths: list[int], size: int, limit: int) -> tuple[
     return rows, rest
 
 
-def _spread(planned: list[Rows], count: int) -> list[Rows]:
-    """At least `count` micro-batches: halve the one with the most rows while there is one with two."""
+def _spread(planned: list[Rows], count: int, unit: int = 1) -> list[Rows]:
+    """At least `count` micro-batches: halve the one with the most rows while there is one with two, or with two units of rows."""
     while len(planned) < count:
         most = max(range(len(planned)), key=lambda i: len(planned[i]), default=None)
-        if most is None or len(planned[most]) < 2:
+        if most is None or len(planned[most]) < 2 * unit:
             return planned + [[]] * (count - len(planned))
-        half = len(planned[most]) // 2
+        half = len(planned[most]) // unit // 2 * unit
         planned[most : most + 1] = [planned[most][:half], planned[most][half:]]
     return planned
 
@@ -284,14 +311,17 @@ def scatter(outputs: list[torch.Tensor], batches: list[Batch]) -> torch.Tensor:
     return torch.empty_like(joined_N).index_copy_(0, flat_N.to(joined_N.device), joined_N)
 
 
-def split(lengths: list[int], ranks: int, budget: int, *, one_row: bool = False, together: int = 1) -> tuple[list[list[int]], int]:
+def split(
+    lengths: list[int], ranks: int, budget: int, *, one_row: bool = False, alone: bool = False, together: int = 1
+) -> tuple[list[list[int]], int]:
     """Each rank's sequences, and the number of micro-batches that every rank must run (ZeRO's collectives are per micro-batch)."""
     if ranks == 1:
         return [list(range(len(lengths)))], 0
     units = _units(lengths, together)
     shares = balance(units, ranks)
-    count = max(len(plan([units[i] for i in share], budget, one_row=one_row)) for share in shares)
-    return [_members(share, together) for share in shares], count
+    members = [_members(share, together) for share in shares]
+    cut = {"one_row": one_row, "alone": alone, "together": together}
+    return members, max(len(plan([lengths[i] for i in mine], budget, **cut)) for mine in members)
 
 
 def balance(lengths: list[int], ranks: int) -> list[list[int]]:

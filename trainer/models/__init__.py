@@ -328,6 +328,16 @@ def export(
     fsync(folder.parent)
 
 
+def saved_buffers(lm: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Tensors of a model's folder that no optimizer trains, by name, such as the biases by which DeepSeek-V3 chooses experts."""
+    return [
+        (f"{path}.{name}" if path else name, buffer)
+        for path, module in lm.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name not in module._non_persistent_buffers_set
+    ]
+
+
 def fingerprint(lm: nn.Module, frozen: Iterable[torch.Tensor] = ()) -> str:
     """Architecture as a hash of parameter names and shapes: a checkpoint of another model is refused by it.
 

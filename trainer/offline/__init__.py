@@ -35,8 +35,9 @@ from trainer.metrics.sinks import sinks
 from trainer.models import attention, load_tokenizer, others
 from trainer.objectives.aggregation import denominators, part
 from trainer.offline.saver import Saver, from_rank_0, gather
+from trainer.ranks import packed
 from trainer.ranks.reduction import combine, means
-from trainer.ranks.worker import Role, Tokens, Worker, packing
+from trainer.ranks.worker import Role, Tokens, Worker
 from trainer.runs import faults, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, slowed
 from trainer.runs.stopping import STOPPED, Stopping, stop_signals
@@ -131,6 +132,8 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
             print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
     worker.build()
+    if worker.alone and rank == 0:
+        print(f"model: {packed.SAYS}", flush=True)
     fingerprint = worker.fingerprint()
     if last:
         last.require_model(fingerprint)
@@ -282,7 +285,7 @@ def _shared(worker: Worker) -> int:
 def _split(worker: Worker, sequences: list[Sequence]) -> tuple[list[list[int]], int, int]:
     """The sequences of each group of ranks that share them, the micro-batches that every rank must run, and the group of this one."""
     groups, together = worker.world // _shared(worker), worker.role.together
-    shares, count = split([s.length for s in sequences], groups, **packing(worker.config), together=together)
+    shares, count = split([s.length for s in sequences], groups, **worker.packing(), together=together)
     return shares, count, worker.rank // _shared(worker)
 
 

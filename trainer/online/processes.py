@@ -254,6 +254,8 @@ def _start(config: PpoConfig, folder: Path, model_path: str, members: list[Role]
     roles = {role.name: RoleGroup(config, role, model_path, starts, together) for role in members}
     seconds = config.trainer.timeout
     starts.wait([ref for role in roles.values() for ref in role.start()], seconds, f"starting {', '.join(roles)} (trainer.timeout)")
+    for role in roles.values():
+        role.started()
     policy = roles["policy"]
     _require_shared(folder, roles)
     # What is lent where it lies needs no buffer; ZeRO-3 gathers one.
@@ -279,6 +281,8 @@ def initial_model(config: PpoConfig, folder: Path) -> str:
         # Each rank adds its adapters, which are alike.
         base = config.model.model_copy(update={"lora": LoraConfig(quantize=lora.quantize), "freeze": []})
         lm = models.load_lm(base, config.run.seed, torch.device("cpu"))
-        state = {name: quantize.whole(parameter) for name, parameter in lm.named_parameters()} if lora.quantize else lm.state_dict()
+        state = lm.state_dict()
+        if lora.quantize:
+            state = {name: quantize.whole(tensor) for name, tensor in (*lm.named_parameters(), *models.saved_buffers(lm))}
         models.export(lm, state, models.load_tokenizer(config.model), path)
     return str(path.resolve())

@@ -21,9 +21,9 @@ from trainer.objectives.aggregation import denominators, part
 from trainer.objectives.distillation import taught
 from trainer.objectives.policy import policy
 from trainer.objectives.value import value
-from trainer.ranks import teacher
+from trainer.ranks import packed, teacher
 from trainer.ranks.reduction import combine
-from trainer.ranks.worker import Role, Tokens, Worker, packing
+from trainer.ranks.worker import Role, Tokens, Worker
 
 
 @dataclass
@@ -109,6 +109,12 @@ class RoleGroup:
         address, port = self.launcher.wait(self.ranks[0].address.remote(), seconds, f"starting the {self.role.name} (trainer.timeout)")
         return [rank.start.remote(address, port) for rank in self.ranks]
 
+    def started(self) -> None:
+        """Once its ranks have their model."""
+        self.packing: dict[str, Any] = self.call("packing")[0]
+        if self.packing["alone"]:
+            print(f"{self.role.name}: {packed.SAYS}", flush=True)
+
     def call(self, method: str, *args: Any) -> list[Any]:
         """The same call on every rank."""
         refs = [getattr(rank, method).remote(*args) for rank in self.ranks]
@@ -160,7 +166,7 @@ class RoleGroup:
     def _split(self, rollout: Rollout, chosen: list[int]) -> tuple[list[list[int]], int]:
         """The sequences, of those chosen, of each group of ranks that share them, and the micro-batches that every rank must run."""
         lengths = [rollout.sequences[i].length for i in chosen]
-        shares, count = split(lengths, len(self.ranks) // self.shared, **packing(self.config), together=self.role.together)
+        shares, count = split(lengths, len(self.ranks) // self.shared, **self.packing, together=self.role.together)
         return [[chosen[i] for i in share] for share in shares], count
 
 

@@ -17,6 +17,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -67,13 +68,20 @@ def sharded(dtype: torch.dtype) -> Iterator[None]:
     """Inside, transformers loads models whose parameters are partitioned at once (ZeRO-3): no rank holds a whole one on its device.
 
     https://huggingface.co/docs/transformers/main/en/deepspeed#non-trainer-deepspeed-integration
+    Buffers keep their types: DeepSpeed would make the frequencies of rotary embeddings bfloat16, which after a thousand tokens are others.
     """
+    from deepspeed.runtime.zero import partition_parameters
     from transformers.integrations import deepspeed as integration
+
+    construct = partition_parameters.zero_wrapper_for_fp_tensor_constructor
+
+    def uncast(make: Callable[..., torch.Tensor], target_fp_dtype: Any, target_device: Any) -> Callable[..., torch.Tensor]:
+        return construct(make, None, target_device)  # type: ignore[no-any-return]
 
     config = _Zero3(_configuration(dtype, 3))  # transformers holds it by a weak reference
     integration.set_hf_deepspeed_config(config)
     try:
-        with _quiet():
+        with _quiet(), patch.object(partition_parameters, construct.__name__, uncast):
             yield
     finally:
         integration.unset_hf_deepspeed_config()
@@ -213,15 +221,15 @@ class Engine:
             raise TimeoutError(f"the checkpoint was not copied to memory within {self.timeout} s (trainer.timeout)")
 
     def weights(self, names: list[str]) -> list[torch.Tensor]:
-        """Whole parameters by name. Collective under ZeRO-3: every rank calls it with the same names in the same order."""
+        """Whole parameters and buffers by name. Collective under ZeRO-3: every rank calls it with the same names in the same order."""
         import deepspeed
 
-        table = dict(self.model.named_parameters())
-        parameters = [table[name] for name in names]
+        table = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        found = [table[name] for name in names]
         if not self.sharded:
-            return [p.detach() for p in parameters]
-        with deepspeed.zero.GatheredParameters(parameters):
-            return [p.detach().clone() for p in parameters]
+            return [tensor.detach() for tensor in found]
+        with deepspeed.zero.GatheredParameters([tensor for tensor in found if hasattr(tensor, "ds_id")]):
+            return [tensor.detach().clone() for tensor in found]
 
     @property
     def sharded(self) -> bool:

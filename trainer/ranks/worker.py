@@ -32,6 +32,7 @@ from trainer.errors import ConfigError
 from trainer.models import lora, quantize
 from trainer.models.sequence_parallel import SequenceParallel
 from trainer.objectives import Objective
+from trainer.ranks import packed
 from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
 from trainer.ranks.teacher import Teacher
 from trainer.weights.published import Published, Publisher
@@ -125,6 +126,24 @@ class Worker:
         self.engine = Engine(model, role.optim, config.trainer, role.updates, self.device, config.divergence, role.held)
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
+        self.alone = False if shared else self._see_others()  # what ranks that share sequences cannot do right is refused there
+
+    def _see_others(self) -> bool:
+        """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own."""
+        try:
+            found = [packed.seen(engine, engine.model.lm, self.device) for engine in self._engines()]
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # of the model's own code, in the first pass
+            name, kind = f"model.path={self.source.path}" if self.source.path else "model.init", self.lm.config.model_type
+            raise ConfigError(f"{name}: {kind} in {self.source.dtype} cannot compute a micro-batch of this trainer: {error}") from error
+        agreed = torch.tensor(float(any(found)), device=self.device)
+        torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
+        return bool(agreed)
+
+    def packing(self) -> dict[str, Any]:
+        """How `pack` and `split` cut micro-batches; the driver counts them as the ranks do."""
+        return {"budget": self.config.trainer.micro_batch_tokens, "one_row": self.config.flash_attention(), "alone": self.alone}
 
     # Reading and learning from a batch
 
@@ -171,7 +190,7 @@ class Worker:
         return dict(sums), batches
 
     def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:
-        return pack(sequences, **packing(self.config), pad_id=self.pad_id, count=count, together=self.role.together)
+        return pack(sequences, **self.packing(), pad_id=self.pad_id, count=count, together=self.role.together)
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch if self.device.type == "cpu" else batch.to(self.device)
@@ -179,17 +198,16 @@ class Worker:
     # Weight sync
 
     def parameters(self) -> list[weights.Parameter]:
-        """The language model's parameters under their Hugging Face names; a tied output head is one with the embeddings. Of a model
-        with adapters these alone."""
+        """The language model's weights under their Hugging Face names, with the buffers that are saved; a tied output head is one with the
+        embeddings. Of a model with adapters these alone."""
         return self._parameters(trained=True if self.source.lora.rank else None)
 
     def _parameters(self, trained: bool | None) -> list[weights.Parameter]:
-        """Those that are trained, or that are not, or all."""
-        return [
-            weights.Parameter(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype).removeprefix("torch."))
-            for name, p in self.lm.named_parameters()
-            if trained in (None, p.requires_grad)
-        ]
+        """Those that are trained, or that are not, as buffers never are, or all."""
+        chosen = [(name, p) for name, p in self.lm.named_parameters() if trained in (None, p.requires_grad)]
+        if not trained:
+            chosen += models.saved_buffers(self.lm)
+        return [weights.Parameter(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype).removeprefix("torch.")) for name, p in chosen]
 
     def connect(self, rendezvous: weights.Rendezvous | None, plan: weights.Plan) -> None:
         """Every rank learns the plan, because gathering is collective; those with a rendezvous join rollout engines, to which they send."""
@@ -281,21 +299,17 @@ class Worker:
 
     def _whole(self, trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that are trained, or that are not, or all, by name, EXPORT_BYTES at a time. Collective."""
+        found = {**dict(self.lm.named_parameters()), **dict(models.saved_buffers(self.lm))}
         for bucket in weights.plan(self._parameters(trained), EXPORT_BYTES):
             names = [parameter.name for parameter in bucket]
             if self.source.lora.quantize:  # never sharded
-                yield from ((name, quantize.whole(self.lm.get_parameter(name))) for name in names)
+                yield from ((name, quantize.whole(found[name])) for name in names)
             else:
                 yield from zip(names, self._gather(names), strict=True)
 
     def fingerprint(self) -> str:
         """Of the model whose checkpoints this one reads. Collective."""
         return models.fingerprint(self.lm, (tensor for _, tensor in self._whole(trained=False)))
-
-
-def packing(config: Config) -> dict[str, Any]:
-    """How `pack` and `plan` cut micro-batches; the driver counts them as the ranks do."""
-    return {"budget": config.trainer.micro_batch_tokens, "one_row": config.flash_attention()}
 
 
 def _call(writes: list[Callable[[], None]]) -> None:

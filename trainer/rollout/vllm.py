@@ -133,7 +133,7 @@ class VllmEngine(SteppedEngine):
         self.processes = self.config.tensor_parallel * self.config.pipeline_parallel
         threads = torch.get_num_threads()
         if config.placement.processes == "one":  # torch's default group, which vLLM would destroy with the engine, is also the ranks'
-            core.cleanup_dist_env_and_memory = destroy_model_parallel
+            setattr(core, "cleanup_dist_env_and_memory", destroy_model_parallel)  # noqa: B010 - which it does not export
         self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
         if self.device.type == "cpu" and self.processes == 1 and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")

@@ -277,3 +277,27 @@ def test_all_ranks_run_as_many_passes_as_the_one_that_needs_most():
 
 def test_a_sequence_that_fills_a_row_exactly_is_put_there():
     assert plan([3, 1], 4, one_row=True) == [[[0, 1]]]
+
+
+@pytest.mark.parametrize("together", [1, 2])
+def test_sequences_that_must_be_alone_have_a_row_each_beside_others_about_as_long(together):
+    lengths = [9, 2, 3, 8, 2, 2, 5, 4]
+    rows = plan(lengths, 20, alone=True, together=together)
+    assert all(len(row) == 1 for batch in rows for row in batch)
+    assert sorted(row[0] for batch in rows for row in batch) == list(range(8))
+    assert all(len(batch) * max(lengths[row[0]] for row in batch) <= 20 for batch in rows)
+    assert all({i ^ 1 for [i] in batch} == {i for [i] in batch} for batch in rows) or together == 1, "pairs are not parted"
+    assert [sorted(i for [i] in batch) for batch in rows] == (
+        [[0, 3], [1, 2, 6, 7], [4, 5]] if together == 1 else [[0, 1], [2, 3], [4, 5, 6, 7]]
+    )
+    more = plan(lengths, 20, alone=True, together=together, count=5)
+    assert len(more) == 5 and sorted(row[0] for batch in more for row in batch) == list(range(8))
+
+
+def test_pairs_stay_together_where_a_micro_batch_is_halved():
+    assert plan([4] * 6, 24, alone=True, together=2, count=2) == [[[0], [1]], [[2], [3], [4], [5]]]
+
+
+def test_pairs_whose_rows_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match=r"trainer\.micro_batch_tokens: 15; 2 rows of 9 tokens must fit into a micro-batch, 18 in all"):
+        plan([9, 2], 15, alone=True, together=2)

@@ -62,6 +62,7 @@ def test_each_minibatch_is_divided_by_its_own_tokens_and_sequences(tmp_path):
         group = object.__new__(RoleGroup)
         group.config = settings(tmp_path, algorithm={"minibatches": count})
         group.role = roles_of(group.config)[0]
+        group.packing = {"budget": 16384}
         group.launcher = cast(Any, SimpleNamespace(wait=lambda calls, *_: calls))  # which have ended: these ranks are in this process
         group.ranks = [SimpleNamespace(optimizer_step=SimpleNamespace(remote=learn))] * 2
         rollout = Rollout.of(episodes, compared=[1])
