@@ -114,8 +114,10 @@ def test_one_that_waits_for_another_which_works_is_left_alone(ranks: list) -> No
 
 def test_who_waits_beside_the_main_thread_ends_none_for_doing_nothing(ranks: list) -> None:
     """As the writing of checkpoints, which does not see what else a rank waits for."""
+    ranks[0].begin.remote(heartbeat.EVERY + 2, ready=True)
+    ranks[0].hang.remote()
     with ThreadPoolExecutor(1) as pool, pytest.raises(RunError, match=re.escape("did not end within 10 s, waiting for policy-0 (")):
-        pool.submit(on_ray.wait, ranks[0].answer.remote(), 10, "checkpoint").result()  # it still hangs
+        pool.submit(on_ray.wait, ranks[0].answer.remote(), 10, "checkpoint").result()
 
 
 def test_a_process_that_computes_or_waits_for_long_is_not_taken_for_a_silent_one(ranks: list) -> None:

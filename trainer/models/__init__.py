@@ -176,6 +176,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
         _require_score(lm, config)
     else:
         _require_plain_head(lm, config)
+    _require_generation(lm, config)
     attention.fit(lm, config, device)
     _remove_dropout(lm)
     if config.lora.quantize:
@@ -205,6 +206,7 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
     if config.path and not classifier:
         with contextlib.suppress(OSError):  # models without one have their defaults
             lm.generation_config = GenerationConfig.from_pretrained(config.path)
+        _require_generation(lm, config)
     if config.lora.rank:
         lora.add(lm, config.lora, 0)
     freeze(lm, config.freeze)
@@ -239,6 +241,24 @@ def _require_plain_head(lm: Any, config: ModelConfig) -> None:
             raise ConfigError(f"{name}: {settings.model_type} has {key}={value}, which changes logits after the head; not supported yet")
     if lm.get_output_embeddings() is None:
         raise ConfigError(f"{name}: {settings.model_type} has no output head; a causal language model is needed")
+
+
+def _require_generation(lm: Any, config: ModelConfig) -> None:
+    """transformers loads settings of generation that it refuses to save, after the last step: a temperature without do_sample is common,
+    and gets that. Raises ConfigError for others."""
+    settings = getattr(lm, "generation_config", None)
+    if settings is None:
+        return
+    kept = settings.do_sample
+    for settings.do_sample in (kept, True):
+        try:
+            settings.validate(strict=True)
+        except ValueError as error:
+            wrong = error
+        else:
+            return
+    settings.do_sample = kept
+    raise ConfigError(f"model.path={config.path}: generation_config.json is not one that transformers saves: {wrong}") from None
 
 
 def _require_score(lm: Any, config: ModelConfig) -> None:

@@ -29,21 +29,21 @@ def group_relative(rewards_E: torch.Tensor, group_E: torch.Tensor, *, normalize:
 
     GRPO (https://arxiv.org/abs/2402.03300) normalizes; Dr. GRPO (https://arxiv.org/abs/2503.20783) does not, because that weighs up
     questions that are nearly always or nearly never solved. The deviation has Bessel's correction (n - 1), as torch.std and TRL have.
-    A group with one reward, or with equal ones, gets zeros.
+    A group with one reward, or with equal ones, gets zeros: in float64, as the mean of equal float32 numbers is not always that number.
     """
-    mean_E, size_E = group_mean(rewards_E, group_E)
+    mean_E, size_E = group_mean(rewards_E.double(), group_E)
     centred_E = rewards_E - mean_E
-    if not normalize:
-        return centred_E
-    variance_E = group_mean(centred_E.square(), group_E)[0] * size_E / (size_E - 1).clamp(min=1)
-    return centred_E / (variance_E.sqrt() + 1e-4)
+    if normalize:
+        variance_E = group_mean(centred_E.square(), group_E)[0] * size_E / (size_E - 1).clamp(min=1)
+        centred_E = centred_E / (variance_E.sqrt() + 1e-4)
+    return centred_E.to(rewards_E.dtype)
 
 
 def leave_one_out(rewards_E: torch.Tensor, group_E: torch.Tensor) -> torch.Tensor:
     """RLOO (https://arxiv.org/abs/2402.14740): reward minus the mean of the group's other rewards [E]; an only one has no baseline."""
-    mean_E, size_E = group_mean(rewards_E, group_E)
+    mean_E, size_E = group_mean(rewards_E.double(), group_E)
     others_E = (mean_E * size_E - rewards_E) / (size_E - 1).clamp(min=1)
-    return rewards_E - others_E
+    return (rewards_E - others_E).to(rewards_E.dtype)
 
 
 def whiten(x_N: torch.Tensor, mask_N: torch.Tensor) -> torch.Tensor:
@@ -115,8 +115,8 @@ def reinforce_plus_plus(
 
     With `baseline`, and groups of several answers, the score is first compared with the group's mean: its "baseline" variant.
     """
-    mean_E, size_E = group_mean(rewards_E, group_E)
-    scores_E = torch.where(size_E > 1, rewards_E - mean_E, rewards_E) if baseline else rewards_E
+    mean_E, size_E = group_mean(rewards_E.double(), group_E)
+    scores_E = torch.where(size_E > 1, rewards_E - mean_E, rewards_E.double()).to(rewards_E.dtype) if baseline else rewards_E
     rewards_N = token_rewards(scores_E, kl_N, mask_N, lengths_E, kl_coef)
     return whiten(returns_to_go(rewards_N, mask_N, lengths_E, gamma), mask_N)
 

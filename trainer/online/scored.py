@@ -11,7 +11,7 @@ import torch
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import OverlongConfig, RewardConfig
 from trainer.configs.sections import AlgorithmConfig
-from trainer.data.packing import select
+from trainer.data.packing import flatten, select
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
 from trainer.objectives.advantages import Estimate, estimate
@@ -46,6 +46,8 @@ def advantages(
     parts = algorithm.name in ONE_EACH and any(rollout.episodes[i].part for i in kept)
     if parts:
         kept = [i for i in kept if not rollout.episodes[i].part]
+    # Of what the first sequence wrote, learned from or not (algorithm.mask_truncated): the others get its advantage.
+    written_N = flatten(rollout.episodes).mask_N if parts else flat.mask_N
     chosen = [rollout.episodes[i] for i in kept]
     where = slice(None) if len(chosen) == len(rollout.episodes) else select(flat.lengths_E, kept)
     advantages_n, returns_n = estimate(
@@ -53,7 +55,7 @@ def advantages(
         torch.tensor([e.reward for e in chosen]),
         torch.tensor([e.group for e in chosen]),
         flat.lengths_E[kept],
-        flat.mask_N[where],
+        written_N[where],
         None if values_N is None else values_N[where],
         None if kl_N is None else kl_N[where],
         kl_coef,
@@ -66,20 +68,19 @@ def advantages(
         return torch.zeros_like(flat.mask_N).index_copy_(0, where, x_n)
 
     if parts:
-        return _as_the_first(spread(advantages_n), rollout), None
+        return _as_the_first(spread(advantages_n), written_N, rollout), None
     return spread(advantages_n), None if returns_n is None else spread(returns_n)
 
 
-def _as_the_first(advantages_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
-    """With the advantage of an episode's first sequence on what the policy wrote in those that follow it."""
-    mask_E = rollout.flat.mask_N.split(rollout.flat.lengths_E.tolist())
-    found: list[torch.Tensor] = []
-    first = advantages_N.new_zeros(())
-    for episode, mask, own in zip(rollout.episodes, mask_E, advantages_N.split(rollout.flat.lengths_E.tolist()), strict=True):
+def _as_the_first(advantages_N: torch.Tensor, written_N: torch.Tensor, rollout: Rollout) -> torch.Tensor:
+    """With the advantage of an episode's first sequence on all that is learned of those that follow it."""
+    lengths = rollout.flat.lengths_E.tolist()
+    first_E, first = [], advantages_N.new_zeros(())
+    for episode, written, own in zip(rollout.episodes, written_N.split(lengths), advantages_N.split(lengths), strict=True):
         if episode.part == 0:
-            first = own[mask.bool()][:1].sum()  # the same on all of its tokens
-        found.append(own if episode.part == 0 else first * mask)
-    return torch.cat(found)
+            first = own[written.bool()][:1].sum()  # the same on all of its tokens
+        first_E.append(first)
+    return torch.stack(first_E).repeat_interleave(rollout.flat.lengths_E) * rollout.flat.mask_N
 
 
 def evaluation(episodes: list[Episode], config: PpoConfig) -> dict[str, float]:

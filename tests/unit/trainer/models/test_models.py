@@ -1,3 +1,5 @@
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +166,26 @@ def test_a_model_in_training_has_no_dropout():
         first, again = scored(policy)[0], scored(policy)[0]
         assert torch.equal(first, again)
         torch.testing.assert_close(first, scored(policy.eval())[0])
+
+
+def with_generation(model: Path, folder: Path, settings: dict[str, Any]) -> ModelConfig:
+    shutil.copytree(model, folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, **settings}))
+    return ModelConfig(path=str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize("load", [models.without_weights, lambda config: models.load_lm(config, 0, torch.device("cpu"))])
+def test_a_temperature_without_sampling_is_exported_as_sampling(tiny_model, tmp_path, load):
+    config = with_generation(tiny_model, tmp_path / "model", {"temperature": 0.6, "top_p": 0.95, "top_k": 20})
+    weights = models.load_lm(config, 0, torch.device("cpu")).state_dict()
+    models.export(load(config), weights, models.load_tokenizer(config), tmp_path / "out")
+    saved = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert (saved["do_sample"], saved["temperature"], saved["top_p"], saved["top_k"]) == (True, 0.6, 0.95, 20)
+
+
+@pytest.mark.parametrize("settings", [{"early_stopping": True}, {"pad_token_id": -1}])
+@pytest.mark.parametrize("load", [models.without_weights, lambda config: models.load_lm(config, 0, torch.device("cpu"))])
+def test_settings_of_generation_that_could_not_be_saved_are_refused_at_the_start(tiny_model, tmp_path, load, settings):
+    config = with_generation(tiny_model, tmp_path / "model", settings)
+    with pytest.raises(ConfigError, match=rf"generation_config\.json is not one that transformers saves: (?s:.)*{next(iter(settings))}"):
+        load(config)

@@ -29,8 +29,12 @@ def test_grpo_divides_by_the_deviation_with_bessels_correction():
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_a_group_of_equal_rewards_teaches_nothing(normalize: bool):
-    assert group_relative(T([1.0, 1.0, 5.0]), T([0, 0, 1]), normalize=normalize).tolist() == [0.0, 0.0, 0.0]
+@pytest.mark.parametrize("reward", [1.0, 0.35, 33.3, 1000.1, 12345.678, 1e6 + 0.3])
+def test_a_group_of_equal_rewards_teaches_nothing(normalize: bool, reward: float):
+    for size in (2, 4, 6, 7, 10, 12):
+        rewards_E, group_E = T([reward] * size + [5.0]), T([0] * size + [1])
+        assert not group_relative(rewards_E, group_E, normalize=normalize).any(), size
+        assert not leave_one_out(rewards_E, group_E)[:size].any(), size
 
 
 def test_rloo_compares_with_the_mean_of_the_others():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,3 +31,16 @@ def test_an_answer_that_was_cut_off_counts_for_the_others_and_is_not_learned_fro
     said, before = (describe(each, RewardConfig()) for each in (found, everything))
     assert said == before and said["response_tokens"] == 2 and said["truncated"] == pytest.approx(1 / 3)
     assert truncated(settings(tmp_path), episodes) == set()
+
+
+def test_sequences_after_one_that_was_cut_off_keep_the_advantage_of_their_episode(tmp_path: Path):
+    config = settings(tmp_path, algorithm={"name": "dr_grpo", "mask_truncated": True})
+    prompt = Prompt(0, [1], {})
+
+    def sequence(reward: float, finish: Any, part: int) -> Episode:
+        return Episode(prompt, 0, [Turn([5, 6], [-1.0, -1.0], finish)], reward=reward, part=part)
+
+    episodes = [sequence(1.0, "length", 0), sequence(1.0, "stop", 1), sequence(0.0, "stop", 0), sequence(0.0, "length", 1)]
+    rollout = Rollout.of(episodes, (), truncated(config, episodes))
+    assert rollout.flat.mask_N.tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+    assert advantages(config.algorithm, rollout, None, None, 0.0)[0].tolist() == [0, 0, 0.5, 0.5, -0.5, -0.5, 0, 0]
