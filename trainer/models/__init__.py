@@ -43,6 +43,7 @@ AFTER_HEAD = (
     "lm_head_multiplier",  # Falcon-H1
     "output_multiplier",
     "output_logit_soft_cap",  # xLSTM
+    "logits_soft_cap",  # RecurrentGemma
 )
 # Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
 CHUNK_ELEMENTS = 1 << 26
@@ -171,6 +172,8 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     except ConfigError:
         raise
     except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        if config.attention == "auto" and "scaled_dot_product_attention" in str(error):  # said before weights are read
+            return load_lm(config.model_copy(update={"attention": "eager"}), seed, device, train, classifier)
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
     if classifier:
         _require_score(lm, config)

@@ -19,8 +19,8 @@ C = TypeVar("C", bound=Config)
 NAME = "varlen"
 OLDEST = (8, 0)  # compute capability that the kernel is made for
 WIDEST = 256  # of a head, in the kernel
-# What some architectures do inside attention, which the kernel does not.
-INSIDE = ("attn_logit_softcapping", "attention_sinks")
+# What some architectures do inside attention, which the kernel does not: a setting, and the name of a weight.
+INSIDE, SINKS = "attn_logit_softcapping", ".sinks"
 
 Borders = tuple[torch.Tensor, int]  # where sequences begin and the last one ends [S + 1], int32; tokens of the longest
 _last: list[tuple[torch.Tensor, Borders]] = []  # of one micro-batch: all layers of a model are given the same position ids
@@ -64,23 +64,29 @@ def borders(position_ids: torch.Tensor, rows: int) -> Borders:
 
 
 def settle(config: C, lm: Any, unable: str) -> C:
-    """`config` as it is where `auto` takes the kernel for the model that is trained, else with sdpa in its place; says which, once.
+    """`config` as it is where `auto` takes the kernel for the model that is trained, else with `plain` in its place; says which, once.
 
     `unable`: see there, of the ranks' devices. Other models of the run are looked at where they are loaded.
     """
     if config.model.attention != "auto":
         return config
     reasons = _reasons(lm, config.model.dtype, unable)
-    print(f"model.attention: {f'sdpa ({reasons[0]})' if reasons else NAME}", flush=True)
-    return config.model_copy(update={"model": config.model.model_copy(update={"attention": "sdpa"})}) if reasons else config
+    kernel = plain(lm) if reasons else NAME
+    print(f"model.attention: {kernel}{f' ({reasons[0]})' if reasons else ''}", flush=True)
+    return config.model_copy(update={"model": config.model.model_copy(update={"attention": kernel})}) if reasons else config
+
+
+def plain(lm: Any) -> str:
+    """The kernel that transformers has for every device: sdpa, or eager for a model that has none."""
+    return "sdpa" if lm._supports_sdpa else "eager"
 
 
 def fit(lm: Any, model: ModelConfig, device: torch.device) -> None:
-    """Give a model the kernel in place of sdpa, where `auto` may. Raises ConfigError where it is asked for and cannot compute this one."""
+    """Give a model the kernel where `auto` may. Raises ConfigError where it is asked for and cannot compute this one."""
     if model.attention == "auto" and not _reasons(lm, model.dtype, unable(device)):
         lm.set_attn_implementation(NAME)
     elif model.attention == NAME and (reasons := _unfit(lm)):
-        raise ConfigError(f"model.attention={NAME}: {lm.config.model_type} has {', '.join(reasons)}; use sdpa or eager")
+        raise ConfigError(f"model.attention={NAME}: {lm.config.model_type} has {', '.join(reasons)}; use {'sdpa or ' * lm._supports_sdpa}eager")
 
 
 def unable(device: torch.device) -> str:
@@ -101,7 +107,9 @@ def _reasons(lm: Any, dtype: str, unable: str) -> list[str]:
 def _unfit(lm: Any) -> list[str]:
     config = lm.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    reasons = [f"{name}={value}" for name in INSIDE if (value := getattr(config, name, None)) is not None]
+    reasons = [f"{INSIDE}={cap}"] if (cap := getattr(config, INSIDE, None)) is not None else []
+    if any(name.endswith(SINKS) for name, _ in lm.named_parameters()):
+        reasons.append("attention sinks")
     if width > WIDEST or width % 8:
         reasons.append(f"heads of {width} numbers, where multiples of 8 up to {WIDEST} are allowed")
     if not lm._can_set_attn_implementation():

@@ -196,6 +196,7 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     with launcher(config) as starts:
         model_path = initial_model(config, folder)
         lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
+        _require_cache(config, lm)
         total, unable = _gpu(config, starts) if config.placement.gpus_per_rank else (0, "no GPU")
         config = attention.settle(config, lm, unable)
         if total:
@@ -206,6 +207,14 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
         finally:
             if groups.environments:
                 groups.environments.close()
+
+
+def _require_cache(config: PpoConfig, lm: Any) -> None:
+    """Raises ConfigError for a model whose answers the hf engine cannot go on with."""
+    if config.rollout.engine == "hf" and lm._is_stateful:
+        raise ConfigError(
+            f"rollout.engine=hf: {lm.config.model_type} has recurrent layers, whose states this engine does not keep; use vllm"
+        )
 
 
 def _memory(config: PpoConfig, lm: Any, total: int) -> str:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
+from transformers import AutoConfig
 
 from trainer import models
 from trainer.configs.sections import ModelConfig
@@ -129,3 +130,20 @@ def test_each_model_is_loaded_with_the_kernel_that_its_device_and_architecture_h
     assert models.load_lm(config, 0, CPU).config._attn_implementation == "sdpa"
     monkeypatch.setattr(attention, "unable", lambda _: "")
     assert models.load_lm(config, 0, CPU).config._attn_implementation == kernel
+
+
+@pytest.mark.parametrize(("kind", "kernel"), [("bloom", "eager"), ("gpt_oss", "eager"), ("qwen2", "sdpa")])
+def test_auto_takes_what_the_model_has(kind, kernel, capsys):
+    known = AutoConfig.for_model(kind).to_dict()
+    init = {"model_type": kind, **{name: value for name, value in INIT.items() if name in known and name != "model_type"}}
+    model = ModelConfig(init=init, tokenizer="characters:0123456789", dtype="float32")
+    assert models.load_lm(model, 0, CPU).config._attn_implementation == kernel
+    config = SftConfig.model_validate({"model": model.model_dump(exclude_unset=True), "data": {"path": "a:b"}})
+    assert attention.settle(config, models.without_weights(model), "no GPU").model.attention == kernel
+    assert capsys.readouterr().out.endswith(f"model.attention: {kernel} (no GPU)\n")
+
+
+def test_varlen_is_refused_for_a_model_with_attention_sinks():
+    sizes = {"num_local_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
+    with pytest.raises(ConfigError, match=r"model\.attention=varlen: gpt_oss has attention sinks; use eager"):
+        lm_of("varlen", INIT | {"model_type": "gpt_oss", **sizes})

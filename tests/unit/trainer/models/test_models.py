@@ -135,6 +135,7 @@ def made(model_type: str, **settings: Any) -> Any:
         ("gemma2", {}, "final_logit_softcapping=30"),
         ("cohere", {}, "logit_scale=0.0625"),
         ("granite", {"logits_scaling": 8.0}, "logits_scaling=8.0"),
+        ("recurrent_gemma", {}, "logits_soft_cap=30"),
     ],
 )
 def test_heads_that_change_their_logits_are_refused(model_type, settings, words):
