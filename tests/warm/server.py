@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import selectors
+import shutil
 import signal
 import socket
 import sys
@@ -66,9 +67,8 @@ class Server:
         self.selector = selectors.DefaultSelector()
         self.imported = False
 
-    def serve(self) -> None:
-        """Until the process that started this one has ended."""
-        parent = os.getppid()
+    def serve(self, parent: int) -> None:
+        """Until that process, which started this one, has ended."""
         wakes, woken = os.pipe()
         os.set_blocking(woken, False)
         signal.set_wakeup_fd(woken)
@@ -222,4 +222,7 @@ def become(wanted: dict[str, Any], files: list[int], start: Callable[[], None]) 
 
 if __name__ == "__main__":
     del sys.path[0]
-    Server(sys.argv[1]).serve()
+    try:
+        Server(sys.argv[1]).serve(int(sys.argv[2]))
+    finally:
+        shutil.rmtree(Path(sys.argv[1]).parent, ignore_errors=True)

@@ -242,7 +242,10 @@ class RolloutConfig(Section):
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
     restarts: int = Field(default=3, ge=0, description="Rollout engines whose process died are restarted this often; then the run ends.")
     max_logprob_diff: Annotated[float | None, Only("rollout.mode", ("sync",), "older weights differ anyway")] = Field(
-        default=None, gt=0, description="Fail when rollout engines and policy differ by more than this in mean log-probability."
+        default=None,
+        gt=0,
+        description="Fail when rollout engines and policy differ by more than this in mean log-probability. Where it is not set "
+        "and rollout.top_p is 1: by more than 0.5, which no rounding does.",
     )
 
 

@@ -86,7 +86,8 @@ def fit(lm: Any, model: ModelConfig, device: torch.device) -> None:
     if model.attention == "auto" and not _reasons(lm, model.dtype, unable(device)):
         lm.set_attn_implementation(NAME)
     elif model.attention == NAME and (reasons := _unfit(lm)):
-        raise ConfigError(f"model.attention={NAME}: {lm.config.model_type} has {', '.join(reasons)}; use {'sdpa or ' * lm._supports_sdpa}eager")
+        others = "sdpa or eager" if lm._supports_sdpa else "eager"
+        raise ConfigError(f"model.attention={NAME}: {lm.config.model_type} has {', '.join(reasons)}; use {others}")
 
 
 def unable(device: torch.device) -> str:
