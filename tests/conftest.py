@@ -50,8 +50,8 @@ def start_warm() -> None:
     folder, path = Path(__file__).parent / "warm", Path(tempfile.mkdtemp(prefix="flotilla-warm-")) / "socket"
     room = "-" * 100  # in /proc for the names that Ray gives processes, and ROOM for the variables of those that are forked
     command = [sys.executable, str(folder / "server.py"), str(path), str(os.getpid()), room]
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.Popen(command, env=os.environ | {"SPT_NOENV": "1", "ROOM": "-" * 20_000}, **quiet)
+    env, none = os.environ | {"SPT_NOENV": "1", "ROOM": "-" * 20_000}, subprocess.DEVNULL
+    subprocess.Popen(command, env=env, stdin=none, stdout=none, stderr=none)
     os.environ["FLOTILLA_TEST_WARM"] = str(path)
     os.environ["PYTHONPATH"] = ":".join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 

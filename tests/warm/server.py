@@ -109,8 +109,11 @@ class Server:
             self.import_all()
             child = os.fork()
             if not child:
-                self.selector.close()
-                become(wanted, files, start)
+                try:
+                    self.selector.close()
+                    become(wanted, files, start)
+                finally:
+                    os._exit(1)
             client.sendall(f"{child}\n".encode())
             self.children[child] = client
             self.selector.register(client, selectors.EVENT_READ, child)
