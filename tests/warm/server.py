@@ -57,6 +57,11 @@ def read(env: Any) -> dict[str, str]:
     return SET | {name: value for name, value in env.items() if name.startswith(READ)}
 
 
+def place(process: Path) -> list[str]:
+    """Its namespaces and control groups, which one that is forked here would not be in."""
+    return [*(str((process / "ns" / kind).readlink()) for kind in ("net", "mnt", "pid", "ipc")), (process / "cgroup").read_text()]
+
+
 class Server:
     def __init__(self, path: str):
         self.socket = socket.socket(socket.AF_UNIX)
@@ -78,7 +83,8 @@ class Server:
         while os.getppid() == parent:
             for key, _ in self.selector.select(1):
                 if key.fileobj is self.socket:
-                    self.accept()
+                    with contextlib.suppress(OSError, ValueError):  # of one that was killed meanwhile
+                        self.accept()
                 elif key.fileobj == wakes:
                     os.read(wakes, 512)
                 elif key.data in self.children:  # who waits for it was killed
@@ -101,7 +107,10 @@ class Server:
         client, _ = self.socket.accept()
         length, files, _, _ = socket.recv_fds(client, 4, 3)
         wanted = json.loads(client.makefile("rb").read(int.from_bytes(length, "big")))
+        pid = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
         start = of_module(wanted) if wanted["argv"][0] == "-m" else of_worker(wanted)
+        if place(Path("/proc", str(pid))) != place(Path("/proc/self")):
+            start = None
         if start is None:
             client.sendall(b"cold\n")
             client.close()

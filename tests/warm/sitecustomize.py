@@ -27,7 +27,8 @@ def be_forked(path: str) -> None:
     with socket.socket(socket.AF_UNIX) as server:
         server.connect(path)
         words = sys.orig_argv[2 if sys.orig_argv[1] == "-u" else 1 :]
-        wanted = json.dumps({"argv": words, "env": dict(os.environ), "cwd": os.getcwd()}).encode()  # noqa: PTH109 - starts quickly
+        asked = {"argv": words, "env": dict(os.environ), "cwd": os.getcwd()}  # noqa: PTH109 - starts quickly
+        wanted = json.dumps(asked).encode()
         socket.send_fds(server, [len(wanted).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(wanted)
         lines = server.makefile()
