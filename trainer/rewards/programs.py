@@ -33,7 +33,7 @@ OUTPUT_BYTES = 1 << 20  # of a program, and of each file that it writes
 # in, becomes this process's own once its parent is gone, and is ended.
 BOUNDS = """
 import os, resource, signal, sys, time
-seconds, memory, size, network, file = sys.argv[1:]
+seconds, memory, size, network, parent, file = sys.argv[1:]
 sys.argv = [file]
 libc = None
 if sys.platform == "linux":
@@ -41,6 +41,8 @@ if sys.platform == "linux":
     libc = ctypes.CDLL(None)
     libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER
     libc.prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    if int(parent) and os.getppid() != int(parent):  # it was gone before that
+        sys.exit(1)
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 program = os.fork()
 if program == 0:
@@ -141,9 +143,9 @@ def run(program: str, given: str, seconds: float, memory_mb: int, image: str | N
         given_file.seek(0)
         limits = [str(int(seconds) + 1), str(memory_mb << 20), str(OUTPUT_BYTES)]
         if image is not None:
-            return containers.run(image, file, ["-I", "-c", BOUNDS, *limits, "0"], given_file, seconds, memory_mb, OUTPUT_BYTES)
+            return containers.run(image, file, ["-I", "-c", BOUNDS, *limits, "0", "0"], given_file, seconds, memory_mb, OUTPUT_BYTES)
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", BOUNDS, *limits, str(NETWORK), str(file)],
+            [sys.executable, "-I", "-c", BOUNDS, *limits, str(NETWORK), str(os.getpid()), str(file)],
             stdin=given_file,
             stdout=output,
             stderr=subprocess.DEVNULL,

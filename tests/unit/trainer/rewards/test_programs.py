@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from trainer.errors import ConfigError
 from trainer.rewards import resolve
-from trainer.rewards.programs import code
+from trainer.rewards.programs import BOUNDS, code
 
 ADD = "Here it is:\n```python\ndef add(a, b):\n    return a + b\n```\nDone."
 RUNS = "assert True"  # a test that every program passes which ends
@@ -79,6 +80,16 @@ def test_it_reaches_no_network_where_the_kernel_lets_that_be_cut():
     assert code(program, {"answer": [{"input": "", "output": "1 101"}]}) == 1.0  # loopback alone, and that is down: ENETUNREACH
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="no child of another learns there that it is gone")
+def test_it_leaves_where_its_reward_process_was_gone_before_it_looked(tmp_path: Path):
+    (tmp_path / "answer.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    command = [sys.executable, "-I", "-c", BOUNDS, "9", str(1 << 30), str(1 << 20), "0", str(gone.pid), str(tmp_path / "answer.py")]
+    assert subprocess.run(command, cwd=tmp_path, timeout=30, check=False).returncode == 1
+    assert not (tmp_path / "ran").exists()
+
+
 def test_it_is_a_reward_by_name():
     assert resolve("code", {"seconds": 5}).name == "code"
 
@@ -91,7 +102,7 @@ case "$*" in *missing:1*) echo "Error: missing:1: image not known" >&2; exit 125
 for word; do case "$word" in --cidfile=*) echo 1 > "${{word#--cidfile=}}";; --volume=*) file=${{word#--volume=}};; esac; done
 while [ "$1" != python:1 ]; do shift; done
 shift
-exec {python} "$1" "$2" "$3" "$4" "$5" "$6" "$7" "${{file%%:*}}"
+exec {python} "$1" "$2" "$3" "$4" "$5" "$6" "$7" "$8" "${{file%%:*}}"
 """
 
 
