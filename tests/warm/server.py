@@ -16,6 +16,7 @@ import json
 import os
 import runpy
 import selectors
+import shlex
 import shutil
 import signal
 import socket
@@ -182,7 +183,7 @@ def of_worker(wanted: dict[str, Any]) -> Callable[[], None] | None:
 
         update_envs(context.get("env_vars", {}))
         if prefix:
-            os.chdir(prefix[1])
+            os.chdir(*shlex.split(prefix[1]))
         sys.argv = argv
         sys.path[:0] = [str(Path(argv[0]).parent), *python_path()]
         runpy.run_path(argv[0], run_name="__main__")

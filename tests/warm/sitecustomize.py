@@ -32,9 +32,9 @@ def be_forked(path: str) -> None:
         socket.send_fds(server, [len(wanted).to_bytes(4, "big")], [0, 1, 2])
         server.sendall(wanted)
         lines = server.makefile()
-        if (line := lines.readline()) == "cold\n":
+        if (line := lines.readline()) in ("cold\n", ""):  # it cannot, or has ended
             return
-        child = int(line or 0)
+        child = int(line)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, lambda number, _: os.kill(child, number))
         code = int(lines.readline() or -signal.SIGKILL)
