@@ -93,6 +93,13 @@ def test_a_text_ends_an_answer_that_is_otherwise_the_same(engine):
     assert 5 < ended < 50
 
 
+def test_others_in_its_process_set_their_number_of_threads(engine):
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    assert torch.get_num_threads() == before + 1
+    torch.set_num_threads(before)
+
+
 def test_a_seed_gives_the_same_answers_and_another_seed_others(engine):
     first = drawn(engine, 5)
     assert drawn(engine, 5) == first

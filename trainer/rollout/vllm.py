@@ -131,10 +131,11 @@ class VllmEngine(SteppedEngine):
             _require_head_size(model_path)
         self.adapters = lora.peft_config(config.model.lora, model_path).to_dict() if config.model.lora.rank else None
         self.processes = self.config.tensor_parallel * self.config.pipeline_parallel
-        threads = torch.get_num_threads()
+        threads, set_threads = torch.get_num_threads(), torch.set_num_threads
         if config.placement.processes == "one":  # torch's default group, which vLLM would destroy with the engine, is also the ranks'
             setattr(core, "cleanup_dist_env_and_memory", destroy_model_parallel)  # noqa: B010 - which it does not export
         self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
+        setattr(torch, "set_num_threads", set_threads)  # noqa: B010 - which vLLM on CPUs makes do nothing, for others in this process too
         if self.device.type == "cpu" and self.processes == 1 and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
         self.awake = set(ALL)
