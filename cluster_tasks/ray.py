@@ -180,8 +180,8 @@ def stop_seconds(stack: Stack) -> int:
 
 def node_agent() -> dict[str, str]:
     """The texts of the node agent's modules, and of what runs before it, by their paths in build/<stack>/."""
-    files = sorted([*NODE_AGENT.glob("*.py"), *NODE_AGENT.glob("*.sh")])
-    return {f"{NODE_AGENT.name}/{file.name}": file.read_text() for file in files}
+    files = sorted([*NODE_AGENT.rglob("*.py"), *NODE_AGENT.rglob("*.sh")])
+    return {str(file.relative_to(NODE_AGENT.parent)): file.read_text() for file in files}
 
 
 def demo_job(on_gpus: bool) -> str:
@@ -226,7 +226,7 @@ def node_flags(stack: Stack, fleet: Fleet) -> list[str]:
 
 
 def monitoring(stack: Stack) -> dict[str, Any]:
-    """What the head runs beside Ray: cluster_tasks/node/monitoring.py."""
+    """What the head runs beside Ray: cluster_tasks/node/monitoring/."""
     known, alerts = stack.monitoring, stack.monitoring.alerts
     made: dict[str, Any] = {name: getattr(known, name) for name in ("prometheus_port", "grafana_port", "retention", "exporters")}
     made |= {name: getattr(alerts, name) for name in ("webhook", "idle_percent", "full_disk")}

@@ -26,8 +26,7 @@ In the order in which they are best read:
     elastic, meeting           what a node of an elastic fleet becomes, and how it finds the head
     watch, job                 what the head looks after: its nodes, its job
     service, services          commands that run beside Ray, for jobs
-    monitoring, prometheus,    Prometheus and Grafana as such services, their files and settings;
-    grafana, alerts            what posts alerts to a webhook
+    monitoring/                Prometheus and Grafana as such services, their files, and what posts alerts to a webhook
     health, preemption         full disks and short memory; a spot machine's notice
     ray, dashboard             Ray on this node; what Ray says of the cluster
     identity                   whose cluster this is, for who asks on the dashboard's port

@@ -12,7 +12,7 @@ from .dashboard import missing
 from .errors import RAY_FAILED, Failure, Reclaimed
 from .job import Job, stop_jobs
 from .meeting import noted
-from .monitoring import notify, taken, unset
+from .monitoring.programs import notify, taken, unset
 from .ports import SHUTDOWN_NOTICE, port_is_free
 from .preemption import Preemption
 from .ray import Ray, ray_node

@@ -1,4 +1,4 @@
-"""What --monitoring says: cluster_tasks/node/monitoring.py runs it."""
+"""What --monitoring says: monitoring/ runs it."""
 
 from __future__ import annotations
 

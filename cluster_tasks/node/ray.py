@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from . import identity, nvlink
 from .dashboard import FLEET
-from .monitoring import ray_environment
+from .monitoring.programs import ray_environment
 from .network import interfaces
 from .ports import free_port, port_answers
 from .service import environment

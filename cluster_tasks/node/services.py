@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .errors import NOT_READY, Failure
-from .monitoring import services as of_monitoring
+from .monitoring.programs import services as of_monitoring
 from .ray import spawn
 from .service import Service, environment
 from .settings import Settings

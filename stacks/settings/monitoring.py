@@ -1,4 +1,4 @@
-"""Metrics, dashboards and alerts of a cluster; cluster_tasks/node/monitoring.py runs them beside Ray on the head."""
+"""Metrics, dashboards and alerts of a cluster; cluster_tasks/node/monitoring/ runs them beside Ray on the head."""
 
 from __future__ import annotations
 

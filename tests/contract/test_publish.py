@@ -56,7 +56,8 @@ def test_on_premises_there_is_a_file_for_each_step():
 @pytest.mark.parametrize("name", load.names(ROOT))
 def test_a_plan_has_the_files_by_their_names_and_the_complete_node_agent(name, planned):
     made = planned(name).files
-    agent = {f"node/{file.name}": file.read_text() for file in [*NODE_AGENT.glob("*.py"), *NODE_AGENT.glob("*.sh")]}
+    sources = [path for path in NODE_AGENT.rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    agent = {f"node/{file.relative_to(NODE_AGENT)}": file.read_text() for file in sources}
     assert made.items() >= agent.items()
     if name in STACKS:
         assert made.keys() == publish.rendered(*built(name)).keys() | agent.keys()

@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster_tasks.node import grafana
-from cluster_tasks.node.monitoring import DATASOURCE
+from cluster_tasks.node.monitoring import grafana
+from cluster_tasks.node.monitoring.programs import DATASOURCE
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.settings import read_settings
 from lab.local import PROJECT, Cluster, command, render

@@ -11,7 +11,7 @@ import pytest
 from cluster_tasks import ray, slurm
 from cluster_tasks.client.render import check_shell
 from cluster_tasks.environment import of_cluster
-from cluster_tasks.node.monitoring import Monitoring
+from cluster_tasks.node.monitoring_settings import Monitoring
 from cluster_tasks.price import hourly
 from stacks import load
 from stacks.errors import UserError

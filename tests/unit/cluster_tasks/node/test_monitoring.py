@@ -15,7 +15,8 @@ from typing import Any, cast
 
 import pytest
 
-from cluster_tasks.node import alerts, grafana, monitoring, prometheus
+from cluster_tasks.node.monitoring import alerts, grafana, programs, prometheus
+from cluster_tasks.node.monitoring_settings import Monitoring
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.settings import Settings, read_settings
 
@@ -44,7 +45,7 @@ def program(folder: Path, name: str) -> None:
 @pytest.mark.parametrize("text", ["{", "[1]", '{"exporters": []}', json.dumps({"exporters": [], "port": 1})])
 def test_what_is_no_monitoring_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"^--monitoring .* is not JSON of its settings"):
-        monitoring.Monitoring.of(text)
+        Monitoring.of(text)
 
 
 def test_without_prometheus_the_cluster_starts_and_one_line_says_what_is_missing(
@@ -53,10 +54,10 @@ def test_without_prometheus_the_cluster_starts_and_one_line_says_what_is_missing
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     made = settings(tmp_path)
     assert made.monitoring
-    assert monitoring.services(made) == [] and monitoring.taken(made.monitoring) == []
+    assert programs.services(made) == [] and programs.taken(made.monitoring) == []
     [record] = caplog.records
     assert record.levelno == logging.WARNING and "no `prometheus` on PATH" in record.message
-    assert monitoring.ray_environment(made.monitoring)["RAY_GRAFANA_HOST"] == "DISABLED"
+    assert programs.ray_environment(made.monitoring)["RAY_GRAFANA_HOST"] == "DISABLED"
 
 
 def test_with_both_programs_ray_and_the_browser_find_grafana(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +66,12 @@ def test_with_both_programs_ray_and_the_browser_find_grafana(tmp_path: Path, mon
         program(tmp_path / "bin", name)
     made = settings(tmp_path, webhook="HOOK")
     assert made.monitoring
-    assert [service.name for service in monitoring.services(made)] == ["alerts", "prometheus", "grafana"]
-    assert not any(service.port for service in monitoring.services(made)), "no job waits for them"
+    assert [service.name for service in programs.services(made)] == ["alerts", "prometheus", "grafana"]
+    assert not any(service.port for service in programs.services(made)), "no job waits for them"
     there = f"http://localhost:{made.monitoring.grafana_port}"
-    env = monitoring.ray_environment(made.monitoring)
+    env = programs.ray_environment(made.monitoring)
     assert (env["RAY_GRAFANA_HOST"], env["RAY_GRAFANA_IFRAME_HOST"]) == (there, there)
-    assert monitoring.unset(made.monitoring, {}) == "flotilla:monitoring.alerts.webhook names $HOOK, which is not set on this node"
+    assert programs.unset(made.monitoring, {}) == "flotilla:monitoring.alerts.webhook names $HOOK, which is not set on this node"
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs Debian's prometheus")
@@ -204,7 +205,7 @@ TESTED = {
 
 
 def test_every_rule_has_its_test() -> None:
-    named = monitoring.Monitoring.of(json.dumps(known(price=1)))
+    named = Monitoring.of(json.dumps(known(price=1)))
     assert named
     [group] = prometheus.rules(named, 0)["groups"]
     tested = {each["alertname"] for each in TESTED["tests"][0]["alert_rule_test"] if each["exp_alerts"]}
@@ -250,7 +251,7 @@ def test_an_alert_is_posted_as_alertmanager_does_and_its_url_is_in_no_log(capsys
         for _ in range(3):
             alerts.post(f"{relay.url}{alerts.PATH}", [lasting])
         made = SimpleNamespace(alerts_port=relay.server_address[1])
-        monitoring.notify(cast(Settings, made), "NodeReclaimed", "the cloud takes 10.0.0.5 back")
+        programs.notify(cast(Settings, made), "NodeReclaimed", "the cloud takes 10.0.0.5 back")
         with pytest.raises(OSError, match="400"):
             alerts.post(f"{relay.url}{alerts.PATH}", "no list")
         receiver.shutdown()

@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..monitoring_settings import Monitoring
+from ..ports import free_port, port_is_free
+from ..service import Service
+from ..settings import Settings
 from . import grafana, prometheus
 from .alerts import post
-from .monitoring_settings import Monitoring
-from .ports import free_port, port_is_free
-from .service import Service
-from .settings import Settings
 
 FOLDER = "monitoring"  # below the services' folder
 DATASOURCE = "Prometheus"  # as Ray's dashboards and Grafana call it

@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .monitoring_settings import Monitoring
-from .settings import Settings
+from ..monitoring_settings import Monitoring
+from ..settings import Settings
 
 CONFIG, RULES = "prometheus.json", "rules.json"
 DISCOVERY = "prom_metrics_service_discovery.json"  # Ray writes it: https://docs.ray.io/en/latest/cluster/metrics.html

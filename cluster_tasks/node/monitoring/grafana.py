@@ -9,9 +9,9 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .monitoring_settings import Monitoring
+from ..monitoring_settings import Monitoring
+from ..settings import Settings
 from .prometheus import ray_folder
-from .settings import Settings
 
 UID = "flotilla"  # of the datasource
 # (dashboard, [(title, unit, [(query, legend)])]); units are Grafana's own names

@@ -4,7 +4,7 @@
 
 Prometheus sends its alerts to /api/v2/alerts, as to an Alertmanager, again and again while they last. What is posted has the form of
 Alertmanager's webhook, which many services take: https://prometheus.io/docs/alerting/latest/configuration/#webhook_config. Run by its
-path, with -I, as identity.py: the standard library alone.
+path, with -I, as node/identity.py: the standard library alone.
 """
 
 from __future__ import annotations

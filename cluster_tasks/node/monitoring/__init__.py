@@ -1,0 +1,1 @@
+"""Prometheus, Grafana and alerts beside Ray on the head."""
