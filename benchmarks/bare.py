@@ -49,9 +49,10 @@ class VllmEngine:
     def __init__(self, config: PpoConfig, model: Any, tokenizer: Any):
         import vllm
 
-        from trainer.rollout.vllm import CPU_CACHE_BYTES, _keep_linear_weights
+        from trainer.rollout.receiver import keep_linear_weights
+        from trainer.rollout.vllm import CPU_CACHE_BYTES
 
-        _keep_linear_weights()
+        keep_linear_weights()
         self.pad = tokenizer.pad_token_id
         self.llm = vllm.LLM(
             model=config.model.path or "",

@@ -182,9 +182,10 @@ def _make_trl_run_on_cpus(config: Any) -> None:
     import trl.generation.vllm_generation as generation
     import vllm
 
-    from trainer.rollout.vllm import CPU_CACHE_BYTES, _keep_linear_weights
+    from trainer.rollout.receiver import keep_linear_weights
+    from trainer.rollout.vllm import CPU_CACHE_BYTES
 
-    _keep_linear_weights()
+    keep_linear_weights()
     ours = {
         "enforce_eager": True,
         "dtype": config.model.dtype,

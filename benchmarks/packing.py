@@ -18,7 +18,7 @@ from benchmarks.report import Ratio, Report
 from trainer import models
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, attach, efficiency, pack
-from trainer.models import PolicyModel
+from trainer.models.heads import PolicyModel
 
 SEQUENCES, LONGEST, BUDGET = 256, 512, 8192
 ROUNDS, WARM_UP = 5, 1

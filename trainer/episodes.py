@@ -10,6 +10,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:  # rewards are computed, and data read, by processes that have not loaded torch
+    from collections.abc import Callable
+
     import torch
 
 
@@ -120,7 +122,8 @@ class Batch:
     real_tokens: int  # of the R*L input positions, those that are not padding
     counts: Denominators | None = None  # of the optimizer step; None where nothing is learnt
     numbers: dict[str, float] = field(default_factory=dict)  # of the step, such as kl_coef
-    teacher: tuple[torch.Tensor, list[torch.Tensor]] | None = None  # its hidden states (N, D), and the parameters of its output head
+    # Its hidden states (N, D), the parameters of its output head, and what follows after that.
+    teacher: tuple[torch.Tensor, list[torch.Tensor], Callable[[torch.Tensor], torch.Tensor]] | None = None
 
     def to(self, device: torch.device) -> Batch:
         """The same micro-batch on another device."""

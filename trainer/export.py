@@ -47,11 +47,11 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     partly = config.lora.rank or config.freeze  # a checkpoint has what was trained alone
     lm = _base(config, settings, run, classifier) if partly else models.without_weights(config, classifier)
     dtype = next(lm.parameters()).dtype
-    named = {name: whole[PREFIX + name].to(dtype) for name, p in lm.named_parameters() if p.requires_grad}
+    tensors = models.saved_tensors(lm)
+    named = {name: whole[PREFIX + name].to(dtype) for name, p in tensors.items() if p.requires_grad}
     files = model_card.files(run, settings, checkpoint.step)
-    frozen = {name: quantize.whole(p) for name, p in lm.named_parameters() if not p.requires_grad}
-    for name, buffer in models.saved_buffers(lm):
-        frozen[name] = buffer if partly else whole[PREFIX + name].to(buffer.dtype)
+    fixed = {name: tensor for name, tensor in tensors.items() if name not in named}
+    frozen = {name: quantize.whole(t) if partly else whole[PREFIX + name].to(t.dtype) for name, t in fixed.items()}
     if not config.lora.rank:
         named |= frozen
     else:

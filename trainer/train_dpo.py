@@ -31,7 +31,7 @@ from trainer.data.packing import Sequence
 from trainer.data.preferences import load_labelled, load_pairs
 from trainer.data.prompts import text_ids
 from trainer.episodes import Prompt
-from trainer.models import PolicyModel
+from trainer.models.heads import PolicyModel
 from trainer.objectives.preference import preference
 from trainer.offline import Offline, main, score
 from trainer.offline.reference import Reference, prepare

@@ -33,7 +33,7 @@ from trainer.data.packing import Sequence
 from trainer.data.preferences import conversation_ids, load_pairs
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
-from trainer.models import ScoreModel
+from trainer.models.heads import ScoreModel
 from trainer.objectives.pairwise import pairwise
 from trainer.offline import Offline, main
 from trainer.ranks.worker import Role

@@ -28,7 +28,7 @@ from trainer.data.conversations import load_conversations
 from trainer.data.packing import Sequence
 from trainer.data.prompts import answer_ids, load_prompts
 from trainer.episodes import Prompt
-from trainer.models import PolicyModel
+from trainer.models.heads import PolicyModel
 from trainer.objectives.supervised import supervised
 from trainer.offline import Offline, main
 from trainer.ranks.worker import Role

@@ -19,7 +19,8 @@ SHUTDOWN_NOTICE = b"flotilla: the job is done"  # what workers hear on Ray's por
 
 def free_port() -> int:
     """One that nothing uses, from below those that Linux gives to whoever asks for any: none of these takes it before its user does."""
-    return next(port for port in random.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)) if port_is_free(port, ""))
+    first = random.SystemRandom().randrange(len(FREE_PORTS))
+    return next(port for port in [*FREE_PORTS[first:], *FREE_PORTS[:first]] if port_is_free(port, ""))
 
 
 def port_is_free(port: int, address: str = "127.0.0.1") -> bool:

@@ -10,7 +10,7 @@ import torch
 from trainer import models
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, pack, scatter
-from trainer.models import PolicyModel
+from trainer.models.heads import PolicyModel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")]
 GPU = torch.device("cuda", 0)

@@ -12,7 +12,7 @@ import torch
 from trainer.cluster.actors import free_port
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
-from trainer.models import PolicyModel
+from trainer.models.heads import PolicyModel
 from trainer.objectives.supervised import supervised
 from trainer.ranks.worker import Role, Worker
 

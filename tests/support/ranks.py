@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from support.configs import settings
 
-from trainer import models
 from trainer.cluster.actors import free_port
 from trainer.data.packing import Sequence, select
+from trainer.models import heads
 from trainer.objectives.aggregation import denominators, part
 from trainer.online.roles import roles_of
 from trainer.ranks.worker import Worker
@@ -40,7 +40,7 @@ def learn(
     `chunk` bounds the elements of a chunk of logits; answers are repeated so many `times`.
     """
     sequences = [Sequence(s.prompt_ids, [*s.response_ids] * times) for s in SEQUENCES]
-    models.CHUNK_ELEMENTS = chunk or models.CHUNK_ELEMENTS
+    heads.CHUNK_ELEMENTS = chunk or heads.CHUNK_ELEMENTS
     config = settings(Path(path), **changes)
     role = roles_of(config)[0]
     worker = Worker(config, role, rank, world, path, 1)

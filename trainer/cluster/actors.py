@@ -50,7 +50,8 @@ def free_port() -> int:
 
     Raises OSError when none is free.
     """
-    for port in random.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)):
+    first = random.SystemRandom().randrange(len(FREE_PORTS))
+    for port in [*FREE_PORTS[first:], *FREE_PORTS[:first]]:
         with contextlib.suppress(OSError), socket.socket() as probe:
             probe.bind(("", port))
             return port

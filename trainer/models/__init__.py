@@ -1,4 +1,4 @@
-"""Policy and value models over transformers: what a packed micro-batch needs from a language model. Runs in ranks."""
+"""Language models and tokenizers of transformers: loaded, checked, exported. Runs in ranks and rollout engines."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import difflib
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -29,123 +28,12 @@ from transformers.utils import logging as transformers_logging
 
 from trainer.checkpoints.folders import fsync
 from trainer.configs.sections import ModelConfig
-from trainer.episodes import Batch
 from trainer.errors import ConfigError
 from trainer.models import attention, lora, quantize
 
 transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
 
-# What some architectures do to the logits after the head, which PolicyModel applies alone; neutral where unset or 1.
-AFTER_HEAD = (
-    "final_logit_softcapping",  # Gemma
-    "logit_scale",  # Cohere
-    "logits_scaling",  # Granite
-    "lm_head_multiplier",  # Falcon-H1
-    "output_multiplier",
-    "output_logit_soft_cap",  # xLSTM
-    "logits_soft_cap",  # RecurrentGemma
-)
-# Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
-CHUNK_ELEMENTS = 1 << 26
 SAMPLED = 256  # numbers of a frozen weight that go into a fingerprint
-
-
-class Head(nn.Module):
-    """The output head of a language model over many tokens, as many at a time as CHUNK_ELEMENTS allows logits.
-
-    Under ZeRO-3 every call of the head would gather its weights on all ranks, whose chunks differ in number. So they are gathered for a
-    call of this module, once a micro-batch: `borrowed` names them to `engine.Engine`.
-    """
-
-    def __init__(self, lm: Any):
-        super().__init__()
-        self.of = (lm.get_output_embeddings(),)  # no submodule: its parameters are the language model's
-        self.vocabulary: int = lm.config.get_text_config().vocab_size
-
-    @property
-    def borrowed(self) -> list[nn.Parameter]:
-        return [*self.of[0].parameters()]
-
-    def logits(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """[N, V], float32; only within `forward`."""
-        return self.of[0].forward(hidden_ND).float()  # not a call, which would gather
-
-    def forward(self, function: Callable[..., tuple[torch.Tensor, ...]], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What `function` makes of `tensors`, some tokens at a time; they and its results begin with the axis N."""
-        rows = max(1, CHUNK_ELEMENTS // self.vocabulary)
-        if tensors[0].size(0) <= rows:
-            return function(*tensors)
-        parts = [checkpoint(function, *some, use_reentrant=False) for some in zip(*(t.split(rows) for t in tensors), strict=True)]
-        return tuple(map(torch.cat, zip(*parts, strict=True)))
-
-
-class PolicyModel(nn.Module):
-    """A causal language model that returns log-probabilities (N,) and entropies (N,) of the batch's targets."""
-
-    def __init__(self, lm: Any, temperature: float = 1.0, learn_entropy: bool = False):
-        super().__init__()
-        self.lm = lm
-        self.head = Head(lm)
-        self.temperature = temperature
-        self.learn_entropy = learn_entropy
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        return self.head(self._score, hidden_states(self.lm, batch), batch.target_N)
-
-    def logprobs(self, hidden_ND: torch.Tensor) -> torch.Tensor:
-        """Of every token of the vocabulary [N, V], float32."""
-        return torch.log_softmax(self.head.logits(hidden_ND) / self.temperature, -1)
-
-    def _score(self, hidden_ND: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.of_targets(self.logprobs(hidden_ND), target_N)
-
-    def of_targets(self, logprobs_NV: torch.Tensor, target_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability of each target, and the entropy there, [N] both."""
-        # Mostly entropy is only watched: without a graph it costs no memory in the backward pass.
-        with torch.set_grad_enabled(self.learn_entropy and torch.is_grad_enabled()):
-            entropy_N = -(logprobs_NV.exp() * logprobs_NV).sum(-1)
-        return logprobs_NV.gather(1, target_N[:, None])[:, 0], entropy_N
-
-
-class ValueModel(nn.Module):
-    """The backbone with a scalar head: the expected return (N,) before each target token is written."""
-
-    def __init__(self, lm: Any):
-        super().__init__()
-        self.lm = lm
-        like = next(lm.parameters())
-        head = nn.Linear(lm.config.get_text_config().hidden_size, 1, bias=False, dtype=like.dtype, device=like.device)
-        nn.init.zeros_(head.weight)  # starts at "no idea" instead of at noise
-        self.lm.set_output_embeddings(head)
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor]:
-        return (self.lm.get_output_embeddings()(hidden_states(self.lm, batch))[:, 0].float(),)
-
-
-class ScoreModel(nn.Module):
-    """A classifier of one output: what it says (N,) before each target token, all of which it has read by the last.
-
-    transformers' own class for the architecture, as it loads and saves it; it looks at the last token alone.
-    """
-
-    def __init__(self, lm: Any):
-        super().__init__()
-        self.lm = lm
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor]:
-        return (self.lm.score(hidden_states(self.lm, batch))[:, 0].float(),)
-
-
-def hidden_states(lm: Any, batch: Batch) -> torch.Tensor:
-    """Hidden states (N, D) that predict the targets.
-
-    No attention mask is given: transformers reads the borders of packed sequences from position ids that restart
-    (`masking_utils.find_packed_sequence_indices`); with one sequence per row causal attention is right by itself, and then
-    leaving the position ids out keeps its fast path.
-    """
-    positions = batch.position_ids_RL if batch.packed else None
-    hidden = lm.base_model(input_ids=batch.input_ids_RL, position_ids=positions, use_cache=False).last_hidden_state
-    return hidden.flatten(0, 1)[batch.index_N]
 
 
 def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
@@ -178,7 +66,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     if classifier:
         _require_score(lm, config)
     else:
-        _require_plain_head(lm, config)
+        _require_head(lm, config)
     _require_generation(lm, config)
     attention.fit(lm, config, device)
     _remove_dropout(lm)
@@ -235,15 +123,11 @@ def freeze(lm: nn.Module, parts: list[str]) -> None:
         raise ConfigError(f"model.freeze={parts}: all parameters are frozen; leave some to train")
 
 
-def _require_plain_head(lm: Any, config: ModelConfig) -> None:
-    name = f"model.path={config.path}" if config.path else "model.init"
-    settings = lm.config.get_text_config()
-    for key in AFTER_HEAD:
-        value = getattr(settings, key, None)
-        if value not in (None, 1):
-            raise ConfigError(f"{name}: {settings.model_type} has {key}={value}, which changes logits after the head; not supported yet")
+def _require_head(lm: Any, config: ModelConfig) -> None:
     if lm.get_output_embeddings() is None:
-        raise ConfigError(f"{name}: {settings.model_type} has no output head; a causal language model is needed")
+        name = f"model.path={config.path}" if config.path else "model.init"
+        kind = lm.config.get_text_config().model_type
+        raise ConfigError(f"{name}: {kind} has no output head; a causal language model is needed")
 
 
 def _require_generation(lm: Any, config: ModelConfig) -> None:
@@ -351,14 +235,17 @@ def export(
     fsync(folder.parent)
 
 
-def saved_buffers(lm: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Tensors of a model's folder that no optimizer trains, by name, such as the biases by which DeepSeek-V3 chooses experts."""
-    return [
-        (f"{path}.{name}" if path else name, buffer)
-        for path, module in lm.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    ]
+def saved_tensors(lm: nn.Module) -> dict[str, torch.Tensor]:
+    """Of a model's folder, by name, module by module: parameters, a shared one once, and buffers that no optimizer trains, such as the
+    biases by which DeepSeek-V3 chooses experts."""
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for path, module in lm.named_modules():
+        for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+            if tensor is not None and id(tensor) not in seen and name not in module._non_persistent_buffers_set:
+                seen.add(id(tensor))
+                found[f"{path}.{name}" if path else name] = tensor
+    return found
 
 
 def fingerprint(lm: nn.Module, frozen: Iterable[torch.Tensor] = ()) -> str:

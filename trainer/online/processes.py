@@ -211,7 +211,9 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
 
 def _require_cache(config: PpoConfig, lm: Any) -> None:
     """Raises ConfigError for a model whose answers the hf engine cannot go on with."""
-    if config.rollout.engine == "hf" and lm._is_stateful:
+    kinds = getattr(lm.config, "layer_types", None) or []
+    recurrent = lm._is_stateful or any(kind == "linear_attention" or not kind.endswith("attention") for kind in kinds)
+    if config.rollout.engine == "hf" and recurrent:
         raise ConfigError(
             f"rollout.engine=hf: {lm.config.model_type} has recurrent layers, whose states this engine does not keep; use vllm"
         )
@@ -292,6 +294,6 @@ def initial_model(config: PpoConfig, folder: Path) -> str:
         lm = models.load_lm(base, config.run.seed, torch.device("cpu"))
         state = lm.state_dict()
         if lora.quantize:
-            state = {name: quantize.whole(tensor) for name, tensor in (*lm.named_parameters(), *models.saved_buffers(lm))}
+            state = {name: quantize.whole(tensor) for name, tensor in models.saved_tensors(lm).items()}
         models.export(lm, state, models.load_tokenizer(config.model), path)
     return str(path.resolve())

@@ -15,7 +15,7 @@ from trainer.cluster.launcher import Launcher
 from trainer.configs.ppo import PpoConfig
 from trainer.data.packing import Flat, Sequence, flatten, select, split
 from trainer.episodes import Episode
-from trainer.models import PolicyModel, ScoreModel, ValueModel
+from trainer.models.heads import PolicyModel, ScoreModel, ValueModel
 from trainer.models.others import is_classifier
 from trainer.objectives.aggregation import denominators, part
 from trainer.objectives.distillation import taught

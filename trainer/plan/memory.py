@@ -18,7 +18,7 @@ from trainer.errors import ConfigError
 GIB = 2**30
 PROCESS = 1 * GIB  # CUDA context, NCCL, workspaces, fragments: of each process on a GPU
 BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size, which stages 1 to 3 allocate in full
-CHUNK = 1 << 26  # models.CHUNK_ELEMENTS, without torch
+CHUNK = 1 << 26  # models.heads.CHUNK_ELEMENTS, without torch
 NF4 = 0.5 + 4 / 64  # bytes of a weight in 4 bits, of which 64 share a scale in float32
 LOGITS = 12  # bytes of each element of a chunk of logits: float32 log-probabilities, and two more while entropy or gradient are made
 Parts = dict[str, float]  # bytes by what they are for

@@ -13,6 +13,7 @@ import torch
 
 from trainer.data.packing import Sequence, pack
 from trainer.episodes import Batch
+from trainer.models.heads import backbone
 
 BEFORE, AFTER = 9, 7  # tokens of the two sequences
 # A mixture of experts multiplies other numbers of tokens at a time where the first sequence is another, which rounds the second otherwise.
@@ -28,7 +29,7 @@ SAYS = "packed sequences would see each other in this model: each gets a row of 
 def seen(compute: Callable[[Batch], Any], lm: Any, device: torch.device) -> bool:
     """Whether the second sequence of a row changes with the first, in `lm`, which `compute` runs. Collective under ZeRO-3; four passes."""
     hidden: list[torch.Tensor] = []
-    hook = lm.base_model.register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state.float()))
+    hook = backbone(lm).register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state.float()))
 
     def change(alone: bool) -> float:
         """Of the second sequence's hidden states where the first is another, relative to the largest."""

@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 from trainer import models
 from trainer.configs.sections import Config, ModelConfig
 from trainer.episodes import Batch
-from trainer.models import PolicyModel, hidden_states
+from trainer.models.heads import PolicyModel, after_head, hidden_states
 from trainer.models.sequence_parallel import SequenceParallel
 from trainer.objectives.distillation import divergence
 from trainer.ranks.engine import Engine, sharded
@@ -36,12 +36,12 @@ class Student(PolicyModel):
     def forward(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         if batch.teacher is None:
             return super().forward(batch)
-        hidden_ND, (weight_VD, *bias_V) = batch.teacher
+        hidden_ND, (weight_VD, *bias_V), finish = batch.teacher
 
         def compare(own_ND: torch.Tensor, target_N: torch.Tensor, taught_ND: torch.Tensor) -> tuple[torch.Tensor, ...]:
             logprobs_NV = self.logprobs(own_ND)
             with torch.no_grad():
-                logits_NV = linear(taught_ND, weight_VD, *bias_V).float()
+                logits_NV = finish(linear(taught_ND, weight_VD, *bias_V).float())
                 taught_NV = (logits_NV / self.temperature).log_softmax(-1)
             distance_N = divergence(*_in_common(logprobs_NV, taught_NV), self.beta)
             return *self.of_targets(logprobs_NV, target_N), distance_N
@@ -77,10 +77,11 @@ class Teacher:
         if shared:
             shared.attach(reader, lm, joined=False)  # the policy compares its part with the teacher's
         self.engine = Engine(reader, None, config.trainer, 1, device)
+        self.finish = after_head(lm)
         head = {id(parameter) for parameter in lm.get_output_embeddings().parameters()}
         self.head = [name for name, parameter in self.engine.model.named_parameters() if id(parameter) in head]
 
     @torch.no_grad()
     def read(self, batch: Batch) -> None:
         """Give the micro-batch what the teacher makes of it."""
-        batch.teacher = self.engine(batch), self.engine.weights(self.head)
+        batch.teacher = self.engine(batch), self.engine.weights(self.head), self.finish

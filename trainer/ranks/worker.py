@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,10 @@ from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError
 from trainer.models import lora, quantize
+from trainer.models.heads import PolicyModel
 from trainer.models.sequence_parallel import SequenceParallel
 from trainer.objectives import Objective
-from trainer.ranks import packed
+from trainer.ranks import own_logits, packed
 from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
 from trainer.ranks.teacher import Teacher
 from trainer.weights.published import Published, Publisher
@@ -98,9 +99,7 @@ class Worker:
             who, others = f"{self.role.name}-{self.rank} on {socket.gethostname()} (pid {os.getpid()})", f"all {self.world} ranks"
             late = f"waited for {others} at {address}:{port}, at most {config.trainer.timeout} s (trainer.timeout)"
             raise actors.RunError(f"{who} {late}: {str(error).strip().splitlines()[0]}") from error
-        if not gc.get_freeze_count():
-            # Half a million objects of imports are never garbage. DeepSpeed collects it three times in each move of its states: 0.3 s each.
-            gc.freeze()
+        freeze_imports()
         seed(config.run.seed + self.rank)
 
     def build(self) -> None:
@@ -130,13 +129,18 @@ class Worker:
 
     def _see_others(self) -> bool:
         """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own."""
+        name, kind = f"model.path={self.source.path}" if self.source.path else "model.init", self.lm.config.model_type
         try:
             found = [packed.seen(engine, engine.model.lm, self.device) for engine in self._engines()]
+            policies = [(engine, engine.model) for engine in self._engines() if isinstance(engine.model, PolicyModel)]
+            wrong = max((own_logits.difference(*policy, self.device) for policy in policies), default=0.0)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # of the model's own code, in the first pass
-            name, kind = f"model.path={self.source.path}" if self.source.path else "model.init", self.lm.config.model_type
             raise ConfigError(f"{name}: {kind} in {self.source.dtype} cannot compute a micro-batch of this trainer: {error}") from error
+        if wrong:
+            text = f"its own log-probabilities differ by {wrong:.2g} from those of its hidden states and its head"
+            raise ConfigError(f"{name}: {kind} is not supported: {text}")
         agreed = torch.tensor(float(any(found)), device=self.device)
         torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
         return bool(agreed)
@@ -204,9 +208,7 @@ class Worker:
 
     def _parameters(self, trained: bool | None) -> list[weights.Parameter]:
         """Those that are trained, or that are not, as buffers never are, or all."""
-        chosen = [(name, p) for name, p in self.lm.named_parameters() if trained in (None, p.requires_grad)]
-        if not trained:
-            chosen += models.saved_buffers(self.lm)
+        chosen = [(name, p) for name, p in models.saved_tensors(self.lm).items() if trained in (None, p.requires_grad)]
         return [weights.Parameter(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype).removeprefix("torch.")) for name, p in chosen]
 
     def connect(self, rendezvous: weights.Rendezvous | None, plan: weights.Plan) -> None:
@@ -299,7 +301,7 @@ class Worker:
 
     def _whole(self, trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that are trained, or that are not, or all, by name, EXPORT_BYTES at a time. Collective."""
-        found = {**dict(self.lm.named_parameters()), **dict(models.saved_buffers(self.lm))}
+        found = models.saved_tensors(self.lm)
         for bucket in weights.plan(self._parameters(trained), EXPORT_BYTES):
             names = [parameter.name for parameter in bucket]
             if self.source.lora.quantize:  # never sharded
@@ -310,6 +312,12 @@ class Worker:
     def fingerprint(self) -> str:
         """Of the model whose checkpoints this one reads. Collective."""
         return models.fingerprint(self.lm, (tensor for _, tensor in self._whole(trained=False)))
+
+
+@cache
+def freeze_imports() -> None:
+    """Half a million objects of imports are never garbage. DeepSpeed collects it three times in each move of its states: 0.3 s each."""
+    gc.freeze()
 
 
 def _call(writes: list[Callable[[], None]]) -> None:

@@ -16,7 +16,7 @@ from trainer import weights
 from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
-from trainer.models import load_lm, load_tokenizer
+from trainer.models import load_lm, load_tokenizer, saved_tensors
 from trainer.rollout import Sampling
 from trainer.rollout.stepped import SteppedEngine
 
@@ -89,7 +89,7 @@ class HfEngine(SteppedEngine):
         model = config.model.model_copy(update=changes)
         self.lm = load_lm(model, seed, self.device).eval()
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
-        self.parameters = dict(self.lm.named_parameters())
+        self.tensors = saved_tensors(self.lm)
         # Some models end a turn with more tokens than the tokenizer's own, and list all of them.
         listed = self.lm.generation_config.eos_token_id
         more = [listed] if isinstance(listed, int) else listed or []
@@ -113,7 +113,7 @@ class HfEngine(SteppedEngine):
     @torch.no_grad()
     def load(self, bucket: weights.Named) -> None:
         copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]  # a kernel for many
-        copy([self.parameters[name] for name, _ in bucket], [tensor for _, tensor in bucket])
+        copy([self.tensors[name] for name, _ in bucket], [tensor for _, tensor in bucket])
 
     def loaded(self, version: int) -> None:
         self.version = version

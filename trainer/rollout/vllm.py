@@ -1,4 +1,4 @@
-"""The one file that knows vLLM's API: a rollout engine around `vllm.LLM`, with weights received inside its workers.
+"""A rollout engine around `vllm.LLM`. This file and receiver.py, which gives its workers weights, know vLLM's API.
 
 https://docs.vllm.ai/en/latest/training/rlhf.html
 """
@@ -30,9 +30,6 @@ warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 import vllm
 from vllm.distributed import destroy_model_parallel
 from vllm.inputs import tokens_input
-from vllm.lora.lora_model import LoRAModel
-from vllm.lora.peft_helper import PEFTHelper
-from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.core.sched.interface import SchedulerInterface
@@ -48,67 +45,13 @@ from trainer.episodes import Turn
 from trainer.errors import ConfigError
 from trainer.metrics.gauges import engine_gauges
 from trainer.models import load_tokenizer, lora
-from trainer.rollout import Sampling
+from trainer.rollout import Sampling, receiver
 from trainer.rollout.admission import Admission
 from trainer.rollout.stepped import SteppedEngine
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
-# The policy's adapters: always the same to vLLM, and given to its workers, so that it has nothing to read at their path.
-ADAPTERS = LoRARequest("policy", 1, "weight-sync")
 ALL = {"weights", "kv_cache"}  # that vLLM puts to sleep
-
-
-class WeightReceiver:
-    """Mixed into vLLM's worker by `worker_extension_cls`; its methods are reached by `collective_rpc`."""
-
-    device: torch.device
-    model_runner: Any
-    vllm_config: Any
-    rank: int
-
-    def connect_weights(self, rendezvous: weights.Rendezvous, first_rank: int, plan: weights.Plan) -> None:
-        self.weight_plan = plan
-        self.weight_group = weights.join(rendezvous, first_rank + self.rank)
-
-    def receive_weights(self) -> None:
-        for bucket in weights.receive(self.weight_group, self.weight_plan, self.device):
-            self._take(bucket)
-        self.wait_for_copies()
-
-    def load_bucket(self, bucket: weights.Named) -> None:
-        self._take([(name, tensor.to(self.device)) for name, tensor in bucket])
-        self.wait_for_copies()
-
-    def _take(self, bucket: weights.Named) -> None:
-        """Weights at once; adapters wait for `load_adapters`, as vLLM takes all together."""
-        if self.vllm_config.lora_config is None:
-            self.model_runner.model.load_weights(bucket)
-        else:
-            self.adapters = {**getattr(self, "adapters", {}), **{name: tensor.clone() for name, tensor in bucket}}
-
-    def load_adapters(self, settings: dict[str, Any]) -> None:
-        """Put what has come in place of the adapters before, under their number: requests at work go on with them."""
-        manager = self.model_runner.lora_manager
-        mapper = getattr(manager._adapter_manager.model, "hf_to_vllm_mapper", None)
-        adapters = LoRAModel.from_lora_tensors(
-            ADAPTERS.lora_int_id,
-            lora.in_peft(self.adapters),
-            PEFTHelper.from_dict(settings),
-            device=str(self.device),
-            dtype=manager.lora_config.lora_dtype,
-            weights_mapper=mapper and mapper.get_rename_mapper(),
-        )
-        manager.remove_adapter(adapters.id)
-        manager._adapter_manager.add_adapter(adapters)
-        manager._adapter_manager.activate_adapter(adapters.id)
-        self.adapters = {}
-        self.wait_for_copies()
-
-    def wait_for_copies(self) -> None:
-        """The buffers may be reused once this returns."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 @dataclass(slots=True)
@@ -135,6 +78,8 @@ class VllmEngine(SteppedEngine):
         if config.placement.processes == "one":  # torch's default group, which vLLM would destroy with the engine, is also the ranks'
             setattr(core, "cleanup_dist_env_and_memory", destroy_model_parallel)  # noqa: B010 - which it does not export
         self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
+        if config.placement.processes == "one":
+            self.llm.collective_rpc("spare_transformers")
         setattr(torch, "set_num_threads", set_threads)  # noqa: B010 - which vLLM on CPUs makes do nothing, for others in this process too
         if self.device.type == "cpu" and self.processes == 1 and torch.get_num_threads() != threads:
             raise RuntimeError(f"vLLM changed the number of threads from {threads} to {torch.get_num_threads()}")
@@ -161,8 +106,7 @@ class VllmEngine(SteppedEngine):
         self.llm.collective_rpc("load_bucket", args=(bucket,))
 
     def loaded(self, version: int) -> None:
-        if self.adapters:
-            self.llm.collective_rpc("load_adapters", args=(self.adapters,))
+        self.llm.collective_rpc("finish", args=(self.adapters,))
         self.llm.reset_prefix_cache()  # refused while requests are at work; `step` keeps what older weights computed from later prompts
         self.llm.llm_engine.set_weight_version(str(version))
         self.version = version
@@ -216,7 +160,7 @@ class VllmEngine(SteppedEngine):
         """One step of vLLM's scheduler: prompts that found room are read, and each answer at work gets a token."""
         for name, (prompt_ids, params) in self.admission.admit():
             prompt = tokens_input(prompt_ids, cache_salt=str(self.version))
-            self.llm.llm_engine.add_request(name, prompt, params, lora_request=ADAPTERS if self.adapters else None)
+            self.llm.llm_engine.add_request(name, prompt, params, lora_request=receiver.ADAPTERS if self.adapters else None)
         complete: dict[int, list[Turn]] = {}
         outputs: list[Any] = self.llm.llm_engine.step()  # RequestOutput, as no pooling is asked for
         for output in outputs:
@@ -276,7 +220,7 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
         "max_model_len": config.data.max_prompt_tokens + config.max_response_tokens(),
         "max_num_seqs": rollout.max_sequences,
         "logprobs_mode": "processed_logprobs",  # of the distribution sampled from: after temperature and top-p
-        "worker_extension_cls": f"{__name__}.WeightReceiver",
+        "worker_extension_cls": f"{receiver.__name__}.WeightReceiver",
         "seed": seed,
         "disable_log_stats": True,
         "use_tqdm_on_load": False,
@@ -324,20 +268,3 @@ def _require_head_size(model_path: str) -> None:
             f"model.path={model_path}: attention heads of {size} dimensions; vLLM on CPUs has {', '.join(map(str, allowed))}; "
             "rollout.engine=hf has any"
         )
-
-
-def _keep_linear_weights() -> None:
-    """Leave Linear weights as they are on CPUs.
-
-    vLLM packs them for its CPU kernels at load and drops the originals; `load_weights` then has nothing to write into, and its
-    `reload_weights` misses a tied output head. Without packing both are right.
-    """
-    import vllm.model_executor.layers.utils as layers
-    from vllm import _custom_ops
-
-    _custom_ops._supports_onednn = False
-    layers.check_cpu_sgl_kernel = lambda *_: False
-
-
-if current_platform.is_cpu():
-    _keep_linear_weights()  # at import: the workers of a split rollout engine are processes that import this for WeightReceiver alone

@@ -19,7 +19,7 @@ from trainer.configs.sections import ModelConfig, values_read
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel
+from trainer.models.heads import PolicyModel
 from trainer.objectives.supervised import supervised
 from trainer.offline import optimizer_step
 from trainer.ranks.worker import Role, Worker

@@ -16,7 +16,8 @@ from trainer.configs.sections import ModelConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence, pack, scatter
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel, attention
+from trainer.models import attention
+from trainer.models.heads import PolicyModel
 
 CPU = torch.device("cpu")
 INIT = {

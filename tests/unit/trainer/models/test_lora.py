@@ -22,7 +22,7 @@ from trainer.configs.sections import ModelConfig
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel, ScoreModel
+from trainer.models.heads import PolicyModel, ScoreModel
 from trainer.objectives.pairwise import pairwise
 from trainer.offline import optimizer_step
 from trainer.ranks.worker import Role, Worker

@@ -11,6 +11,7 @@ from trainer import models
 from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, pack, scatter
 from trainer.errors import ConfigError
+from trainer.models import heads
 
 SEQUENCES = [Sequence([3, 4, 5], [6, 7, 1]), Sequence([5, 5], [9, 8, 7, 6, 1]), Sequence([3], [4])]
 
@@ -23,7 +24,7 @@ def scored(model: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_log_probabilities_and_entropy_are_those_of_the_plain_model(tiny_model):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    logprobs_N, entropies_N = scored(models.PolicyModel(lm, temperature=0.7))
+    logprobs_N, entropies_N = scored(heads.PolicyModel(lm, temperature=0.7))
     expected, entropies = [], []
     for s in SEQUENCES:
         ids = torch.tensor([[*s.prompt_ids, *s.response_ids]])
@@ -36,12 +37,12 @@ def test_log_probabilities_and_entropy_are_those_of_the_plain_model(tiny_model):
 
 def test_chunks_of_logits_change_neither_values_nor_gradients(tiny_model, monkeypatch):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    policy = models.PolicyModel(lm)
+    policy = heads.PolicyModel(lm)
     whole, _ = scored(policy)
     whole.sum().backward()
     gradient = lm.lm_head.weight.grad.clone()
     lm.zero_grad()
-    monkeypatch.setattr(models, "CHUNK_ELEMENTS", 2 * lm.config.vocab_size)
+    monkeypatch.setattr(heads, "CHUNK_ELEMENTS", 2 * lm.config.vocab_size)
     chunked, _ = scored(policy)
     chunked.sum().backward()
     torch.testing.assert_close(chunked, whole)
@@ -50,13 +51,13 @@ def test_chunks_of_logits_change_neither_values_nor_gradients(tiny_model, monkey
 
 def test_entropy_is_learnt_only_when_asked(tiny_model):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    assert not scored(models.PolicyModel(lm))[1].requires_grad
-    assert scored(models.PolicyModel(lm, learn_entropy=True))[1].requires_grad
+    assert not scored(heads.PolicyModel(lm))[1].requires_grad
+    assert scored(heads.PolicyModel(lm, learn_entropy=True))[1].requires_grad
 
 
 def test_a_value_model_starts_without_an_opinion(tiny_model):
     lm = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    (values,) = models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])
+    (values,) = heads.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])
     assert values.shape == (9,)
     assert values.eq(0).all()
     assert values.requires_grad
@@ -129,27 +130,13 @@ def made(model_type: str, **settings: Any) -> Any:
     return models.load_lm(config, 0, torch.device("cpu"), train=True)
 
 
-@pytest.mark.parametrize(
-    ("model_type", "settings", "words"),
-    [
-        ("gemma2", {}, "final_logit_softcapping=30"),
-        ("cohere", {}, "logit_scale=0.0625"),
-        ("granite", {"logits_scaling": 8.0}, "logits_scaling=8.0"),
-        ("recurrent_gemma", {}, "logits_soft_cap=30"),
-    ],
-)
-def test_heads_that_change_their_logits_are_refused(model_type, settings, words):
-    with pytest.raises(ConfigError, match=rf"model\.init: {model_type} has {words}"):
-        made(model_type, **settings)
-
-
 @pytest.mark.parametrize("model_type", ["llama", "granite", "gpt_neox"])
 def test_heads_are_found_whatever_they_are_called(model_type):
     lm = made(model_type) if model_type != "gpt_neox" else _gpt_neox()
-    logprobs_N, _ = scored(models.PolicyModel(lm))
+    logprobs_N, _ = scored(heads.PolicyModel(lm))
     logits = lm(input_ids=torch.tensor([SEQUENCES[2].prompt_ids])).logits[0, -1]
     torch.testing.assert_close(logprobs_N[-1], torch.log_softmax(logits, -1)[SEQUENCES[2].response_ids[0]], atol=1e-5, rtol=1e-5)
-    assert models.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])[0].eq(0).all()
+    assert heads.ValueModel(lm)(pack(SEQUENCES, 64, pad_id=0)[0])[0].eq(0).all()
 
 
 def _gpt_neox() -> Any:
@@ -163,7 +150,7 @@ def test_a_model_in_training_has_no_dropout():
     config = ModelConfig(init=gpt2, tokenizer="characters:0123456789s=", dtype="float32")
     for lm in (models.load_lm(config, 0, torch.device("cpu"), train=True), made("llama", attention_dropout=0.5)):
         assert lm.training
-        policy = models.PolicyModel(lm)
+        policy = heads.PolicyModel(lm)
         first, again = scored(policy)[0], scored(policy)[0]
         assert torch.equal(first, again)
         torch.testing.assert_close(first, scored(policy.eval())[0])

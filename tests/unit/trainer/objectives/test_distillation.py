@@ -12,12 +12,12 @@ import torch
 from support.configs import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from trainer import models
 from trainer.cluster.actors import free_port
 from trainer.configs.sections import AlgorithmConfig
 from trainer.configs.teacher import TeacherConfig
 from trainer.data.packing import Sequence, attach, pack
-from trainer.models import PolicyModel
+from trainer.models import heads
+from trainer.models.heads import PolicyModel, after_head
 from trainer.objectives.aggregation import denominators
 from trainer.objectives.distillation import divergence, taught
 from trainer.online.roles import roles_of
@@ -91,7 +91,7 @@ def compared(
     loss, found = torch.zeros(()), {}
     for batch in batches:
         with torch.no_grad():
-            batch.teacher = reader(batch), [reader.lm.lm_head.weight]
+            batch.teacher = reader(batch), [reader.lm.lm_head.weight], after_head(reader.lm)
         part, stats = taught(AlgorithmConfig(name="distillation"), TeacherConfig(path="x", beta=beta), batch, student(batch))
         part.backward()
         loss, found = loss + part.detach(), {name: found.get(name, 0) + value for name, value in stats.items()}
@@ -115,7 +115,7 @@ def test_it_is_the_divergence_of_whole_distributions_over_the_tokens_that_both_h
 
 def test_neither_packing_nor_chunks_change_loss_or_gradient(tiny_model, other, monkeypatch):
     loss, gradients, _ = compared(tiny_model, other, 64)
-    monkeypatch.setattr(models, "CHUNK_ELEMENTS", 2 * 20)
+    monkeypatch.setattr(heads, "CHUNK_ELEMENTS", 2 * 20)
     for budget in (64, 8):
         again, its, _ = compared(tiny_model, other, budget)
         torch.testing.assert_close(again, loss)

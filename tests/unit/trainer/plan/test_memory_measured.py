@@ -19,6 +19,7 @@ from trainer import models
 from trainer.cluster.actors import free_port
 from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence, pack
+from trainer.models import heads
 from trainer.plan import memory
 from trainer.ranks.engine import Engine, init_distributed
 
@@ -69,13 +70,13 @@ def config(
     )
 
 
-def built(settings: SftConfig) -> tuple[models.PolicyModel, Any]:
+def built(settings: SftConfig) -> tuple[heads.PolicyModel, Any]:
     """A model, and a micro-batch whose rows hold several sequences."""
     row, budget = memory.longest(settings), settings.trainer.micro_batch_tokens
     lengths = [row, *(row // 2 - 3, row // 2 - 5) * (budget // row - 1)]
     (batch,) = pack([Sequence([1] * 8, [2] * (length - 7)) for length in lengths], budget, pad_id=0)
     assert batch.packed and batch.input_ids_RL.numel() > 0.9 * budget
-    return models.PolicyModel(models.load_lm(settings.model, 0, CPU, train=True)), batch
+    return heads.PolicyModel(models.load_lm(settings.model, 0, CPU, train=True)), batch
 
 
 def peak(settings: SftConfig) -> int:
@@ -101,7 +102,7 @@ def test_activations_are_those_that_torch_allocates(dtype, checkpointing, attent
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["all kept", "checkpointing"])
 def test_a_large_vocabulary_takes_a_chunk_of_logits_at_a_time(checkpointing, monkeypatch):
-    for module, name in ((memory, "CHUNK"), (models, "CHUNK_ELEMENTS")):
+    for module, name in ((memory, "CHUNK"), (heads, "CHUNK_ELEMENTS")):
         monkeypatch.setattr(module, name, 100 * 20_000)  # 100 of the 512 tokens
     settings = config(dtype="bfloat16", checkpointing=checkpointing, vocabulary=20_000)
     shape = memory.Shape.of(models.without_weights(settings.model))

@@ -23,7 +23,7 @@ from trainer.configs.sft import SftConfig
 from trainer.data.packing import Sequence
 from trainer.episodes import Batch
 from trainer.errors import ConfigError
-from trainer.models import PolicyModel, ValueModel
+from trainer.models.heads import PolicyModel, ValueModel
 from trainer.objectives import Stats
 from trainer.objectives.preference import preference
 from trainer.objectives.supervised import supervised

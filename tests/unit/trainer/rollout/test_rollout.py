@@ -13,6 +13,7 @@ from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import AlgorithmConfig, ModelConfig
 from trainer.data.packing import Sequence, attach, flatten, pack, scatter
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.models import heads
 from trainer.objectives.advantages import group_relative
 from trainer.objectives.aggregation import aggregate, denominators
 from trainer.objectives.policy import policy_loss
@@ -134,7 +135,7 @@ def test_conversations_of_two_turns_train_on_exactly_the_tokens_that_the_policy_
     episodes = conversations(engine)
     flat = flatten(episodes)
     sequences = [Sequence(e.prompt.token_ids, e.response_ids) for e in episodes]
-    policy = models.PolicyModel(models.load_lm(ModelConfig(path=str(tiny_model), dtype="float32"), 0, torch.device("cpu"), train=True))
+    policy = heads.PolicyModel(models.load_lm(ModelConfig(path=str(tiny_model), dtype="float32"), 0, torch.device("cpu"), train=True))
     batches = pack(sequences, 64, pad_id=0)
     assert len(batches) > 1
     assert any(batch.packed for batch in batches), "conversations must share rows"

@@ -1,0 +1,146 @@
+"""Families of language models, each as a tiny one with random weights: what transformers calls them, and settings that make them small."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig
+
+from trainer import models
+from trainer.configs.sections import ModelConfig
+
+# Heads of 32 dimensions: fewer, and vLLM's attention on CPUs has no kernel for them.
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+GROUPS = {"n_group": 1, "topk_group": 1, "n_routed_experts": 4, "first_k_dense_replace": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_expand": 2}
+LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
+PAIR = {"layer_types": ["linear_attention", "full_attention"]}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    # Dense
+    "llama": {},
+    "qwen2": {"tie_word_embeddings": True},
+    "qwen3": {},
+    "mistral": {},
+    "ministral3": {},
+    "phi3": {},
+    "olmo2": {},
+    "olmo3": {},
+    "glm4": {},
+    "smollm3": {},
+    "granite": {"logits_scaling": 8.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
+    "exaone4": {},
+    "hunyuan_v1_dense": {},
+    "ernie4_5": {},
+    "seed_oss": {},
+    "nemotron": {},
+    "gpt2": {"n_embd": 64, "n_head": 2, "n_layer": 2, "n_positions": 128},
+    "bloom": {"n_head": 2, "n_layer": 2},
+    "falcon": {},
+    "gemma2": {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 5.0, "query_pre_attn_scalar": 32, "sliding_window": 8},
+    "gemma3_text": {"sliding_window": 8},
+    "cohere": {"logit_scale": 0.25},
+    "cohere2": {"logit_scale": 0.25, "sliding_window": 8},
+    "nanochat": {"final_logit_softcapping": 3.0},
+    "gemma3n_text": {
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 15,
+        "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "activation_sparsity_pattern": [0.0, 0.0],
+        "laurel_rank": 8,
+        "intermediate_size": [64, 64],
+        "final_logit_softcapping": 3.0,
+    },
+    "gemma4_text": {
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "global_head_dim": 32,
+    },
+    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 64},
+    "phi": {},
+    "gpt_neox": {},
+    "stablelm": {},
+    "starcoder2": {},
+    "minicpm3": {**LATENT, "dim_model_base": 16},
+    # Mixtures of experts
+    "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "qwen2_moe": {**EXPERTS, "num_experts": 4},
+    "qwen3_moe": {**EXPERTS, "num_experts": 4},
+    "olmoe": {**EXPERTS, "num_experts": 4},
+    "granitemoe": {**EXPERTS, "num_local_experts": 4, "logits_scaling": 8.0},
+    "gpt_oss": {**EXPERTS, "num_local_experts": 4},
+    "glm4_moe": {**EXPERTS, **GROUPS},
+    "deepseek_v3": {**EXPERTS, **GROUPS, **LATENT, "head_dim": 8},
+    # Recurrent layers, some beside attention
+    "qwen3_next": {**EXPERTS, **LINEAR, **PAIR, "num_experts": 4},
+    "qwen3_5_text": {**LINEAR, **PAIR},
+    "falcon_h1": {**MAMBA, "mamba_d_ssm": 128, "lm_head_multiplier": 0.5},
+    "granitemoehybrid": {**EXPERTS, **MAMBA, "num_local_experts": 4, "layer_types": ["mamba", "attention"], "logits_scaling": 8.0},
+    "mamba2": {"num_heads": 4, "head_dim": 32, "state_size": 8, "n_groups": 1, "expand": 2},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "jamba": {**EXPERTS, "num_experts": 4, "mamba_d_state": 8, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "nemotron_h": {
+        **EXPERTS,
+        **GROUPS,
+        "layers_block_type": ["mamba", "attention"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+    },
+    "llama4_text": {**EXPERTS, "num_local_experts": 4, "intermediate_size_mlp": 64, "moe_layers": [1], "no_rope_layers": [1, 0]},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
+    "mamba": {"state_size": 8},
+    "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"], "attention_window_size": 8, "logits_soft_cap": 3.0},
+}
+SEE_OTHERS = {
+    "bloom",
+    "falcon",
+    "gpt_oss",
+    "qwen3_next",
+    "qwen3_5_text",
+    "falcon_h1",
+    "granitemoehybrid",
+    "lfm2",
+    "mamba",
+    "mamba2",
+    "bamba",
+    "jamba",
+    "nemotron_h",
+    "opt",
+    "recurrent_gemma",
+}
+
+
+def exported(kind: str, folder: Path, dtype: str = "float32") -> Path:
+    """A model of the family with random weights; biases, sinks and buffers that are saved are not 0, as in trained ones."""
+    known = AutoConfig.for_model(kind).to_dict()
+    init = {"model_type": kind, **{name: value for name, value in (SMALL | FAMILIES[kind]).items() if name in known}}
+    settings = {"init": init, "tokenizer": "characters:0123456789s=", "dtype": dtype, "attention": "eager"}
+    config = ModelConfig.model_validate(settings)
+    lm = models.load_lm(config, 0, torch.device("cpu"))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, tensor in models.saved_tensors(lm).items():
+            if tensor.is_floating_point() and (not isinstance(tensor, torch.nn.Parameter) or name.endswith(("bias", "sinks"))):
+                tensor.normal_(0, 0.1)
+    models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
+    return folder
