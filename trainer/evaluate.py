@@ -93,7 +93,7 @@ from trainer import environments
 from trainer.cluster.actors import RunError
 from trainer.cluster.launcher import launcher
 from trainer.data.loader import hold_out
-from trainer.data.prompts import load_eval_sets, load_prompts
+from trainer.data.prompts import chat_for, load_eval_sets, load_prompts
 from trainer.environments.policy import Request
 from trainer.environments.pool import Environments, episodes_of, runner_of
 from trainer.environments.runner import Job
@@ -116,7 +116,7 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
     sets |= load_eval_sets(config, tokenizer, answers)
     if spec := config.environment.function:
         [first, *_] = next(iter(sets.values()))
-        environments.check_template(spec, config.environment.args, first.row, tokenizer, config.data.template)
+        environments.check_template(spec, config.environment.args, first.row, chat_for(config.data, tokenizer))
     sampling = partial(from_server, config, args) if args.endpoint else partial(from_engines, config)
     found: dict[str, dict[str, float]] = {}
     first = next(iter(sets.values()))

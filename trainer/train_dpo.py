@@ -29,7 +29,7 @@ from pathlib import Path
 
 from trainer.data.packing import Sequence
 from trainer.data.preferences import load_labelled, load_pairs
-from trainer.data.prompts import text_ids
+from trainer.data.prompts import answer_ids
 from trainer.episodes import Prompt
 from trainer.models.heads import PolicyModel
 from trainer.objectives.preference import preference
@@ -59,7 +59,7 @@ class Dpo(Offline[DpoConfig]):
 
     def sequences(self, row: Prompt) -> list[Sequence]:
         which = ("answer",) if self.config.data.label else ("chosen", "rejected")
-        answers = [Sequence(row.token_ids, text_ids(row.row[key], self.tokenizer, f"data.{key}: row {row.index}")) for key in which]
+        answers = [Sequence(row.token_ids, answer_ids(row, self.tokenizer, key, self.config.data, self.chat)) for key in which]
         at = len(answers) * self.place[row.index]
         for i, sequence in enumerate(answers):
             reference = {"reference": self.reference.of(at + i)} if self.reference else {}

@@ -45,7 +45,7 @@ from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
 from trainer.cluster.actors import RunError
 from trainer.data.loader import hold_out, make_loader
-from trainer.data.prompts import load_eval_sets, load_prompts
+from trainer.data.prompts import chat_for, load_eval_sets, load_prompts
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
@@ -222,7 +222,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
     prompts, held_out = hold_out(config.data, data.prompts, schedule.eval_prompts)
     sets = ({"": held_out} if held_out else {}) | load_eval_sets(config, tokenizer, answers)
     if spec := config.environment.function:
-        environments.check_template(spec, config.environment.args, prompts[0].row, tokenizer, config.data.template)
+        environments.check_template(spec, config.environment.args, prompts[0].row, chat_for(config.data, tokenizer))
     loader = make_loader(config.data, prompts, schedule.prompts_per_step, config.run.seed)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)

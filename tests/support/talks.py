@@ -31,8 +31,8 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
 class Talk:
     """A policy whose engine writes these texts, one after the other; "..." at the end means that its limit of tokens ends one."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, *texts: str, prompt: str = "12=", **limits: Any):
-        self.tokenizer, self.texts, self.requests = tokenizer, list(texts), list[Request]()
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *texts: str, prompt: str = "12=", end: str = "<eos>", **limits: Any):
+        self.tokenizer, self.texts, self.requests, self.end = tokenizer, list(texts), list[Request](), end
         given = Limits(**{"turns": 9, "turn_tokens": 50, "tokens": 500, "seconds": 10, **limits})
         self.policy = Policy(Prompt(0, self.ids(prompt), {}), tokenizer, given, self.ask, serve=serving)
 
@@ -43,7 +43,7 @@ class Talk:
         self.requests.append(request)
         text = self.texts.pop(0)
         ids = self.ids(text.removesuffix("..."))
-        ids += [] if text.endswith("...") else self.ids("<eos>")
+        ids += [] if text.endswith("...") else self.ids(self.end)[-1:]
         return Turn(ids, [-0.5] * len(ids), "length" if text.endswith("...") else "stop")
 
     def run(self, talk: Callable[[Policy], Awaitable[Any]]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import date
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -66,6 +67,9 @@ class DataConfig(Section):
     system: str | None = Field(default=None, description="First message of each conversation that has none of its own.")
     template: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false} or tools."
+    )
+    day: date | None = Field(
+        default=None, description="What a chat template writes where it asks for today's date. Default: the day of the run's first start."
     )
     answer: str = Field(default="answer", description="Column of the answer: what SFT learns, what rewards compare with.")
     max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt.")

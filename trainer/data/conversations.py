@@ -6,8 +6,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from trainer.chat import learned
+from trainer.chat.messages import Unreadable, is_messages, read
+from trainer.chat.template import Chat
 from trainer.configs.sft import SftDataConfig
-from trainer.data.prompts import PromptSet, rendered, require_known
+from trainer.data.prompts import PromptSet, chat_for, require_known
 from trainer.data.rows import column, no_rows, read_rows
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -19,14 +22,14 @@ def load_conversations(config: SftDataConfig, tokenizer: PreTrainedTokenizerBase
     data.max_prompt_tokens is the longest conversation. Raises ConfigError, naming file and line or row.
     """
     assert config.messages is not None
-    if not tokenizer.chat_template:
+    if (chat := chat_for(config, tokenizer)) is None:
         raise ConfigError(f"data.messages={config.messages}: model.tokenizer has no chat template; give one that has, or data.prompt")
     if not tokenizer.is_fast:
         raise ConfigError(f"data.messages={config.messages}: model.tokenizer does not say which text a token is of")
     prompts: list[Prompt] = []
     dropped, index = 0, -1
     for index, (where, row) in enumerate(read_rows(config)):
-        ids, mask = _masked(column(row, config.messages, "data.messages", where), config, tokenizer, where)
+        ids, mask = _learned(column(row, config.messages, "data.messages", where), config, chat, where)
         if len(ids) > config.max_prompt_tokens:
             if config.overlong == "error":
                 raise ConfigError(
@@ -46,32 +49,18 @@ def load_conversations(config: SftDataConfig, tokenizer: PreTrainedTokenizerBase
     return PromptSet(prompts, dropped)
 
 
-def _masked(messages: Any, config: SftDataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> tuple[list[int], list[float]]:
-    """Token ids, and 1 for each that a learned message wrote, the token that ends it included.
-
-    What a message wrote is what the template adds for it to the text that stands before, with the words that begin an answer.
-    """
-    if not (isinstance(messages, list) and messages and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in messages)):
+def _learned(messages: Any, config: SftDataConfig, chat: Chat, where: str) -> tuple[list[int], list[float]]:
+    """Token ids, and 1 for each that a learned message wrote, the token that ends it included. Raises ConfigError."""
+    if not is_messages(messages):
         raise ConfigError(f"data.messages: {where}: not a list of chat messages with role and content")
-    text = rendered(messages, config, tokenizer, where, answer=False, what="data.messages")
-    spans: list[tuple[int, int]] = []
-    for i, message in enumerate(messages):
-        if message["role"] not in config.learn:
-            continue
-        before = rendered(messages[:i], config, tokenizer, where, answer=message["role"] == "assistant", what="data.messages") if i else ""
-        until = rendered(messages[: i + 1], config, tokenizer, where, answer=False, what="data.messages")
-        if not (until.startswith(before) and text.startswith(until)):
-            raise ConfigError(
-                f"data.messages: {where}: the chat template writes message {i} otherwise when others follow it, so it cannot be told which "
-                "tokens it is; split the conversation into one row per answer, with data.prompt and data.answer"
-            )
-        spans.append((len(before), len(until)))
-    if not spans:
+    try:
+        said = read(messages)
+        ids, mask = learned.conversation(chat, said, config.learn)
+    except Unreadable as error:
+        raise ConfigError(f"data.messages: {where}: {error}") from error
+    require_known("".join(message["content"] for message in said), ids, chat.tokenizer, f"data.messages: {where}")
+    if not any(message["role"] in config.learn for message in said):
         raise ConfigError(f"data.messages: {where}: no message of {' or '.join(config.learn)} (data.learn)")
-    encoded: Any = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids: list[int] = encoded["input_ids"]
-    require_known(text, ids, tokenizer, f"data.messages: {where}")
-    mask = [float(any(begin < until and end > start for start, until in spans)) for begin, end in encoded["offset_mapping"]]
     mask[0] = 0.0  # nothing stands before it that it could be predicted from
     if not any(mask):
         raise ConfigError(f"data.messages: {where}: no token is left to learn")

@@ -6,6 +6,9 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from trainer.chat.learned import judged
+from trainer.chat.messages import Unreadable, read, text
+from trainer.chat.template import Chat
 from trainer.configs.preferences import DpoDataConfig, PairsConfig
 from trainer.data.prompts import PromptSet, load_prompts, require_known
 from trainer.episodes import Prompt
@@ -57,35 +60,33 @@ def answer_of(value: Any, prompt: Any, what: str, column: str) -> str:
         raise ConfigError(f"{what}: column {column!r} is missing or empty; a pair has both answers")
     if isinstance(value, str):
         return value
-    if not (isinstance(value, list) and value and isinstance(value[-1], dict) and isinstance(value[-1].get("content"), str)):
+    if not (isinstance(value, list) and value and isinstance(value[-1], dict) and value[-1].get("content") is not None):
         raise ConfigError(f"{what}: neither text nor a list of chat messages that ends with the answer")
     *before, last = value
-    if last.get("role", "assistant") != "assistant":
+    if (last.get("role") or "assistant") != "assistant":
         raise ConfigError(f"{what}: the last message is of {last['role']!r}, not of the assistant")
-    asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    if before and [_plain(message) for message in before] != [_plain(message) for message in asked]:
-        raise ConfigError(f"{what}: the messages before the answer are not those of data.prompt")
-    return last["content"]
+    if last.get("tool_calls"):
+        raise ConfigError(f"{what}: the answer calls tools; a pair's answers are texts")
+    try:
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else read(prompt)
+        if before and read(before) != asked:
+            raise ConfigError(f"{what}: the messages before the answer are not those of data.prompt")
+        return text(last["content"], "the answer")
+    except (Unreadable, AttributeError) as error:
+        raise ConfigError(f"{what}: {error}") from error
 
 
-def _plain(message: Any) -> tuple[Any, Any]:
-    return (message.get("role"), message.get("content")) if isinstance(message, dict) else (None, message)
-
-
-def conversation_ids(tokenizer: PreTrainedTokenizerBase, prompt: Any, answer: str, what: str) -> list[int]:
+def conversation_ids(chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, answer: str, what: str) -> list[int]:
     """What a classifier reads of a prompt and an answer, as `reward_model` gives it to one.
 
     By the chat template, or without one as a pair of texts. It ends with the token by which transformers' classifiers judge: the last
     that is no padding. Raises ConfigError.
     """
-    if tokenizer.chat_template:
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        text: Any = tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": answer}], tokenize=False)
-        ids: Any = tokenizer(text, add_special_tokens=False)["input_ids"]
-    else:
-        text, ids = f"{prompt}{answer}", tokenizer(prompt, answer)["input_ids"]
-    ids = list(ids)
-    require_known(text, ids, tokenizer, what)
+    try:
+        ids = list(judged(chat, tokenizer, prompt, answer)["input_ids"])
+    except Unreadable as error:
+        raise ConfigError(f"{what}: {error}") from error
+    require_known(f"{prompt}{answer}", ids, tokenizer, what)
     while ids and ids[-1] == tokenizer.pad_token_id:
         ids.pop()
     return ids

@@ -14,12 +14,18 @@ import tokenizers
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from trainer.chat import learned
+from trainer.chat.messages import Message, Unreadable, is_messages, read
+from trainer.chat.template import Chat, chat_of
+from trainer.chat.tokens import alone, each_within, following
 from trainer.configs.data import DataConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.data.rows import column, is_of_verl, no_rows, of_set, read_rows
 from trainer.data.tokens import remembered
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
+
+RENDERING = 2  # of this file and trainer/chat: one more where the same prompt becomes other ids
 
 
 @dataclass(frozen=True)
@@ -103,10 +109,12 @@ def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool,
 
 
 def _ids(asked: list[Any], places: list[str], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Of each prompt, tokenized all at once."""
-    texts = [_text(prompt, config, tokenizer, where) for prompt, where in zip(asked, places, strict=True)]
-    ids = {plain: iter(_tokenized([text for text, is_plain in texts if is_plain == plain], tokenizer, plain)) for plain in (True, False)}
-    found = [next(ids[plain]) for _, plain in texts]
+    """Of each prompt; texts are tokenized all at once."""
+    chat = chat_for(config, tokenizer)
+    texts = [_text(prompt, config, chat, where) for prompt, where in zip(asked, places, strict=True)]
+    plain = iter(alone([text for text, is_plain in texts if is_plain], tokenizer))
+    chats = iter(each_within([text for text, is_plain in texts if not is_plain], tokenizer))
+    found = [next(plain if is_plain else chats) for _, is_plain in texts]
     for where, (text, _), tokens in zip(places, texts, found, strict=True):
         if not tokens:
             raise ConfigError(f"data.prompt: {where}: the prompt has no tokens")
@@ -115,60 +123,91 @@ def _ids(asked: list[Any], places: list[str], config: DataConfig, tokenizer: Pre
 
 
 def _recipe(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[Any] | None:
-    """What the ids of a prompt follow from beside its text: the tokenizer, the template and what goes into it, and today, where that asks.
+    """What the ids of a prompt follow from beside its text: the tokenizer, the template and what goes into it, the day where it asks.
 
     None of a tokenizer in Python, which cannot be written down whole.
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
         return None
-    versions = [tokenizers.__version__, transformers.__version__, type(tokenizer).__name__]
+    versions = [tokenizers.__version__, transformers.__version__, type(tokenizer).__name__, RENDERING]
     template = str(tokenizer.chat_template)
-    today = str(date.today()) if "strftime_now" in template else ""
-    return [versions, fast.to_str(), template, today, config.chat, config.system, config.template]
+    day = str(config.day or date.today()) if "strftime_now" in template else ""
+    return [versions, fast.to_str(), template, day, config.chat, config.system, config.template]
 
 
-def _tokenized(texts: list[str], tokenizer: PreTrainedTokenizerBase, special: bool) -> list[list[int]]:
-    """`special` has the tokenizer add its own tokens, such as the first of a sequence."""
-    return tokenizer(texts, add_special_tokens=special)["input_ids"] if texts else []  # type: ignore[return-value]
+def chat_for(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Chat | None:
+    """The tokenizer's chat template with the data's settings; None where it has none."""
+    return chat_of(tokenizer, config.template, config.day)
 
 
-def answer_ids(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """What SFT learns after the prompt."""
-    return text_ids(prompt.row["answer"], tokenizer, f"data.answer: row {prompt.index}")
+def answer_ids(
+    row: Prompt, tokenizer: PreTrainedTokenizerBase, key: str = "answer", config: DataConfig | None = None, chat: Chat | None = None
+) -> list[int]:
+    """What follows on the row's prompt where the answer is the one under `key`, and the token that ends it. Raises ConfigError.
+
+    `config` and `chat` made a conversation of the prompt; without them it is plain text.
+    """
+    answer, what = row.row[key], f"data.{key}: row {row.index}"
+    asked = row.row.get(config.prompt) if config else None
+    if not config or not chat or (config.chat == "never" and isinstance(asked, str)) or not isinstance(answer, str):
+        return text_ids(answer, tokenizer, what)
+    try:
+        ids = learned.answer(chat, conversation(asked, config), answer)
+    except Unreadable as error:
+        raise ConfigError(f"{what}: {error}") from error
+    require_known(answer, ids, tokenizer, what)
+    return ids
 
 
 def text_ids(answer: Any, tokenizer: PreTrainedTokenizerBase, what: str) -> list[int]:
-    """An answer, and the token that ends it. Raises ConfigError."""
+    """An answer to plain text, and the token that ends it, which some have already. Raises ConfigError."""
     if not isinstance(answer, str):
         raise ConfigError(f"{what}: {answer!r} is not text")
-    ids: list[int] = tokenizer(answer, add_special_tokens=False)["input_ids"]  # type: ignore[assignment]
+    ids = following(answer, tokenizer)
     require_known(answer, ids, tokenizer, what)
-    return [*ids, tokenizer.eos_token_id]  # type: ignore[list-item]
+    return ids if ids[-1:] == [tokenizer.eos_token_id] else [*ids, tokenizer.eos_token_id]  # type: ignore[list-item]
 
 
-def _text(prompt: Any, config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> tuple[str, bool]:
+def conversation(prompt: Any, config: DataConfig) -> list[Message]:
+    """A prompt as chat messages. Raises Unreadable."""
+    messages = read(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
+    if config.system is not None and messages[0]["role"] != "system":
+        messages = [{"role": "system", "content": config.system}, *messages]
+    return messages
+
+
+def _text(prompt: Any, config: DataConfig, chat: Chat | None, where: str) -> tuple[str, bool]:
     """What is tokenized, and whether it is plain text: a template writes the tokenizer's own tokens by itself."""
-    if isinstance(prompt, str):
-        chat = config.chat == "auto" and bool(tokenizer.chat_template)
-        if not chat and (config.system is not None or config.template):
-            why, fix = "model.tokenizer has no chat template", "a model or model.tokenizer with one"
-            if config.chat == "never":
-                why, fix = "data.chat is never", "data.chat=auto"
-            key, value = ("template", config.template) if config.system is None else ("system", config.system)
-            raise ConfigError(f"data.{key}={value!r}: {where}: the prompt is text and {why}; leave data.{key} out, or give {fix}")
-        text = _conversation([{"role": "user", "content": prompt}], config, tokenizer, where) if chat else prompt
-    elif isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "role" in m and "content" in m for m in prompt):
-        if not tokenizer.chat_template:
+    is_plain = isinstance(prompt, str) and not (chat and config.chat == "auto")
+    if is_plain:
+        _require_no_template(config, where)
+        text = prompt
+    elif isinstance(prompt, str) or is_messages(prompt):
+        if not chat:
             raise ConfigError(f"data.prompt: {where}: chat messages, but model.tokenizer has no chat template; give text")
-        chat, text = True, _conversation(prompt, config, tokenizer, where)
+        try:
+            text = chat.opening(conversation(prompt, config))
+        except Unreadable as error:
+            raise ConfigError(f"data.prompt: {where}: {error}") from error
     else:
         raise ConfigError(f"data.prompt: {where}: neither text nor a list of chat messages with role and content")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"data.prompt: {where}: {text[error.start]!r} is half of a character (a lone surrogate); remove it") from None
-    return text, not chat
+    return text, is_plain
+
+
+def _require_no_template(config: DataConfig, where: str) -> None:
+    """Raises ConfigError for settings of a conversation where the prompt is plain text."""
+    if config.system is None and not config.template:
+        return
+    why, fix = "model.tokenizer has no chat template", "a model or model.tokenizer with one"
+    if config.chat == "never":
+        why, fix = "data.chat is never", "data.chat=auto"
+    key, value = ("template", config.template) if config.system is None else ("system", config.system)
+    raise ConfigError(f"data.{key}={value!r}: {where}: the prompt is text and {why}; leave data.{key} out, or give {fix}")
 
 
 def require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, what: str) -> None:
@@ -178,25 +217,3 @@ def require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBa
         known = tokenizer.get_vocab()
         missing = next((character for character in text if character not in known), "")
         raise ConfigError(f"{what}: model.tokenizer has no token for {missing!r}; add it to characters:, or remove it")
-
-
-def _conversation(messages: list[dict[str, Any]], config: DataConfig, tokenizer: PreTrainedTokenizerBase, where: str) -> str:
-    if config.system is not None and messages[0]["role"] != "system":
-        messages = [{"role": "system", "content": config.system}, *messages]
-    return rendered(messages, config, tokenizer, where, answer=True)
-
-
-def rendered(
-    messages: list[dict[str, Any]],
-    config: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    where: str,
-    *,
-    answer: bool,
-    what: str = "data.prompt",
-) -> str:
-    """By the chat template; with `answer` up to where an answer begins. Raises ConfigError."""
-    try:
-        return tokenizer.apply_chat_template(messages, add_generation_prompt=answer, tokenize=False, **config.template)  # type: ignore[return-value]
-    except Exception as error:  # a template is a program of its own and raises what it likes
-        raise ConfigError(f"{what}: {where}: the chat template refuses the messages: {error}") from error

@@ -15,7 +15,7 @@ import difflib
 import functools
 import inspect
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trainer.cli.import_path import check_args, find
 from trainer.environments.agent import agent
@@ -25,6 +25,9 @@ from trainer.environments.search import search
 from trainer.environments.tools import tools
 from trainer.environments.verifiers import verifiers
 from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.chat.template import Chat
 
 Rollout = Callable[..., Awaitable[Any]]
 
@@ -48,11 +51,11 @@ def check(spec: str, args: dict[str, Any], row: dict[str, Any]) -> None:
         look(row, **args)
 
 
-def check_template(spec: str, args: dict[str, Any], row: dict[str, Any], tokenizer: Any, template: dict[str, Any]) -> None:
-    """Have the environment write to the policy before anything is started: `rollout.speak(row, tokenizer, template, **args)`, where it has
+def check_template(spec: str, args: dict[str, Any], row: dict[str, Any], chat: Chat | None) -> None:
+    """Have the environment write to the policy before anything is started: `rollout.speak(row, chat, **args)`, where it has
     that. Raises ConfigError where it cannot."""
     if speak := _own(spec, args, "speak"):
-        speak(row, tokenizer, template, **args)
+        speak(row, chat, **args)
 
 
 def _own(spec: str, args: dict[str, Any], name: str) -> Any:

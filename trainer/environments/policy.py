@@ -6,22 +6,26 @@ goes on from there, only what is new is tokenized, and lengthens the same sequen
 
 from __future__ import annotations
 
-import json
 import random
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
+from trainer.chat.calls import Form, form_of
+from trainer.chat.learned import joined
+from trainer.chat.messages import Message, Unreadable, read
+from trainer.chat.template import Chat, chat_of
+from trainer.chat.tokens import alone, following, within
+from trainer.chat.turns import Answered, added
 from trainer.episodes import Prompt, Turn
 from trainer.errors import ConfigError
 
-Message = dict[str, Any]
-TOOL_CALL = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)  # as Hermes and Qwen write them
+NO_TEMPLATE = "policy.chat: model.tokenizer has no chat template; use policy.generate, or a model with one"
 LEFT_OUT = "the tokenizer's chat template leaves tools out; give a model whose template has them, or write them into a message"
 
 
@@ -47,6 +51,7 @@ class Answer:
     text: str  # without special tokens; with the `stop` text that ended it
     token_ids: list[int]
     finish: Literal["stop", "length"]
+    stop: str | None = None  # the text that ended it
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class Reply:
     finish: Literal["stop", "length"]
     prompt_tokens: int
     tokens: int
+    stop: str | None = None  # as of Answer
 
 
 @dataclass(slots=True, eq=False)
@@ -64,7 +70,7 @@ class Spoken:
     prompt_ids: list[int]
     turns: list[Turn] = field(default_factory=list)
     text: str | None = None  # as whoever asks by text sees it
-    messages: list[Message] | None = None  # as whoever asks by messages does
+    answered: Answered | None = None  # as whoever asks by messages does
     tools: list[Any] | None = None
     said: str = ""  # all that follows on its prompt, for people to read
 
@@ -113,14 +119,15 @@ class Policy:
         ask: Callable[[Request], Awaitable[Turn]],
         *,
         seed: object = 0,
-        template: dict[str, Any] | None = None,
+        chat: Chat | None = None,
         serve: Callable[[Policy], AbstractAsyncContextManager[Api]] | None = None,
     ):
         self.prompt_ids = prompt.token_ids  # of the data's prompt, which `generate()` begins with
         self.random = random.Random(f"{seed}")  # the same when the episode is played again
         self.metrics: Counter[str] = Counter()  # what the environment counts; the run logs means as environment/NAME
         self.sequences: list[Spoken] = []
-        self.limits, self.tokenizer, self.template = limits, tokenizer, template or {}
+        self.limits, self.tokenizer = limits, tokenizer
+        self.template = chat or chat_of(tokenizer)  # None where the tokenizer has none
         self.turns = 0
         self._ask, self._serve = ask, serve
         self._busy: set[int] = set()  # by id, those that a turn is being written for
@@ -150,7 +157,7 @@ class Policy:
             spoken.text = context + answer.text
         elif spoken.text is not None:
             spoken.text = None if new and context is not None else spoken.text + observation + answer.text
-        spoken.messages = None
+        spoken.answered = None
         return answer
 
     async def chat(
@@ -164,7 +171,7 @@ class Policy:
         """The assistant's message after these: `content`, and `tool_calls` where it wrote any, as OpenAI's API has them, with
         `arguments` read from JSON. `tools`: schemas in JSON, or functions with type hints and docstrings, as chat templates take them.
         """
-        return (await self.reply(messages, tools=tools, max_tokens=max_tokens, stop=stop)).message
+        return (await self.reply(messages, tools=tools, max_tokens=max_tokens, stop=stop, keep_stop=True)).message
 
     async def reply(
         self,
@@ -173,15 +180,24 @@ class Policy:
         tools: Sequence[Any] | None = None,
         max_tokens: int | None = None,
         stop: str | Sequence[str] = (),
+        keep_stop: bool = False,
     ) -> Reply:
-        """What `chat` returns, with how the turn ended and what it took."""
-        given, known = [dict(message) for message in messages], None if tools is None else list(tools)
-        spoken, new = self._after_messages(given, known)
+        """What `chat` returns, with how the turn ended and what it took; without the `stop` text that ended it, unless that is kept."""
+        given, known = read(messages), list(tools) if tools else None
+        opening, spoken, new = self._after_messages(given, known)
         before = len(spoken.token_ids) + len(new)
         answer = await self._turn(spoken, new, max_tokens, stop)
-        message = read_message(answer.text, self.turns) if known else {"role": "assistant", "content": answer.text}
-        spoken.messages, spoken.tools, spoken.text = [*given, message], known, None
-        return Reply(dict(message), answer.finish, before, len(answer.token_ids))
+        said = self._said(answer, known is not None, keep_stop)
+        message = self.form.read(said, self.turns) if known else {"role": "assistant", "content": said}
+        kept = [*joined(given, message["content"])[:-1], {**joined(given, message["content"])[-1], **_calls(message)}]
+        ended = answer.finish == "stop" and answer.stop is None
+        spoken.answered, spoken.tools, spoken.text = Answered(opening, kept, said, answer.token_ids[-1], ended), known, None
+        return Reply(dict(message), answer.finish, before, len(answer.token_ids), answer.stop)
+
+    def count(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> int:
+        """Tokens that the policy would read of these. Raises Unreadable, and Misuse."""
+        _, spoken, new = self._after_messages(read(messages), list(tools) if tools else None)
+        return len(spoken.token_ids) + len(new)
 
     def endpoint(self) -> AbstractAsyncContextManager[Api]:
         """While it is open, this policy answers whoever speaks OpenAI's or Anthropic's API: see endpoint.py."""
@@ -195,8 +211,7 @@ class Policy:
         for spoken in reversed(self._free()):
             if spoken.text is not None and context.startswith(spoken.text):
                 return spoken, self._ids(context[len(spoken.text) :])
-        ids: list[int] = self.tokenizer(context)["input_ids"]  # type: ignore[assignment]
-        return Spoken(ids), []
+        return Spoken(alone([context], self.tokenizer)[0]), []
 
     def _after_ids(self, context: list[int]) -> tuple[Spoken, list[int]]:
         for spoken in reversed(self._free()):
@@ -205,29 +220,40 @@ class Policy:
                 return spoken, context[len(before) :]
         return Spoken(context), []
 
-    def _after_messages(self, messages: list[Message], tools: list[Any] | None) -> tuple[Spoken, list[int]]:
-        whole = self._render(messages, tools, answer=True)
-        if tools and whole == self._render(messages, None, answer=True):
+    def _after_messages(self, messages: list[Message], tools: list[Any] | None) -> tuple[str, Spoken, list[int]]:
+        """What the policy is asked with: as text, and the ids that lengthen a sequence."""
+        if self.template is None:
+            raise Misuse(NO_TEMPLATE)
+        opening = self.template.opening(messages, tools)
+        if tools and opening == self.template.opening(messages):
             raise Misuse(LEFT_OUT)
         for spoken in reversed(self._free()):
-            if spoken.messages and spoken.tools == tools and messages[: len(spoken.messages)] == spoken.messages:
-                before = self._render(spoken.messages, tools, answer=False)
-                if whole.startswith(before):
-                    return spoken, self._ids(self._closing(spoken, before) + whole[len(before) :])
-        return Spoken(self._ids(whole)), []
+            answered = spoken.answered
+            if answered and spoken.tools == tools and messages[: len(answered.messages)] == answered.messages:
+                new = added(self.template, answered, messages, tools, self.form if tools else None)
+                if new is not None:
+                    return opening, spoken, new
+        return opening, Spoken(within(opening, self.tokenizer)), []
 
-    def _closing(self, spoken: Spoken, rendered: str) -> str:
-        """What the template writes behind the last answer and the policy did not: the token that ends a turn is mostly there already."""
-        end, content = str(self.tokenizer.eos_token), str((spoken.messages or [{}])[-1].get("content") or "")
-        if (at := rendered.rfind(end)) >= 0 and not (content and content in rendered[at:]):
-            return rendered[at + len(end) :] if spoken.turns[-1].finish == "stop" else rendered[at:]
-        return rendered[rendered.rfind(content) + len(content) :] if content else ""
+    @cached_property
+    def form(self) -> Form:
+        """How the policy writes tool calls. Raises Misuse where that cannot be read."""
+        assert self.template is not None, "asked by messages"
+        try:
+            return form_of(self.template)
+        except Unreadable as error:
+            raise Misuse(f"{error}") from None
 
-    def _render(self, messages: list[Message], tools: list[Any] | None, *, answer: bool) -> str:
-        return render(self.tokenizer, messages, tools, self.template, answer=answer)
+    def _said(self, answer: Answer, tools: bool, keep_stop: bool) -> str:
+        """As whoever asked is told it. Marks of tool calls may be special tokens, which a text is otherwise without."""
+        text = answer.text
+        if tools:
+            ended = answer.finish == "stop" and answer.stop is None
+            [text] = self.tokenizer.batch_decode([answer.token_ids[:-1] if ended else answer.token_ids])
+        return text if keep_stop or answer.stop is None else text.partition(answer.stop)[0]
 
     def _ids(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []  # type: ignore[return-value]
+        return following(text, self.tokenizer)
 
     async def _turn(self, spoken: Spoken, new: list[int], max_tokens: int | None, stop: str | Sequence[str]) -> Answer:
         context = [*spoken.token_ids, *new]
@@ -243,53 +269,33 @@ class Policy:
             self.sequences.append(spoken)
         self._busy.add(id(spoken))
         try:
-            turn = await self._ask(Request(context, room, (stop,) if isinstance(stop, str) else tuple(stop)))
+            texts = (stop,) if isinstance(stop, str) else tuple(stop)
+            turn = await self._ask(Request(context, room, texts))
         finally:
             self._busy.discard(id(spoken))
         spoken.turns += [Turn(new), turn] if new else [turn]
         [text] = self.tokenizer.batch_decode([turn.token_ids], skip_special_tokens=True)
-        return Answer(text, turn.token_ids, turn.finish or "length")
+        found = [each for each in texts if each in text] if turn.finish == "stop" else []
+        return Answer(text, turn.token_ids, turn.finish or "length", min(found, key=text.index, default=None))
 
 
-def render(
-    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[Any] | None, template: dict[str, Any], *, answer: bool
-) -> str:
-    """A conversation as the policy reads it. Raises Misuse where there is no template; whatever a template raises."""
-    if not tokenizer.chat_template:
-        raise Misuse("policy.chat: model.tokenizer has no chat template; use policy.generate, or a model with one")
-    return tokenizer.apply_chat_template(  # type: ignore[return-value]
-        messages, tools=tools, add_generation_prompt=answer, tokenize=False, **template
-    )
-
-
-def require_tools(tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: list[Any], template: dict[str, Any]) -> None:
-    """Raises ConfigError where the template cannot write one of these tools, or leaves it out."""
-    try:
-        bare = render(tokenizer, messages, None, template, answer=True)
-    except Misuse as error:
-        raise ConfigError(f"environment.args.tools: {error}") from None
+def require_tools(chat: Chat | None, messages: list[Message], tools: list[Any]) -> None:
+    """Raises ConfigError where the template cannot write one of these tools or leaves it out, or where its calls cannot be read."""
+    if chat is None:
+        raise ConfigError(f"environment.args.tools: {NO_TEMPLATE}")
+    bare = chat.text(messages, answer=True)
     for tool in tools:
-        name = tool["function"]["name"]
         try:
-            whole = render(tokenizer, messages, [tool], template, answer=True)
-        except Exception as error:  # templates are programs, and raise what they like
-            text = f"the tokenizer's chat template cannot write tool {name!r}: {type(error).__name__}: {error}"
-            raise ConfigError(f"environment.args.tools: {text}") from None
+            whole = chat.text(messages, [tool], answer=True)
+        except Unreadable as error:
+            raise ConfigError(f"environment.args.tools: cannot write tool {tool['function']['name']!r}: {error}") from None
         if whole == bare:
             raise ConfigError(f"environment.args.tools: {LEFT_OUT}")
+    try:
+        form_of(chat)
+    except Unreadable as error:
+        raise ConfigError(f"environment.args.tools: {error}") from None
 
 
-def read_message(text: str, turn: int = 0) -> Message:
-    """An assistant's message with the tool calls that its text has; those that are no JSON stay text. `turn` is in their ids, which are
-    different in all of an episode."""
-    calls: list[dict[str, Any]] = []
-    for found in TOOL_CALL.finditer(text):
-        try:
-            call = json.loads(found[1])
-            calls.append({"name": call["name"], "arguments": call.get("arguments", {})})
-        except (ValueError, KeyError, AttributeError, TypeError):
-            return {"role": "assistant", "content": text}
-    if not calls:
-        return {"role": "assistant", "content": text}
-    named = [{"id": f"call_{turn}_{i}", "type": "function", "function": call} for i, call in enumerate(calls)]
-    return {"role": "assistant", "content": text[: text.index("<tool_call>")].strip(), "tool_calls": named}
+def _calls(message: Message) -> Message:
+    return {key: message[key] for key in ("tool_calls",) if key in message}

@@ -9,6 +9,7 @@ from trainer import environments
 from trainer.cluster.actors import RunError
 from trainer.cluster.launcher import Launcher
 from trainer.configs.ppo import PpoConfig
+from trainer.data.prompts import chat_for
 from trainer.environments.policy import Limits
 from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner
 from trainer.episodes import Episode, Prompt, Turn
@@ -61,7 +62,7 @@ def runner_of(config: PpoConfig, model_path: str) -> Runner:
     reward = Reward(environment.function or "", function, batched=False, awaited=True, weights=config.reward.weights)
     longest = config.data.max_prompt_tokens + config.max_response_tokens()
     limits = Limits(environment.max_turns, config.rollout.max_new_tokens, longest, environment.timeout)
-    return Runner(reward, tokenizer, limits, config.data.template, limit_is_error=environment.on_limit == "error")
+    return Runner(reward, tokenizer, limits, chat_for(config.data, tokenizer), limit_is_error=environment.on_limit == "error")
 
 
 class Environments:

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from trainer.chat.template import Chat, chat_of
 from trainer.environments.endpoint import serving
 from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, Spoken
 from trainer.episodes import Prompt, Turn
@@ -70,12 +71,12 @@ class Runner:
         reward: Reward,
         tokenizer: PreTrainedTokenizerBase,
         limits: Limits,
-        template: dict[str, Any] | None = None,
+        chat: Chat | None = None,
         *,
         limit_is_error: bool = False,
     ):
         """`reward.function` is the environment's, its weights are those of the terms that it returns."""
-        self.reward, self.tokenizer, self.limits, self.template = reward, tokenizer, limits, template
+        self.reward, self.tokenizer, self.limits, self.chat = reward, tokenizer, limits, chat or chat_of(tokenizer)
         self.limit_is_error = limit_is_error
         self.loop = asyncio.new_event_loop()
         self.tasks: dict[Key, asyncio.Task[None]] = {}
@@ -161,7 +162,7 @@ class Runner:
                 self.waiting.pop(name, None)
                 clock.go_on()
 
-        policy = Policy(job.prompt, self.tokenizer, self.limits, ask, seed=(job.seed, job.key), template=self.template, serve=serving)
+        policy = Policy(job.prompt, self.tokenizer, self.limits, ask, seed=(job.seed, job.key), chat=self.chat, serve=serving)
         reward, terms, wrong, limited = 0.0, {}, None, ""
         try:
             async with limit:

@@ -13,6 +13,7 @@ from trainer.environments.agent import reward_of
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from trainer.chat.template import Chat
     from trainer.environments.policy import Policy
 
 
@@ -75,7 +76,7 @@ def look(row: dict[str, Any], tools: Any = None, reward: str = "", reward_args: 
     asyncio.run(once())
 
 
-def speak(row: dict[str, Any], tokenizer: Any, template: dict[str, Any], tools: Any, **more: Any) -> None:
+def speak(row: dict[str, Any], chat: Chat | None, tools: Any, **more: Any) -> None:
     """Writes the first prompt with the tools. Raises ConfigError where the chat template does not have them."""
     from trainer.environments.policy import require_tools
 
@@ -86,7 +87,7 @@ def speak(row: dict[str, Any], tokenizer: Any, template: dict[str, Any], tools: 
             toolbox.close()
 
     messages = opening(row, more.get("prompt", "prompt"), more.get("system", ""))
-    require_tools(tokenizer, messages, asyncio.run(schemas()), template)
+    require_tools(chat, messages, asyncio.run(schemas()))
 
 
 tools.check = look  # type: ignore[attr-defined]

@@ -27,6 +27,7 @@ from trainer.configs.offline import OfflineConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import Loader, Mixture, hold_out, make_loader
 from trainer.data.packing import Sequence, select, split
+from trainer.data.prompts import chat_for
 from trainer.episodes import Denominators, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, model_card, plot
@@ -46,11 +47,12 @@ C = TypeVar("C", bound=OfflineConfig)
 
 
 class Offline(Generic[C]):
-    """What sets one entry point apart from another. `tokenizer` is the model's."""
+    """What sets one entry point apart from another. `tokenizer` is the model's, `chat` its template, where it has one."""
 
     def __init__(self, config: C) -> None:
         self.config = config
         self.tokenizer = load_tokenizer(config.model)
+        self.chat = chat_for(config.data, self.tokenizer)
 
     @property
     def together(self) -> int:

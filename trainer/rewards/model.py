@@ -100,12 +100,14 @@ class RewardModel:
     def load(self) -> None:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from trainer.chat.template import chat_of
         from trainer.cluster.placement import device_of
 
         self.tokenizer = AutoTokenizer.from_pretrained(self.path, padding_side="right")
         self.model = AutoModelForSequenceClassification.from_pretrained(self.path, dtype="auto").eval()
         if self.model.config.num_labels != 1:
             raise ValueError(f"it has {self.model.config.num_labels} outputs, a reward model has 1")
+        self.chat = chat_of(self.tokenizer)
         self.tokenizer.pad_token = self.tokenizer.pad_token or self.tokenizer.eos_token
         self.model.config.pad_token_id = self.tokenizer.pad_token_id  # by which it finds the last token
         self.model.to(device_of(self.gpus, "reward.args.gpus"))
@@ -127,10 +129,6 @@ class RewardModel:
         return found
 
     def _encoded(self, prompt: Any, text: str) -> Any:
-        if not self.tokenizer.chat_template:
-            if not isinstance(prompt, str):
-                raise ValueError("the prompt is chat messages, and the reward model's tokenizer has no chat template")
-            return self.tokenizer(prompt, text)
-        messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        rendered = self.tokenizer.apply_chat_template([*messages, {"role": "assistant", "content": text}], tokenize=False)
-        return self.tokenizer(rendered, add_special_tokens=False)
+        from trainer.chat.learned import judged
+
+        return judged(self.chat, self.tokenizer, prompt, text)

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from trainer.chat.template import chat_of
 from trainer.configs.preferences import DpoDataConfig, PairsConfig, RmDataConfig
 from trainer.configs.sft import SftDataConfig
 from trainer.data.conversations import load_conversations
@@ -17,7 +20,8 @@ from trainer.data.tasks import hard_pairs, sorted_pairs
 from trainer.errors import ConfigError
 from trainer.models import character_tokenizer
 
-CHARACTERS = "0123456789s=[]:|uaty "
+CHARACTERS = '0123456789s=[]:|uaty bfgnmersx{}",c'
+CALLS = [("f", {"a": 1}), ("g", {"b": "x"})]
 CHAT = "{% for m in messages %}[{{ m.role[0] }}:{{ m.content }}]{% endfor %}{% if add_generation_prompt %}[a:{% endif %}"
 # Thoughts of earlier answers are left out, as some models' templates do.
 FORGETFUL = CHAT.replace("m.content", "m.content if loop.last else m.content[:1]")
@@ -25,6 +29,7 @@ FORGETFUL = CHAT.replace("m.content", "m.content if loop.last else m.content[:1]
 
 def tokenizer(template: str | None = None) -> PreTrainedTokenizerBase:
     found = character_tokenizer(CHARACTERS)
+    found.add_special_tokens({"additional_special_tokens": ["]"]})  # which ends a turn
     found.chat_template = template
     return found
 
@@ -111,11 +116,13 @@ def test_columns_have_the_names_that_settings_give_them(tmp_path):
 
 def test_a_classifier_reads_what_the_reward_gives_it():
     plain, chat = tokenizer(), tokenizer(CHAT)
-    assert plain.decode(conversation_ids(plain, "s21=", "12", "x")) == "s21=12"
-    assert chat.decode(conversation_ids(chat, "21", "12", "x")) == "[u:21][a:12]"
-    assert chat.decode(conversation_ids(chat, [user("2"), assistant("1"), user("3")], "4", "x")) == "[u:2][a:1][u:3][a:4]"
+    assert plain.decode(conversation_ids(None, plain, "s21=", "12", "x")) == "s21=12"
+    assert chat.decode(conversation_ids(chat_of(chat), chat, "21", "12", "x")) == "[u:21][a:12]"
+    assert chat.decode(conversation_ids(chat_of(chat), chat, [user("2"), assistant("1"), user("3")], "4", "x")) == "[u:2][a:1][u:3][a:4]"
     chat.pad_token = "]"
-    assert chat.decode(conversation_ids(chat, "21", "12", "x")) == "[u:21][a:12", "transformers' classifiers look past padding"
+    assert chat.decode(conversation_ids(chat_of(chat), chat, "21", "12", "x")) == "[u:21][a:12", (
+        "transformers' classifiers look past padding"
+    )
 
 
 def test_pairs_of_the_task_differ_in_order_or_digit():
@@ -153,6 +160,31 @@ def test_only_what_the_chosen_authors_wrote_is_learned_with_the_token_that_ends_
     assert learned(both) == [("[s:9]", "[u:21]   12][u:43]   34]")]
 
 
+def test_messages_of_parquet_are_learned_without_what_other_rows_have(tmp_path):
+    talks = [[user("2"), {**assistant(""), "tool_calls": [{"function": {"name": name, "arguments": given}}]}] for name, given in CALLS]
+    pq.write_table(pa.Table.from_pylist([{"talk": talk} for talk in talks]), tmp_path / "rows.parquet")
+    path = str(tmp_path / "rows.parquet")
+    template = CHAT.replace(
+        "{{ m.content }}", "{% if 'tool_calls' in m %}{{ m.tool_calls[0].function | tojson }}{% else %}{{ m.content }}{% endif %}"
+    )
+    found = [text for _, text in learned(SftDataConfig(path=path, messages="talk"), template)]
+    assert found == ['{"name": "f", "arguments": {"a": 1}}]', '{"name": "g", "arguments": {"b": "x"}}]']
+
+
+@pytest.mark.parametrize(
+    ("talk", "text"),
+    [
+        ([assistant("12")], "12]"),  # without the words that begin an answer
+        ([user("2"), assistant("1]")], "1]"),  # with its end in the text already
+        ([user("2"), {"role": "assistant", "content": [{"type": "text", "text": "1"}]}], "1]"),
+        ([user("2"), assistant("1"), assistant("3")], "1]   3]"),
+        ([user("2"), assistant("")], "]"),
+    ],
+)
+def test_an_answer_is_learned_as_the_policy_would_write_it(tmp_path, talk, text):
+    assert [learned for _, learned in learned(SftDataConfig(path=file(tmp_path, {"talk": talk}), messages="talk"))] == [text]
+
+
 def test_a_conversation_that_is_too_long_is_dropped_or_an_error(tmp_path):
     path = file(tmp_path, {"talk": [user("21"), assistant("12")]}, {"talk": [user("2"), assistant("1")]})
     config = SftDataConfig(path=path, messages="talk", max_prompt_tokens=10)
@@ -171,8 +203,19 @@ def test_a_conversation_that_is_too_long_is_dropped_or_an_error(tmp_path):
         ("12", CHAT, "data.messages: .*:1: not a list of chat messages with role and content"),
         ([{"role": "user"}], CHAT, "data.messages: .*:1: not a list of chat messages"),
         ([user("2")], CHAT, r"data.messages: .*:1: no message of assistant \(data.learn\)"),
+        ([user("2"), {"role": "assistant", "content": None}], CHAT, "data.messages: .*:1: message 1: its content is null"),
+        ([user("2"), assistant("1]2")], CHAT, r"data.messages: .*:1: message 1 has '\]' in its text, the token that ends a turn"),
+        (
+            [user("2"), {**assistant(""), "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}],
+            CHAT,
+            "data.messages: .*:1: the chat template leaves tool calls out",
+        ),
         ([user("2"), assistant("A")], CHAT, "data.messages: .*:1: model.tokenizer has no token for 'A'"),
-        ([user("2"), assistant("12"), user("3"), assistant("1")], FORGETFUL, "writes message 1 otherwise when others follow it"),
+        (
+            [user("2"), assistant("12"), user("3"), assistant("1")],
+            FORGETFUL,
+            "leaves a part of message 1 out, such as its thoughts; give data.prompt",
+        ),
         ([user("2"), assistant("1")], "{{ raise_exception('no') }}", "data.messages: .*: the chat template refuses the messages: no"),
     ],
 )

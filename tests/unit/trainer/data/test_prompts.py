@@ -95,6 +95,13 @@ def test_text_and_messages_become_conversations_where_the_tokenizer_has_a_templa
     assert chat.decode(loaded.token_ids) == rendered
 
 
+@pytest.mark.parametrize("opening", ["so", "so ", "", "think\n"])
+def test_a_prompt_that_ends_with_the_assistant_is_gone_on_with(tmp_path, chat, opening):
+    prompt = [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": opening}]
+    (loaded,) = load_prompts(DataConfig(path=write(tmp_path / "a.jsonl", {"prompt": prompt, "answer": "2"})), chat).prompts
+    assert chat.decode(loaded.token_ids) == f"user:1+1 assistant:{opening}".replace("\n", "")  # which the tokenizer has not
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -128,6 +135,11 @@ def test_an_answer_ends_with_eos(tmp_path: Path, tokenizer):
     path = write(tmp_path / "a.jsonl", {"prompt": "1+1=", "answer": "2"})
     (prompt,) = load_prompts(DataConfig(path=path), tokenizer).prompts
     assert answer_ids(prompt, tokenizer) == [*tokenizer("2")["input_ids"], tokenizer.eos_token_id]
+
+
+def test_an_answer_that_has_its_eos_gets_no_other(tmp_path: Path, tokenizer):
+    (prompt,) = load_prompts(DataConfig(path=write(tmp_path / "a.jsonl", {"prompt": "1+1=", "answer": "2<eos>"})), tokenizer).prompts
+    assert tokenizer.decode(answer_ids(prompt, tokenizer)) == "2<eos>"
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,12 @@ from support.configs import errors, ok
 from support.talks import CHARACTERS, CHATML, TOOL, Talk, with_template
 from transformers import PreTrainedTokenizerFast
 
+from trainer.chat.calls import Form
 from trainer.configs.sections import AlgorithmConfig
 from trainer.environments import resolve
 from trainer.environments.calculator import calculate, calculator
 from trainer.environments.guess import guess
-from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, read_message
+from trainer.environments.policy import LimitReached, Limits, Misuse, Policy
 from trainer.environments.pool import Environments, _episodes
 from trainer.environments.runner import Asked, Ended, Job, Runner
 from trainer.episodes import Episode, Prompt, Turn
@@ -116,7 +117,7 @@ def test_tool_calls_are_read_and_their_results_lengthen_the_sequence_as_it_was_w
 
 @pytest.mark.parametrize("text", ["<tool_call>{nonsense}</tool_call>", '<tool_call>{"arguments": {}}</tool_call>', "no call"])
 def test_what_is_no_tool_call_stays_text(text):
-    assert read_message(text) == {"role": "assistant", "content": text}
+    assert Form().read(text) == {"role": "assistant", "content": text}
 
 
 def misuse(talk: Talk, what: Callable[[Policy], Awaitable[Any]], error: type[Exception] = Misuse) -> str:
