@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from trainer.chat.template import stops
 from trainer.checkpoints.folders import fsync
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
@@ -218,8 +219,11 @@ def export(
 ) -> None:
     """Write a Hugging Face model folder that transformers, vLLM and this trainer load. It is complete or not there.
 
-    `files` lie beside it, by name; those of adapters in a folder.
+    Its generation_config.json lists all tokens that end an answer. `files` lie beside it, by name; those of adapters in a folder.
     """
+    if (settings := getattr(lm, "generation_config", None)) is not None:
+        first, *more = stops(tokenizer, settings.eos_token_id)
+        settings.eos_token_id = [first, *more] if more else first
     draft = folder.with_name(f"tmp_{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(draft, ignore_errors=True)

@@ -13,6 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from trainer import weights
+from trainer.chat.template import stops
 from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
@@ -90,10 +91,7 @@ class HfEngine(SteppedEngine):
         self.lm = load_lm(model, seed, self.device).eval()
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
         self.tensors = saved_tensors(self.lm)
-        # Some models end a turn with more tokens than the tokenizer's own, and list all of them.
-        listed = self.lm.generation_config.eos_token_id
-        more = [listed] if isinstance(listed, int) else listed or []
-        self.ends = torch.tensor(sorted({self.tokenizer.eos_token_id, *more}), device=self.device)  # type: ignore[type-var]
+        self.ends = torch.tensor(stops(self.tokenizer, self.lm.generation_config.eos_token_id), device=self.device)
         self.waiting: list[_Request] = []
         self.batch: _Batch | None = None
         self.seed(seed)

@@ -37,6 +37,7 @@ from vllm.v1.engine import core
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import weights
+from trainer.chat.template import stops
 from trainer.cli.paths import run_folder
 from trainer.cluster import actors, placement
 from trainer.configs.ppo import PpoConfig
@@ -68,6 +69,7 @@ class VllmEngine(SteppedEngine):
         super().__init__()
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
+        self.ends = stops(self.tokenizer)
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         _require_build(self.device)
         if self.device.type == "cpu":
@@ -150,7 +152,7 @@ class VllmEngine(SteppedEngine):
             top_p=sampling.top_p if sampling.temperature else 1.0,
             seed=seed,  # of its first sample; vLLM adds the sample's number to it
             logprobs=0,
-            stop_token_ids=[self.tokenizer.eos_token_id],  # type: ignore[list-item]  # beside those that the model lists
+            stop_token_ids=self.ends,  # beside those that the model lists
             stop=list(sampling.stop) or None,
             detokenize=bool(sampling.stop),
             output_kind=RequestOutputKind.FINAL_ONLY,

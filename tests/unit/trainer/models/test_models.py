@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 
 from trainer import models
 from trainer.configs.sections import ModelConfig
@@ -112,6 +112,8 @@ def test_an_export_is_whole_or_not_there(tiny_model, tmp_path):
     before = (tmp_path / "model" / "model.safetensors").read_bytes()
 
     class Full:
+        chat_template, eos_token_id = None, 1
+
         def save_pretrained(self, folder: Path) -> None:
             raise OSError(28, "No space left on device")
 
@@ -160,6 +162,15 @@ def with_generation(model: Path, folder: Path, settings: dict[str, Any]) -> Mode
     shutil.copytree(model, folder)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 1, **settings}))
     return ModelConfig(path=str(folder), dtype="float32")
+
+
+def test_an_exported_model_stops_where_its_chat_template_ends_a_turn(tiny_model, tmp_path):
+    lm = models.load_lm(ModelConfig(path=str(tiny_model), dtype="float32"), 0, torch.device("cpu"))
+    tokenizer = models.load_tokenizer(ModelConfig(path=str(tiny_model)))
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}<bos>{% endfor %}"
+    lm.generation_config.eos_token_id = 5  # that the model lists itself
+    models.export(lm, lm.state_dict(), tokenizer, tmp_path / "out")
+    assert GenerationConfig.from_pretrained(tmp_path / "out").eos_token_id == [1, 2, 5]
 
 
 @pytest.mark.parametrize("load", [models.without_weights, lambda config: models.load_lm(config, 0, torch.device("cpu"))])

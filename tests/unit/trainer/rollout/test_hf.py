@@ -68,6 +68,16 @@ def test_greedy_answers_are_those_of_transformers(tiny_model):
         assert episode.response_ids == expected[0, ids.size(1) :].tolist()
 
 
+def test_answers_end_where_the_chat_template_ends_a_turn(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}<bos>{% endfor %}")
+    built = engine(folder)
+    assert built.ends.tolist() == [1, 2]
+    ended = [e for e in drawn(built, 64, seed=0, temperature=2.0) if e.finished]
+    assert {e.response_ids[-1] for e in ended} == {1, 2}
+    assert not any({1, 2} & {*e.response_ids[:-1]} for e in ended)
+
+
 def test_a_seed_gives_the_same_answers_and_another_seed_others(tiny_model):
     built = engine(tiny_model)
     first, again, other = ([e.response_ids for e in drawn(built, 8, seed)] for seed in (5, 5, 6))
