@@ -29,7 +29,8 @@ def with_template(tokenizer: PreTrainedTokenizerFast, template: str) -> PreTrain
 
 
 class Talk:
-    """A policy whose engine writes these texts, one after the other; "..." at the end means that its limit of tokens ends one."""
+    """A policy whose engine writes these texts, one after the other; "..." at the end means that its limit of tokens ends one, "|"
+    that a text that it was to stop at does."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, *texts: str, prompt: str = "12=", end: str = "<eos>", **limits: Any):
         self.tokenizer, self.texts, self.requests, self.end = tokenizer, list(texts), list[Request](), end
@@ -42,8 +43,8 @@ class Talk:
     async def ask(self, request: Request) -> Turn:
         self.requests.append(request)
         text = self.texts.pop(0)
-        ids = self.ids(text.removesuffix("..."))
-        ids += [] if text.endswith("...") else self.ids(self.end)[-1:]
+        ids = self.ids(text.removesuffix("...").removesuffix("|"))
+        ids += [] if text.endswith(("...", "|")) else self.ids(self.end)[-1:]
         return Turn(ids, [-0.5] * len(ids), "length" if text.endswith("...") else "stop")
 
     def run(self, talk: Callable[[Policy], Awaitable[Any]]) -> list[str]:

@@ -1,8 +1,8 @@
 """Requests and answers of OpenAI's and Anthropic's APIs, in the words of `policy.Policy.reply`, and back. Pure functions.
 
 https://platform.openai.com/docs/api-reference/chat and https://docs.anthropic.com/en/api/messages: text and tools. What the policy cannot
-do, such as images or a tool that must be called, is refused; temperature and the like are ignored, as the run's settings say how it is
-sampled.
+do, such as images or a tool that must be called, is refused, and so are fields that are not known (`fields.py`); temperature and the like
+are ignored, as the run's settings say how it is sampled. A last message of the assistant is gone on with.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from trainer.environments.fields import Json, Refused, limit, require, texts
 from trainer.environments.policy import Message, Reply
 
-Json = dict[str, Any]
-
-
-class Refused(ValueError):
-    """A request that is not understood, or that the policy cannot do."""
+OPENAI = (
+    *("model", "messages", "tools", "tool_choice", "max_tokens", "max_completion_tokens", "stop", "stream", "stream_options"),
+    *("n", "logprobs", "response_format", "modalities", "include_stop_str_in_output"),
+)
+ANTHROPIC = ("model", "messages", "system", "max_tokens", "stop_sequences", "stream", "tools", "tool_choice", "thinking")
+ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True)
@@ -27,11 +29,13 @@ class Asked:
     """A request, as the policy takes it."""
 
     messages: list[Message]
-    tools: list[Any] | None
+    tools: list[Any]
     max_tokens: int | None
     stop: tuple[str, ...]
     model: str
     stream: bool
+    usage: bool = False  # a stream says at its end what the answer took
+    keep_stop: bool = False  # the text that ended an answer is a part of it, as vLLM's API has it
 
 
 class Dialect(Protocol):
@@ -52,6 +56,7 @@ class OpenAi:
     """POST /v1/chat/completions."""
 
     def read(self, body: Json) -> Asked:
+        require(body, OPENAI)
         _one_answer(body, "n", 1)
         if body.get("logprobs"):
             raise Refused("logprobs: the run keeps them; leave it out")
@@ -59,12 +64,20 @@ class OpenAi:
             raise Refused("response_format: text alone, there is no guided decoding")
         if (choice := body.get("tool_choice") or "auto") not in ("auto", "none"):
             raise Refused(f"tool_choice: {choice!r}; the policy chooses: auto or none")
-        limit = body.get("max_completion_tokens") or body.get("max_tokens")
-        stop = body.get("stop") or ()
-        tools = [] if choice == "none" else list(body.get("tools") or [])
-        messages = [_openai_message(message) for message in _messages(body)]
+        if (kinds := body.get("modalities") or ["text"]) != ["text"]:
+            raise Refused(f"modalities: {kinds}; text alone")
+        stream, options = bool(body.get("stream")), body.get("stream_options") or {}
+        if options and not stream:
+            raise Refused("stream_options: this is no stream; set stream, or leave it out")
         return Asked(
-            messages, tools or None, limit, (stop,) if isinstance(stop, str) else tuple(stop), _model(body), bool(body.get("stream"))
+            messages=[_openai_message(message) for message in _messages(body)],
+            tools=[] if choice == "none" else list(body.get("tools") or []),
+            max_tokens=limit(body, "max_completion_tokens", "max_tokens"),
+            stop=texts(body, "stop"),
+            model=_model(body),
+            stream=stream,
+            usage=bool(options.get("include_usage")),
+            keep_stop=bool(body.get("include_stop_str_in_output")),
         )
 
     def answer(self, asked: Asked, reply: Reply, number: str) -> Json:
@@ -72,13 +85,14 @@ class OpenAi:
         return self._head(asked, number, "chat.completion") | {"choices": [choice], "usage": self._usage(reply)}
 
     def events(self, asked: Asked, reply: Reply, number: str) -> Iterator[tuple[str, str]]:
-        head = self._head(asked, number, "chat.completion.chunk")
+        head = self._head(asked, number, "chat.completion.chunk") | ({"usage": None} if asked.usage else {})
         message = self._message(reply)
         for i, call in enumerate(message.get("tool_calls", [])):
             call["index"] = i
         for delta, finish in ((message, None), ({}, self._finish(reply))):
             yield "", json.dumps(head | {"choices": [{"index": 0, "delta": delta, "finish_reason": finish}]})
-        yield "", json.dumps(head | {"choices": [], "usage": self._usage(reply)})
+        if asked.usage:
+            yield "", json.dumps(head | {"choices": [], "usage": self._usage(reply)})
         yield "", "[DONE]"
 
     def error(self, status: int, text: str, code: str | None = None) -> Json:
@@ -106,6 +120,7 @@ class Anthropic:
     """POST /v1/messages."""
 
     def read(self, body: Json) -> Asked:
+        require(body, ANTHROPIC)
         if (choice := (body.get("tool_choice") or {"type": "auto"}).get("type")) not in ("auto", "none"):
             raise Refused(f"tool_choice: {choice!r}; the policy chooses: auto or none")
         if (thinking := (body.get("thinking") or {"type": "disabled"}).get("type")) != "disabled":
@@ -115,21 +130,20 @@ class Anthropic:
         for message in _messages(body):
             messages += _anthropic_message(message)
         tools = [] if choice == "none" else [_anthropic_tool(tool) for tool in body.get("tools") or []]
-        return Asked(
-            messages, tools or None, body.get("max_tokens"), tuple(body.get("stop_sequences") or ()), _model(body), bool(body.get("stream"))
-        )
+        return Asked(messages, tools, limit(body, "max_tokens"), texts(body, "stop_sequences"), _model(body), bool(body.get("stream")))
 
     def answer(self, asked: Asked, reply: Reply, number: str) -> Json:
         usage = {"input_tokens": reply.prompt_tokens, "output_tokens": reply.tokens}
         return {
             **{"id": f"msg_{number}", "type": "message", "role": "assistant", "model": asked.model, "content": self._blocks(reply)},
-            **{"stop_reason": self._finish(reply), "stop_sequence": None, "usage": usage},
+            **{"stop_reason": (reason := self._finish(reply)), "stop_sequence": reply.stop if reason == "stop_sequence" else None},
+            **{"usage": usage},
         }
 
     def events(self, asked: Asked, reply: Reply, number: str) -> Iterator[tuple[str, str]]:
         whole = self.answer(asked, reply, number)
-        blocks, end = whole["content"], {"stop_reason": whole["stop_reason"], "stop_sequence": None}
-        yield _event({"type": "message_start", "message": whole | {"content": [], "stop_reason": None}})
+        blocks, end = whole["content"], {key: whole[key] for key in ("stop_reason", "stop_sequence")}
+        yield _event({"type": "message_start", "message": whole | {"content": [], "stop_reason": None, "stop_sequence": None}})
         for i, block in enumerate(blocks):
             if block["type"] == "text":
                 empty, delta = block | {"text": ""}, {"type": "text_delta", "text": block["text"]}
@@ -156,6 +170,8 @@ class Anthropic:
     def _finish(self, reply: Reply) -> str:
         if reply.message.get("tool_calls"):
             return "tool_use"
+        if reply.stop is not None:
+            return "stop_sequence"
         return "end_turn" if reply.finish == "stop" else "max_tokens"
 
 
@@ -179,6 +195,12 @@ def _messages(body: Json) -> list[Json]:
     return messages
 
 
+def _role(message: Json) -> str:
+    if (role := message.get("role")) not in ROLES:
+        raise Refused(f"messages: role {role!r}; allowed are {', '.join(ROLES)}")
+    return role
+
+
 def _text(content: Any, where: str) -> str:
     """Of a text, or of blocks of text."""
     if content is None or isinstance(content, str):
@@ -195,7 +217,9 @@ def _text(content: Any, where: str) -> str:
 
 def _openai_message(message: Json) -> Message:
     """Only what a chat template reads; clients send more of their own."""
-    role = {"developer": "system"}.get(str(message.get("role")), str(message.get("role")))
+    role = {"developer": "system"}.get(_role(message), _role(message))
+    if unknown := [key for key in ("audio", "function_call") if message.get(key)]:
+        raise Refused(f"messages: {', '.join(unknown)} of {role}: not supported here; texts and tool_calls are read")
     read: Message = {"role": role, "content": _text(message.get("content"), f"messages: content of {role}")}
     if calls := message.get("tool_calls"):
         read["tool_calls"] = [
@@ -215,7 +239,7 @@ def _arguments(call: Json) -> Any:
 
 def _anthropic_message(message: Json) -> list[Message]:
     """One of Anthropic's: results of tools are messages of their own."""
-    role, content = str(message.get("role")), message.get("content")
+    role, content = _role(message), message.get("content")
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
     results = [block for block in blocks if block.get("type") == "tool_result"]
     calls = [block for block in blocks if block.get("type") == "tool_use"]

@@ -21,7 +21,9 @@ from weakref import WeakKeyDictionary
 
 from aiohttp import web
 
+from trainer.chat.messages import Unreadable
 from trainer.environments import dialects
+from trainer.environments.fields import Refused
 from trainer.environments.policy import Api, LimitReached, Misuse, Policy
 from trainer.environments.responses import Responses
 
@@ -31,6 +33,7 @@ PATHS: dict[str, dialects.Dialect] = {
     "/v1/responses": Responses(),
     "/v1/messages": dialects.Anthropic(),
 }
+COUNT = "/v1/messages/count_tokens"  # what a request of Anthropic's would take
 _servers: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Server]] = WeakKeyDictionary()
 
 
@@ -80,7 +83,7 @@ class Server:
     async def start(cls) -> Server:
         server = cls()
         app = web.Application(client_max_size=LARGEST)
-        app.add_routes([*(web.post(path, server.answer) for path in PATHS), web.get("/v1/models", server.models)])
+        app.add_routes([*(web.post(path, server.answer) for path in (*PATHS, COUNT)), web.get("/v1/models", server.models)])
         app.add_routes([web.route("*", "/{path:.*}", server.unknown)])
         server.runner = web.AppRunner(app, access_log=None)
         await server.runner.setup()
@@ -92,7 +95,7 @@ class Server:
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """A turn of the policy whose key the request has."""
-        dialect, guest = PATHS[request.path], self.guests.get(_key(request))
+        dialect, guest = PATHS[request.path.removesuffix("/count_tokens")], self.guests.get(_key(request))
         if guest is None:
             return _error(dialect, 401, "this key is of no episode that is played now")
         task = asyncio.current_task()
@@ -100,16 +103,13 @@ class Server:
         guest.tasks.add(task)
         try:
             asked = dialect.read(await request.json())
-            reply = await guest.policy.reply(asked.messages, tools=asked.tools, max_tokens=asked.max_tokens, stop=asked.stop)
-        except LimitReached as error:
-            guest.raised = guest.raised or error
-            return _error(dialect, 400, str(error), "context_length_exceeded")  # by which agents know that they cannot go on
-        except Misuse as error:
-            guest.raised = guest.raised or error
-            return _error(dialect, 400, str(error))
-        except (dialects.Refused, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
-            text = str(error) if isinstance(error, dialects.Refused) else f"the request is not understood: {error!r}"
-            return _error(dialect, 400, text)
+            if request.path == COUNT:
+                return web.json_response({"input_tokens": guest.policy.count(asked.messages, asked.tools)})
+            reply = await guest.policy.reply(
+                asked.messages, tools=asked.tools, max_tokens=asked.max_tokens, stop=asked.stop, keep_stop=asked.keep_stop
+            )
+        except (LimitReached, Misuse, Refused, Unreadable, KeyError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            return _refusal(dialect, guest, error)
         finally:
             guest.tasks.discard(task)
         number = secrets.token_hex(8)
@@ -126,8 +126,18 @@ class Server:
         return web.json_response({"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "flotilla"}]})
 
     async def unknown(self, request: web.Request) -> web.Response:
-        text = f"{request.method} {request.path}: not here; there are {', '.join(f'POST {path}' for path in PATHS)} and GET /v1/models"
+        known = ", ".join(f"POST {path}" for path in (*PATHS, COUNT))
+        text = f"{request.method} {request.path}: not here; there are {known} and GET /v1/models"
         return web.json_response(dialects.OpenAi().error(404, text), status=404)
+
+
+def _refusal(dialect: dialects.Dialect, guest: Guest, error: Exception) -> web.Response:
+    if isinstance(error, LimitReached | Misuse):
+        guest.raised = guest.raised or error
+    if isinstance(error, LimitReached):
+        return _error(dialect, 400, str(error), "context_length_exceeded")  # by which agents know that they cannot go on
+    known = isinstance(error, Misuse | Refused | Unreadable)
+    return _error(dialect, 400, str(error) if known else f"the request is not understood: {error!r}")
 
 
 def _key(request: web.Request) -> str:

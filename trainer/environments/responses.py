@@ -10,9 +10,15 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainer.environments.dialects import Asked, Json, OpenAi, Refused
+from trainer.environments.dialects import Asked, OpenAi
+from trainer.environments.fields import Json, Refused, limit, require
 from trainer.environments.policy import Reply
 
+FIELDS = (
+    *("model", "input", "instructions", "max_output_tokens", "tools", "tool_choice", "stream", "text"),
+    *("previous_response_id", "conversation", "include", "truncation"),
+)
+KEPT = ["reasoning.encrypted_content"]  # of `include`: there is none, as nothing is kept
 TEXTS = ("input_text", "output_text")
 
 
@@ -20,14 +26,19 @@ class Responses(OpenAi):
     """Its errors are those of the chat API."""
 
     def read(self, body: Json) -> Asked:
+        require(body, FIELDS)
         for key in ("previous_response_id", "conversation"):
             if body.get(key):
                 raise Refused(f"{key}: nothing is kept between requests; send the whole input")
+        if others := [each for each in body.get("include") or [] if each not in KEPT]:
+            raise Refused(f"include: {', '.join(map(str, others))}; the run keeps what it needs; leave it out")
+        if (cut := body.get("truncation") or "disabled") != "disabled":
+            raise Refused(f"truncation: {cut!r}; nothing is cut: disabled")
         if ((body.get("text") or {}).get("format") or {"type": "text"}).get("type") != "text":
             raise Refused("text.format: text alone, there is no guided decoding")
         given = {key: body[key] for key in ("model", "stream", "tool_choice") if body.get(key)}
         given["messages"] = _messages(body)
-        given["max_tokens"] = body.get("max_output_tokens")
+        given["max_tokens"] = limit(body, "max_output_tokens")
         given["tools"] = [_tool(tool) for tool in body.get("tools") or []]
         return super().read(given)
 

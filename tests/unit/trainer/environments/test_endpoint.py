@@ -137,7 +137,9 @@ async def refused(policy: Policy, path: str = "/chat/completions", key: str = ""
     import aiohttp
 
     async with policy.endpoint() as api, aiohttp.ClientSession() as session:
-        given = {"messages": [{"role": "user", "content": "1"}], "model": "any", "max_tokens": 9, **body}
+        given = {"model": "any", **body}
+        if "input" not in given:
+            given = {"messages": [{"role": "user", "content": "1"}], **given}
         headers = {"Authorization": f"Bearer {key or api.key}"}
         async with session.post(f"{api.url}{path}", json=given, headers=headers) as answer:
             told = await answer.json()
@@ -168,6 +170,45 @@ async def refused(policy: Policy, path: str = "/chat/completions", key: str = ""
             {"path": "/responses", "input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             r"'input_image'; the policy",
         ),
+        *(
+            ({"max_tokens": wrong}, rf"^max_tokens: {wrong!r}; a whole number of at least 1 is needed$")
+            for wrong in (0, -1, True, 1.5, "5")
+        ),
+        ({"max_completion_tokens": 0, "max_tokens": 5}, r"^max_completion_tokens: 0; a whole number"),
+        ({"path": "/messages", "max_tokens": 0}, r"^max_tokens: 0; a whole number"),
+        ({"path": "/responses", "input": "1", "max_output_tokens": -1}, r"^max_output_tokens: -1; a whole number"),
+        ({"functions": [{"name": "f"}], "top_logprobs": 2}, r"^functions, top_logprobs: not supported here; the fields are include_stop"),
+        ({"guided_json": {"type": "object"}}, r"^guided_json: not supported here"),
+        (
+            {"path": "/messages", "mcp_servers": [{}]},
+            r"^mcp_servers: not supported here; the fields are max_tokens, messages, model, stop_",
+        ),
+        (
+            {"path": "/responses", "input": "1", "background": True},
+            r"^background: not supported here; the fields are conversation, include",
+        ),
+        (
+            {"path": "/responses", "input": "1", "include": ["message.output_text.logprobs"]},
+            r"^include: message.output_text.logprobs; the run",
+        ),
+        ({"path": "/responses", "input": "1", "truncation": "auto"}, r"^truncation: 'auto'; nothing is cut: disabled"),
+        ({"stop": [""]}, r"^stop: \[''\]; a text, or a list of texts, none of them empty"),
+        ({"stop": 5}, r"^stop: 5; a text"),
+        ({"path": "/messages", "stop_sequences": [5]}, r"^stop_sequences: \[5\]; a text"),
+        ({"stream_options": {"include_usage": True}}, r"^stream_options: this is no stream; set stream, or leave it out"),
+        ({"modalities": ["text", "audio"]}, r"^modalities: \['text', 'audio'\]; text alone"),
+        (
+            {"messages": [{"role": "function", "content": "1"}]},
+            r"^messages: role 'function'; allowed are system, developer, user, assistant, tool$",
+        ),
+        (
+            {"messages": [{"role": "assistant", "function_call": {"name": "f"}}]},
+            r"^messages: function_call of assistant: not supported here",
+        ),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}]},
+            r"^the last message is a tool call of the assistant; what came of it must follow",
+        ),
         ({"path": "/messages", "tool_choice": {"type": "any"}}, r"tool_choice: 'any'"),
         ({"path": "/messages", "thinking": {"type": "enabled"}}, r"thinking: 'enabled'"),
         ({"path": "/messages", "tools": [{"type": "web_search", "name": "web"}]}, r"tools: 'web' has no input_schema"),
@@ -181,6 +222,69 @@ def test_what_the_policy_cannot_do_is_refused_by_name(tokenizer, body, text):
         assert re.search(text, told), told
 
     Talk(tokenizer).run(talk)
+
+
+def test_a_text_that_ends_an_answer_is_named_and_is_no_part_of_it(tokenizer):
+    messages: Any = [{"role": "user", "content": "1"}]
+
+    async def talk(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            asks = openai.AsyncOpenAI(base_url=api.url, api_key=api.key).chat.completions.create
+            first = (await asks(model="any", messages=messages, stop=["end"])).choices[0]
+            assert (first.message.content, first.finish_reason) == ("12. ", "stop")
+            history = [*messages, first.message, {"role": "user", "content": "2"}]
+            kept = (await asks(model="any", messages=history, stop="end", extra_body={"include_stop_str_in_output": True})).choices[0]
+            assert kept.message.content == "4 end"
+            said = await anthropic.AsyncAnthropic(base_url=api.origin, api_key=api.key).messages.create(
+                model="any", messages=messages, max_tokens=50, stop_sequences=["or", "end"]
+            )
+            assert [said.content[0].text, said.stop_reason, said.stop_sequence] == ["5 ", "stop_sequence", "end"]  # type: ignore[union-attr]
+
+    made = Talk(tokenizer, "12. end|", "4 end|", "5 end|").run(talk)
+    assert made[0] == "[user]1<eos>\n[assistant]|12. end|<eos>\n[user]2<eos>\n[assistant]|4 end|"
+
+
+def test_a_stream_says_what_it_took_only_where_that_is_asked(tokenizer):
+    async def talk(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            asks = openai.AsyncOpenAI(base_url=api.url, api_key=api.key).chat.completions.create
+            messages: Any = [{"role": "user", "content": "1"}]
+            plain = [chunk async for chunk in await asks(model="any", messages=messages, stream=True)]
+            assert all(len(chunk.choices) == 1 and chunk.usage is None for chunk in plain)
+            counted = [
+                chunk async for chunk in await asks(model="any", messages=messages, stream=True, stream_options={"include_usage": True})
+            ]
+            assert [len(chunk.choices) for chunk in counted] == [1, 1, 0]
+            assert counted[-1].usage and counted[-1].usage.completion_tokens == 2
+
+    Talk(tokenizer, "2", "2").run(talk)
+
+
+def test_a_last_message_of_the_assistant_is_gone_on_with_and_then_is_one_message(tokenizer):
+    async def talk(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            client = anthropic.AsyncAnthropic(base_url=api.origin, api_key=api.key)
+            messages: Any = [{"role": "user", "content": "1"}, {"role": "assistant", "content": "it is"}]
+            said = await client.messages.create(model="any", messages=messages, max_tokens=50)
+            assert said.content[0].text == " 2"  # type: ignore[union-attr]
+            history: Any = [messages[0], {"role": "assistant", "content": "it is 2"}, {"role": "user", "content": "3"}]
+            await client.messages.create(model="any", messages=history, max_tokens=50)
+
+    made = Talk(tokenizer, " 2", "4").run(talk)
+    assert made == ["[user]1<eos>\n[assistant]it is| 2<eos>|\n[user]3<eos>\n[assistant]|4<eos>|"]
+
+
+def test_tokens_are_counted_as_the_policy_would_read_them(tokenizer):
+    async def talk(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            client = anthropic.AsyncAnthropic(base_url=api.origin, api_key=api.key)
+            messages: Any = [{"role": "user", "content": "1"}]
+            tools: Any = [{"name": "add", "input_schema": ADD["parameters"]}]
+            counted = await client.messages.count_tokens(model="any", messages=messages, tools=tools, system="hm")
+            said = await client.messages.create(model="any", messages=messages, tools=tools, system="hm", max_tokens=9)
+            assert counted.input_tokens == said.usage.input_tokens
+
+    Talk(tokenizer, "2").run(talk)
 
 
 def test_a_key_is_good_for_its_episode_while_that_is_open(tokenizer):
