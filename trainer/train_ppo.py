@@ -45,7 +45,7 @@ from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
 from trainer.cluster.actors import RunError
 from trainer.data.loader import hold_out, make_loader
-from trainer.data.prompts import chat_for, load_eval_sets, load_prompts
+from trainer.data.prompts import chat_for, load_eval_sets, load_prompts, say_day
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
@@ -61,7 +61,7 @@ from trainer.online.roles import Rollout
 from trainer.online.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
 from trainer.rewards.here import scorer_of
 from trainer.rewards.scorer import Scorer
-from trainer.runs import held, save_resolved
+from trainer.runs import dated, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
 from trainer.runs.stopping import STOPPED, Stopped, Stopping, stop_signals
 
@@ -218,6 +218,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
     schedule = config.trainer
     answers = preflight.needs_answer(config)
     tokenizer = load_tokenizer(config.model)
+    say_day(config.data, tokenizer)
     data = load_prompts(config.data, tokenizer, answers=answers)
     prompts, held_out = hold_out(config.data, data.prompts, schedule.eval_prompts)
     sets = ({"": held_out} if held_out else {}) | load_eval_sets(config, tokenizer, answers)
@@ -301,6 +302,7 @@ def main(config: PpoConfig) -> int:
     """Exit codes: 0 done, 1 failed, 2 a mistake in settings, data or paths, 143 stopped and saved."""
     folder = run_folder(config)
     with held(folder):
+        config = dated(config, folder)
         save_resolved(config, folder, sys.orig_argv)
         try:
             return train(config, folder)

@@ -69,7 +69,7 @@ class DataConfig(Section):
         default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false} or tools."
     )
     day: date | None = Field(
-        default=None, description="What a chat template writes where it asks for today's date. Default: the day of the run's first start."
+        default=None, description="What a chat template writes where it asks for today's date. Default: the day of a run's first start."
     )
     answer: str = Field(default="answer", description="Column of the answer: what SFT learns, what rewards compare with.")
     max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt.")

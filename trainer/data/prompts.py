@@ -141,6 +141,12 @@ def chat_for(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Chat | N
     return chat_of(tokenizer, config.template, config.day)
 
 
+def say_day(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Prints that the chat template asks for today's date, and what it is given."""
+    if config.day and "strftime_now" in str(tokenizer.chat_template):
+        print(f"data.day: the chat template writes today's date, {config.day}, and goes on with it when the run is resumed", flush=True)
+
+
 def answer_ids(
     row: Prompt, tokenizer: PreTrainedTokenizerBase, key: str = "answer", config: DataConfig | None = None, chat: Chat | None = None
 ) -> list[int]:

@@ -27,7 +27,7 @@ from trainer.configs.offline import OfflineConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import Loader, Mixture, hold_out, make_loader
 from trainer.data.packing import Sequence, select, split
-from trainer.data.prompts import chat_for
+from trainer.data.prompts import chat_for, say_day
 from trainer.episodes import Denominators, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, model_card, plot
@@ -39,7 +39,7 @@ from trainer.offline.saver import Saver, from_rank_0, gather
 from trainer.ranks import packed
 from trainer.ranks.reduction import combine, means
 from trainer.ranks.worker import Role, Tokens, Worker
-from trainer.runs import faults, held, save_resolved
+from trainer.runs import dated, faults, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, slowed
 from trainer.runs.stopping import STOPPED, Stopping, stop_signals
 
@@ -114,6 +114,8 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     config: OfflineConfig = task.config
     schedule = config.trainer
     others.require(config)
+    if rank == 0:
+        say_day(config.data, task.tokenizer)
     found = task.rows()
     rows, held_out = hold_out(config.data, found, schedule.eval_prompts) if schedule.eval_prompts else (found, [])
     loader = make_loader(config.data, rows, schedule.prompts_per_step, config.run.seed)
@@ -301,7 +303,8 @@ def main(task: type[Offline[C]], config: C) -> int:
         raise ConfigError(f"trainer.prompts_per_step={rows}: does not divide by the {world} ranks of torchrun")
     folder = run_folder(config)
     if rank > 0:
-        return train(task, config, folder, rank, world)
+        return train(task, dated(config, folder), folder, rank, world)
     with held(folder):
+        config = dated(config, folder)
         save_resolved(config, folder, sys.orig_argv)
         return train(task, config, folder, rank, world)

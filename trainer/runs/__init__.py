@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -106,6 +107,19 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
     draft.replace(file)
     with (folder / "starts.jsonl").open("a") as starts:
         starts.write(json.dumps(provenance(argv) | ({"changed": changed} if changed else {})) + "\n")
+
+
+def dated(config: C, folder: Path) -> C:
+    """With the day of the run's first start as data.day, where none is set: chat templates that write today's date go on with that one.
+
+    Raises ConfigError where the run's settings cannot be read.
+    """
+    file, data = folder / "run.yaml", config.data
+    if data.day is not None:
+        return config
+    resumed = file.exists() and _has_steps(folder) and config.run.resume != "never"
+    day = _saved(file, type(config)).data.day if resumed else date.today()  # None of runs that were started before it was kept
+    return config.model_copy(update={"data": data.model_copy(update={"day": day})})
 
 
 def _has_steps(folder: Path) -> bool:

@@ -1,4 +1,5 @@
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from trainer.configs.data import DataConfig
-from trainer.data.prompts import answer_ids, load_prompts
+from trainer.data.prompts import answer_ids, load_prompts, say_day
 from trainer.data.tasks import arithmetic, sort_digits
 from trainer.errors import ConfigError
 
@@ -93,6 +94,19 @@ def test_text_and_messages_become_conversations_where_the_tokenizer_has_a_templa
     path = write(tmp_path / "a.jsonl", {"prompt": prompt, "answer": "2"})
     (loaded,) = load_prompts(DataConfig(path=path, **settings), chat).prompts
     assert chat.decode(loaded.token_ids) == rendered
+
+
+def test_a_template_that_asks_for_today_writes_the_day_of_the_run(tmp_path, chat, capsys):
+    dated = PreTrainedTokenizerFast(tokenizer_object=chat._tokenizer, pad_token="<pad>", eos_token="<eos>")
+    dated.chat_template = "{{ strftime_now('%d %m %Y') }} {{ messages[0].content }}"
+    config = DataConfig(path=write(tmp_path / "a.jsonl", {"prompt": "1+1", "answer": "2"}), day=date(2026, 11, 27))
+    (loaded,) = load_prompts(config, dated).prompts
+    assert dated.decode(loaded.token_ids) == "27 11 2026 1+1"
+    say_day(config, dated)
+    say_day(config, chat)
+    assert capsys.readouterr().out.splitlines() == [
+        "data.day: the chat template writes today's date, 2026-11-27, and goes on with it when the run is resumed"
+    ]
 
 
 @pytest.mark.parametrize("opening", ["so", "so ", "", "think\n"])

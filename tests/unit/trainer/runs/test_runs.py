@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+from datetime import date
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -17,7 +19,7 @@ from trainer.cli.changes import differences
 from trainer.cli.paths import run_folder
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
-from trainer.runs import held, save_resolved
+from trainer.runs import dated, held, save_resolved
 
 ROOT = Path(__file__).parents[4]
 PROG = "python -m trainer.train_ppo"
@@ -60,6 +62,31 @@ def test_a_run_keeps_its_settings_command_and_versions_beside_it(runs):
     assert first["command"] == "python -m trainer.train_ppo 'model.init={a: 1}'"
     assert second["command"] == "again"
     assert first["packages"]["pydantic"] and first["time"]
+
+
+def test_a_run_keeps_the_day_of_its_first_start(runs, monkeypatch):
+    days = iter([date(2026, 11, 27), date(2026, 11, 28), date(2026, 11, 29)])
+    monkeypatch.setattr("trainer.runs.date", SimpleNamespace(today=lambda: next(days)))
+    folder, config = runs / "mine", ok("run.name=mine")
+    save_resolved(dated(config, folder), folder, [])
+    assert dated(config, folder).data.day == date(2026, 11, 28), "a start without steps is no run"
+    first_step(folder)
+    resumed = dated(config, folder)
+    assert resumed.data.day == date(2026, 11, 27)
+    save_resolved(resumed, folder, [])
+    with pytest.raises(
+        ConfigError, match=r"data\.day=2026-12-01: this run was started with 2026-11-27 .*; the checkpoint's position is in"
+    ):
+        save_resolved(dated(ok("run.name=mine", "data.day=2026-12-01"), folder), folder, [])
+    assert dated(ok("run.name=mine", "run.resume=never"), folder).data.day == date(2026, 11, 29)
+
+
+def test_a_run_of_before_days_were_kept_is_resumed(runs):
+    folder, config = runs / "mine", ok("run.name=mine")
+    save_resolved(config, folder, [])
+    first_step(folder)
+    save_resolved(dated(config, folder), folder, [])
+    assert dated(config, folder).data.day is None
 
 
 def test_other_settings_under_the_same_name_are_refused(runs):
