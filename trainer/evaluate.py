@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,12 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer import environments
+from trainer.chat.template import stops, with_text_arguments
+from trainer.chat.tokens import within
 from trainer.cluster.actors import RunError
 from trainer.cluster.launcher import launcher
 from trainer.data.loader import hold_out
-from trainer.data.prompts import chat_for, load_eval_sets, load_prompts
+from trainer.data.prompts import chat_for, conversation, load_eval_sets, load_prompts
 from trainer.environments.policy import Request
 from trainer.environments.pool import Environments, episodes_of, runner_of
 from trainer.environments.runner import Job
@@ -168,19 +171,25 @@ def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]
     def sample(prompts: list[Prompt]) -> list[Episode]:
         jobs = [Job((p, i), prompt, config.run.seed) for p, prompt in enumerate(prompts) for i in range(samples)]
         if runner is None:
-            turns = asyncio.run(server.ask([server.of_prompt(job.prompt) for job in jobs]))
-            return [Episode(job.prompt, job.key[0], [turn], text=server.text(turn)) for job, turn in zip(jobs, turns, strict=True)]
+            said = asyncio.run(server.ask([server.of_prompt(job.prompt) for job in jobs]))
+            return [Episode(job.prompt, job.key[0], [each.turn], text=each.text) for job, each in zip(jobs, said, strict=True)]
         runner.begin(jobs)
         ended: dict[Any, Any] = {}
         while len(ended) < len(jobs):
             asked, done = runner.advance(whole=True)
             ended |= {each.key: each for each in done}
             if asked:
-                turns = asyncio.run(server.ask([server.of_request(each.request) for each in asked]))
-                runner.answer({each.name: turn for each, turn in zip(asked, turns, strict=True)})
+                said = asyncio.run(server.ask([server.of_request(each.request) for each in asked]))
+                runner.answer({each.name: server.exact(it) for each, it in zip(asked, said, strict=True)})
         return episodes_of(config, [(job.prompt, ended[job.key]) for job in jobs])
 
     yield sample
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    turn: Turn  # tokens are the run's tokenizer's, where the server sends none
+    text: str  # as it was served, which is what counts
 
 
 class Completions:
@@ -204,29 +213,37 @@ class Completions:
             **self.sampling(),
             **{"prompt": request.token_ids, "max_tokens": request.max_tokens, "stop": list(request.stop)},
             **{"return_token_ids": True, "include_stop_str_in_output": True},  # vLLM's own; others read over them
+            "stop_token_ids": stops(self.tokenizer),
         }
 
     def sampling(self) -> dict[str, Any]:
         rollout, greedy = self.config.rollout, self.config.trainer.eval_samples == 1
         return {"model": self.model, "temperature": 0 if greedy else rollout.temperature, "top_p": 1 if greedy else rollout.top_p}
 
-    async def ask(self, bodies: list[dict[str, Any]]) -> list[Turn]:
+    async def ask(self, bodies: list[dict[str, Any]]) -> list[Served]:
         """In their order. Raises RunError where the server refuses, or does not answer within rollout.timeout."""
         import aiohttp
 
         gate, timeout = asyncio.Semaphore(self.concurrency), aiohttp.ClientTimeout(self.config.rollout.timeout)
         async with aiohttp.ClientSession(timeout=timeout, headers=self.headers) as session:
 
-            async def one(body: dict[str, Any]) -> Turn:
+            async def one(body: dict[str, Any]) -> Served:
                 async with gate:
                     return await self._ask(session, body)
 
             return await asyncio.gather(*map(one, bodies))
 
-    def text(self, turn: Turn) -> str:
-        return self.tokenizer.decode(turn.token_ids, skip_special_tokens=True)
+    def exact(self, said: Served) -> Turn:
+        """For an environment, which reads tokens. Raises RunError where they are not what was served."""
+        if self._decoded(said.turn.token_ids) != said.text:
+            text = f"it sends no token ids, and the run's tokenizer cannot write {said.text[:60]!r}"
+            raise RunError(f"--endpoint {self.url}: {text}; give a server that sends them, such as vLLM's")
+        return said.turn
 
-    async def _ask(self, session: Any, body: dict[str, Any]) -> Turn:
+    def _decoded(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    async def _ask(self, session: Any, body: dict[str, Any]) -> Served:
         import aiohttp
 
         begin, wait = time.monotonic(), RETRY_SECONDS
@@ -236,7 +253,7 @@ class Completions:
                     said = await answer.text()
                     self.answered = True
                     if answer.status == 200:
-                        return self._turn(json.loads(said))
+                        return self._served(json.loads(said))
                     if answer.status not in (429, 500, 502, 503, 504):
                         raise RunError(f"--endpoint {self.url}: HTTP {answer.status}: {said[:300]}")
                     why = f"HTTP {answer.status}: {said[:300]}"
@@ -248,18 +265,18 @@ class Completions:
             await asyncio.sleep(wait)
             wait = min(2 * wait, 8)
 
-    def _turn(self, answer: dict[str, Any]) -> Turn:
+    def _served(self, answer: dict[str, Any]) -> Served:
         try:
             [choice] = answer["choices"]
             finish = "length" if choice["finish_reason"] == "length" else "stop"
             ids = choice.get("token_ids")
-            if ids is None:
-                ids = self.tokenizer(self._said(choice), add_special_tokens=False)["input_ids"]
+            text = self._said(choice) if ids is None else self._decoded(ids)
+            ids = within(text, self.tokenizer) if ids is None else ids
         except (KeyError, TypeError, ValueError) as error:
             raise RunError(f"--endpoint {self.url}: not an answer of /{self.path}: {json.dumps(answer)[:300]}") from error
         if not ids:  # the first token ended it, and the server leaves it out
             ids = [self.tokenizer.eos_token_id]
-        return Turn(ids, [0.0] * len(ids), finish)
+        return Served(Turn(ids, [0.0] * len(ids), finish), text)
 
     def _said(self, choice: dict[str, Any]) -> str:
         return choice["text"]
@@ -272,10 +289,11 @@ class ChatCompletions(Completions):
     path = "chat/completions"
 
     def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
-        asked, system = prompt.row[self.config.data.prompt], self.config.data.system
-        messages = asked if isinstance(asked, list) else [{"role": "user", "content": asked}]
-        if system is not None and messages[0]["role"] != "system":
-            messages = [{"role": "system", "content": system}, *messages]
+        messages = conversation(prompt.row[self.config.data.prompt], self.config.data)
+        if messages[-1]["role"] == "assistant":
+            text = f"row {prompt.index} ends with the assistant's message, which such a server does not go on with"
+            raise ConfigError(f"--chat: {text}; give a server that completes token ids, without --chat")
+        messages = [with_text_arguments(message) for message in messages]
         return {**self.sampling(), "messages": messages, "max_tokens": self.config.rollout.max_new_tokens}
 
     def _said(self, choice: dict[str, Any]) -> str:

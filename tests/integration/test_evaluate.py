@@ -138,6 +138,34 @@ def test_a_server_of_messages_alone_is_asked_by_them(tiny_model, tmp_path, capsy
     assert [message["role"] for message in first["messages"]] == ["system", "user"] and "prompt" not in first
 
 
+class Writing(JsonHandler):
+    """A server whose answers have characters that the run's tokenizer lacks."""
+
+    def do_POST(self) -> None:
+        self.body()
+        text = "^1\n2"
+        choice = {"message": {"content": text}} if "chat" in self.path else {"text": text}
+        self.send(200, {"choices": [choice | {"finish_reason": "stop"}]})
+
+
+@pytest.mark.parametrize("chat", [["--chat"], []])
+def test_what_a_server_wrote_is_scored_as_it_was_served(tiny_model, tmp_path, capsys, chat):
+    pattern = {"function": "format_regex", "args": {"pattern": r"\^1\n2"}}
+    file, _ = written(tmp_path, tiny_model, evals={}, reward=pattern)
+    with served(Writing) as address:
+        assert evaluated(capsys, file, "--endpoint", f"{address}/v1", *chat)["held out"]["eval_reward"] == 1
+
+
+def test_an_environment_is_not_played_with_other_tokens_than_were_served(tiny_model, tmp_path, capsys):
+    data = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
+    played = {"function": "support.environments:two_turns", "max_turns": 4, "max_tokens": 20}
+    file, _ = written(tmp_path, tiny_model, data=data, environment=played, evals={}, reward={"function": "exact"})
+    with served(Writing) as address:
+        args, rest = evaluate.arguments([file, "--endpoint", f"{address}/v1", "trainer.eval_prompts=5"])
+        assert evaluate.main(evaluate.read(args, rest), args) == 1
+    assert "it sends no token ids, and the run's tokenizer cannot write '^1\\n2'; give a server that sends them" in capsys.readouterr().err
+
+
 def test_an_environment_is_played_against_a_server(tiny_model, tmp_path, capsys, monkeypatch):
     data = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
     played = {"function": "support.environments:two_turns", "max_turns": 4, "max_tokens": 20}

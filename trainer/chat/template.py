@@ -111,7 +111,7 @@ class Chat:
     def _calls_are_text(self) -> bool:
         """Whether the template writes arguments of calls as they are, as DeepSeek's does, so that they must be JSON text already."""
         asked = {"role": "user", "content": ASKS}
-        for call, as_text in ((CALLS, False), (_as_text(CALLS), True)):
+        for call, as_text in ((CALLS, False), (with_text_arguments(CALLS), True)):
             with suppress(Unreadable):
                 if '"qkey"' in self._rendered([asked, call], [TOOL]).rpartition(ASKS)[2]:
                     return as_text
@@ -119,7 +119,7 @@ class Chat:
 
     def _written(self, messages: Sequence[Message], tools: Sequence[Any] | None, **how: Any) -> str:
         calls = any(message.get("tool_calls") for message in messages)
-        return self._rendered([_as_text(m) for m in messages] if calls and self._calls_are_text else messages, tools, **how)
+        return self._rendered([with_text_arguments(m) for m in messages] if calls and self._calls_are_text else messages, tools, **how)
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any] | None, **how: Any) -> str:
         given: dict[str, Any] = {**self.arguments, **({"tools": list(tools)} if tools else {}), **how}
@@ -132,7 +132,7 @@ class Chat:
             raise Unreadable(f"the chat template refuses the messages: {error}") from error
 
 
-def _as_text(message: Message) -> Message:
+def with_text_arguments(message: Message) -> Message:
     """With arguments of calls as JSON text."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     texts = [{**call, "arguments": json.dumps(call["arguments"], ensure_ascii=False)} for call in calls]
