@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainer.chat.messages import Message, Unreadable, read
 from trainer.chat.template import SAYS, Chat
-from trainer.chat.tokens import following
+from trainer.chat.tokens import alone, following
 
 Span = tuple[int, int]
 
@@ -50,6 +50,8 @@ def judged(chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, t
     """
     if not chat and not isinstance(prompt, str):
         raise Unreadable("the prompt is chat messages, and the tokenizer has no chat template")
+    if not chat and tokenizer.sep_token is None:  # then what some put between the two, and behind, would be the end of a text
+        return {"input_ids": [*alone([prompt], tokenizer)[0], *following(text, tokenizer)]}
     if not chat:
         return tokenizer(prompt, text)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else read(prompt)

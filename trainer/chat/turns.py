@@ -21,6 +21,7 @@ class Answered:
     said: str  # as whoever asked was told it, with the marks of tool calls
     last: int  # the last token that it wrote
     complete: bool  # ended by that token, and not by a limit or a text
+    untold: str = ""  # the text that ended it, where whoever asked was not told it
 
 
 def added(chat: Chat, answered: Answered, messages: Sequence[Message], tools: Sequence[Any] | None, form: Form | None) -> list[int] | None:
@@ -38,7 +39,7 @@ def added(chat: Chat, answered: Answered, messages: Sequence[Message], tools: Se
     end = chat.special_at(rest, 0) if chat.ends else ""
     if not answered.complete or not end:
         gap = body[len(answered.said) :] if body.startswith(answered.said) else ""
-        return following(gap + rest, chat.tokenizer)
+        return following((gap + rest).removeprefix(answered.untold), chat.tokenizer)
     if answered.last != chat.tokenizer.convert_tokens_to_ids(end):
         return None  # it ended with another token than the template's
     return following(rest, chat.tokenizer)[1:]

@@ -191,7 +191,8 @@ class Policy:
         message = self.form.read(said, self.turns) if known else {"role": "assistant", "content": said}
         kept = [*joined(given, message["content"])[:-1], {**joined(given, message["content"])[-1], **_calls(message)}]
         ended = answer.finish == "stop" and answer.stop is None
-        spoken.answered, spoken.tools, spoken.text = Answered(opening, kept, said, answer.token_ids[-1], ended), known, None
+        untold = "" if keep_stop else answer.stop or ""
+        spoken.answered, spoken.tools, spoken.text = Answered(opening, kept, said, answer.token_ids[-1], ended, untold), known, None
         return Reply(dict(message), answer.finish, before, len(answer.token_ids), answer.stop)
 
     def count(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> int:

@@ -244,6 +244,19 @@ def test_a_text_that_ends_an_answer_is_named_and_is_no_part_of_it(tokenizer):
     assert made[0] == "[user]1<eos>\n[assistant]|12. end|<eos>\n[user]2<eos>\n[assistant]|4 end|"
 
 
+def test_a_text_that_ends_an_answer_is_not_written_again_where_the_template_has_it(tokenizer):
+    async def talk(policy: Policy) -> None:
+        async with policy.endpoint() as api:
+            asks = openai.AsyncOpenAI(base_url=api.url, api_key=api.key).chat.completions.create
+            messages: Any = [{"role": "user", "content": "1"}]
+            first = (await asks(model="any", messages=messages, stop=["?"])).choices[0]
+            await asks(model="any", messages=[*messages, first.message, *messages])
+
+    textual = "{% for m in messages %}[{{ m.role }}]{{ m.content }}?\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+    made = Talk(with_template(tokenizer, textual), "2?|", "3").run(talk)
+    assert made == ["[user]1?\n[assistant]|2?|\n[user]1?\n[assistant]|3<eos>|"]
+
+
 def test_a_stream_says_what_it_took_only_where_that_is_asked(tokenizer):
     async def talk(policy: Policy) -> None:
         async with policy.endpoint() as api:

@@ -85,6 +85,15 @@ def test_messages_that_go_on_lengthen_a_sequence_by_what_the_template_writes_bet
     assert made == ["[user]1+1<eos>\n[assistant]|3<eos>|\n[user]no<eos>\n[assistant]|4|<eos>\n[user]1+1<eos>\n[assistant]|2<eos>|"]
 
 
+def test_a_turn_that_ends_with_another_token_than_the_template_s_begins_another_sequence(tokenizer):
+    async def talk(policy: Policy) -> None:
+        said = await policy.chat([USER])
+        await policy.chat([USER, said, {"role": "user", "content": "no"}])
+
+    made = Talk(with_template(tokenizer, CHATML.replace("<eos>", "<bos>")), "3", "4").run(talk)  # it ends its turns with <eos>
+    assert made == ["[user]1+1<bos>\n[assistant]|3<eos>|", "[user]1+1<bos>\n[assistant]3<bos>\n[user]no<bos>\n[assistant]|4<eos>|"]
+
+
 def test_a_template_that_drops_older_thoughts_begins_another_sequence(tokenizer):
     async def talk(policy: Policy) -> None:
         said = await policy.chat([USER])
