@@ -38,7 +38,7 @@ def added(chat: Chat, answered: Answered, messages: Sequence[Message], tools: Se
         return None
     end = chat.special_at(rest, 0) if chat.ends else ""
     if not answered.complete or not end:
-        gap = body[len(answered.said) :] if body.startswith(answered.said) else ""
+        gap = _white_at_end(body).removeprefix(_white_at_end(answered.said))
         return following((gap + rest).removeprefix(answered.untold), chat.tokenizer)
     if answered.last != chat.tokenizer.convert_tokens_to_ids(end):
         return None  # it ended with another token than the template's
@@ -61,6 +61,10 @@ def _same(body: str, said: str, form: Form | None) -> bool:
 
 def _calls(message: Message) -> tuple[str, list[Any]]:
     return _letters(message["content"]), [call["function"] for call in message.get("tool_calls", ())]
+
+
+def _white_at_end(text: str) -> str:
+    return text[len(text.rstrip()) :]
 
 
 def _letters(text: str) -> str:

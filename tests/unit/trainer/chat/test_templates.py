@@ -146,6 +146,25 @@ def test_what_is_read_turn_after_turn_is_the_template_s_own_rendering_token_by_t
     assert read == [own(tokenizer, talk[:n], add_generation_prompt=True) for n in (1, 3, 5)]
 
 
+@kinds
+@pytest.mark.parametrize("ended", ["four...", "four|"])
+def test_a_turn_that_a_limit_or_a_text_ended_is_ended_by_the_template(name, ended):
+    if KINDS[name].spaced and name != "llama2":
+        return
+    tokenizer = KINDS[name].tokenizer()
+    talk = Talk(tokenizer, ended, "y", tokens=5000)
+
+    async def twice(policy: Policy) -> None:
+        messages = [HI, await policy.chat([HI], stop="r"), GO]
+        await policy.chat(messages)
+
+    talk.run(twice)
+    rendered = own(tokenizer, [HI, FOUR, GO], add_generation_prompt=True)
+    read, whole = (str(tokenizer.decode(ids)) for ids in (talk.requests[1].token_ids, rendered))
+    assert "".join(read.split()) == "".join(whole.split())
+    assert read == whole or name in ("llama2", "glm4", "falcon"), "whose answers begin with white space, which this policy does not write"
+
+
 @pytest.mark.parametrize("name", ["hermes", "qwen2.5-base", "qwen3", "llama3", "mistral", "granite", "deepseek-v3", "glm4"])
 def test_calls_are_read_as_the_template_writes_them_and_their_results_lengthen_the_sequence(name):
     tokenizer = KINDS[name].tokenizer()
