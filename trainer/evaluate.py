@@ -13,7 +13,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 
 PROG = "flotilla eval"
-CONNECT_SECONDS = 10  # within which a server that has not answered yet must take a connection
-RETRY_SECONDS = 0.5  # before a server that is busy is asked again; twice as long each time, up to 8
 
 
 def arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -91,18 +88,16 @@ from rich.console import Console
 from rich.table import Table
 
 from trainer import environments
-from trainer.chat.template import stops, with_text_arguments
-from trainer.chat.tokens import within
 from trainer.cluster.actors import RunError
 from trainer.cluster.launcher import launcher
 from trainer.data.loader import hold_out
-from trainer.data.prompts import chat_for, conversation, load_eval_sets, load_prompts
-from trainer.environments.policy import Request
+from trainer.data.prompts import chat_for, load_eval_sets, load_prompts
 from trainer.environments.pool import Environments, episodes_of, runner_of
 from trainer.environments.runner import Job
-from trainer.episodes import Episode, Prompt, Turn
+from trainer.episodes import Episode, Prompt
 from trainer.models import load_tokenizer
 from trainer.online.scored import evaluation
+from trainer.online.servers import ChatCompletions, Completions
 from trainer.rewards.here import scorer_of
 from trainer.rollout.engines import RolloutEngines
 
@@ -184,120 +179,6 @@ def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]
         return episodes_of(config, [(job.prompt, ended[job.key]) for job in jobs])
 
     yield sample
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    turn: Turn  # tokens are the run's tokenizer's, where the server sends none
-    text: str  # as it was served, which is what counts
-
-
-class Completions:
-    """`POST /completions` of a server that takes a prompt as token ids: vLLM's, SGLang's."""
-
-    path = "completions"
-
-    def __init__(self, config: PpoConfig, args: argparse.Namespace):
-        self.config, self.url, self.concurrency = config, args.endpoint.rstrip("/"), args.concurrency
-        self.model = args.served or args.model or config.model.path
-        self.headers = {"Authorization": f"Bearer {os.environ[args.key_env]}"} if args.key_env else {}
-        self.tokenizer: Any = load_tokenizer(config.model)
-        self.answered = False
-
-    def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
-        return self.of_request(Request(prompt.token_ids, self.config.rollout.max_new_tokens))
-
-    def of_request(self, request: Request) -> dict[str, Any]:
-        """Its body."""
-        return {
-            **self.sampling(),
-            **{"prompt": request.token_ids, "max_tokens": request.max_tokens, "stop": list(request.stop)},
-            **{"return_token_ids": True, "include_stop_str_in_output": True},  # vLLM's own; others read over them
-            "stop_token_ids": stops(self.tokenizer),
-        }
-
-    def sampling(self) -> dict[str, Any]:
-        rollout, greedy = self.config.rollout, self.config.trainer.eval_samples == 1
-        return {"model": self.model, "temperature": 0 if greedy else rollout.temperature, "top_p": 1 if greedy else rollout.top_p}
-
-    async def ask(self, bodies: list[dict[str, Any]]) -> list[Served]:
-        """In their order. Raises RunError where the server refuses, or does not answer within rollout.timeout."""
-        import aiohttp
-
-        gate, timeout = asyncio.Semaphore(self.concurrency), aiohttp.ClientTimeout(self.config.rollout.timeout)
-        async with aiohttp.ClientSession(timeout=timeout, headers=self.headers) as session:
-
-            async def one(body: dict[str, Any]) -> Served:
-                async with gate:
-                    return await self._ask(session, body)
-
-            return await asyncio.gather(*map(one, bodies))
-
-    def exact(self, said: Served) -> Turn:
-        """For an environment, which reads tokens. Raises RunError where they are not what was served."""
-        if self._decoded(said.turn.token_ids) != said.text:
-            text = f"it sends no token ids, and the run's tokenizer cannot write {said.text[:60]!r}"
-            raise RunError(f"--endpoint {self.url}: {text}; give a server that sends them, such as vLLM's")
-        return said.turn
-
-    def _decoded(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
-
-    async def _ask(self, session: Any, body: dict[str, Any]) -> Served:
-        import aiohttp
-
-        begin, wait = time.monotonic(), RETRY_SECONDS
-        while True:
-            try:
-                async with session.post(f"{self.url}/{self.path}", json=body) as answer:
-                    said = await answer.text()
-                    self.answered = True
-                    if answer.status == 200:
-                        return self._served(json.loads(said))
-                    if answer.status not in (429, 500, 502, 503, 504):
-                        raise RunError(f"--endpoint {self.url}: HTTP {answer.status}: {said[:300]}")
-                    why = f"HTTP {answer.status}: {said[:300]}"
-            except (aiohttp.ClientError, TimeoutError) as error:
-                why = f"{type(error).__name__}: {error}"
-            limit, setting = (self.config.rollout.timeout, " (rollout.timeout)") if self.answered else (CONNECT_SECONDS, "")
-            if time.monotonic() + wait > begin + limit:
-                raise RunError(f"--endpoint {self.url}: no answer within {limit} s{setting}; the last: {why}")
-            await asyncio.sleep(wait)
-            wait = min(2 * wait, 8)
-
-    def _served(self, answer: dict[str, Any]) -> Served:
-        try:
-            [choice] = answer["choices"]
-            finish = "length" if choice["finish_reason"] == "length" else "stop"
-            ids = choice.get("token_ids")
-            text = self._said(choice) if ids is None else self._decoded(ids)
-            ids = within(text, self.tokenizer) if ids is None else ids
-        except (KeyError, TypeError, ValueError) as error:
-            raise RunError(f"--endpoint {self.url}: not an answer of /{self.path}: {json.dumps(answer)[:300]}") from error
-        if not ids:  # the first token ended it, and the server leaves it out
-            ids = [self.tokenizer.eos_token_id]
-        return Served(Turn(ids, [0.0] * len(ids), finish), text)
-
-    def _said(self, choice: dict[str, Any]) -> str:
-        return choice["text"]
-
-
-class ChatCompletions(Completions):
-    """`POST /chat/completions` of a server that takes messages alone and has a chat template of its own. What it answers counts by its
-    text; tokens are counted by the run's tokenizer."""
-
-    path = "chat/completions"
-
-    def of_prompt(self, prompt: Prompt) -> dict[str, Any]:
-        messages = conversation(prompt.row[self.config.data.prompt], self.config.data)
-        if messages[-1]["role"] == "assistant":
-            text = f"row {prompt.index} ends with the assistant's message, which such a server does not go on with"
-            raise ConfigError(f"--chat: {text}; give a server that completes token ids, without --chat")
-        messages = [with_text_arguments(message) for message in messages]
-        return {**self.sampling(), "messages": messages, "max_tokens": self.config.rollout.max_new_tokens}
-
-    def _said(self, choice: dict[str, Any]) -> str:
-        return choice["message"]["content"] or ""
 
 
 def line(name: str, episode: Episode, prompt: str) -> dict[str, Any]:

@@ -19,8 +19,10 @@ from trainer import evaluate, train_ppo
 from trainer.cli import yaml_io
 from trainer.cluster.actors import free_port
 from trainer.configs.sections import values_read
+from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.models import load_tokenizer
+from trainer.online import servers
 
 ROOT = Path(__file__).parents[2]
 
@@ -109,7 +111,7 @@ def test_a_server_elsewhere_is_asked_by_token_ids(tiny_model, tmp_path, capsys, 
 
 
 def test_a_server_that_is_not_there_is_not_waited_for(tiny_model, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(evaluate, "CONNECT_SECONDS", 1)
+    monkeypatch.setattr(servers, "CONNECT_SECONDS", 1)
     file, _ = written(tmp_path, tiny_model, evals={})
     url = f"http://127.0.0.1:{free_port()}/v1"
     args, rest = evaluate.arguments([file, "--endpoint", url])
@@ -154,6 +156,20 @@ def test_what_a_server_wrote_is_scored_as_it_was_served(tiny_model, tmp_path, ca
     file, _ = written(tmp_path, tiny_model, evals={}, reward=pattern)
     with served(Writing) as address:
         assert evaluated(capsys, file, "--endpoint", f"{address}/v1", *chat)["held out"]["eval_reward"] == 1
+
+
+def test_a_prompt_that_is_to_be_gone_on_with_is_not_asked_of_a_server_of_messages(tiny_model, tmp_path):
+    talk = [{"role": "user", "content": "21"}, {"role": "assistant", "content": "1"}]
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"prompt": talk, "answer": "2"}) + "\n" for _ in range(20)))
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    file, _ = written(tmp_path, model, evals={}, data={"path": str(rows), "args": {}})
+    args, rest = evaluate.arguments([file, "--endpoint", "http://127.0.0.1:1/v1", "--chat"])
+    with pytest.raises(
+        ConfigError, match=r"--chat: row 4 ends with the assistant's message, which such a server does not go on with; give a"
+    ):
+        evaluate.main(evaluate.read(args, rest), args)
 
 
 def test_an_environment_is_not_played_with_other_tokens_than_were_served(tiny_model, tmp_path, capsys):

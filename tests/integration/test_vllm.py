@@ -70,6 +70,14 @@ def test_answers_are_grouped_by_prompt_end_as_they_say_and_have_the_models_log_p
     assert difference(lm, episodes) < 1e-4
 
 
+def test_answers_end_at_every_token_that_ends_a_turn(engine, monkeypatch):
+    assert engine.ends == [1]
+    monkeypatch.setattr(engine, "ends", [1, 7])  # as where a chat template ends turns with another token than the tokenizer's eos
+    episodes = sampled(engine, 32, 5)
+    assert {e.response_ids[-1] for e in episodes if e.finished} == {1, 7}
+    assert not any({1, 7} & {*e.response_ids[:-1]} for e in episodes)
+
+
 def test_a_text_ends_an_answer_that_is_otherwise_the_same(engine):
     texts = tuple(engine.decode([[7], [5, 6]]))
 

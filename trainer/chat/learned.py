@@ -87,7 +87,8 @@ def _span(chat: Chat, messages: Sequence[Message], i: int, text: str) -> Span:
             "conversation into one row per answer, with data.prompt and data.answer"
         )
     if _letters(messages[i]["content"]) not in _letters(body):
-        raise Unreadable(f"the chat template leaves a part of message {i} out, such as its thoughts; give data.prompt and data.answer")
+        what = f"a part of message {i} out, such as thoughts or a text beside calls"
+        raise Unreadable(f"the chat template leaves {what}; give data.prompt and data.answer")
     begin, stop = len(before), len(before + body)
     return (begin, stop if messages[i]["role"] != "assistant" else _behind_end(chat, text, stop, i, last=i == len(messages) - 1))
 

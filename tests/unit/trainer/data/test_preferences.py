@@ -214,7 +214,7 @@ def test_a_conversation_that_is_too_long_is_dropped_or_an_error(tmp_path):
         (
             [user("2"), assistant("12"), user("3"), assistant("1")],
             FORGETFUL,
-            "leaves a part of message 1 out, such as its thoughts; give data.prompt",
+            "leaves a part of message 1 out, such as thoughts or a text beside calls; give data.prompt",
         ),
         ([user("2"), assistant("1")], "{{ raise_exception('no') }}", "data.messages: .*: the chat template refuses the messages: no"),
     ],
