@@ -34,12 +34,12 @@ def conversation(chat: Chat, messages: Sequence[Message], authors: Collection[st
 def answer(chat: Chat, messages: Sequence[Message], text: str) -> list[int]:
     """What follows on a prompt of these messages: the answer as the template writes it, or as it is where the template would leave a part
     out, and the token that ends it. Raises Unreadable."""
-    opening, said = chat.opening(messages), closed(chat, {"role": "assistant", "content": text}, len(messages))["content"]
+    opening, said = chat.opening(messages), closed(chat, {"role": "assistant", "content": text}, len(messages))
     whole = chat.text(joined(messages, said))
     written = whole[len(opening) :] if whole.startswith(opening) else ""
     body = chat.up_to_end(written)
     end = chat.special_at(written, len(body)) or chat.end
-    ids = following(body if _letters(body).endswith(_letters(said)) else said, chat.tokenizer, opening)
+    ids = following(body if _letters(body).endswith(_letters(said["content"])) else said["content"], chat.tokenizer, opening)
     return [*ids, chat.tokenizer.convert_tokens_to_ids(end)]  # type: ignore[list-item]
 
 
@@ -55,14 +55,14 @@ def judged(chat: Chat | None, tokenizer: PreTrainedTokenizerBase, prompt: Any, t
     if not chat:
         return tokenizer(prompt, text)
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else read(prompt)
-    return tokenizer(chat.text(joined(messages, text)), add_special_tokens=False)
+    return tokenizer(chat.text(joined(messages, {"role": "assistant", "content": text})), add_special_tokens=False)
 
 
-def joined(messages: Sequence[Message], text: str) -> list[Message]:
+def joined(messages: Sequence[Message], answer: Message) -> list[Message]:
     """With an answer, which goes on with the last message where that is the assistant's."""
     if messages[-1]["role"] != "assistant":
-        return [*messages, {"role": "assistant", "content": text}]
-    return [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + text}]
+        return [*messages, answer]
+    return [*messages[:-1], {**answer, "content": messages[-1]["content"] + answer["content"]}]
 
 
 def closed(chat: Chat, message: Message, i: int) -> Message:

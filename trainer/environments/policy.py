@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from trainer.chat.calls import Form, form_of
 from trainer.chat.learned import joined
-from trainer.chat.messages import Message, Unreadable, read
+from trainer.chat.messages import Message, Unreadable, is_messages, read
 from trainer.chat.template import Chat, chat_of
 from trainer.chat.tokens import alone, following, within
 from trainer.chat.turns import Answered, added
@@ -183,16 +183,17 @@ class Policy:
         keep_stop: bool = False,
     ) -> Reply:
         """What `chat` returns, with how the turn ended and what it took; without the `stop` text that ended it, unless that is kept."""
+        if not is_messages(messages):
+            raise Misuse("policy.chat: a list of chat messages with role and content is needed")
         given, known = read(messages), list(tools) if tools else None
         opening, spoken, new = self._after_messages(given, known)
         before = len(spoken.token_ids) + len(new)
         answer = await self._turn(spoken, new, max_tokens, stop)
         said = self._said(answer, known is not None, keep_stop)
         message = self.form.read(said, self.turns) if known else {"role": "assistant", "content": said}
-        kept = [*joined(given, message["content"])[:-1], {**joined(given, message["content"])[-1], **_calls(message)}]
-        ended = answer.finish == "stop" and answer.stop is None
-        untold = "" if keep_stop else answer.stop or ""
-        spoken.answered, spoken.tools, spoken.text = Answered(opening, kept, said, answer.token_ids[-1], ended, untold), known, None
+        ended, untold = answer.finish == "stop" and answer.stop is None, "" if keep_stop else answer.stop or ""
+        spoken.answered = Answered(opening, joined(given, message), said, answer.token_ids[-1], ended, untold)
+        spoken.tools, spoken.text = known, None
         return Reply(dict(message), answer.finish, before, len(answer.token_ids), answer.stop)
 
     def count(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> int:
@@ -225,13 +226,13 @@ class Policy:
         """What the policy is asked with: as text, and the ids that lengthen a sequence."""
         if self.template is None:
             raise Misuse(NO_TEMPLATE)
-        opening = self.template.opening(messages, tools)
+        form, opening = self.form if tools else None, self.template.opening(messages, tools)
         if tools and opening == self.template.opening(messages):
             raise Misuse(LEFT_OUT)
         for spoken in reversed(self._free()):
             answered = spoken.answered
             if answered and spoken.tools == tools and messages[: len(answered.messages)] == answered.messages:
-                new = added(self.template, answered, messages, tools, self.form if tools else None)
+                new = added(self.template, answered, messages, tools, form)
                 if new is not None:
                     return opening, spoken, new
         return opening, Spoken(within(opening, self.tokenizer)), []
@@ -296,7 +297,3 @@ def require_tools(chat: Chat | None, messages: list[Message], tools: list[Any]) 
         form_of(chat)
     except Unreadable as error:
         raise ConfigError(f"environment.args.tools: {error}") from None
-
-
-def _calls(message: Message) -> Message:
-    return {key: message[key] for key in ("tool_calls",) if key in message}

@@ -139,6 +139,8 @@ def test_what_no_policy_could_answer_says_so(tokenizer):
     assert "model.tokenizer has no chat template" in misuse(Talk(tokenizer, "1"), lambda policy: policy.chat([USER]))
     bare = with_template(tokenizer, BARE)
     assert "chat template leaves tools out" in misuse(Talk(bare, "1"), lambda policy: policy.chat([USER], tools=[TOOL]))
+    for none in ([], [{"role": "user"}], ["1+1"]):
+        assert "a list of chat messages with role" in misuse(Talk(bare, "1"), lambda policy, none=none: policy.chat(none))  # type: ignore[misc]
     assert "the context has no tokens" in misuse(Talk(tokenizer, "1"), lambda policy: policy.generate(""))
 
 
