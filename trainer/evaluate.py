@@ -174,8 +174,15 @@ def from_server(config: PpoConfig, args: argparse.Namespace) -> Iterator[Sample]
             asked, done = runner.advance(whole=True)
             ended |= {each.key: each for each in done}
             if asked:
-                said = asyncio.run(server.ask([server.of_request(each.request) for each in asked]))
-                runner.answer({each.name: server.exact(it) for each, it in zip(asked, said, strict=True)})
+                try:
+                    said = asyncio.run(server.ask([server.of_request(each.request) for each in asked]))
+                    turns = {each.name: server.exact(it) for each, it in zip(asked, said, strict=True)}
+                except RunError:
+                    for prompt in range(len(prompts)):
+                        runner.drop(prompt)
+                    runner.advance(whole=True)  # lets them end
+                    raise
+                runner.answer(turns)
         return episodes_of(config, [(job.prompt, ended[job.key]) for job in jobs])
 
     yield sample

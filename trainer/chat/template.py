@@ -72,8 +72,10 @@ class Chat:
         Where a template leaves that to the next message, as GLM-4's does, it is the token that begins it. () where there is none.
         """
         asked, said = {"role": "user", "content": ASKS}, {"role": "assistant", "content": SAYS}
-        between = self.looked_at([asked, said, {"role": "user", "content": GOES_ON}]).partition(SAYS)[2]
-        found = [self.special_at(between, 0), self.special_at(self.looked_at([asked, said]).partition(SAYS)[2], 0)]
+        talks = ([asked, said, {"role": "user", "content": GOES_ON}], [asked, said])
+        found = [self.special_at(self.looked_at(talk).partition(SAYS)[2], 0) for talk in talks]
+        if found[0] == self.tokenizer.bos_token != found[1]:  # it begins the next text, and ends none
+            found[0] = ""
         result = {"role": "tool", "content": GOES_ON, "name": CALLED, "tool_call_id": CALL["id"]}
         called = self.looked_at([asked, CALLS, result], [TOOL]).rpartition("qvalue")[2].partition(GOES_ON)[0]
         if called and found[0] and not any(end in called for end in found if end):

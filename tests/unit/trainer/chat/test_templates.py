@@ -74,6 +74,15 @@ def test_a_turn_ends_with_the_template_s_own_token_at_which_engines_stop_too(nam
     assert {kind.end, kind.eos} <= {*tokenizer.convert_ids_to_tokens(stops(tokenizer))}
 
 
+def test_a_token_that_begins_the_next_turn_s_text_ends_none():
+    tokenizer = KINDS["vicuna"].tokenizer()
+    tokenizer.bos_token = "<s>"
+    tokenizer.chat_template = "{% for m in messages %}{% if m.role == 'user' %}<s>{% endif %}{{ m.content }}\n{% endfor %}"
+    assert Chat(tokenizer).ends == ()
+    tokenizer.chat_template += "</s>"
+    assert Chat(tokenizer).ends == ("</s>",)
+
+
 @kinds
 def test_answers_are_learned_with_the_token_that_ends_each_and_nothing_else(name):
     tokenizer = KINDS[name].tokenizer()
