@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Any
 
 import numpy as np
 
 from trainer.configs.data import DataConfig
+from trainer.data.fingerprints import fingerprint
 from trainer.data.rows import of_set
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -147,11 +146,3 @@ def by_source(prompts: list[Prompt]) -> dict[str, list[Prompt]]:
     for prompt in prompts:
         found.setdefault(prompt.row["mix"], []).append(prompt)
     return found
-
-
-def fingerprint(prompts: list[Prompt]) -> str:
-    """16 hex digits over token ids and columns of every prompt."""
-    digest = hashlib.sha256()
-    for prompt in prompts:
-        digest.update(json.dumps([prompt.index, prompt.token_ids, prompt.row], sort_keys=True, default=str).encode())
-    return digest.hexdigest()[:16]
