@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from trainer.cli import yaml_io
+from trainer.cli import as_written, yaml_io
 from trainer.cli.help import allowed_at, find, is_map, may_be_null, print_settings, settings, show, within
 from trainer.cli.paths import derived_name, resolved_paths
 from trainer.cli.streams import stdout_is_stderr
@@ -65,7 +65,7 @@ def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check]
     Raises ConfigError with one line per error: key, value, what is allowed, and where it was read.
     """
     args = _arguments(argv, prog)
-    values, sources, errors = _read(args.config) if args.config else ({}, {}, [])
+    values, sources, errors = _read(model, args.config) if args.config else ({}, {}, [])
     for text in args.overrides:
         errors += _override(model, values, sources, text)
     config, wrong = _validated(model, values, sources, args.config)
@@ -122,12 +122,12 @@ def _arguments(argv: list[str], prog: str) -> argparse.Namespace:
 # --- reading ---------------------------------------------------------------------------------------------------------------
 
 
-def _read(name: str) -> tuple[Values, Sources, list[str]]:
-    """Values of a YAML file, the line of each key, and keys that stand there twice."""
+def _read(model: type[Config], name: str) -> tuple[Values, Sources, list[str]]:
+    """Values of a YAML file, the line of each key, and keys that stand there twice or can be read in two ways."""
     try:
-        text = Path(name).read_text(encoding="utf-8")
-        node = yaml.compose(text, yaml_io.Loader)
-        values = yaml_io.load(text)
+        node = yaml_io.compose(Path(name).read_text(encoding="utf-8"))
+        doubts = [*as_written.settle(node, model)]
+        values = yaml_io.construct(node)
     except OSError as error:
         raise ConfigError(f"{COMMAND_LINE}: --config {name}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -138,6 +138,7 @@ def _read(name: str) -> tuple[Values, Sources, list[str]]:
         raise ConfigError(f"{name}: is not a map of sections (run, model, data, ...)")
     sources: Sources = {}
     errors = [f"{name}:{line}: {key}: is set twice; first at {sources[key]}" for key, line in _lines(node, name, sources)]
+    errors += [f"{name}:{line}: {key}: {as_written.doubtful(written)}" for key, line, written in doubts]
     return _without_empty_sections(values), sources, errors
 
 
@@ -172,7 +173,9 @@ def _override(model: type[Config], values: Values, sources: Sources, text: str) 
     if key.startswith(("+", "~", "-")):
         return [f"{COMMAND_LINE}: {text}: write {key.lstrip('+~-')}=VALUE; all settings exist already"]
     try:
-        value = yaml_io.load(value_text)
+        value = as_written.typed(as_written.at(model, key.split(".")), value_text)
+    except as_written.InDoubt as error:
+        return [f"{COMMAND_LINE}: {_dotted([key, *filter(None, [below])])}: {as_written.doubtful(text)}" for below, _, text in error.doubts]
     except yaml.YAMLError as error:
         return [f"{COMMAND_LINE}: {key}: {value_text!r} is not YAML: {getattr(error, 'problem', error)}"]
     if _below_a_value(model, key):

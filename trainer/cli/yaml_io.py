@@ -42,7 +42,17 @@ for _dialect in (Loader, Dumper):
 
 def load(text: str) -> Any:
     """Raises yaml.YAMLError, also for what YAML can say and no setting can be."""
-    value = yaml.load(text, Loader)
+    return construct(compose(text))
+
+
+def compose(text: str) -> yaml.Node | None:
+    """Raises yaml.YAMLError."""
+    return yaml.compose(text, Loader)
+
+
+def construct(node: yaml.Node | None) -> Any:
+    """Raises yaml.YAMLError as `load`."""
+    value = Loader("").construct_document(node) if node else None
     try:
         json.dumps(value, default=str)
     except (TypeError, ValueError, RecursionError):
