@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer import preflight
+from trainer import first_look, preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.cli.streams import stdout_is_stderr
 from trainer.configs.ppo import PpoConfig
@@ -60,8 +60,9 @@ def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
     if args.samples is not None:
         own.append(f"trainer.eval_samples={args.samples}")
     checks = (preflight.allowed, preflight.options, preflight.model, preflight.split, preflight.data, preflight.evals)
-    checks = (*checks, preflight.reward, preflight.environment)
-    config = parse(["--config", args.run, *overrides, *own], prog=PROG, model=PpoConfig, checks=checks)
+    checks = (*checks, preflight.reward, preflight.environment, *(() if args.endpoint else (preflight.positions,)))
+    argv, look = ["--config", args.run, *overrides, *own], partial(first_look.prompts, to_learn=False)
+    config = parse(argv, prog=PROG, model=PpoConfig, checks=checks, before_start=(preflight.hub,), without_start=(look,))
     if config.model.path is None:
         raise ConfigError("model.init: random weights are worth nothing; name a model with --model, such as run:NAME")
     if args.chat and config.environment.function:
@@ -87,17 +88,15 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from trainer import environments
 from trainer.cluster.actors import RunError
 from trainer.cluster.launcher import launcher
-from trainer.data.loader import hold_out
-from trainer.data.prompts import chat_for, load_eval_sets, load_prompts
 from trainer.environments.pool import Environments, episodes_of, runner_of
 from trainer.environments.runner import Job
 from trainer.episodes import Episode, Prompt
 from trainer.models import load_tokenizer
 from trainer.online.scored import evaluation
 from trainer.online.servers import ChatCompletions, Completions
+from trainer.online.sets import read as read_sets
 from trainer.rewards.here import scorer_of
 from trainer.rollout.engines import RolloutEngines
 
@@ -106,15 +105,7 @@ Sample = Callable[[list[Prompt]], list[Episode]]
 
 def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """The numbers of each set, by its name; "" is what data holds out. Raises RunError, and ConfigError as rewards do."""
-    sets, answers = {}, preflight.needs_answer(config)
-    tokenizer = load_tokenizer(config.model)
-    if config.trainer.eval_prompts:
-        data = load_prompts(config.data, tokenizer, answers=answers)
-        sets[""] = hold_out(config.data, data.prompts, config.trainer.eval_prompts)[1]
-    sets |= load_eval_sets(config, tokenizer, answers)
-    if spec := config.environment.function:
-        [first, *_] = next(iter(sets.values()))
-        environments.check_template(spec, config.environment.args, first.row, chat_for(config.data, tokenizer))
+    sets = read_sets(config, load_tokenizer(config.model), to_learn=False).evaluated
     sampling = partial(from_server, config, args) if args.endpoint else partial(from_engines, config)
     found: dict[str, dict[str, float]] = {}
     first = next(iter(sets.values()))

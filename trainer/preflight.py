@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import environments, rewards
+from trainer.cli import hub_models
 from trainer.cli.help import settings, show
 from trainer.cli.paths import check_model, resolved_paths
 from trainer.cluster import placement
@@ -25,6 +26,7 @@ from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config, ModelConfig
+from trainer.data import positions as of_model
 from trainer.data import rows
 from trainer.errors import ConfigError
 
@@ -60,14 +62,18 @@ def other_models(config: Config) -> list[str]:
     ]
 
 
+def hub(config: Config) -> list[str]:
+    return hub_models.check(config)
+
+
 def split(config: PpoConfig) -> list[str]:
     """Whether the model can be cut into the parts of a rollout engine; of a hub's model vLLM says so once it is there.
 
     Key-value heads may be fewer than parts, which then have copies: https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html
     """
-    rollout, shape = config.rollout, _shape(config)
-    parts, stages, layers = rollout.tensor_parallel, rollout.pipeline_parallel, shape.get("num_hidden_layers")
-    heads, pairs = shape.get("num_attention_heads"), shape.get("num_key_value_heads")
+    rollout, model = config.rollout, shape(config)
+    parts, stages, layers = rollout.tensor_parallel, rollout.pipeline_parallel, model.get("num_hidden_layers")
+    heads, pairs = model.get("num_attention_heads"), model.get("num_key_value_heads")
     found = []
     if heads and heads % parts:
         found.append(f"rollout.tensor_parallel={parts}: the model's {heads} attention heads do not divide by it; {_divisors(heads)}")
@@ -75,22 +81,27 @@ def split(config: PpoConfig) -> list[str]:
         found.append(f"rollout.tensor_parallel={parts}: the model's {pairs} key-value heads do not divide by it; {_divisors(pairs)}")
     if layers and layers < stages:
         found.append(f"rollout.pipeline_parallel={stages}: the model has {layers} layers; {layers} or fewer")
-    if rollout.expert_parallel and shape and not any(shape.get(key) for key in EXPERTS):
+    if rollout.expert_parallel and model and not any(model.get(key) for key in EXPERTS):
         found.append("rollout.expert_parallel=true: the model has no experts; leave it false")
     return found
 
 
 def shared(config: Config) -> list[str]:
     """Whether the attention heads can be dealt to ranks that share sequences; of a hub's model `sequence_parallel.require` says it."""
-    ranks, shape = config.trainer.sequence_parallel, _shape(config)
-    heads = shape.get("num_attention_heads")
-    pairs = shape.get("num_key_value_heads") or heads
+    ranks, model = config.trainer.sequence_parallel, shape(config)
+    heads = model.get("num_attention_heads")
+    pairs = model.get("num_key_value_heads") or heads
     found = []
     if heads and heads % ranks:
         found.append(f"trainer.sequence_parallel={ranks}: the model's {heads} attention heads do not divide by it; {_divisors(heads)}")
     elif pairs and pairs % ranks and ranks % pairs:
         found.append(f"trainer.sequence_parallel={ranks}: the model's {pairs} key-value heads do not divide by it; {_divisors(pairs)}")
     return found
+
+
+def positions(config: PpoConfig) -> list[str]:
+    """Whether the model has as many as a prompt and an answer may have tokens, where vLLM asks for that."""
+    return lines(of_model.require_settings, config, shape(config))
 
 
 def options(config: PpoConfig) -> list[str]:
@@ -112,7 +123,7 @@ def options(config: PpoConfig) -> list[str]:
     ]
 
 
-def _shape(config: Config) -> dict[str, Any]:
+def shape(config: Config) -> dict[str, Any]:
     """What the model's configuration says of its size; empty where it is not here to read."""
     model = resolved_paths(config).model
     file = Path(model.path or "").expanduser() / "config.json"
@@ -150,7 +161,7 @@ def _sets(sets: Mapping[str, DataConfig], section: str, named: Mapping[str, Rows
         setting, own = f"{section}.{name}" if name else "", named[name].model_dump(exclude_none=True) if name else {}
         in_vain = [(key, why) for why, keys in data.in_vain().items() for key in keys if key in own]
         found += [f"{setting}.{key}={show(own[key])}: {why}" for key, why in in_vain]
-        found += _lines(_check_set, setting, data, answers)
+        found += lines(_check_set, setting, data, answers)
     return found
 
 
@@ -166,8 +177,8 @@ def environment(config: PpoConfig) -> list[str]:
     try:
         row = rows.first_row(next(iter(resolved_paths(config).data.sources().values())))[1]
     except ConfigError:  # `data` reports it
-        return _lines(environments.resolve, function, args)
-    return _lines(environments.check, function, args, row)
+        return lines(environments.resolve, function, args)
+    return lines(environments.check, function, args, row)
 
 
 def reward(config: PpoConfig) -> list[str]:
@@ -178,14 +189,14 @@ def reward(config: PpoConfig) -> list[str]:
         columns = sorted(set.intersection(*each))  # of every row, whatever its source
     except ConfigError:  # `data` reports it
         columns = []
-    wrong = _lines(rewards.resolve_all, config.reward.functions(), config.reward.term_weights(), columns)
+    wrong = lines(rewards.resolve_all, config.reward.functions(), config.reward.term_weights(), columns)
     if wrong:
         return wrong
     resolved = resolved_paths(config)
     sets = {f"data.mix.{name}" if name else "": data for name, data in resolved.data.sources().items()}
     sets |= {f"evals.{name}": data for name, data in resolved.eval_data().items() if not config.evals[name].is_of_data()}
-    wrong = [line for name, data in sets.items() for line in _lines(_check_answers, name, data, config)]
-    return wrong or _lines(_try_reward, config, next(iter(sets.values())))
+    wrong = [line for name, data in sets.items() for line in lines(_check_answers, name, data, config)]
+    return wrong or lines(_try_reward, config, next(iter(sets.values())))
 
 
 def _check_answers(section: str, data: DataConfig, config: PpoConfig) -> None:
@@ -237,7 +248,7 @@ def cluster(config: PpoConfig) -> list[str]:
 
     if config.placement.processes == "one":
         return gpu(config)
-    return not_installed() or _lines(compare)
+    return not_installed() or lines(compare)
 
 
 def _nodes() -> list[dict[str, Any]]:
@@ -270,7 +281,7 @@ def has_gpu() -> bool:
     return os.environ.get("CUDA_VISIBLE_DEVICES") != "" and any(map(os.path.exists, DRIVERS))
 
 
-def _lines(check: Callable[..., object], *args: Any, **kwargs: Any) -> list[str]:
+def lines(check: Callable[..., object], *args: Any, **kwargs: Any) -> list[str]:
     try:
         check(*args, **kwargs)
     except ConfigError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from trainer import preflight
+from trainer import first_look, preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.preferences import DpoConfig
 
@@ -17,8 +17,9 @@ from trainer.configs.preferences import DpoConfig
 def read(argv: list[str]) -> DpoConfig:
     """The settings, once all that they name has been looked at."""
     models = (preflight.model, preflight.other_models, preflight.shared)
-    checks, before_start = (preflight.allowed, *models, preflight.data, preflight.sinks), (preflight.gpu,)
-    return parse(argv, prog="python -m trainer.train_dpo", model=DpoConfig, checks=checks, before_start=before_start)
+    checks, before_start = (preflight.allowed, *models, preflight.data, preflight.sinks), (preflight.hub, preflight.gpu)
+    look = first_look.offline("trainer.train_dpo:Dpo")
+    return parse(argv, prog="python -m trainer.train_dpo", model=DpoConfig, checks=checks, before_start=before_start, without_start=(look,))
 
 
 if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trainer import preflight
+from trainer import first_look, preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import values_read
@@ -27,10 +27,10 @@ from trainer.runs import faults
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
     names = (preflight.allowed, preflight.options)
-    models = (preflight.model, preflight.other_models, preflight.split, preflight.shared)
+    models = (preflight.model, preflight.other_models, preflight.split, preflight.shared, preflight.positions)
     checks = (*names, *models, preflight.data, preflight.evals, preflight.reward, preflight.environment, preflight.sinks)
-    before_start = (preflight.cluster,)
-    return parse(argv, prog="python -m trainer.train_ppo", model=PpoConfig, checks=checks, before_start=before_start)
+    prog, before_start = "python -m trainer.train_ppo", (preflight.hub, preflight.cluster)
+    return parse(argv, prog=prog, model=PpoConfig, checks=checks, before_start=before_start, without_start=(first_look.prompts,))
 
 
 if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import
@@ -38,14 +38,13 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
         CONFIG = read(sys.argv[1:])
 
 
-from trainer import environments
 from trainer.checkpoints.background import Background
 from trainer.checkpoints.folders import Checkpoint, Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
 from trainer.cluster.actors import RunError
-from trainer.data.loader import hold_out, make_loader
-from trainer.data.prompts import chat_for, load_eval_sets, load_prompts, say_day
+from trainer.data.loader import make_loader
+from trainer.data.prompts import say_day
 from trainer.episodes import Episode, Prompt
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics, plot
@@ -59,6 +58,7 @@ from trainer.online.processes import WorkerGroups, start
 from trainer.online.producer import Batches, Producer
 from trainer.online.roles import Rollout
 from trainer.online.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
+from trainer.online.sets import read as read_sets
 from trainer.rewards.here import scorer_of
 from trainer.rewards.scorer import Scorer
 from trainer.runs import dated, held, save_resolved
@@ -216,15 +216,10 @@ def train(config: PpoConfig, folder: Path) -> int:
 def _train(config: PpoConfig, folder: Path) -> int:
     """Read the data, start all processes, run the loop, export the model."""
     schedule = config.trainer
-    answers = preflight.needs_answer(config)
     tokenizer = load_tokenizer(config.model)
     say_day(config.data, tokenizer)
-    data = load_prompts(config.data, tokenizer, answers=answers)
-    prompts, held_out = hold_out(config.data, data.prompts, schedule.eval_prompts)
-    sets = ({"": held_out} if held_out else {}) | load_eval_sets(config, tokenizer, answers)
-    if spec := config.environment.function:
-        environments.check_template(spec, config.environment.args, prompts[0].row, chat_for(config.data, tokenizer))
-    loader = make_loader(config.data, prompts, schedule.prompts_per_step, config.run.seed)
+    sets = read_sets(config, tokenizer)
+    loader = make_loader(config.data, sets.prompts, schedule.prompts_per_step, config.run.seed)
     controller = KlController(config.algorithm.kl.coef, config.algorithm.kl.target, config.algorithm.kl.horizon)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     last = checkpoints.to_resume(config.run.resume)
@@ -235,17 +230,19 @@ def _train(config: PpoConfig, folder: Path) -> int:
     kind = Continuous if config.rollout.mode == "async" else Batches
     with (
         start(config, folder) as workers,
-        scorer_of(config, prompts) as rewards,  # may have processes on the cluster
+        scorer_of(config, sets.prompts) as rewards,  # may have processes on the cluster
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         closing(kind(config, workers, loader, partial(score_to_learn, config, rewards, folder))) as producer,
         stop_signals() as stopping,
     ):
         samples = Samples(folder, config.log, config.data.prompt, done)
-        run = Run(config, folder, workers, producer, sets, rewards, controller, background, samples, Skips(config.divergence.patience))
+        run = Run(
+            config, folder, workers, producer, sets.evaluated, rewards, controller, background, samples, Skips(config.divergence.patience)
+        )
         if last:
             run.restore(last)
-        print(f"step {done} of {schedule.steps}, {len(prompts)} prompts ({data.dropped} too long), in {folder}", flush=True)
+        print(f"step {done} of {schedule.steps}, {len(sets.prompts)} prompts ({sets.dropped} too long), in {folder}", flush=True)
         code = loop(run, done, metrics, stopping)
     if code == 0:
         print(metrics.cost.report(schedule.steps))

@@ -11,15 +11,19 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from trainer import preflight
+from trainer import first_look, preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.preferences import RmConfig
 
 
 def read(argv: list[str]) -> RmConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks), (preflight.gpu,)
-    return parse(argv, prog="python -m trainer.train_rm", model=RmConfig, checks=checks, before_start=before_start)
+    checks, before_start = (
+        (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks),
+        (preflight.hub, preflight.gpu),
+    )
+    look = first_look.offline("trainer.train_rm:Rm")
+    return parse(argv, prog="python -m trainer.train_rm", model=RmConfig, checks=checks, before_start=before_start, without_start=(look,))
 
 
 if __name__ == "__main__":  # errors are reported, and --help printed, before the seconds that torch takes to import

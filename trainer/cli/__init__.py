@@ -57,11 +57,20 @@ def exits_cleanly() -> Iterator[None]:
         raise SystemExit(2) from None
 
 
-def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check] = (), before_start: Sequence[Check] = ()) -> C:
+def parse(
+    argv: list[str],
+    *,
+    prog: str,
+    model: type[C],
+    checks: Sequence[Check] = (),
+    before_start: Sequence[Check] = (),
+    without_start: Sequence[Check] = (),
+) -> C:
     """The resolved config of `[--config FILE] [key=value ...]`; run.name is always set and model.path is a real path or hub name.
 
     --help and --print-config print and exit 0; --help leaves out what is not read with the settings that are named.
-    `model` is the entry point's type of config; `checks` look at what the settings name, `before_start` at what only a start needs.
+    `model` is the entry point's type of config; `checks` look at what the settings name, `before_start` at what only a start needs,
+    `without_start`, where nothing else is wrong, at what a start would find by itself before it has a process.
     Raises ConfigError with one line per error: key, value, what is allowed, and where it was read.
     """
     args = _arguments(argv, prog)
@@ -82,14 +91,17 @@ def parse(argv: list[str], *, prog: str, model: type[C], checks: Sequence[Check]
     with stdout_is_stderr() if args.print_config else nullcontext():  # what a person's own modules print is no setting
         found = [line for check in looked_at for line in check(config)]
     for line in found:
-        key = re.split("[=:]", line)[0]
-        if not _touches(key, wrong):
-            errors.append(f"{_source(model, key, sources)}: {line}" if _is_setting(model, key) else line)
+        if not _touches(_named(line), wrong):
+            errors.append(_placed(model, line, sources))
     if errors:
         raise ConfigError("\n".join(dict.fromkeys(errors)))
     name = config.run.name or derived_name(config, Path(args.config or prog.rpartition(".")[2]).stem)
     config = resolved_paths(config.model_copy(update={"run": config.run.model_copy(update={"name": name})}))
     if args.print_config:
+        with stdout_is_stderr():
+            found = [line for look in without_start for line in look(config)]
+        if found:
+            raise ConfigError("\n".join(_placed(model, line, sources) for line in found))
         print(to_yaml(config), end="")
         raise SystemExit(0)
     return config
@@ -259,6 +271,16 @@ def _is_setting(model: type[Config], key: str) -> bool:
     except KeyError:
         return False
     return True
+
+
+def _named(line: str) -> str:
+    """The setting that the line of a check begins with."""
+    return re.split("[=:]", line)[0]
+
+
+def _placed(model: type[Config], line: str, sources: Sources) -> str:
+    key = _named(line)
+    return f"{_source(model, key, sources)}: {line}" if _is_setting(model, key) else line
 
 
 def _setting(model: type[Config], key: str) -> str:

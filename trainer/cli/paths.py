@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from trainer.configs.sections import Config, ModelConfig
 C = TypeVar("C", bound=Config)
 S = TypeVar("S", bound=BaseModel)
 MODEL_FILES = {"config.json": ("config.json",), "weights": ("*.safetensors", "*.bin")}
+HUB_NAME = re.compile(r"(?!.*(--|\.\.))([A-Za-z0-9_][\w.-]*/)?[A-Za-z0-9_][\w.-]{0,95}(?<![.-])", re.ASCII)
 TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken")}
 
 
@@ -78,7 +80,7 @@ def check_model(config: ModelConfig) -> list[str]:
         folder = Path(_resolved(value))
         if value.startswith("run:") and not (folder / "config.json").is_file():
             errors.append(f"model.{key}={value}: that run has exported no model to {folder}{_near_runs(value)}")
-        elif _is_local(_resolved(value)) and not folder.is_dir():
+        elif not (folder.is_dir() or is_hub_name(value)):
             errors.append(f"model.{key}={value}: no such folder; a hub name has the form organization/name")
         elif folder.is_dir():
             missing = [name for name, patterns in wanted.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]
@@ -88,9 +90,9 @@ def check_model(config: ModelConfig) -> list[str]:
     return errors
 
 
-def _is_local(path: str) -> bool:
-    """Hub names are `name` or `organization/name`; anything else is a path of this machine."""
-    return path.startswith((".", "/", "~")) or path.count("/") > 1 or path.endswith("/")
+def is_hub_name(path: str) -> bool:
+    """Whether this is no folder here, and has the form of a hub name: `name` or `organization/name`."""
+    return HUB_NAME.fullmatch(path) is not None and not Path(path).is_dir()
 
 
 def _near_runs(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import date
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -92,11 +93,11 @@ class DataConfig(Section):
         return {"data.prompt": self.prompt} | ({"data.answer": self.answer} if answers else {})
 
     def function(self) -> bool:
-        return ":" in self.path and not self.path.endswith(FILES)
+        return ":" in self.path and not (set(self.path) & set("/\\*?[") or self.path.endswith(FILES) or Path(self.path).exists())
 
     def may_be_hub(self) -> bool:
         """Hub names are `organization/name`; anything with another form is a function or a path of this machine."""
-        local = self.path.startswith((".", "/", "~")) or self.path.count("/") != 1 or self.path.endswith(("/", *FILES))
+        local = self.path.startswith((".", "/", "~")) or self.path.count("/") != 1 or self.path.endswith(("/", *FILES)) or ":" in self.path
         return not (local or self.function() or set(self.path) & set("*?["))
 
     def in_vain(self) -> dict[str, list[str]]:

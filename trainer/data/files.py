@@ -21,6 +21,11 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 def shards(path: str) -> list[Path]:
     """The files that a path means: itself, those directly in a folder, or those that a pattern matches, in the order of their names."""
     allowed = ", ".join(FILES)
+    if "://" in path and not Path(path).exists():
+        raise ConfigError(
+            f"data.path: {path}: an address is not read; fetch it to a file or folder here ({allowed}), name a dataset of the hub as "
+            "organization/name, or a function that reads it as package.module:function"
+        )
     if Path(path).is_dir():
         found = sorted(file for file in Path(path).iterdir() if file.name.endswith(FILES))
     elif set(path) & set("*?[") and not Path(path).exists():

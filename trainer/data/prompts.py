@@ -12,12 +12,13 @@ from typing import Any
 
 import tokenizers
 import transformers
+from tokenizers.models import Unigram
 from transformers import PreTrainedTokenizerBase
 
 from trainer.chat import learned
 from trainer.chat.messages import Message, Unreadable, is_messages, read
 from trainer.chat.template import Chat, chat_of
-from trainer.chat.tokens import alone, each_within, following
+from trainer.chat.tokens import alone, each_within, following, within
 from trainer.configs.data import DataConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.data.rows import column, is_of_verl, no_rows, of_set, read_rows
@@ -217,9 +218,14 @@ def _require_no_template(config: DataConfig, where: str) -> None:
 
 
 def require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, what: str) -> None:
-    """Raises ConfigError for a character that `characters:` does not list: it would be padding."""
-    unknown = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    if getattr(unknown, "unk_token", None) == tokenizer.pad_token and tokenizer.pad_token_id in tokens:
-        known = tokenizer.get_vocab()
-        missing = next((character for character in text if character not in known), "")
-        raise ConfigError(f"{what}: model.tokenizer has no token for {missing!r}; add it to characters:, or remove it")
+    """Raises ConfigError for a character that the tokenizer has no token for: it would be padding, or like any other unknown one."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return
+    of_model: Any = tokenizer.unk_token if isinstance(backend.model, Unigram) else getattr(backend.model, "unk_token", None)
+    unknown = backend.token_to_id(of_model) if of_model else None
+    if unknown not in tokens or of_model in text:
+        return
+    missing = next((each for each in text if unknown in within(each, tokenizer)), "")
+    fix = "add it to characters:, or remove it" if unknown == tokenizer.pad_token_id else "remove it, or give a model that knows it"
+    raise ConfigError(f"{what}: model.tokenizer has no token for {missing!r}; {fix}")

@@ -12,23 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 from transformers.utils import logging as transformers_logging
 
 from trainer.chat.template import stops
 from trainer.checkpoints.folders import fsync
 from trainer.configs.sections import ModelConfig
+from trainer.data.tokenizer import character_tokenizer as character_tokenizer
+from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import ConfigError
 from trainer.models import attention, lora, quantize
 
@@ -163,39 +162,6 @@ def _remove_dropout(lm: nn.Module) -> None:
         for name, value in vars(module).items():  # attention_dropout, router jitter: used in functions, without a module
             if isinstance(value, float) and ("dropout" in name or "jitter" in name):
                 setattr(module, name, 0.0)
-
-
-def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The tokenizer of `config.tokenizer` or of the model's folder; `characters:ABC` makes one token per character."""
-    name = config.tokenizer or config.path
-    if name is None:
-        raise ConfigError("model.tokenizer: needed with model.init; a folder, a hub name or characters:ABC")
-    if name.startswith("characters:"):
-        return character_tokenizer(name.removeprefix("characters:"))
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model.tokenizer: {name}: {error}") from error
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def character_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """One token per ASCII character: enough for tasks over a small alphabet, without a download. Raises ConfigError for another character.
-
-    By bytes as GPT-2 has them, space as "Ġ": transformers loads an exported Qwen's tokenizer as that, whatever its files say.
-    """
-    if not characters.isascii():
-        wrong = next(letter for letter in characters if not letter.isascii())
-        raise ConfigError(f"model.tokenizer=characters:{characters}: {wrong!r} is not ASCII; give a tokenizer's folder for other letters")
-    level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    letters = [level.pre_tokenize_str(letter)[0][0] for letter in dict.fromkeys(characters)]
-    vocabulary = {token: i for i, token in enumerate(["<pad>", "<eos>", "<bos>", *letters])}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<pad>"))
-    tokenizer.pre_tokenizer = level  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
 
 
 def _init_config(config: ModelConfig, **also: Any) -> PreTrainedConfig:

@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from trainer import models
+from trainer import models, preflight
 from trainer.checkpoints.folders import Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
@@ -27,6 +27,7 @@ from trainer.configs.offline import OfflineConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import Loader, Mixture, hold_out, make_loader
 from trainer.data.packing import Sequence, select, split
+from trainer.data.positions import positions
 from trainer.data.prompts import chat_for, say_day
 from trainer.episodes import Denominators, Prompt
 from trainer.errors import ConfigError
@@ -116,10 +117,8 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     others.require(config)
     if rank == 0:
         say_day(config.data, task.tokenizer)
-    found = task.rows()
-    rows, held_out = hold_out(config.data, found, schedule.eval_prompts) if schedule.eval_prompts else (found, [])
+    found, rows, held_out = read(task)
     loader = make_loader(config.data, rows, schedule.prompts_per_step, config.run.seed)
-    _check_lengths(task, found, schedule.micro_batch_tokens)
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints)
     role = task.role()
     worker = Worker(config, role, rank, world, None, config.placement.threads)
@@ -220,14 +219,27 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
     return 0
 
 
-def _check_lengths(task: Offline[Any], rows: list[Prompt], budget: int) -> None:
+def read(task: Offline[Any]) -> tuple[list[Prompt], list[Prompt], list[Prompt]]:
+    """All rows, those to learn from, and those held out. Raises ConfigError, also where one cannot be learned from."""
+    schedule = task.config.trainer
+    found = task.rows()
+    rows, held_out = hold_out(task.config.data, found, schedule.eval_prompts) if schedule.eval_prompts else (found, [])
+    _check_lengths(task, found)
+    return found, rows, held_out
+
+
+def _check_lengths(task: Offline[Any], rows: list[Prompt]) -> None:
     """Raises ConfigError at the door, not at the step that meets the sequence."""
-    lengths = [sum(sequence.length for sequence in task.sequences(row)) for row in rows]
-    longest = max(range(len(rows)), key=lengths.__getitem__)
-    if lengths[longest] > budget:
+    budget, most = task.config.trainer.micro_batch_tokens, positions(preflight.shape(task.config))
+    lengths = [[sequence.length for sequence in task.sequences(row)] for row in rows]
+    (together, at), (alone, longest) = (max((size(some), i) for i, some in enumerate(lengths)) for size in (sum, max))
+    if together > budget:
         raise ConfigError(
-            f"trainer.micro_batch_tokens={budget}: row {rows[longest].index} of data.path has {lengths[longest]} tokens; "
-            "raise it to at least that"
+            f"trainer.micro_batch_tokens={budget}: row {rows[at].index} of data.path has {together} tokens; raise it to at least that"
+        )
+    if most and alone > most:
+        raise ConfigError(
+            f"data.path: row {rows[longest].index} has {alone} tokens with its answer, and the model has {most} positions; leave it out"
         )
 
 

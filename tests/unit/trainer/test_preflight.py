@@ -12,12 +12,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.json_server import JsonHandler, served
 
 from trainer import preflight
 from trainer.cli import parse
 from trainer.cli.import_path import find
 from trainer.configs.ppo import PpoConfig
 from trainer.data import rows
+from trainer.data.positions import positions
 from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -50,6 +52,73 @@ def test_hub_names_pass_and_missing_folders_do_not():
     assert read(DATA, "model.path=Qwen/Qwen3-0.6B").model.path == "Qwen/Qwen3-0.6B"
     for path in ("./model", "/no/model", "a/b/c", "~/no-such-model"):
         assert errors(DATA, f"model.path={path}")[0].startswith(f"command line: model.path={path}: no such folder; a hub name has the form")
+
+
+@pytest.mark.parametrize("path", ["my model", "-x", "org/na--me", "org/a b", "a..b", "s3://bucket/m", "org/model.", "org/mödel", "a:b"])
+def test_what_cannot_be_a_hub_name_is_a_missing_folder(path):
+    assert errors(DATA, f"model.path={path}") == [
+        f"command line: model.path={path}: no such folder; a hub name has the form organization/name"
+    ]
+
+
+class Hub(JsonHandler):
+    def do_GET(self) -> None:
+        self.send(200 if self.path == "/api/models/org/there" else 404, {"id": "org/there"})
+
+    def end_headers(self) -> None:
+        if self.path != "/api/models/org/there":
+            self.send_header("X-Error-Code", "RepoNotFound")
+        super().end_headers()
+
+
+def test_the_hub_is_asked_for_models_before_a_start(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    (tmp_path / "models--org--cached" / "snapshots" / "1" / "config.json").mkdir(parents=True)
+    away = "give a folder, or fetch it where there is a network with python -m cluster_tasks.cache org/no"
+    with served(Hub) as address:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", address)
+        assert not preflight.hub(
+            read(DATA, "model.path=org/there", "model.tokenizer=org/cached", "algorithm.kl={coef: 1, reference: org/there}")
+        )
+        assert preflight.hub(read(DATA, "model.path=org/there", "algorithm.kl={coef: 1, reference: org/no}")) == [
+            "algorithm.kl.reference=org/no: neither a folder here nor a model of the hub that you may read; check the name, or set HF_TOKEN"
+        ]
+    assert preflight.hub(read(DATA, "model.path=org/no")) == [
+        f"model.path=org/no: no such folder here, the hub cannot be reached (ConnectError) and the cache has no copy; {away}"
+    ]
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert preflight.hub(read(DATA, "model.path=org/no")) == [
+        f"model.path=org/no: no such folder here, HF_HUB_OFFLINE is set and the cache has no copy; {away}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shape", "most"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"n_positions": 1024}, 1024),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "linear", "factor": 4.0}}, 256),
+        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": None}, 64),
+        ({}, None),
+    ],
+)
+def test_a_model_has_the_positions_that_vllm_finds(shape, most):
+    assert positions(shape) == most
+
+
+def test_vllm_starts_for_no_more_tokens_than_the_model_has_positions():
+    sized = [DATA, f"model.init={json.dumps({'model_type': 'qwen2', 'max_position_embeddings': 64})}", "model.tokenizer=characters:0"]
+    short = ["data.max_prompt_tokens=32", "rollout.max_new_tokens=32"]
+    why = "that is 65 tokens; the model has 64 positions; lower one"
+    assert not preflight.positions(read(*sized, *short))
+    assert preflight.positions(read(*sized, *short, "rollout.max_new_tokens=33")) == [
+        f"data.max_prompt_tokens=32: with rollout.max_new_tokens=33 {why}"
+    ]
+    episodes = ["environment.function=guess", "environment.max_tokens=33"]
+    assert preflight.positions(read(*sized, *short, *episodes)) == [f"data.max_prompt_tokens=32: with environment.max_tokens=33 {why}"]
+    assert not preflight.positions(read(*sized, *short, "rollout.max_new_tokens=33", "rollout.options.hf_overrides={a: 1}"))
+    assert not preflight.positions(read(*sized, *short, "rollout.max_new_tokens=33", "rollout.engine=hf"))
 
 
 SHAPE = {"num_attention_heads": 12, "num_key_value_heads": 3, "num_hidden_layers": 4}
@@ -285,7 +354,7 @@ def test_every_kind_of_error_is_reported_at_once(monkeypatch):
 
 
 def test_nothing_is_said_of_what_a_wrong_setting_names():
-    assert errors("data.path=[1]", "model.path=gpt2") == ["command line: data.path: [1] is not text"]
+    assert errors("data={args: {}}", "model.path=gpt2")[0].startswith("command line: data.path: is missing")
 
 
 def test_all_of_it_is_looked_at_before_torch_is_imported(tmp_path):

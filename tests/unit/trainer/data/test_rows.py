@@ -104,6 +104,31 @@ def test_a_folder_or_pattern_without_data_is_refused(tmp_path, files, path, mess
         rows_of(f"{tmp_path}/{path}")
 
 
+@pytest.mark.parametrize("name", ["a:b", "2026-01-31T12:30:00", "my.module:rows"])
+def test_a_folder_with_a_colon_in_its_name_is_a_folder(tmp_path, monkeypatch, name):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "a.jsonl").write_text('{"prompt": "1"}\n')
+    monkeypatch.chdir(tmp_path)
+    for path in (name, f"{tmp_path}/{name}", f"{name}/*.jsonl"):
+        assert rows_of(path) == [{"prompt": "1"}]
+
+
+@pytest.mark.parametrize(
+    "path", ["s3://bucket/a.jsonl", "s3://bucket/rows", "hf://datasets/a/b", "https://x.org/a.parquet", "file:///a.jsonl"]
+)
+def test_an_address_is_refused_with_what_is_allowed(path):
+    with pytest.raises(
+        ConfigError, match=rf"^data\.path: {path}: an address is not read; fetch it to a file or folder here .* organization/name"
+    ):
+        rows_of(path)
+
+
+@pytest.mark.parametrize("path", ["/no/such:folder", "hf:a/b", "C:\\rows", "a:b/*"])
+def test_a_path_with_a_colon_is_no_function(path):
+    with pytest.raises(ConfigError, match=r"neither a file .* nor package\.module:function|no file in it whose name"):
+        rows_of(path)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
