@@ -15,6 +15,7 @@ from trainer.configs.data import FILES
 from trainer.errors import ConfigError
 
 Found = Iterator[tuple[str, Any]]  # where it stands, and what should be a row
+NESTED = 100  # lists and objects in one another; deeper rows cannot be copied or written down
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -77,6 +78,10 @@ def _jsonl(path: Path) -> Found:
                 row = json.loads(line)
             except ValueError as error:  # bad JSON or bad UTF-8
                 raise ConfigError(f"data.path: {where}: not JSON: {error}; each line must be one JSON object") from error
+            except RecursionError:
+                raise _too_deep(where) from None
+            if line.count(b"[") + line.count(b"{") > NESTED:
+                _require_flat(row, where)
             if SURROGATE.search(line):
                 _require_unicode(row, where)
             yield where, row
@@ -90,13 +95,29 @@ def _json(path: Path) -> Found:
         raise ConfigError(
             f"data.path: {path}: not JSON: {error}; a .json file is one list of objects, a .jsonl file one per line"
         ) from error
+    except RecursionError:
+        raise _too_deep(str(path)) from None
     if not isinstance(found, list):
         raise ConfigError(f"data.path: {path}: a {type(found).__name__}, not a list of rows; write a list of objects")
     for number, row in enumerate(found):
         where = f"{path}: row {number}"
+        _require_flat(row, where)
         if SURROGATE.search(text):
             _require_unicode(row, where)
         yield where, row
+
+
+def _require_flat(row: Any, where: str) -> None:
+    level = [row]
+    for _ in range(NESTED):
+        level = [below for each in level for below in (each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())]
+        if not level:
+            return
+    raise _too_deep(where)
+
+
+def _too_deep(where: str) -> ConfigError:
+    return ConfigError(f"data.path: {where}: nested more than {NESTED} deep; flatten it, or leave it out")
 
 
 def _require_unicode(row: Any, where: str) -> None:

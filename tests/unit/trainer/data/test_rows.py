@@ -104,6 +104,21 @@ def test_a_folder_or_pattern_without_data_is_refused(tmp_path, files, path, mess
         rows_of(f"{tmp_path}/{path}")
 
 
+@pytest.mark.parametrize("depth", [101, 3000, 100_000])
+@pytest.mark.parametrize(("name", "text", "where"), [("a.jsonl", '{"prompt": "1"}\n{"x": %s}\n', ":2"), ("a.json", '[{"x": %s}]', "")])
+def test_rows_that_are_nested_too_deep_are_refused_with_their_place(tmp_path, name, text, where, depth):
+    for nested in ("[" * depth + "]" * depth, '{"a":' * depth + "1" + "}" * depth):
+        (tmp_path / name).write_text(text % nested)
+        with pytest.raises(ConfigError, match=rf"{name}{where}(: row 0)?: nested more than 100 deep; flatten it, or leave it out"):
+            rows_of(tmp_path / name)
+
+
+def test_many_lists_beside_one_another_are_not_deep(tmp_path):
+    row = {"x": [[[1]] for _ in range(300)], "y": {"a": [{}] * 99}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row) + "\n")
+    assert rows_of(tmp_path / "a.jsonl") == [row]
+
+
 @pytest.mark.parametrize("name", ["a:b", "2026-01-31T12:30:00", "my.module:rows"])
 def test_a_folder_with_a_colon_in_its_name_is_a_folder(tmp_path, monkeypatch, name):
     (tmp_path / name).mkdir()
