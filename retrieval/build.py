@@ -170,6 +170,8 @@ def _words(draft: Path, count: int, settings: dict[str, Any], say: Say) -> None:
             numpy.savez(draft / "words.tmp.npz", **arrays)
             (draft / "words.tmp.npz").rename(parts[-1])
             say(f"words of {begin + len(mine):,} of {count:,} documents read")
+        if not vocabulary:
+            raise BadIndex(f"{draft}: no word is left of {count:,} documents without stopwords; --stopwords none keeps them")
         say("indexing words")
         shutil.rmtree(draft / "bm25", ignore_errors=True)
         index = bm25s.BM25(k1=settings["k1"], b=settings["b"])

@@ -110,6 +110,10 @@ def test_both_rankings_are_fused_by_ranks():
         (["build", "{folder}/nowhere.jsonl", "--out", "{folder}/x"], "nowhere.jsonl: no such file; a corpus is JSON lines"),
         (["build", "{folder}/bad.jsonl", "--out", "{folder}/x"], "bad.jsonl:2: no document (KeyError: 'text')"),
         (["build", "{folder}/empty.jsonl", "--out", "{folder}/y"], "empty.jsonl: no documents"),
+        (
+            ["build", "{folder}/idle.jsonl", "--out", "{folder}/w"],
+            "no word is left of 2 documents without stopwords; --stopwords none keeps",
+        ),
         (["build", "{corpus}", "--out", "{index}"], "an index is there already"),
         (["build", "{corpus}", "--out", "{folder}"], "the folder is not empty, and no index"),
         (["build", "{corpus}", "--out", "{folder}/x", "--kind", "dense"], "--model is missing, which --kind dense needs"),
@@ -127,6 +131,7 @@ def test_both_rankings_are_fused_by_ranks():
 def test_what_is_given_in_vain_is_one_line(corpus, index, tmp_path, capsys, args, said):
     (tmp_path / "bad.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "idle.jsonl").write_text('{"text": "the"}\n{"text": "of a"}\n')
     with socket.create_server(("127.0.0.1", 0)) as busy:
         names = {"corpus": corpus, "index": index, "folder": tmp_path, "taken": busy.getsockname()[1]}
         assert command.main([arg.format(**names) for arg in args]) == 2
