@@ -272,6 +272,8 @@ def connect() -> None:
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     try:
         ray.init(logging_level=logging.WARNING)
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:  # also another version of Ray or Python than the cluster's
+    except Exception as error:  # also another version of Ray or Python than the cluster's
+        if type(error) is not Exception and not isinstance(error, ConnectionError | ValueError | RuntimeError | TimeoutError):
+            raise  # a bare one is of a node that did not start in time
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"RAY_ADDRESS={address or '(not set)'}: no connection to a Ray cluster: {reason}") from error

@@ -306,7 +306,7 @@ def _split(worker: Worker, sequences: list[Sequence]) -> tuple[list[list[int]], 
 
 
 def main(task: type[Offline[C]], config: C) -> int:
-    """Exit codes: 0 done, 1 diverged too often, 2 a mistake in settings, data or paths, 143 stopped and saved."""
+    """Exit codes: 0 done, 1 diverged too often or cannot go on, 2 a mistake in settings, data or paths, 143 stopped and saved."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     shared, rows = config.trainer.sequence_parallel, config.trainer.prompts_per_step
     if world % shared:
@@ -314,9 +314,14 @@ def main(task: type[Offline[C]], config: C) -> int:
     if rows % (world // shared):
         raise ConfigError(f"trainer.prompts_per_step={rows}: does not divide by the {world} ranks of torchrun")
     folder = run_folder(config)
-    if rank > 0:
-        return train(task, dated(config, folder), folder, rank, world)
-    with held(folder):
+    with held(folder) if rank == 0 else nullcontext():
         config = dated(config, folder)
-        save_resolved(config, folder, sys.orig_argv)
-        return train(task, config, folder, rank, world)
+        if rank == 0:
+            save_resolved(config, folder, sys.orig_argv)
+        try:
+            return train(task, config, folder, rank, world)
+        except (RunError, TimeoutError) as error:
+            if rank == 0:
+                faults.note(folder, None, str(error))
+            print(f"error: {error}", file=sys.stderr)
+            return 1

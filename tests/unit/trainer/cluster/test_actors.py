@@ -49,3 +49,30 @@ def test_the_address_of_the_job_server_is_told_from_that_of_a_cluster(monkeypatc
     monkeypatch.setenv("RAY_ADDRESS", "http://localhost:8265")
     with pytest.raises(ConfigError, match=r"RAY_ADDRESS=http://localhost:8265: that is where jobs are submitted"):
         on_ray.connect()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        Exception("The current node timed out during startup. This\nmore"),
+        ConnectionError("The current node timed out during startup. This"),
+    ],
+)
+def test_a_node_of_ray_that_does_not_start_in_time_is_one_line(monkeypatch, error):
+    def late(**_: object) -> None:
+        raise error
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(on_ray.ray, "init", late)
+    with pytest.raises(ConfigError) as caught:
+        on_ray.connect()
+    assert str(caught.value) == "RAY_ADDRESS=(not set): no connection to a Ray cluster: The current node timed out during startup. This"
+
+
+def test_another_error_of_ray_is_not_taken_for_that(monkeypatch):
+    def broken(**_: object) -> None:
+        raise KeyError("session")
+
+    monkeypatch.setattr(on_ray.ray, "init", broken)
+    with pytest.raises(KeyError):
+        on_ray.connect()
