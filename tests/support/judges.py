@@ -262,6 +262,15 @@ async def compute_score_later(data_source, solution_str, ground_truth, extra_inf
     return float(solution_str == ground_truth)
 
 
+class ScoreLater:
+    async def __call__(self, data_source, solution_str, ground_truth, extra_info=None):
+        await asyncio.sleep(0)
+        return {"score": float(solution_str == ground_truth)}
+
+
+score_object = ScoreLater()
+
+
 def compute_scores(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
     return [{"score": float(s == g)} for s, g in zip(solution_strs, ground_truths, strict=True)]
 

@@ -58,7 +58,8 @@ def adapted(function: Callable[..., Any]) -> Callable[..., Any]:
         return [*map(_score, function(**given(tuple(map(list, columns))), **args))]
 
     several = names[0] in SEVERAL
-    found = batched if several else awaited if inspect.iscoroutinefunction(function) else plain
+    later = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    found = batched if several else awaited if later else plain
     found.batched = several  # type: ignore[attr-defined]
     first = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_ONLY) for name in (("episodes",) if several else ("text", "row"))]
     own = [p for p in inspect.signature(function).parameters.values() if p.name not in names and p.kind is not p.VAR_POSITIONAL]

@@ -47,6 +47,7 @@ def test_the_answer_of_verls_rows_is_their_ground_truth(tmp_path: Path):
         ("compute_score", {}, [1.0, 0.0]),
         ("compute_score", {"bonus": 0.5}, [1.5, 0.5]),
         ("compute_score_later", {}, [1.0, 0.0]),
+        ("score_object", {}, [1.0, 0.0]),
         ("compute_scores", {}, [1.0, 0.0]),
         ("old_score", {"method": "flexible"}, [1.0, 0.0]),
     ],
