@@ -19,7 +19,7 @@ def golds(row: dict[str, Any]) -> list[Any]:
         answer = answer.tolist()
     found = [*answer] if isinstance(answer, list | tuple | set | frozenset) else [answer]
     for each in found:
-        if each is None or isinstance(each, dict | list | tuple) or (isinstance(each, float) and math.isnan(each)):
+        if not isinstance(each, str | Number) or (isinstance(each, float) and math.isnan(each)):
             raise ValueError(f"the answer {each!r} is neither text nor a number, nor a list of those")
     return [each for each in found if str(each).strip()]
 

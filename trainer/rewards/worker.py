@@ -91,7 +91,7 @@ def serve(connection: int, marks: int, outcomes: int, stack: int) -> None:
         while True:
             try:
                 answers, step = channel.recv()
-            except EOFError:
+            except (EOFError, ConnectionError):  # the run has ended with something of ours unread
                 return
             compute(reward, answers, step, job, Files(channel, marks, outcomes), runner.run)
             channel.send("done")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -81,7 +82,7 @@ def test_how_golds_are_read_is_said_in_a_line_for_each():
 
 
 @pytest.mark.parametrize("function", ["exact", "contains", "digits_share", "numeric", "math_verify"])
-@pytest.mark.parametrize("answer", ["", " ", [], [""], None, {"a": 1}, [["1"]], float("nan")])
+@pytest.mark.parametrize("answer", ["", " ", [], [""], None, {"a": 1}, [["1"]], float("nan"), b"x", date(2026, 1, 2)])
 def test_an_answer_that_is_nothing_to_compare_with_is_refused(function: str, answer: object):
     with pytest.raises(ValueError, match=r"the answer .* is (empty|neither text nor a number)"):
         check_answer({"reward": (function, {})}, {"answer": answer})
