@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.rewards import REWARDS, check_answer, readings
+from trainer.rewards import REWARDS, check_answer, needs_answer, readings
 from trainer.rewards.bounded import Bounded
 from trainer.rewards.verifiable import contains, exact, math_verify, numeric
 
@@ -79,6 +79,14 @@ def test_how_golds_are_read_is_said_in_a_line_for_each():
         "reward.terms.a: numeric reads the answer of row 0: 3 1/2 -> 7/2"
     ]
     assert readings({"reward": ("none", {})}, rows) == []
+
+
+def test_every_built_in_that_compares_with_an_answer_says_how_it_reads_it():
+    said = {name: readings({"reward": (name, {})}, [{"answer": "print(1)" if name == "code" else "1"}]) for name in REWARDS}
+    silent = {name for name, lines in said.items() if not lines}
+    of_text, elsewhere = {"format_regex", "length", "overlong", "none"}, {"reasoning_gym", "http", "judge", "reward_model"}
+    assert silent == of_text | elsewhere
+    assert not any(needs_answer(name) for name in silent)
 
 
 @pytest.mark.parametrize("function", ["exact", "contains", "digits_share", "numeric", "math_verify"])
