@@ -35,7 +35,7 @@ from benchmarks.contenders import flotilla
 from benchmarks.interleaved import Side, Turns, race
 from benchmarks.report import Ratio, Report
 from benchmarks.step import SORT, prepare
-from cluster_tasks.node import prometheus
+from cluster_tasks.node.monitoring import prometheus
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.settings import read_settings
 from lab.waiting import wait_for

@@ -250,7 +250,8 @@ def test_a_text_that_ends_an_answer_is_not_written_again_where_the_template_has_
             asks = openai.AsyncOpenAI(base_url=api.url, api_key=api.key).chat.completions.create
             messages: Any = [{"role": "user", "content": "1"}]
             first = (await asks(model="any", messages=messages, stop=["?"])).choices[0]
-            await asks(model="any", messages=[*messages, first.message, *messages])
+            again: Any = [*messages, first.message, *messages]
+            await asks(model="any", messages=again)
 
     textual = "{% for m in messages %}[{{ m.role }}]{{ m.content }}?\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
     made = Talk(with_template(tokenizer, textual), "2?|", "3").run(talk)
