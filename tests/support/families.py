@@ -111,6 +111,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mamba": {"state_size": 8},
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"], "attention_window_size": 8, "logits_soft_cap": 3.0},
 }
+REFUSED = {"gemma3n_text": "refused"}  # by vLLM's engine
 SEE_OTHERS = {
     "bloom",
     "falcon",
@@ -128,6 +129,40 @@ SEE_OTHERS = {
     "opt",
     "recurrent_gemma",
 }
+
+RECURRENT = {
+    "qwen3_next",
+    "qwen3_5_text",
+    "falcon_h1",
+    "granitemoehybrid",
+    "lfm2",
+    "mamba",
+    "mamba2",
+    "bamba",
+    "jamba",
+    "nemotron_h",
+    "recurrent_gemma",
+}
+# Those that vLLM runs on CPUs in float32: by its own code, or by transformers' as OLMo 2 and nanochat.
+IN_VLLM = (
+    *("mixtral", "gpt_oss", "gemma2", "llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "glm4", "granite", "exaone4", "ernie4_5"),
+    *("nemotron", "gpt2", "gemma3_text", "cohere", "nanochat", "gemma4_text", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe"),
+    *("nemotron_h", "falcon_h1"),
+)
+
+
+def table() -> str:
+    """Of docs/models.md: what the tests of each family hold."""
+    lines = [
+        "| transformers' `model_type` | sequences in a micro-batch | `rollout.engine=hf` | vLLM after weight syncs |",
+        "|---|---|---|---|",
+    ]
+    for kind in sorted(FAMILIES):
+        rows = "a row each" if kind in SEE_OTHERS else "packed"
+        hf = "refused: recurrent layers" if kind in RECURRENT else "right"
+        vllm = "right" if kind in IN_VLLM else REFUSED.get(kind, "not run")
+        lines.append(f"| `{kind}` | {rows} | {hf} | {vllm} |")
+    return "\n".join(lines)
 
 
 def exported(kind: str, folder: Path, dtype: str = "float32") -> Path:

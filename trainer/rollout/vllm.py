@@ -28,6 +28,7 @@ if not torch.cuda.is_available():
 warnings.filterwarnings("ignore", category=FutureWarning, module="vllm")
 
 import vllm
+from transformers import AutoConfig
 from vllm.distributed import destroy_model_parallel
 from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
@@ -72,6 +73,7 @@ class VllmEngine(SteppedEngine):
         self.ends = stops(self.tokenizer)
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         _require_build(self.device)
+        _require_whole_sync(model_path)
         if self.device.type == "cpu":
             _require_head_size(model_path)
         self.adapters = lora.peft_config(config.model.lora, model_path).to_dict() if config.model.lora.rank else None
@@ -257,6 +259,13 @@ def _require_build(device: torch.device) -> None:
     if for_cpu != (device.type == "cpu"):
         found, use = ("CPUs", "0") if for_cpu else ("GPUs", "1 or more")
         raise ConfigError(f"placement.gpus_per_engine: the vLLM installed here is built for {found}; set {use}, or rollout.engine=hf")
+
+
+def _require_whole_sync(model_path: str) -> None:
+    """Raises ConfigError for a family of whose weights vLLM takes a part only where it loads them from a folder."""
+    kind = AutoConfig.from_pretrained(model_path).get_text_config().model_type
+    if kind == "gemma3n_text":
+        raise ConfigError(f"rollout.engine=vllm: {kind}: vLLM takes no altup.correct_output_scale in a weight sync; use hf")
 
 
 def _require_head_size(model_path: str) -> None:
