@@ -27,6 +27,7 @@ INIT = {
     "tie_word_embeddings": True,
     "initializer_range": 0.2,  # sharp enough that distributions are not all alike
 }
+MANY = 200_000  # objects that make a collection take a tenth of a second
 CHARACTERS = "characters:0123456789s="
 
 
@@ -59,6 +60,14 @@ def start_warm() -> None:
 def pytest_collection_finish() -> None:
     """What is there by now is never garbage, and a collection, such as those of DeepSpeed, would look at all of it: for a second."""
     gc.freeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _freeze() -> None:
+    """The same of what tests have imported since."""
+    if len(gc.get_objects()) > MANY:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -37,11 +37,18 @@ from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its s
 from trainer.runs.stopping import STOPPED
 
 EPOCH = 23  # steps of 8 prompts
-RUN = """
-import pathlib, sys, yaml
-from trainer import train_ppo
+KILLED = 7  # step after whose numbers the run ends
+RUN = f"""
+import os, pathlib, signal, sys, yaml
+from trainer import metrics, train_ppo
 from trainer.checkpoints.folders import Checkpoints
 from trainer.configs.ppo import PpoConfig
+log = metrics.Metrics.log
+def until_killed(self, step, values):
+    log(self, step, values)
+    if step == {KILLED}:
+        os.kill(os.getpid(), signal.SIGKILL)
+metrics.Metrics.log = until_killed
 sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), pathlib.Path(sys.argv[2])))
 """
 
@@ -107,8 +114,7 @@ def test_killed_at_any_moment_it_learns_from_every_prompt_once(tiny_model, tmp_p
             stdout=output,
             stderr=output,
         )
-    at_step(folder, 7, driver.kill).join(130)
-    assert driver.wait(30) == -signal.SIGKILL, (tmp_path / "output").read_text()
+    assert driver.wait(130) == -signal.SIGKILL, (tmp_path / "output").read_text()
     begun = Checkpoints(folder / "checkpoints").complete()[0].state["loader"]["open"]
     assert len(begun) >= 8, "what was begun and not learned is in the checkpoint"
     until_gone()

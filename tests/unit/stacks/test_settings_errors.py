@@ -50,7 +50,7 @@ MISTAKES = {
     "no text": (
         Mistake("  flotilla:task:\n    env: {A: [1]}", "7: flotilla:task.env.A: [1] is not text"),
         Mistake("path: [1]", "5: data.path: [1] is not text", "path: a.b:rows"),
-        "data.path=[1]",
+        None,  # what is typed for a text is one
     ),
     "no list": (
         Mistake("  flotilla:task: {volumes: home}", "6: flotilla:task.volumes: 'home' is not a list"),
@@ -130,5 +130,7 @@ def test_a_mistake_reads_alike_in_a_stack_file_in_a_run_file_and_on_the_command_
     file = recipe(tmp_path, in_run.text(RUN))
     (line,) = errors("--config", file)
     assert line.startswith(f"{file}:{in_run.error}")
+    if typed is None:
+        return
     (of_typed,) = errors(*(argument for argument in ARGV if argument.partition("=")[0] != typed.partition("=")[0]), typed)
     assert of_typed == f"command line: {unplaced(line)}"
