@@ -37,19 +37,20 @@ from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its s
 from trainer.runs.stopping import STOPPED
 
 EPOCH = 23  # steps of 8 prompts
-KILLED = 7  # step after whose numbers the run ends
-RUN = f"""
+# Ends after the numbers of a step, once a checkpoint has prompts that were begun: a step here takes less time than to begin some.
+RUN = """
 import os, pathlib, signal, sys, yaml
 from trainer import metrics, train_ppo
 from trainer.checkpoints.folders import Checkpoints
 from trainer.configs.ppo import PpoConfig
-log = metrics.Metrics.log
+folder, log = pathlib.Path(sys.argv[2]), metrics.Metrics.log
 def until_killed(self, step, values):
     log(self, step, values)
-    if step == {KILLED}:
+    saved = Checkpoints(folder / "checkpoints").complete()
+    if step > 4 and saved and len(saved[0].state["loader"]["open"]) >= 8:
         os.kill(os.getpid(), signal.SIGKILL)
 metrics.Metrics.log = until_killed
-sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), pathlib.Path(sys.argv[2])))
+sys.exit(train_ppo.train(PpoConfig.model_validate(yaml.safe_load(sys.argv[1])), folder))
 """
 
 
