@@ -112,24 +112,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"], "attention_window_size": 8, "logits_soft_cap": 3.0},
 }
 REFUSED = {"gemma3n_text": "refused"}  # by vLLM's engine
-SEE_OTHERS = {
-    "bloom",
-    "falcon",
-    "gpt_oss",
-    "qwen3_next",
-    "qwen3_5_text",
-    "falcon_h1",
-    "granitemoehybrid",
-    "lfm2",
-    "mamba",
-    "mamba2",
-    "bamba",
-    "jamba",
-    "nemotron_h",
-    "opt",
-    "recurrent_gemma",
-}
-
 RECURRENT = {
     "qwen3_next",
     "qwen3_5_text",
@@ -143,6 +125,7 @@ RECURRENT = {
     "nemotron_h",
     "recurrent_gemma",
 }
+SEE_OTHERS = RECURRENT | {"bloom", "falcon", "gpt_oss", "opt"}  # whose masks are made without position ids
 # Those that vLLM runs on CPUs in float32: by its own code, or by transformers' as OLMo 2 and nanochat.
 IN_VLLM = (
     *("mixtral", "gpt_oss", "gemma2", "llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "glm4", "granite", "exaone4", "ernie4_5"),
