@@ -7,6 +7,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping
+from datetime import date
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -18,7 +19,7 @@ from trainer.errors import ConfigError
 
 # The words of stacks/load.py, of which nothing is imported here; tests/unit/stacks/test_settings_errors.py holds both to one table.
 BOUNDS = {"ge": ">= {}", "gt": "> {}", "le": "<= {}", "lt": "< {}", "pattern": "matching {}"}
-TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
+TYPES = {bool: "true or false", int: "an integer", float: "a number", str: "text", date: "a date such as 2026-01-31"}
 PLURALS = {"an integer": "integers", "a number": "numbers", "text": "text", "a map of settings": "maps of settings"}
 
 

@@ -57,6 +57,7 @@ pytestmark = pytest.mark.usefixtures("runs")
         ("trainer=5", "command line: trainer: 5 is not a map of settings"),
         ("+run.seed=5", "command line: +run.seed=5: write run.seed=VALUE; all settings exist already"),
         ("optim.betas=[0.9", "command line: optim.betas: '[0.9' is not YAML: expected ',' or ']', but got '<stream end>'"),
+        ("data.day=tomorrow", "command line: data.day: 'tomorrow' is not a date such as 2026-01-31 or null"),
         ("run.name=a/b", "command line: run.name: 'a/b' is not text matching ^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$ or null"),
         ("trainer.steps", "command line: trainer.steps: not understood; settings are written key=value, without dashes or plus"),
         ("--steps=5", f"command line: unrecognized arguments: --steps=5; {PROG} --help lists all settings"),
