@@ -136,6 +136,8 @@ class Encoder:
             self.model: Any = AutoModel.from_pretrained(settings["model"], dtype=torch.float32 if device == "cpu" else torch.float16)
         except (OSError, ValueError) as error:
             raise BadIndex(f"the index's model {settings['model']} cannot be loaded: {str(error).splitlines()[0]}") from error
+        if getattr(self.model.config, "attn_logit_softcapping", None) is not None:  # Gemma 2: sdpa leaves it out
+            self.model.set_attn_implementation("eager")
         self.model.to(device).eval()
 
     def __call__(self, texts: Sequence[str], *, query: bool = False) -> Any:

@@ -65,7 +65,7 @@ from trainer.runs import dated, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
 from trainer.runs.stopping import STOPPED, Stopped, Stopping, stop_signals
 
-# Mean difference of log-probabilities beyond that of any types or kernels: vLLM's experts on CPUs after a weight sync are off by 1.7.
+# Mean difference of log-probabilities beyond that of any types or kernels: experts that a weight sync garbles are off by 1.7.
 GARBLED = 0.5
 
 
@@ -150,7 +150,8 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
             return stopped(run, late, step - 1)
         rollout = Rollout.of(episodes, left_out(run.config, episodes), truncated(run.config, episodes))
         values = describe(rollout, run.config.reward, with_environment=bool(run.config.environment.function))
-        values |= learn(run.config, run.workers, rollout, run.controller, step, clock)
+        # The first step of a start has weights that were synced and not learned since, whatever rollout.mode.
+        values |= learn(run.config, run.workers, rollout, run.controller, step, clock, newest=step == done + 1)
         run.workers.learned = step
         run.producer.sync_and_begin(step + 1, clock)  # the weight sync; with rollout.mode=one_step `next` has done it
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
@@ -252,9 +253,12 @@ def _train(config: PpoConfig, folder: Path) -> int:
 
 
 def learn(
-    config: PpoConfig, workers: WorkerGroups, rollout: Rollout, controller: KlController, step: int, clock: Clock
+    config: PpoConfig, workers: WorkerGroups, rollout: Rollout, controller: KlController, step: int, clock: Clock, *, newest: bool
 ) -> dict[str, float]:
-    """Advantages of a batch of scored episodes, then the optimizer steps on them."""
+    """Advantages of a batch of scored episodes, then the optimizer steps on them. `newest`: the policy's own weights sampled them.
+
+    Raises RunError where those and the policy differ by more than rollout.max_logprob_diff, or GARBLED.
+    """
     algorithm, flat = config.algorithm, rollout.flat
     tokens_N = {"mask": flat.mask_N, "rollout": flat.rollout_N}
     workers.to_ranks()
@@ -279,7 +283,8 @@ def learn(
     difference, limit = stats["logprob_diff"], config.rollout.max_logprob_diff
     if limit is None and config.rollout.top_p == 1:  # else the engines' log-probabilities are of the nucleus
         limit = GARBLED
-    if limit is not None and config.rollout.mode == "sync" and difference > limit:  # older weights differ by what was learnt since
+    newest |= config.rollout.mode == "sync"  # older weights differ by what was learnt since
+    if limit is not None and newest and difference > limit:
         raise RunError(
             f"step {step}: rollout engines and policy differ by {difference:.3g} in mean log-probability, rollout.max_logprob_diff is "
             f"{limit:g}; the rollout engines' weights, precision or sampling settings are not the policy's"

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.ranks import learn, together
+from support.families import FAMILIES, NOT_PARTED, exported, logprobs, plain
+from support.ranks import learn, scores, together
+
+from trainer.cluster.actors import free_port
 
 
 def values(steps: list[dict[str, float]], name: str) -> list[float]:
@@ -44,6 +47,20 @@ def test_ranks_that_share_sequences_compute_what_one_does(tiny_model, size, shar
         assert [sum(steps) for steps in zip(*(values(each, name) for each in everyone[::size]), strict=True)] == close(alone, name), name
     for each in everyone:
         assert values(each, "grad_norm") == close(alone, "grad_norm")
+
+
+@pytest.mark.parametrize(
+    "kinds", [pytest.param(["mistral", "gemma3_text", "gpt_oss"], id="some"), pytest.param([*FAMILIES], id="all", marks=pytest.mark.slow)]
+)
+def test_each_family_is_computed_by_ranks_that_share_sequences_or_refused(tmp_path, kinds):
+    paths = {kind: str(exported(kind, tmp_path / kind)) for kind in kinds}
+    for each in together(scores, 2, paths, [free_port() for _ in kinds], seconds=300):
+        assert {kind for kind in kinds if isinstance(each[kind], str)} == NOT_PARTED & {*kinds}
+        for kind in kinds:
+            if isinstance(found := each[kind], str):
+                assert found.startswith(f"trainer.sequence_parallel=2: {kind} has ") and found.endswith("; use 1")
+            else:
+                assert found.tolist() == pytest.approx(logprobs(plain(paths[kind])).tolist(), abs=1e-4), kind
 
 
 def test_each_of_two_keeps_little_more_than_half_of_what_one_does(tiny_model):

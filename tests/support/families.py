@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from trainer import models
 from trainer.configs.sections import ModelConfig
+from trainer.data.packing import Sequence
 
 # Heads of 32 dimensions: fewer, and vLLM's attention on CPUs has no kernel for them.
 SMALL = {
@@ -35,15 +36,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen2": {"tie_word_embeddings": True},
     "qwen3": {},
-    "mistral": {},
+    "mistral": {"sliding_window": 8},
     "ministral3": {},
-    "phi3": {},
+    "phi3": {"sliding_window": 8},
     "olmo2": {},
-    "olmo3": {},
+    "olmo3": {"sliding_window": 8},
     "glm4": {},
     "smollm3": {},
     "granite": {"logits_scaling": 8.0, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
-    "exaone4": {},
+    "exaone4": {"sliding_window": 8},
     "hunyuan_v1_dense": {},
     "ernie4_5": {},
     "seed_oss": {},
@@ -78,15 +79,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "phi": {},
     "gpt_neox": {},
     "stablelm": {},
-    "starcoder2": {},
+    "starcoder2": {"sliding_window": 8},
     "minicpm3": {**LATENT, "dim_model_base": 16},
     # Mixtures of experts
-    "mixtral": {**EXPERTS, "num_local_experts": 4},
+    "mixtral": {**EXPERTS, "num_local_experts": 4, "sliding_window": 8},
     "qwen2_moe": {**EXPERTS, "num_experts": 4},
     "qwen3_moe": {**EXPERTS, "num_experts": 4},
     "olmoe": {**EXPERTS, "num_experts": 4},
     "granitemoe": {**EXPERTS, "num_local_experts": 4, "logits_scaling": 8.0},
-    "gpt_oss": {**EXPERTS, "num_local_experts": 4},
+    "gpt_oss": {**EXPERTS, "num_local_experts": 4, "sliding_window": 8},
     "glm4_moe": {**EXPERTS, **GROUPS},
     "deepseek_v3": {**EXPERTS, **GROUPS, **LATENT, "head_dim": 8},
     # Recurrent layers, some beside attention
@@ -112,6 +113,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"], "attention_window_size": 8, "logits_soft_cap": 3.0},
 }
 REFUSED = {"gemma3n_text": "refused"}  # by vLLM's engine
+QUICK = (
+    "gemma2",
+    "gemma4_text",
+    "falcon",
+    "gpt2",
+    "mistral",
+    "deepseek_v3",
+    "gpt_oss",
+    "qwen3_next",
+    "mamba2",
+    "gemma3n_text",
+)  # of each kind
+WITHOUT_SDPA = {"bloom", "gpt_oss", "mamba", "mamba2", "gemma2"}  # in transformers; Gemma 2's would leave its soft cap out
+NO_ADAPTERS = {"gpt2"}  # its layers are convolutions
 RECURRENT = {
     "qwen3_next",
     "qwen3_5_text",
@@ -126,6 +141,7 @@ RECURRENT = {
     "recurrent_gemma",
 }
 SEE_OTHERS = RECURRENT | {"bloom", "falcon", "gpt_oss", "opt"}  # whose masks are made without position ids
+NOT_PARTED = RECURRENT | {"bloom", "falcon", "gemma2", "gpt_oss", "llama4_text"}  # attention that ranks cannot share
 # Those that vLLM runs on CPUs in float32: by its own code, or by transformers' as OLMo 2 and nanochat.
 IN_VLLM = (
     *("mixtral", "gpt_oss", "gemma2", "llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "glm4", "granite", "exaone4", "ernie4_5"),
@@ -137,15 +153,40 @@ IN_VLLM = (
 def table() -> str:
     """Of docs/models.md: what the tests of each family hold."""
     lines = [
-        "| transformers' `model_type` | sequences in a micro-batch | `rollout.engine=hf` | vLLM after weight syncs |",
-        "|---|---|---|---|",
+        "| transformers' `model_type` | sequences in a micro-batch | kernel | adapters | sequence parallel | `rollout.engine=hf` | vLLM |",
+        "|---|---|---|---|---|---|---|",
     ]
     for kind in sorted(FAMILIES):
         rows = "a row each" if kind in SEE_OTHERS else "packed"
-        hf = "refused: recurrent layers" if kind in RECURRENT else "right"
+        kernel = "eager" if kind in WITHOUT_SDPA else "sdpa"
+        adapters = "refused" if kind in NO_ADAPTERS else "right"
+        parted = "refused" if kind in NOT_PARTED else "right"
+        hf = "refused" if kind in RECURRENT else "right"
         vllm = "right" if kind in IN_VLLM else REFUSED.get(kind, "not run")
-        lines.append(f"| `{kind}` | {rows} | {hf} | {vllm} |")
+        lines.append(f"| `{kind}` | {rows} | {kernel} | {adapters} | {parted} | {hf} | {vllm} |")
     return "\n".join(lines)
+
+
+TEXTS = [  # longer than the small windows
+    Sequence([3, 4, 5], [10, 5, 12, 7, 14, 9, 4, 11, 6, 13, 8, 3]),
+    Sequence([8, 3], [4, 9, 10, 11, 5, 6]),
+    Sequence([5], [12, 3, 4]),
+]
+
+
+@torch.no_grad()
+def logprobs(lm: Any) -> torch.Tensor:
+    """What a model of transformers, or of peft, says of the answers of TEXTS, one after another [N]."""
+    found = []
+    for text in TEXTS:
+        ids, first = torch.tensor([*text.prompt_ids, *text.response_ids]), len(text.prompt_ids)
+        logits = lm(input_ids=ids[None], use_cache=False).logits[0, first - 1 : -1]
+        found.append(logits.float().log_softmax(-1).gather(1, ids[first:, None])[:, 0])
+    return torch.cat(found)
+
+
+def plain(path: Path | str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
 
 
 def exported(kind: str, folder: Path, dtype: str = "float32") -> Path:

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from support.configs import settings
+from support.families import TEXTS
 
 from trainer.cluster.actors import free_port
 from trainer.data.packing import Sequence, select
+from trainer.errors import ConfigError
 from trainer.models import heads
 from trainer.objectives.aggregation import denominators, part
 from trainer.online.roles import roles_of
@@ -64,3 +66,19 @@ def learn(
     own = sum(parameter.numel() * parameter.element_size() for parameter in worker.lm.parameters())
     rest = [worker.optimizer_step(*given) for _ in range(2)]
     return [{**step, "kept": sum(kept.values()) - own} for step in (first, *rest)]
+
+
+def scores(rank: int, world: int, port: int, paths: dict[str, str], ports: list[int]) -> dict[str, torch.Tensor | str]:
+    """What ranks that share sequences say of TEXTS, by family, or why they refuse it."""
+    found: dict[str, torch.Tensor | str] = {}
+    for (kind, path), at in zip(paths.items(), ports, strict=True):
+        model = {"path": path, "dtype": "float32"}
+        trainer = {"sequence_parallel": world, "zero_stage": 0, "timeout": 60, "micro_batch_tokens": 40}
+        config = settings(Path(path), model=model, trainer=trainer, placement={"ranks": world})
+        worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
+        try:
+            worker.start("127.0.0.1", at)
+            found[kind] = worker.score(TEXTS, 1)
+        except ConfigError as error:
+            found[kind] = str(error)
+    return found

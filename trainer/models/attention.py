@@ -14,12 +14,13 @@ from transformers import AttentionInterface
 
 from trainer.configs.sections import Config, ModelConfig
 from trainer.errors import ConfigError
+from trainer.models import dimensions
 
 C = TypeVar("C", bound=Config)
 NAME = "varlen"
 OLDEST = (8, 0)  # compute capability that the kernel is made for
 WIDEST = 256  # of a head, in the kernel
-# What some architectures do inside attention, which the kernel does not: a setting, and the name of a weight.
+# What some architectures do inside attention, which neither the kernel nor sdpa does: a setting, and the name of a weight.
 INSIDE, SINKS = "attn_logit_softcapping", ".sinks"
 
 Borders = tuple[torch.Tensor, int]  # where sequences begin and the last one ends [S + 1], int32; tokens of the longest
@@ -77,17 +78,19 @@ def settle(config: C, lm: Any, unable: str) -> C:
 
 
 def plain(lm: Any) -> str:
-    """The kernel that transformers has for every device: sdpa, or eager for a model that has none."""
-    return "sdpa" if lm._supports_sdpa else "eager"
+    """The kernel that transformers has for every device: sdpa, or eager for a model that it cannot compute."""
+    return "sdpa" if lm._supports_sdpa and _cap(lm) is None else "eager"
 
 
 def fit(lm: Any, model: ModelConfig, device: torch.device) -> None:
-    """Give a model the kernel where `auto` may. Raises ConfigError where it is asked for and cannot compute this one."""
-    if model.attention == "auto" and not _reasons(lm, model.dtype, unable(device)):
-        lm.set_attn_implementation(NAME)
+    """Give a model the kernel where `auto` may. Raises ConfigError for one that is asked for and cannot compute this model."""
+    if model.attention == "auto":
+        lm.set_attn_implementation(plain(lm) if _reasons(lm, model.dtype, unable(device)) else NAME)
     elif model.attention == NAME and (reasons := _unfit(lm)):
-        others = "sdpa or eager" if lm._supports_sdpa else "eager"
+        others = "sdpa or eager" if plain(lm) == "sdpa" else "eager"
         raise ConfigError(f"model.attention={NAME}: {lm.config.model_type} has {', '.join(reasons)}; use {others}")
+    elif model.attention == "sdpa" and (cap := _cap(lm)) is not None:  # transformers leaves it out without a word
+        raise ConfigError(f"model.attention=sdpa: {lm.config.model_type} has {INSIDE}={cap}, which sdpa does not apply; use auto or eager")
 
 
 def unable(device: torch.device) -> str:
@@ -105,14 +108,19 @@ def _reasons(lm: Any, dtype: str, unable: str) -> list[str]:
     return [reason for reason in (unable, of_type, *(f"{lm.config.model_type} has {reason}" for reason in _unfit(lm))) if reason]
 
 
+def _cap(lm: Any) -> float | None:
+    return getattr(lm.config.get_text_config(), INSIDE, None)
+
+
 def _unfit(lm: Any) -> list[str]:
-    config = lm.config.get_text_config()
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    reasons = [f"{INSIDE}={cap}"] if (cap := getattr(config, INSIDE, None)) is not None else []
+    reasons = [f"{INSIDE}={cap}"] if (cap := _cap(lm)) is not None else []
     if any(name.endswith(SINKS) for name, _ in lm.named_parameters()):
         reasons.append("attention sinks")
-    if width > WIDEST or width % 8:
-        reasons.append(f"heads of {width} numbers, where multiples of 8 up to {WIDEST} are allowed")
+    for layer in dict.fromkeys(dimensions.layers(lm.config.get_text_config())):
+        if layer.heads and (layer.width > WIDEST or layer.width % 8):
+            reasons.append(f"heads of {layer.width} numbers, where multiples of 8 up to {WIDEST} are allowed")
+        elif layer.values != layer.width:
+            reasons.append(f"keys of {layer.width} numbers and values of {layer.values}")
     if not lm._can_set_attn_implementation():
         reasons.append("attention of its own")
     return reasons

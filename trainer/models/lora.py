@@ -7,9 +7,11 @@ transformers model itself, whose own weights are frozen: what reads trainable pa
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import logging
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,24 +35,23 @@ def add(lm: Any, lora: LoraConfig, seed: int) -> None:
     """
     import peft
 
-    settings = peft_config(lora, None)
-    settings.target_modules = set(_targets(lm, lora))
+    settings = peft_config(lora, [f"lm.{name}" for name in _targets(lm, lora)], None)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(settings, lm)
+        peft.inject_adapter_in_model(settings, nn.ModuleDict({"lm": lm}))  # of a transformers model it would change the targets
     if (head := getattr(lm, HEAD, None)) is not None:
         head.requires_grad_(True)
 
 
-def peft_config(lora: LoraConfig, base: str | None, *, classifier: bool = False) -> Any:
-    """What peft, and vLLM, know of the adapters; `base` is where the model that they belong to lies."""
+def peft_config(lora: LoraConfig, targets: list[str] | str, base: str | None, *, classifier: bool = False) -> Any:
+    """What peft, and vLLM, know of the adapters of the layers `targets`; `base` is where the model that they belong to lies."""
     import peft
 
     assert lora.rank is not None
     return peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft divides it by the rank
-        target_modules=lora.targets or "all-linear",
+        target_modules=targets,
         task_type="SEQ_CLS" if classifier else "CAUSAL_LM",
         modules_to_save=[HEAD] if classifier else None,
         base_model_name_or_path=base,
@@ -58,24 +59,67 @@ def peft_config(lora: LoraConfig, base: str | None, *, classifier: bool = False)
 
 
 def _targets(lm: Any, lora: LoraConfig) -> list[str]:
-    """The last parts of the names of layers that get adapters: of all linear ones but the head, or of those asked for."""
+    """Names of the layers that get adapters: of all that may but the head, or of those asked for."""
     modules = {name: module for name, module in lm.named_modules() if name}
     head = getattr(lm, HEAD, None) or lm.get_output_embeddings()
-    linear = [name for name, module in modules.items() if isinstance(module, nn.Linear) and module is not head]
-    known = list(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-    if not linear:
-        raise ConfigError(f"model.lora.rank={lora.rank}: {lm.config.model_type} has no linear layers besides its head; adapters need some")
+    linear = [name for name, module in modules.items() if _is_linear(module) and module is not head]
+    without = _without(lm, linear)
+    allowed = [name for name in linear if name not in without]
+    known = list(dict.fromkeys(name.rpartition(".")[2] for name in allowed))
+    kind = lm.config.model_type
+    if not allowed:
+        raise ConfigError(f"model.lora.rank={lora.rank}: {kind} has no linear layers besides its head; adapters need some")
     if lora.targets is None:
-        return known
+        return allowed
+    chosen: list[str] = []
     for target in lora.targets:
         found = [name for name in modules if name == target or name.endswith(f".{target}")]
         near = difflib.get_close_matches(target, known, n=1)
         hint = f"did you mean {near[0]}? It has" if near else "it has"
         if not found:
-            raise ConfigError(f"model.lora.targets: {lm.config.model_type} has no {target}; {hint} {', '.join(known)}")
+            raise ConfigError(f"model.lora.targets: {kind} has no {target}; {hint} {', '.join(known)}")
         if not set(found) <= set(linear):
             raise ConfigError(f"model.lora.targets: {target} is no linear layer below the head; allowed are {', '.join(known)}")
-    return list(lora.targets)
+        if lost := [name for name in found if name in without]:
+            raise ConfigError(f"model.lora.targets: {target}: {without[lost[0]]}; allowed in {kind} are {', '.join(known)}")
+        chosen += found
+    return list(dict.fromkeys(chosen))
+
+
+def _is_linear(module: nn.Module) -> bool:
+    """Routers of some families are linear layers that return something else (Llama 4)."""
+    return isinstance(module, nn.Linear) and "Router" not in type(module).__name__
+
+
+def _without(lm: Any, linear: list[str]) -> dict[str, str]:
+    """Linear layers whose adapters would not be learned, or not be read again, and why."""
+    import peft
+    from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
+
+    found: dict[str, str] = {}
+    for name in linear:
+        parent, _, last = name.rpartition(".")
+        if f"self.{last}.weight" in _source(type(lm.get_submodule(parent))):
+            found[name] = "the model reads its weight by itself, past adapters"
+    for last in {name.rpartition(".")[2] for name in linear}:
+        settings = peft.LoraConfig(target_modules=[last])
+        try:
+            convert_peft_config_for_transformers(settings, lm, None)
+            kept = last in (settings.target_modules or ())
+        except ValueError:  # one of several that it would change together
+            kept = False
+        if not kept:
+            why = "peft reads adapters of this name as those of experts, which get none here"
+            found |= {name: why for name in linear if name.rpartition(".")[2] == last}
+    return found
+
+
+@cache
+def _source(kind: type) -> str:
+    try:
+        return inspect.getsource(kind)
+    except (OSError, TypeError):  # code without a file
+        return ""
 
 
 def merged(name: str, weight: torch.Tensor, adapters: Mapping[str, torch.Tensor], lora: LoraConfig) -> tuple[str, torch.Tensor]:
@@ -99,7 +143,8 @@ def exported(
 def files(adapters: Mapping[str, torch.Tensor], lora: LoraConfig, base: str | None) -> dict[str, bytes]:
     """A folder that `peft.PeftModel.from_pretrained` and vLLM load, by the names of its files."""
     classifier = any(name.startswith(f"{HEAD}.") for name in adapters)
-    settings = peft_config(lora, base, classifier=classifier).to_dict() | {"inference_mode": True}
+    targets = [name.removesuffix(A) for name in adapters if name.endswith(A)]
+    settings = peft_config(lora, targets, base, classifier=classifier).to_dict() | {"inference_mode": True}
     return {
         f"{FOLDER}/adapter_config.json": json.dumps(settings, indent=2, sort_keys=True, default=sorted).encode(),
         f"{FOLDER}/adapter_model.safetensors": save({name: tensor.contiguous() for name, tensor in in_peft(adapters).items()}),

@@ -8,7 +8,8 @@ itself, with its gradient, is DeepSpeed's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,17 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.functional import pad
 
+from trainer.data.packing import Sequence, pack
 from trainer.episodes import Batch
 from trainer.errors import ConfigError
+from trainer.models import dimensions
+from trainer.models.heads import backbone
 
 SETTING = "trainer.sequence_parallel"
+PREFIX = "ulysses_"
+LENGTHS = 9, 7  # tokens of two sequences that the model is tried with
+MOST = {torch.float32: 1e-4}  # of the size of hidden states, which kernels round otherwise; and of other types:
+MOST_ROUNDED = 0.1
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
@@ -33,7 +41,8 @@ class SequenceParallel:
         self.group: Any = groups[rank // size]
         self.names: set[str] = set()  # of attention that was registered
         self.whole: Batch | None = None  # the micro-batch that is worked on
-        self.mask: torch.Tensor | None = None  # of it, where attention needs one
+        self.masks: dict[int | None, torch.Tensor] = {}  # of it, where attention needs some, by the window
+        self.parts = True
 
     def attach(self, module: nn.Module, lm: Any, joined: bool = True) -> None:
         """Have `module`, which has `lm` in it, work on this rank's part of each micro-batch; `joined`: and return all of its outputs.
@@ -45,21 +54,60 @@ class SequenceParallel:
 
         require(lm, self.size)
         core = lm.config._attn_implementation
+        if core == "eager":
+            raise ConfigError(f"{SETTING}={self.size}: {lm.config.model_type} has attention that sdpa and varlen do not compute; use 1")
         masked = core == "sdpa"
         # transformers makes no masks for names that it does not know; flash_attention_2 needs none, and looks for its kernels by its name.
-        name = core if core == "flash_attention_2" else f"ulysses_{core}"
+        name = core if core == "flash_attention_2" else PREFIX + core
         if name not in self.names:
             AttentionInterface.register(name, self.attention(ALL_ATTENTION_FUNCTIONS[core], masked=masked))
             self.names.add(name)
         lm.set_attn_implementation(name)
-        module.register_forward_pre_hook(lambda _, inputs: (self.part(inputs[0]),))
+        module.register_forward_pre_hook(lambda _, inputs: (self.part(inputs[0]),) if self.parts else None)
         if joined:
-            module.register_forward_hook(lambda _, __, outputs: tuple(map(self.join, outputs)))
+            module.register_forward_hook(lambda _, __, outputs: tuple(map(self.join, outputs)) if self.parts else None)
+
+    @contextmanager
+    def not_parted(self, lm: Any) -> Iterator[None]:
+        """Every rank has whole micro-batches meanwhile."""
+        name = lm.config._attn_implementation
+        lm.set_attn_implementation(name.removeprefix(PREFIX))
+        self.parts = False
+        try:
+            yield
+        finally:
+            lm.set_attn_implementation(name)
+            self.parts = True
+
+    @torch.no_grad()
+    def difference(self, compute: Callable[[Batch], Any], lm: Any, device: torch.device) -> float:
+        """Between what these ranks make of two sequences in one row and what each makes of them alone: of the hidden states of `lm`, which
+        `compute` runs, relative to their size and beyond what may be rounding; else 0. Collective; two passes.
+        """
+        vocabulary = lm.config.get_text_config().vocab_size
+        texts = [[(start + 5 * i) % vocabulary for i in range(length)] for start, length in enumerate(LENGTHS, 1)]
+        hidden: list[torch.Tensor] = []
+        hook = backbone(lm).register_forward_hook(lambda _, __, output: hidden.append(output.last_hidden_state.float()))
+        try:
+            for alone in (True, False):
+                budget = 2 * max(LENGTHS) if alone else sum(LENGTHS)
+                [batch] = pack([Sequence(ids, ids[:1]) for ids in texts], budget, pad_id=0, one_row=not alone, alone=alone)
+                if alone:
+                    with self.not_parted(lm):
+                        compute(batch.to(device))
+                else:
+                    compute(batch.to(device))
+        finally:
+            hook.remove()
+        whole_LD, mine_LD = torch.cat([hidden[0][row, :length] for row, length in enumerate(LENGTHS)]), hidden[1][0]
+        expected_LD = whole_LD[self.index * len(mine_LD) :][: len(mine_LD)]
+        found = float((mine_LD[: len(expected_LD)] - expected_LD).norm() / whole_LD.norm())
+        return found if not found <= MOST.get(next(lm.parameters()).dtype, MOST_ROUNDED) else 0.0
 
     def part(self, whole: Batch) -> Batch:
         """This rank's columns of it, which are filled up to divide, and the targets that they predict."""
         filled = _filled(whole, self.size)
-        self.whole, self.mask = filled, None
+        self.whole, self.masks = filled, {}
         columns = filled.input_ids_RL.size(1) // self.size
         here = slice(self.index * columns, (self.index + 1) * columns)
         row_N, column_N = filled.index_N // (columns * self.size), filled.index_N % (columns * self.size)
@@ -93,25 +141,32 @@ class SequenceParallel:
                 key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)
             query, key, value = (exchange(x.transpose(1, 2), 2, 1).transpose(1, 2) for x in (query, key, value))
             module.num_key_value_groups = query.size(1) // key.size(1)  # type: ignore[assignment]
-            if masked and self.whole.packed and self.mask is None:
-                self.mask = _mask(self.whole)
-            output, weights = core(module, query, key, value, self.mask, **more | {"position_ids": self.whole.position_ids_RL})
+            window: int | None = more.get("sliding_window")
+            mask = self._mask(window) if masked and (self.whole.packed or window is not None) else None
+            output, weights = core(module, query, key, value, mask, **more | {"position_ids": self.whole.position_ids_RL})
             return exchange(output, 1, 2), weights
 
         return attend
+
+    def _mask(self, window: int | None) -> torch.Tensor:
+        """Once for all layers that have this one."""
+        assert self.whole is not None
+        if window not in self.masks:
+            self.masks[window] = _mask(self.whole, window)
+        return self.masks[window]
 
 
 def require(lm: Any, size: int) -> None:
     """Raises ConfigError for a model that cannot be parted into so many, or whose layers look at other tokens in other ways."""
     config = lm.config.get_text_config()
-    heads, pairs = config.num_attention_heads, getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % size or (pairs % size and size % pairs):
-        raise ConfigError(
-            f"{SETTING}={size}: {config.model_type} has {heads} attention heads, {pairs} of keys and values; they must divide by it"
-        )
-    kinds = {*(getattr(config, "layer_types", None) or ["full_attention"])} - {"full_attention"}
-    if kinds or not lm._can_set_attn_implementation():
-        raise ConfigError(f"{SETTING}={size}: {config.model_type} has layers of {', '.join(kinds) or 'its own attention'}; use 1")
+    others = {*(getattr(config, "layer_types", None) or [])} - {"full_attention", "sliding_attention"}
+    if others or lm._is_stateful or not lm._can_set_attn_implementation():
+        kinds = ", ".join(sorted(others)) or ("recurrence" if lm._is_stateful else "its own attention")
+        raise ConfigError(f"{SETTING}={size}: {config.model_type} has layers of {kinds}; use 1")
+    for layer in dict.fromkeys(dimensions.layers(config)):
+        if layer.heads % size or (layer.pairs % size and size % layer.pairs):
+            heads = f"{layer.heads} attention heads, {layer.pairs} of keys and values"
+            raise ConfigError(f"{SETTING}={size}: {config.model_type} has {heads}; they must divide by it")
 
 
 def _filled(batch: Batch, size: int) -> Batch:
@@ -126,11 +181,12 @@ def _filled(batch: Batch, size: int) -> Batch:
     return replace(batch, input_ids_RL=pad(batch.input_ids_RL, (0, more)), position_ids_RL=positions_RL, index_N=index_N)
 
 
-def _mask(whole: Batch) -> torch.Tensor:
-    """Which tokens of its row each may look at (R, 1, L, L)."""
+def _mask(whole: Batch, window: int | None = None) -> torch.Tensor:
+    """Which tokens of its row each may look at (R, 1, L, L): those of its sequence before it, in its `window` where there is one."""
     sequence_RL = (whole.position_ids_RL == 0).cumsum(1)
     same = sequence_RL[:, None, :, None] == sequence_RL[:, None, None, :]
-    return same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+    mask = same & torch.ones(same.shape[-2:], dtype=torch.bool, device=same.device).tril()
+    return mask if window is None else mask.triu(1 - window)
 
 
 class _Join(torch.autograd.Function):

@@ -211,9 +211,7 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
 
 def _require_cache(config: PpoConfig, lm: Any) -> None:
     """Raises ConfigError for a model whose answers the hf engine cannot go on with."""
-    kinds = getattr(lm.config, "layer_types", None) or []
-    recurrent = lm._is_stateful or any(kind == "linear_attention" or not kind.endswith("attention") for kind in kinds)
-    if config.rollout.engine == "hf" and recurrent:
+    if config.rollout.engine == "hf" and (lm._is_stateful or memory.recurrent(lm.config)):
         raise ConfigError(
             f"rollout.engine=hf: {lm.config.model_type} has recurrent layers, whose states this engine does not keep; use vllm"
         )

@@ -100,7 +100,7 @@ def everywhere(config: Config, shape: Shape, ranks: int | None) -> Found:
     for gpu in GPUS.values():
         errors = _unfit(config, shape, gpu, ranks)
         gpus.append({"gpu": gpu.name, "fits": not errors, "memory": _memory(config, shape, gpu, ranks), "errors": errors})
-    return {"parameters": shape.parameters, "active": shape.active, "gpus": gpus}
+    return {"parameters": shape.parameters, "active": shape.active, "a_row_each": shape.alone, "gpus": gpus}
 
 
 def on_cluster(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths, ranks: int, price: float | None) -> Found:
@@ -109,6 +109,7 @@ def on_cluster(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths,
     return {
         "parameters": shape.parameters,
         "active": shape.active,
+        "a_row_each": shape.alone,
         "gpu": cluster.gpu.name,
         "nodes": cluster.nodes,
         "gpus": cluster.gpus,
@@ -294,7 +295,10 @@ def _words(found: Found) -> str:
 def _model(found: Found) -> str:
     active = "" if found["active"] == found["parameters"] else f", {found['active'] / 1e9:.2f} of them for each token"
     shape = f" (shape {found['shape']})" if found["shape"].startswith("as published") else ""
-    return f"model: {found['parameters'] / 1e9:.2f} billion parameters{active}{shape}"
+    rows = (
+        "\nrows: each sequence has its own, as in a packed one it would see others; padding, which the metric packing shows, comes on top"
+    )
+    return f"model: {found['parameters'] / 1e9:.2f} billion parameters{active}{shape}{rows if found['a_row_each'] else ''}"
 
 
 def _memory_line(each: Found) -> str:

@@ -8,6 +8,7 @@ has today (RMSNorm, gated MLP). tests/unit/trainer/plan/test_memory_measured.py 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from trainer.configs.ppo import PpoConfig
@@ -21,6 +22,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size, which stages
 CHUNK = 1 << 26  # models.heads.CHUNK_ELEMENTS, without torch
 NF4 = 0.5 + 4 / 64  # bytes of a weight in 4 bits, of which 64 share a scale in float32
 LOGITS = 12  # bytes of each element of a chunk of logits: float32 log-probabilities, and two more while entropy or gradient are made
+SEE_OTHERS = ("bloom", "falcon", "gpt_oss", "opt")  # families whose packed sequences do, besides recurrent ones
 Parts = dict[str, float]  # bytes by what they are for
 
 FIXES = {
@@ -47,11 +49,13 @@ class Shape:
     intermediate: int  # of all experts that a token goes through
     heads: int
     queries: int  # numbers per token and layer: heads x their width
-    key_values: int  # numbers per token and layer in the KV cache
+    key_values: int  # numbers per token and layer: of keys and values
     vocabulary: int
     active: int  # parameters that a token goes through; fewer than all where there are experts
     frozen: int = 0  # parameters below adapters, without gradient and optimizer
+    cached: int | None = None  # numbers per token and layer that a rollout engine keeps, where they are fewer than `key_values`
     linear: int = 0  # parameters of linear layers but the head, which alone may be quantized
+    alone: bool = False  # each sequence has a row of its own (trainer/ranks/packed.py)
     teacher: Shape | None = None  # of the model that it learns from
     critic: Shape | None = None  # where it is of another model than the policy
     reference: Shape | None = None  # likewise
@@ -61,11 +65,13 @@ class Shape:
         """`lm` may be without weights (`models.without_weights`)."""
         from torch import nn
 
+        from trainer.models import dimensions
+
         own = lm.config.get_text_config()
-        heads = own.num_attention_heads
-        width = getattr(own, "head_dim", None) or own.hidden_size // heads
-        pairs = getattr(own, "num_key_value_heads", None) or heads
-        inner = getattr(own, "intermediate_size", None) or 4 * own.hidden_size
+        layers = dimensions.layers(own)
+        heads, inner = (round(fmean(getattr(layer, name) for layer in layers)) for name in ("heads", "inner"))
+        queries = round(fmean(layer.heads * layer.width for layer in layers))
+        pairs = round(fmean(layer.pairs * (layer.width + layer.values) for layer in layers))
         count = sum(parameter.numel() for parameter in lm.parameters())  # tied ones once
         experts = sum(parameter.numel() for name, parameter in lm.named_parameters() if ".experts." in name)
         chosen, of = getattr(own, "num_experts_per_tok", None), _experts(own)
@@ -75,8 +81,18 @@ class Shape:
         frozen = sum(parameter.numel() for parameter in lm.parameters() if not parameter.requires_grad)
         modules = [module for name, module in lm.named_modules() if isinstance(module, nn.Linear) and ".lora_" not in name]
         linear = sum(module.weight.numel() for module in modules if module is not lm.get_output_embeddings())
-        numbers = {"queries": heads * width, "key_values": 2 * pairs * width, "vocabulary": own.vocab_size, "linear": linear}
-        return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, active=active, frozen=frozen)
+        cached = round(fmean(layer.cached for layer in layers))
+        numbers = {"queries": queries, "cached": cached if cached < pairs else None, "key_values": pairs, "vocabulary": own.vocab_size}
+        alone = lm._is_stateful or recurrent(own) or own.model_type in SEE_OTHERS
+        return cls(
+            count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, linear=linear, active=active, frozen=frozen, alone=alone
+        )
+
+
+def recurrent(config: Any) -> bool:
+    """Whether layers carry a state from token to token."""
+    kinds = getattr(config, "layer_types", None) or []
+    return any(kind == "linear_attention" or not kind.endswith("attention") for kind in kinds)
 
 
 def check(config: PpoConfig, shape: Shape, total: float) -> str:
@@ -200,7 +216,7 @@ def _row(config: Config) -> int:
 
 def cache_per_token(config: Config, shape: Shape) -> int:
     """Bytes of the KV cache: keys and values of every layer."""
-    return shape.layers * shape.key_values * size_of(config)
+    return shape.layers * (shape.cached or shape.key_values) * size_of(config)
 
 
 def learners(config: Config, shape: Shape) -> list[Shape]:

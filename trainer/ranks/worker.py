@@ -125,25 +125,42 @@ class Worker:
         self.engine = Engine(model, role.optim, config.trainer, role.updates, self.device, config.divergence, role.held)
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
-        self.alone = False if shared else self._see_others()  # what ranks that share sequences cannot do right is refused there
+        self.alone = self._try(shared)
 
-    def _see_others(self) -> bool:
-        """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own."""
+    def _try(self, shared: SequenceParallel | None) -> bool:
+        """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own.
+
+        Raises ConfigError for a model that this trainer, or ranks that share sequences, would not compute right.
+        """
         name, kind = f"model.path={self.source.path}" if self.source.path else "model.init", self.lm.config.model_type
+        see, wrong, parted = False, 0.0, 0.0
         try:
-            found = [packed.seen(engine, engine.model.lm, self.device) for engine in self._engines()]
-            policies = [(engine, engine.model) for engine in self._engines() if isinstance(engine.model, PolicyModel)]
-            wrong = max((own_logits.difference(*policy, self.device) for policy in policies), default=0.0)
+            for engine in self._engines():
+                lm = engine.model.lm
+                with shared.not_parted(lm) if shared else nullcontext():
+                    see |= packed.seen(engine, lm, self.device)
+                    if isinstance(engine.model, PolicyModel):
+                        wrong = max(wrong, own_logits.difference(engine, engine.model, self.device))
+                if shared:
+                    parted = max(parted, shared.difference(engine, lm, self.device))
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # of the model's own code, in the first pass
             raise ConfigError(f"{name}: {kind} in {self.source.dtype} cannot compute a micro-batch of this trainer: {error}") from error
+        see, wrong, parted = self._most(see, wrong, parted)
         if wrong:
             text = f"its own log-probabilities differ by {wrong:.2g} from those of its hidden states and its head"
             raise ConfigError(f"{name}: {kind} is not supported: {text}")
-        agreed = torch.tensor(float(any(found)), device=self.device)
+        if parted:
+            setting = f"trainer.sequence_parallel={self.config.trainer.sequence_parallel}"
+            raise ConfigError(f"{setting}: {kind} computes hidden states that differ by {parted:.2g} from those of one rank; use 1")
+        return bool(see) and shared is None  # which have masks of their own
+
+    def _most(self, *values: float) -> list[float]:
+        """The largest of each on any rank."""
+        agreed = torch.tensor([float(value) for value in values], dtype=torch.float32, device=self.device)
         torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-        return bool(agreed)
+        return agreed.tolist()
 
     def packing(self) -> dict[str, Any]:
         """How `pack` and `split` cut micro-batches; the driver counts them as the ranks do."""

@@ -105,6 +105,8 @@ class RewardModel:
 
         self.tokenizer = AutoTokenizer.from_pretrained(self.path, padding_side="right")
         self.model = AutoModelForSequenceClassification.from_pretrained(self.path, dtype="auto").eval()
+        if getattr(self.model.config.get_text_config(), "attn_logit_softcapping", None) is not None:  # Gemma 2: sdpa leaves it out
+            self.model.set_attn_implementation("eager")
         if self.model.config.num_labels != 1:
             raise ValueError(f"it has {self.model.config.num_labels} outputs, a reward model has 1")
         self.chat = chat_of(self.tokenizer)

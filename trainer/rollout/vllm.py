@@ -76,7 +76,11 @@ class VllmEngine(SteppedEngine):
         _require_whole_sync(model_path)
         if self.device.type == "cpu":
             _require_head_size(model_path)
-        self.adapters = lora.peft_config(config.model.lora, model_path).to_dict() if config.model.lora.rank else None
+        self.adapters = (
+            lora.peft_config(config.model.lora, config.model.lora.targets or "all-linear", model_path).to_dict()
+            if config.model.lora.rank
+            else None
+        )
         self.processes = self.config.tensor_parallel * self.config.pipeline_parallel
         threads, set_threads = torch.get_num_threads(), torch.set_num_threads
         if config.placement.processes == "one":  # torch's default group, which vLLM would destroy with the engine, is also the ranks'

@@ -43,3 +43,10 @@ def test_a_token_looks_at_those_before_it_in_its_own_sequence():
     for i in range(len(mask_LL)):
         first = max(start for start in starts if start <= i)
         assert mask_LL[i].nonzero()[:, 0].tolist() == [*range(first, i + 1)]
+
+
+def test_a_window_ends_how_far_it_looks():
+    (whole,) = pack(SEQUENCES, 16, pad_id=0, one_row=True)
+    full_LL, near_LL = _mask(whole)[0, 0], _mask(whole, 2)[0, 0]
+    for i, row in enumerate(full_LL):
+        assert near_LL[i].nonzero()[:, 0].tolist() == [j for j in row.nonzero()[:, 0].tolist() if i - j < 2]

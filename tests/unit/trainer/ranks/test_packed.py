@@ -7,17 +7,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from support.families import FAMILIES, SEE_OTHERS, exported
+from support.families import FAMILIES, SEE_OTHERS, TEXTS, exported, logprobs, plain
 from support.one_rank import started
-from transformers import AutoModelForCausalLM
 
 from trainer import models
-from trainer.data.packing import Sequence
 from trainer.models import heads
 
 pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
-
-TEXTS = [Sequence([3, 4, 5], [6, 7]), Sequence([8, 3], [4, 9, 10, 11, 5, 6]), Sequence([5], [12, 3, 4])]
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
@@ -25,14 +21,7 @@ def test_sequences_do_not_see_each_other_in_any_family(tmp_path, kind):
     path = exported(kind, tmp_path / "model")
     worker = started(path, {"attention": "eager"})
     assert worker.alone == (kind in SEE_OTHERS)
-    plain = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
-    expected = []
-    for text in TEXTS:
-        ids = [*text.prompt_ids, *text.response_ids]
-        with torch.no_grad():
-            logprobs = plain(input_ids=torch.tensor([ids]), use_cache=False).logits[0].float().log_softmax(-1)
-        expected += [float(logprobs[at - 1, ids[at]]) for at in range(len(text.prompt_ids), len(ids))]
-    assert worker.score(TEXTS, 0).tolist() == pytest.approx(expected, abs=2e-5)
+    assert worker.score(TEXTS, 0).tolist() == pytest.approx(logprobs(plain(path)).tolist(), abs=2e-5)
     assert worker.packing()["alone"] == (kind in SEE_OTHERS), "the driver counts micro-batches as the rank does"
 
 
