@@ -81,6 +81,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "stablelm": {},
     "starcoder2": {"sliding_window": 8},
     "minicpm3": {**LATENT, "dim_model_base": 16},
+    "gemma": {},
+    "apertus": {},
+    "arcee": {},
+    "mpt": {"d_model": 64, "n_heads": 2, "n_layers": 2},
     # Mixtures of experts
     "mixtral": {**EXPERTS, "num_local_experts": 4, "sliding_window": 8},
     "qwen2_moe": {**EXPERTS, "num_experts": 4},
@@ -90,6 +94,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "gpt_oss": {**EXPERTS, "num_local_experts": 4, "sliding_window": 8},
     "glm4_moe": {**EXPERTS, **GROUPS},
     "deepseek_v3": {**EXPERTS, **GROUPS, **LATENT, "head_dim": 8},
+    "deepseek_v2": {**EXPERTS, **GROUPS, **LATENT, "head_dim": 8},
+    "ernie4_5_moe": {**EXPERTS, "moe_num_experts": 4, "moe_k": 2, "moe_layer_start_index": 0},
+    "hunyuan_v1_moe": {**EXPERTS, "num_experts": 4},
+    "minimax_m2": {**EXPERTS, "num_local_experts": 4},
     # Recurrent layers, some beside attention
     "qwen3_next": {**EXPERTS, **LINEAR, **PAIR, "num_experts": 4},
     "qwen3_5_text": {**LINEAR, **PAIR},
@@ -110,6 +118,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "llama4_text": {**EXPERTS, "num_local_experts": 4, "intermediate_size_mlp": 64, "moe_layers": [1], "no_rope_layers": [1, 0]},
     "lfm2": {"layer_types": ["conv", "full_attention"]},
     "mamba": {"state_size": 8},
+    "falcon_mamba": {"state_size": 8},
+    "olmo_hybrid": {**LINEAR, **PAIR},
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"], "attention_window_size": 8, "logits_soft_cap": 3.0},
 }
 REFUSED = {"gemma3n_text": "refused"}  # by vLLM's engine
@@ -125,7 +135,15 @@ QUICK = (
     "mamba2",
     "gemma3n_text",
 )  # of each kind
-WITHOUT_SDPA = {"bloom", "gpt_oss", "mamba", "mamba2", "gemma2"}  # in transformers; Gemma 2's would leave its soft cap out
+WITHOUT_SDPA = {
+    "bloom",
+    "gpt_oss",
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "mpt",
+    "gemma2",
+}  # in transformers; Gemma 2's would leave its soft cap out
 NO_ADAPTERS = {"gpt2"}  # its layers are convolutions
 RECURRENT = {
     "qwen3_next",
@@ -139,9 +157,11 @@ RECURRENT = {
     "jamba",
     "nemotron_h",
     "recurrent_gemma",
+    "falcon_mamba",
+    "olmo_hybrid",
 }
-SEE_OTHERS = RECURRENT | {"bloom", "falcon", "gpt_oss", "opt"}  # whose masks are made without position ids
-NOT_PARTED = RECURRENT | {"bloom", "falcon", "gemma2", "gpt_oss", "llama4_text"}  # attention that ranks cannot share
+SEE_OTHERS = RECURRENT | {"bloom", "falcon", "gpt_oss", "mpt", "opt"}  # whose masks are made without position ids
+NOT_PARTED = RECURRENT | {"bloom", "falcon", "gemma2", "gpt_oss", "llama4_text", "mpt"}  # attention that ranks cannot share
 # Those that vLLM runs on CPUs in float32: by its own code, or by transformers' as OLMo 2 and nanochat.
 IN_VLLM = (
     *("mixtral", "gpt_oss", "gemma2", "llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "glm4", "granite", "exaone4", "ernie4_5"),

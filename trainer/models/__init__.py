@@ -59,7 +59,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
             lm = kind.from_config(_init_config(config, **labels), **settings)
     except ConfigError:
         raise
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         if config.attention == "auto" and "scaled_dot_product_attention" in str(error):  # said before weights are read
             return load_lm(config.model_copy(update={"attention": "eager"}), seed, device, train, classifier)
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
@@ -67,6 +67,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
         _require_score(lm, config)
     else:
         _require_head(lm, config)
+    _require_steady(lm, config)
     _require_generation(lm, config)
     attention.fit(lm, config, device)
     _remove_dropout(lm)
@@ -152,6 +153,13 @@ def _require_score(lm: Any, config: ModelConfig) -> None:
     if not isinstance(getattr(lm, "score", None), nn.Linear):
         name = f"model.path={config.path}" if config.path else "model.init"
         raise ConfigError(f"{name}: a classifier of {lm.config.model_type} has no linear head over its last token; take a decoder model")
+
+
+def _require_steady(lm: Any, config: ModelConfig) -> None:
+    """Phi-3.5-MoE's experts are drawn at random in train mode, by scores that its jitter cuts off: log-probabilities cannot be compared."""
+    if lm.config.get_text_config().model_type == "phimoe":
+        name = f"model.path={config.path}" if config.path else "model.init"
+        raise ConfigError(f"{name}: phimoe is not supported: it draws experts at random while it learns")
 
 
 def _remove_dropout(lm: nn.Module) -> None:

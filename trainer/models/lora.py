@@ -87,8 +87,16 @@ def _targets(lm: Any, lora: LoraConfig) -> list[str]:
 
 
 def _is_linear(module: nn.Module) -> bool:
-    """Routers of some families are linear layers that return something else (Llama 4)."""
-    return isinstance(module, nn.Linear) and "Router" not in type(module).__name__
+    """Some of a family's own kinds return something else: Llama 4's routers, grouped layers of DeepSeek-V4. Tried without their weights."""
+    if not isinstance(module, nn.Linear) or not type(module).__module__.startswith("transformers.models."):
+        return isinstance(module, nn.Linear)
+    size = (module.out_features, module.in_features)
+    weights = {name: torch.empty(size if name == "weight" else size[:1], device="meta") for name, _ in module.named_parameters()}
+    try:
+        found = torch.func.functional_call(module, weights, (torch.empty(1, 2, module.in_features, device="meta"),))
+    except (RuntimeError, TypeError, ValueError, AttributeError):
+        return False
+    return isinstance(found, torch.Tensor) and found.shape == (1, 2, module.out_features)
 
 
 def _without(lm: Any, linear: list[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ BUCKET = 500_000_000  # elements of DeepSpeed's reduce_bucket_size, which stages
 CHUNK = 1 << 26  # models.heads.CHUNK_ELEMENTS, without torch
 NF4 = 0.5 + 4 / 64  # bytes of a weight in 4 bits, of which 64 share a scale in float32
 LOGITS = 12  # bytes of each element of a chunk of logits: float32 log-probabilities, and two more while entropy or gradient are made
-SEE_OTHERS = ("bloom", "falcon", "gpt_oss", "opt")  # families whose packed sequences do, besides recurrent ones
+SEE_OTHERS = ("bloom", "falcon", "gpt_oss", "mpt", "opt")  # families whose packed sequences do, besides recurrent ones
 Parts = dict[str, float]  # bytes by what they are for
 
 FIXES = {

@@ -136,20 +136,23 @@ class Worker:
         see, wrong, parted = False, 0.0, 0.0
         try:
             for engine in self._engines():
+                with shared.not_parted(engine.model.lm) if shared else nullcontext():
+                    see |= packed.seen(engine, engine.model.lm, self.device)
+            [see] = self._most(see)
+            for engine in self._engines():
                 lm = engine.model.lm
-                with shared.not_parted(lm) if shared else nullcontext():
-                    see |= packed.seen(engine, lm, self.device)
-                    if isinstance(engine.model, PolicyModel):
-                        wrong = max(wrong, own_logits.difference(engine, engine.model, self.device))
+                if isinstance(engine.model, PolicyModel):
+                    with shared.not_parted(lm) if shared else nullcontext():
+                        wrong = max(wrong, own_logits.difference(engine, engine.model, self.device, alone=bool(see)))
                 if shared:
                     parted = max(parted, shared.difference(engine, lm, self.device))
         except torch.OutOfMemoryError:
             raise
-        except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # of the model's own code, in the first pass
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:  # of the model's own code
             raise ConfigError(f"{name}: {kind} in {self.source.dtype} cannot compute a micro-batch of this trainer: {error}") from error
-        see, wrong, parted = self._most(see, wrong, parted)
+        wrong, parted = self._most(wrong, parted)
         if wrong:
-            text = f"its own log-probabilities differ by {wrong:.2g} from those of its hidden states and its head"
+            text = f"its own log-probabilities of a text alone differ by {wrong:.2g} from those that the trainer computes beside another"
             raise ConfigError(f"{name}: {kind} is not supported: {text}")
         if parted:
             setting = f"trainer.sequence_parallel={self.config.trainer.sequence_parallel}"

@@ -7,7 +7,7 @@ from typing import Any
 import peft
 import pytest
 import torch
-from support.families import FAMILIES, NO_ADAPTERS, QUICK, SEE_OTHERS, TEXTS, WITHOUT_SDPA, exported, logprobs, plain
+from support.families import EXPERTS, FAMILIES, NO_ADAPTERS, PAIR, QUICK, SEE_OTHERS, TEXTS, WITHOUT_SDPA, exported, logprobs, plain
 from support.one_rank import started
 
 from trainer.configs.sections import ModelConfig
@@ -70,8 +70,24 @@ def test_a_plan_and_a_driver_know_each_familys_sizes(kind, tmp_path):
     assert attention.settle(config, lm, "no GPU").model.attention == ("eager" if kind in WITHOUT_SDPA else "sdpa")
     shape = Shape.of(lm)
     assert shape.parameters == sum(parameter.numel() for parameter in lm.parameters()) and shape.intermediate >= 64
-    assert shape.queries > 0 or kind in ("mamba", "mamba2")
+    assert shape.queries > 0 or kind in ("mamba", "mamba2", "falcon_mamba")
     assert shape.alone == (kind in SEE_OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("init", "said"),
+    [
+        ({"model_type": "roberta"}, "log-probabilities of a text alone differ by"),  # looks at tokens that follow
+        ({"model_type": "minimax", **EXPERTS, "num_local_experts": 4, **PAIR}, "log-probabilities of a text alone differ by"),
+        ({"model_type": "phimoe", **EXPERTS, "num_local_experts": 4}, "draws experts at random"),
+    ],
+    ids=lambda value: value["model_type"] if isinstance(value, dict) else "",
+)
+def test_families_whose_log_probabilities_are_no_ones_are_refused(tmp_path, monkeypatch, init, said):
+    kind = init.pop("model_type")
+    monkeypatch.setitem(FAMILIES, kind, init)
+    with pytest.raises(ConfigError, match=rf"{kind} is not supported: .*{said}"):
+        started(exported(kind, tmp_path / "model"), {})
 
 
 def test_layers_of_unlike_widths_are_looked_at_one_by_one(tmp_path):
