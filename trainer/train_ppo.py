@@ -65,8 +65,8 @@ from trainer.runs import dated, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
 from trainer.runs.stopping import STOPPED, Stopped, Stopping, stop_signals
 
-# Mean difference of log-probabilities beyond that of any types or kernels: experts that a weight sync garbles are off by 1.7.
-GARBLED = 0.5
+# Mean difference of log-probabilities beyond that of any kernels, by model.dtype: experts that a weight sync garbles are off by 1.7.
+GARBLED = {"float32": 0.1, "bfloat16": 0.5}
 
 
 @dataclass
@@ -282,7 +282,7 @@ def learn(
     clock.lap("train")
     difference, limit = stats["logprob_diff"], config.rollout.max_logprob_diff
     if limit is None and config.rollout.top_p == 1:  # else the engines' log-probabilities are of the nucleus
-        limit = GARBLED
+        limit = GARBLED[config.model.dtype]
     newest |= config.rollout.mode == "sync"  # older weights differ by what was learnt since
     if limit is not None and newest and difference > limit:
         raise RunError(

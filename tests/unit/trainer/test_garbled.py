@@ -17,21 +17,22 @@ from trainer.online.roles import Rollout
 from trainer.train_ppo import learn
 
 
-def after(difference: float, *, newest: bool, **rollout: Any) -> None:
+def after(difference: float, *, newest: bool, dtype: str = "float32", **rollout: Any) -> None:
     stats = {"logprob_diff": difference, "kl": 0.0, "kl_old": 0.0}
     policy = SimpleNamespace(train=lambda *_, **__: dict(stats))
     workers: Any = SimpleNamespace(to_ranks=lambda: None, turns=SimpleNamespace(shared=False), reference=None, critic=None, policy=policy)
     algorithm = {"importance_cap": None} if "top_p" in rollout else {}
-    config = settings(Path("model"), rollout=rollout, algorithm=algorithm)
+    config = settings(Path("model"), model={"dtype": dtype}, rollout=rollout, algorithm=algorithm)
     episodes = [Episode(Prompt(0, [3], {}), 0, [Turn([4, 5], [-1.0, -1.0], "stop")], reward=reward) for reward in (0.0, 1.0)]
     learn(config, workers, Rollout.of(episodes), KlController(0.0, None, 1), 3, Clock(), newest=newest)
 
 
 @pytest.mark.parametrize("mode", ["sync", "one_step", "async"])
-def test_weights_that_were_synced_and_not_learned_since_are_compared_in_every_mode(mode):
-    after(0.49, newest=True, mode=mode)
-    with pytest.raises(RunError, match=r"^step 3: rollout engines and policy differ by 0\.51 in mean log-probability.* is 0\.5;"):
-        after(0.51, newest=True, mode=mode)
+@pytest.mark.parametrize(("dtype", "limit"), [("float32", 0.1), ("bfloat16", 0.5)])
+def test_weights_that_were_synced_and_not_learned_since_are_compared_in_every_mode(mode, dtype, limit):
+    after(limit - 0.01, newest=True, dtype=dtype, mode=mode)
+    with pytest.raises(RunError, match=rf"^step 3: rollout engines and policy differ by {limit + 0.01:g} in mean log-prob.* is {limit:g};"):
+        after(limit + 0.01, newest=True, dtype=dtype, mode=mode)
 
 
 @pytest.mark.parametrize("mode", ["one_step", "async"])
