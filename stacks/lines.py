@@ -6,13 +6,15 @@ from pathlib import Path
 
 import yaml
 
+from stacks import written
+
 Location = tuple[int | str, ...]  # such as ("fleets", 0, "nodes")
 
 
 def line(file: Path, project: str, location: Location) -> int | None:
     """The line, from 1, of the key or list item at `location`, or of what it is missing from; None where the file has neither."""
     try:
-        node = yaml.compose(file.read_text(), Loader=yaml.CSafeLoader)
+        node = written.compose(file.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
         return None
     found = None

@@ -16,7 +16,7 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from stacks import rules, sections
+from stacks import rules, sections, written
 from stacks.errors import StackError
 from stacks.lines import Location, line
 from stacks.places import PLACES
@@ -70,7 +70,14 @@ def settings(name: str, root: Path) -> dict[str, Any]:
         raise StackError(f"{_source(name)}: config: {_shown(config)} is not a map of settings")
     if not config:
         raise StackError(f"{_source(name)}: has no settings; flotilla:cloud (one of {', '.join(PLACES)}) and flotilla:fleets are needed")
-    return {key if ":" in key else f"{PROJECT}:{key}": value for key, value in (defaults | config).items()}
+    for key in config:
+        if f"{PROJECT}:{key}" in config:
+            raise StackError(f"{_source(name)}: {PROJECT}:{key}: stands twice, the second time as {key}; leave one")
+    return {_full(key): value for key, value in (defaults | config).items()}
+
+
+def _full(key: str) -> str:
+    return key if ":" in key else f"{PROJECT}:{key}"
 
 
 def parse(name: str, settings: Mapping[str, Any], file: Path | None = None) -> Stack:
@@ -142,7 +149,7 @@ def _lines(name: str, errors: list[Error], file: Path | None) -> str:
 
 def _read(file: Path, shown: str) -> dict[str, Any]:
     try:
-        content = yaml.load(file.read_text(), Loader=_Loader)  # a SafeLoader
+        content = written.load(file.read_text())
     except FileNotFoundError:
         raise StackError(f"{shown} does not exist") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -150,17 +157,6 @@ def _read(file: Path, shown: str) -> dict[str, Any]:
     if content is not None and not isinstance(content, dict):
         raise StackError(f"{shown}: is not a map of settings")
     return content or {}
-
-
-class _Loader(yaml.CSafeLoader):
-    """Refuses a key that stands twice, as Pulumi does; plain YAML silently takes the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [key.value for key, _ in node.value]
-        for key, _ in node.value:
-            if keys.count(key.value) > 1:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 def _decoded(key: str, value: Any) -> Any:

@@ -24,8 +24,9 @@ HEAD = """\
 
 Every key of a stack file, `stacks/Pulumi.<stack>.yaml`. Made from `stacks/schema.py` by `python -m stacks.reference`; edit that, not this.
 An editor checks a stack file by [stacks/schema.json](../stacks/schema.json) where its first line is
-`# yaml-language-server: $schema=schema.json`. Numbers and booleans may stand bare or in quotes. `Places` are the values of `flotilla:cloud`
-that have the setting.
+`# yaml-language-server: $schema=schema.json`. Files are YAML 1.2: what is text is read as it is written,
+`0022`, `2.10` and `off` too. Numbers and booleans may stand bare or in quotes. `Places` are the values of `flotilla:cloud` that have the
+setting.
 """
 
 

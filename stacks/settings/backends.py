@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from stacks.settings.fields import Model, Unknown, setting_error
+from stacks.written import simplified
 
 # Where a credential would stand in dstack's own file.
 SECRET = ("creds", "api_key", "api_token", "client_secret", "secret_key", "access_key", "private_key", "kubeconfig")
@@ -227,8 +228,8 @@ def _innermost(errors: list[ErrorDetails]) -> list[ErrorDetails]:
 
 
 def _named(value: Any) -> Any:
-    """A name alone is the whole entry of most backends."""
-    return {"type": value} if isinstance(value, str) else value
+    """A name alone is the whole entry of most backends. What is dstack's own, its models read."""
+    return {"type": value} if isinstance(value, str) else simplified(value)
 
 
 Entry = Annotated[BackendEntry, BeforeValidator(_named)]

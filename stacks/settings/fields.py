@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from stacks.lines import Location
+from stacks.written import Plain
 
 
 class Unknown(Exception):
@@ -62,14 +63,18 @@ def form(pattern: str, allowed: str) -> Any:
     return Field(pattern=pattern, json_schema_extra={"allowed": allowed})
 
 
-def _no_boolean(value: Any) -> Any:
-    if isinstance(value, bool):  # else pydantic reads true as 1
+def _number(value: Any) -> Any:
+    try:
+        read = value.meant if isinstance(value, Plain) else value
+    except ValueError as error:
+        raise setting_error(str(error)) from None
+    if isinstance(read, bool):  # else pydantic reads true as 1
         raise PydanticCustomError("bool", "a boolean is no number")
-    return value
+    return read
 
 
 def _as_text(value: Any) -> Any:
-    """YAML reads 1 and true where a shell reads text."""
+    """From the engine numbers and booleans come where a shell reads text."""
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if isinstance(value, int | float) else value
@@ -133,16 +138,16 @@ def _complete(key: str) -> str:
     return key
 
 
-Count = Annotated[int, BeforeValidator(_no_boolean)]
-Positive = Annotated[int, Field(ge=1), BeforeValidator(_no_boolean)]
+Count = Annotated[int, BeforeValidator(_number)]
+Positive = Annotated[int, Field(ge=1), BeforeValidator(_number)]
 NodeCount = Annotated[
     int,
     Field(ge=1, json_schema_extra={"allowed": "an integer >= 1, or a range such as 0..8 for role: rollout"}),
-    BeforeValidator(_no_boolean),
+    BeforeValidator(_number),
     WrapValidator(_span),
 ]
-Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(_no_boolean)]
-Quantity = Annotated[float, BeforeValidator(_no_boolean), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
+Port = Annotated[int, Field(ge=1, le=65535), BeforeValidator(_number)]
+Quantity = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False, json_schema_extra={"allowed": "a number > 0"})]
 Text = Annotated[str, BeforeValidator(_as_text)]
 # dstack's rule for resource names; its server refuses others, its parser does not.
 Name = Annotated[str, form(r"^[a-z][a-z0-9-]{1,40}$", "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -")]

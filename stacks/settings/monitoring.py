@@ -55,7 +55,7 @@ class Monitoring(Model):
     @model_validator(mode="before")
     @classmethod
     def _no_boolean(cls, value: Any) -> Any:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or value in ("true", "false"):
             raise PydanticCustomError("stack", "{text}", {"text": f"{str(value).lower()} is now {{cloud: {str(value).lower()}}}"})
         return value
 

@@ -15,6 +15,7 @@ CONTAINERS = ("none", "pyxis", "apptainer", "docker", "podman")
 
 
 def _no_number(value: Any) -> Any:
+    """Of the engine's, which has no text of it."""
     if isinstance(value, int):
         raise setting_error(
             f"{value} is a number: YAML reads 24:00:00 as seconds; put the limit in quotes, such as '24:00:00' or '2-00:00:00'"
@@ -28,7 +29,7 @@ Time = Annotated[
     str,
     form(
         r"^(\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){2}|\d+:\d{2}|\d+)$",
-        "a time limit as Slurm writes it: minutes, hours:minutes:seconds or days-hours:minutes:seconds, in quotes",
+        "a time limit as Slurm writes it: minutes, hours:minutes:seconds or days-hours:minutes:seconds",
     ),
     BeforeValidator(_no_number),
 ]
@@ -57,7 +58,7 @@ class Nodes(Model):
 class Slurm(Nodes):
     """The allocation on a Slurm cluster, and how Ray runs in it; only with `flotilla:cloud: slurm`."""
 
-    time: Time | None = Field(default=None, description="Time limit, in quotes, such as '24:00:00'; the partition's when left out.")
+    time: Time | None = Field(default=None, description="Time limit, such as 24:00:00 or 2-00:00:00; the partition's when left out.")
     login: Login | None = Field(default=None, description="[user@]host[:port] from which compute nodes are reached by SSH.")
     identity_file: Path | None = Field(default=None, description="Private key for the login node; for dstack alone.")
     container: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
