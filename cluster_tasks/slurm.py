@@ -239,7 +239,7 @@ def _ports(stack: Stack, script: Script) -> list[str]:
 def _ready(stack: Stack) -> str:
     """What the head prints once its dashboard answers: the tunnel of this allocation, and how to submit."""
     here, login, port = f"build/{stack.name}", stack.slurm.login, stack.task.dashboard_port
-    user = f"{login.partition('@')[0]}@" if login and "@" in login else ""
+    user = f"{login.rpartition('@')[0]}@" if login and "@" in login else ""
     more = "".join(f"-L {each}:127.0.0.1:{each} " for each in stack.monitoring.ports)
     tunnel = f"ssh -N -L {port}:127.0.0.1:$dashboard {more}{f'-J {login} ' if login else ''}{user}${{FLOTILLA_NODES%%,*}}"
     submit = f"ray job submit --runtime-env {here}/runtime-env.yaml --working-dir . -- python -m trainer.train_ppo ..."

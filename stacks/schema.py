@@ -17,7 +17,7 @@ from pydantic_core import PydanticCustomError
 from stacks.settings.backends import Entry
 from stacks.settings.cache import Cache
 from stacks.settings.checkpoints import Checkpoints
-from stacks.settings.cloud import Access, Budget, Capacity, Ci, Network
+from stacks.settings.cloud import DOCKER, Access, Budget, Capacity, Ci, Network
 from stacks.settings.debugging import Debug
 from stacks.settings.dstack import Dstack
 from stacks.settings.fabric import Fabric
@@ -29,6 +29,7 @@ from stacks.settings.fields import (
     Duration,
     Hostname,
     IdleDuration,
+    Login,
     MetricsWindow,
     Model,
     Mount,
@@ -45,8 +46,8 @@ from stacks.settings.fields import (
     Span,
     TagValue,
     Text,
-    User,
     known,
+    same_host,
     setting_error,
 )
 from stacks.settings.monitoring import Monitoring
@@ -63,15 +64,37 @@ class Host(Model):
 
     hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
     internal_ip: IPvAnyAddress | None = Field(default=None, description="Address by which the other nodes reach it.")
-    user: User | None = Field(default=None, description="Overrides the fleet's user.")
+    user: Login | None = Field(default=None, description="Overrides the fleet's user.")
     port: Port | None = Field(default=None, description="Overrides port 22.")
     identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
     resources: dict[str, Quantity] = Field(default_factory=dict, description="Custom Ray resources beside the fleet's.")
 
+    @property
+    def same(self) -> tuple[str, int]:
+        """Alike for two spellings of one host. Behind one address hosts may have ports of their own."""
+        return same_host(self.hostname), self.port or 22
+
     def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(_rays_own(self))
+        yield from known(self._reachable())
         if self.resources and self.internal_ip is None:
             yield setting_error("is missing; it is how the node knows that the resources of this host are its own", "internal_ip")
+
+    def _reachable(self) -> Iterator[PydanticCustomError]:
+        """dstack looks for it among the host's IPv4 addresses, and refuses public ones."""
+        at = self.internal_ip
+        if at is None:
+            return
+        if at.version == 6:
+            yield setting_error(f"{at} is an IPv6 address, and dstack's server knows nodes by IPv4 ones alone", "internal_ip")
+        elif at.is_loopback or at.is_unspecified or at.is_link_local or at.is_multicast:
+            yield setting_error(f"{at} is no address by which another host reaches this one", "internal_ip")
+        elif at in DOCKER:
+            yield setting_error(f"{at} is in {DOCKER}, which Docker uses on every node", "internal_ip")
+        elif not at.is_private:
+            yield setting_error(
+                f"{at} is not private, and dstack's server takes no other; leave it out, or name the private one", "internal_ip"
+            )
 
 
 def _rays_own(holder: Host | Fleet) -> Iterator[PydanticCustomError]:
@@ -84,7 +107,7 @@ class JumpHost(Model):
     """A bastion in front of the hosts."""
 
     hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
-    user: User = Field(description="Who logs in.")
+    user: Login = Field(description="Who logs in.")
     port: Count = Field(default=22, ge=1, le=65535, description="Port of its SSH server.")
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
 
@@ -92,7 +115,7 @@ class JumpHost(Model):
 class Ssh(Model):
     """How the machines of a fleet are reached; only with `flotilla:cloud: ssh`."""
 
-    user: User = Field(description="Who logs in on every host.")
+    user: Login = Field(description="Who logs in on every host.")
     identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
     hosts: tuple[Host, ...] = Field(min_length=1, description="One entry per machine.")
     network: IPvAnyNetwork | None = Field(
@@ -106,8 +129,13 @@ class Ssh(Model):
             yield from known(self._name(index, host))
             yield from known(self._address(index, host))
 
+        if self.network and self.network.version == 6:
+            yield setting_error(f"{self.network} is of IPv6, and dstack's server looks for IPv4 addresses alone", "network")
+        elif self.network and not self.network.is_private:
+            yield setting_error(f"{self.network} is not private, and dstack's server takes no other", "network")
+
     def _name(self, index: int, host: Host) -> Iterator[PydanticCustomError]:
-        if (host.hostname, host.port) in [(other.hostname, other.port) for other in self.hosts[:index]]:
+        if host.same in [other.same for other in self.hosts[:index]]:
             yield setting_error(f"{host.hostname!r} is listed twice; a host is one node", "hosts", index, "hostname")
 
     def _address(self, index: int, host: Host) -> Iterator[PydanticCustomError]:

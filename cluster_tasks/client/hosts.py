@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stacks.dstack_api import Fleet, Instance, InstanceStatus
+from stacks.settings.fields import bracketed
 
 UNREADY = (InstanceStatus.PENDING, InstanceStatus.PROVISIONING)
 
@@ -34,7 +35,7 @@ def login(fleet: Fleet, host: Instance) -> str:
     own: Any = next((named for named in ssh.hosts if getattr(named, "hostname", None) == host.hostname), None)
     user, port, key, jump = (getattr(own, name, None) or getattr(ssh, name) for name in ("user", "port", "identity_file", "proxy_jump"))
     words = ["ssh", *(["-i", key] if key else []), *(["-p", str(port)] if port else [])]
-    words += ["-J", f"{jump.user}@{jump.hostname}:{jump.port or 22}"] if jump else []
+    words += ["-J", f"{jump.user}@{bracketed(jump.hostname)}:{jump.port or 22}"] if jump else []
     return " ".join([*words, f"{user}@{host.hostname}", "sudo -n true"])  # unquoted, for the ~ of a key
 
 

@@ -17,7 +17,7 @@ import pulumi
 
 from stacks.load import StackError
 from stacks.schema import Fleet, Stack
-from stacks.settings.slurm import ANY, seconds
+from stacks.settings.slurm import ANY, Door, seconds
 from stacks.site import Site
 
 SINFO_SECONDS = 30  # slurmctld may be busy
@@ -60,15 +60,15 @@ def build(stack: Stack) -> Site:
 def backend(stack: Stack) -> dict[str, Any]:
     """dstack's backend for this cluster, as its server reads it; the stack's name is the cluster's, which dstack calls a region."""
     slurm, gpu = stack.slurm.of(stack.fleets[0].slurm), stack.fleets[0].gpu
-    user, _, address = (slurm.login or "").partition("@")
-    host, _, port = address.partition(":")
+    login = Door.of(slurm.login)
+    assert login  # stacks/places/slurm.py
     partitions = (slurm.partition or "").split(",")
     gpus = bool(gpu and gpu.count)
     cluster = {
         "name": stack.name,
-        "hostname": host,
-        **({"port": int(port)} if port else {}),
-        "user": user,
+        "hostname": login.host,
+        **({"port": login.port} if login.port else {}),
+        "user": login.user,
         "private_key": {"path": str(slurm.identity_file)},
         **({"gpu_partitions": [{"gpu": gpu.name, "partitions": partitions}]} if gpus and gpu else {"cpu_partitions": partitions}),
     }

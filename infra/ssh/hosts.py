@@ -13,6 +13,7 @@ from pathlib import Path
 
 from infra.preflight.answers import Answer, failed, ok
 from stacks.schema import Host, JumpHost, Ssh
+from stacks.settings.fields import bracketed
 
 PROBE = Path(__file__).with_name("probe.sh")
 CONNECT = 10  # seconds until a host has to answer; dstack's server gives it as long
@@ -36,21 +37,21 @@ class Login:
 
     @property
     def name(self) -> str:
-        return self.hostname if self.port == 22 else f"{self.hostname}:{self.port}"
+        return self.hostname if self.port == 22 else f"{bracketed(self.hostname)}:{self.port}"
 
     def command(self) -> list[str]:
         """Of ssh, up to what is run on the host."""
         words = ["ssh", *OPTIONS, "-i", str(self.key), "-p", str(self.port)]
         if self.jump:
             proxy = ["ssh", *OPTIONS, "-i", str(self.jump.identity_file.expanduser()), "-p", str(self.jump.port)]
-            words += ["-o", f"ProxyCommand={shlex.join([*proxy, '-W', '%h:%p', f'{self.jump.user}@{self.jump.hostname}'])}"]
+            words += ["-o", f"ProxyCommand={shlex.join([*proxy, '-W', '[%h]:%p', f'{self.jump.user}@{self.jump.hostname}'])}"]
         return [*words, f"{self.user}@{self.hostname}"]
 
     def typed(self) -> str:
         """The command with which a person tries it."""
         port = ["-p", str(self.port)] if self.port != 22 else []
-        jump = ["-J", f"{self.jump.user}@{self.jump.hostname}:{self.jump.port}"] if self.jump else []
-        return " ".join(["ssh", "-i", str(self.key), *port, *jump, f"{self.user}@{self.hostname}"])
+        jump = ["-J", f"{self.jump.user}@{bracketed(self.jump.hostname)}:{self.jump.port}"] if self.jump else []
+        return shlex.join(["ssh", "-i", str(self.key), *port, *jump, f"{self.user}@{self.hostname}"])
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,13 @@ def key_answer(key: Path) -> Answer:
     """Whether a private key can be used without anybody at the terminal."""
     check = f"key {key}"
     if not key.is_file():
-        return failed(check, "no such file", f"ssh-keygen -t ed25519 -N '' -f {key}, or name yours in flotilla:fleets[].ssh.identity_file")
+        return failed(
+            check,
+            "no such file",
+            f"ssh-keygen -t ed25519 -N '' -f {shlex.quote(str(key))}, or name yours in flotilla:fleets[].ssh.identity_file",
+        )
     if key.stat().st_mode & 0o077 and key.stat().st_uid == os.getuid():
-        return failed(check, "others can read it, so ssh refuses it", f"chmod 600 {key}")
+        return failed(check, "others can read it, so ssh refuses it", f"chmod 600 {shlex.quote(str(key))}")
     read = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", str(key)], capture_output=True, text=True, check=False)
     if read.returncode:
         why = (read.stderr.strip().splitlines() or ["cannot be read"])[-1]
@@ -130,7 +135,7 @@ def _refused(at: Login, said: str) -> Found:
     if "Permission denied" in said:
         to = f"{at.user}@{at.hostname}"
         port = f" -p {at.port}" if at.port != 22 else ""
-        return Found(problem=f"refuses the login of {at.user} with {at.key}", fix=f"ssh-copy-id -i {at.key}{port} {to}")
+        return Found(problem=f"refuses the login of {at.user} with {at.key}", fix=f"ssh-copy-id -i {shlex.quote(str(at.key))}{port} {to}")
     return Found(problem=f"login failed: {last}", fix=f"try: {at.typed()} true")
 
 

@@ -5,6 +5,7 @@ From this machine, by the login of the stack file; dstack's server logs in the s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -122,8 +123,9 @@ def _system(fleet: Fleet, at: Login, facts: Mapping[str, str]) -> Problems:
         )
     if facts.get("sudo") != "yes":
         said = f" ({facts['sudo_says'].strip()})" if facts.get("sudo_says", "").strip() else ""
-        rule = f"{at.user} ALL=(ALL) NOPASSWD:ALL"
-        yield f"no sudo without password for {at.user}{said}", f"echo '{rule}' | sudo tee /etc/sudoers.d/{at.user}"
+        rule = f"{at.user.replace('@', chr(92) + '@')} ALL=(ALL) NOPASSWD:ALL"
+        file = re.sub(r"[^A-Za-z0-9_-]", "_", at.user)  # sudo reads none with a dot in its name
+        yield f"no sudo without password for {at.user}{said}", f"echo '{rule}' | sudo tee /etc/sudoers.d/{file}"
     elif facts.get("sudo_says", "").strip():
         yield f"sudo prints {facts['sudo_says'].strip()!r}, which dstack takes for an error", "its hostname in /etc/hosts, mostly"
     for program, why in (("systemctl", "dstack's agent is a systemd service"), ("curl", "dstack's agent is fetched with it")):

@@ -40,7 +40,7 @@ for state in /sys/class/infiniband/*/ports/*/state; do # such as mlx5_0/ports/1/
   [ ! -e "$state" ] || case $(cat "$state") in *ACTIVE*) active="${active-}$(basename "$(dirname "$(dirname "$(dirname "$state")")")") " ;; esac
 done
 say hcas "${active-}"
-say addresses "$(ip -4 -o addr show scope global 2>/dev/null | awk '{split($4, parts, "/"); printf "%s ", parts[1]}')"
+say addresses "$(ip -o addr show scope global 2>/dev/null | awk '{split($4, parts, "/"); printf "%s ", parts[1]}')"
 if [ -n "$shared" ]; then
   say shared "$(stat -f -c %T "$shared" 2>/dev/null)"
   say shared_source "$(findmnt -n -o SOURCE -T "$shared" 2>/dev/null)"

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from stacks.settings.fields import Count, Model, Name, Url, known, setting_error
 
-LOOPBACK = ("127.0.0.1", "localhost")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Dstack(Model):

@@ -7,6 +7,7 @@ import binascii
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
@@ -119,6 +120,30 @@ def gigabytes(size: str) -> float:
     return float(size[:-2]) * {"MB": 1 / 1024, "GB": 1, "TB": 1024}[size[-2:]]
 
 
+def host(name: str) -> str:
+    """An address, or a name of DNS or of an SSH configuration."""
+    if found := re.fullmatch(r"\[(.*)\](:\d+)?|([^:]*):\d+", name):
+        raise setting_error(f"{name!r} is more than a host name or address; write {found[1] or found[3]}, and a port as `port`")
+    if ":" in name or re.fullmatch(r"([^.]*\.)*\d+", name):
+        try:
+            ip_address(name)
+        except ValueError:
+            raise setting_error(f"{name!r} is neither an address nor a host name") from None
+    elif ".." in name:
+        raise setting_error(f"{name!r} is not a host name: nothing is between two of its dots")
+    return name
+
+
+def same_host(name: str) -> str:
+    """A spelling by which two names of one host are equal."""
+    return str(ip_address(name)) if ":" in name else name.lower()
+
+
+def bracketed(name: str) -> str:
+    """A host before a colon and a port."""
+    return f"[{name}]" if ":" in name else name
+
+
 def _ordered(sizes: str) -> str:
     low, _, high = sizes.partition("..")
     if high and gigabytes(low) > gigabytes(high):
@@ -151,8 +176,14 @@ Quantity = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=
 Text = Annotated[str, BeforeValidator(_as_text)]
 # dstack's rule for resource names; its server refuses others, its parser does not.
 Name = Annotated[str, form(r"^[a-z][a-z0-9-]{1,40}$", "a name of 2 to 41 characters: a-z first, then a-z, 0-9 and -")]
-Hostname = Annotated[str, form(r"^[A-Za-z0-9:]([A-Za-z0-9._:-]*[A-Za-z0-9])?$", "a host name or address, without user and port")]
+Hostname = Annotated[
+    str,
+    form(r"^[A-Za-z0-9:\[]([A-Za-z0-9._:\[\]-]*[A-Za-z0-9:\]])?$", "a host name or address, without user and port"),
+    AfterValidator(host),
+]
 User = Annotated[str, form(r"^[a-z_][a-z0-9_-]*$", "the name of a Unix user")]
+# Directories of people have more than Unix does: jane.doe, JDoe, 1234abc, jane@corp.example. ssh takes what is before the last @.
+Login = Annotated[str, form(r"^[A-Za-z0-9_]([A-Za-z0-9_.@+-]*[A-Za-z0-9_$])?$", "the name of a Unix user, without host and blanks")]
 Size = Annotated[str, form(r"^\d+(\.\d+)?(MB|GB|TB)$", "a size such as 80GB")]
 Sizes = Annotated[
     str,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
-from stacks.settings.fields import Count, Email, Model, form, gigabytes, setting_error
+from stacks.settings.fields import Count, Email, Model, form, gigabytes, host, setting_error
 
 MARGIN = 60  # seconds of a notice in which Slurm may be late, and the job goes back into the queue
 ANY = "any"  # gpu_type: the GPUs of any type
@@ -33,9 +35,35 @@ Time = Annotated[
     ),
     BeforeValidator(_no_number),
 ]
-Login = Annotated[
-    str, form(r"^([a-z_][a-z0-9_.-]*@)?[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:\d{1,5})?$", "a login node: [user@]host[:port]")
-]
+LOGIN = re.compile(
+    r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.@+-]*)@)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::(?P<port>\d{1,5}))?"
+)
+
+
+@dataclass(frozen=True)
+class Door:
+    """A login node."""
+
+    user: str | None
+    host: str
+    port: int | None
+
+    @classmethod
+    def of(cls, login: str | None) -> Door | None:
+        """Of [user@]host[:port], with an IPv6 address in brackets."""
+        found = LOGIN.fullmatch(login or "")
+        return cls(found["user"], found["host"].strip("[]"), int(found["port"]) if found["port"] else None) if found else None
+
+
+def _login(login: str) -> str:
+    door = Door.of(login)
+    if door is None or (door.port is not None and not 1 <= door.port <= 65535):
+        raise setting_error(f"{login!r} is not a login node: [user@]host[:port], a port from 1 to 65535, an IPv6 address in brackets")
+    host(door.host)
+    return login
+
+
+Login = Annotated[str, Field(json_schema_extra={"allowed": "a login node: [user@]host[:port]"}), AfterValidator(_login)]
 Module = Annotated[str, form(r"^[A-Za-z0-9][\w./+-]*$", "a module such as cuda/12.8")]
 Line = Annotated[str, form(r"^[^\s#][^\n]*$", "one line of shell")]
 Constraint = Annotated[str, form(r"^[\w.:*&|,\[\]()-]+$", "features of nodes as Slurm writes them, such as ib or h100&ib, without blanks")]

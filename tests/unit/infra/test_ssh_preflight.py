@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import socket
 import subprocess
@@ -15,7 +16,7 @@ from infra.preflight.answers import Answer
 from infra.ssh import hosts, preflight
 from infra.ssh.hosts import Found, Login, key_answer
 from stacks.load import parse
-from stacks.schema import Stack
+from stacks.schema import JumpHost, Stack
 
 FACTS = {
     "banner": "",
@@ -214,3 +215,31 @@ def test_hosts_that_cannot_be_asked_are_all_named(tmp_path: Path):
     assert [(answer.check, answer.verdict) for answer in found] == [(f"host 127.0.0.1:{closed}", "failed"), (f"host {'x' * 70}", "failed")]
     assert found[0].says == f"port {closed}: Connection refused"
     assert "does not resolve on this machine" in found[1].says
+
+
+@pytest.mark.parametrize("address", ["2001:db8::5", "10.0.0.5", "gpu1.lab"])
+def test_ssh_takes_what_it_is_told_of_a_host_behind_another(address):
+    """By ssh's own word on it: nothing listens there, so it goes as far as the connection."""
+    jump = JumpHost(hostname="::1", user="jane@corp.example", port=1, identity_file=Path("/keys/my key"))
+    at = Login(address, "ops", 22, Path("/keys/my key"), jump)
+    [proxy] = [word.partition("=")[2] for word in at.command() if word.startswith("ProxyCommand=")]
+    for words in (["sh", "-c", proxy.replace("%h", address).replace("%p", "22")], ["sh", "-c", f"{at.typed()} -o BatchMode=yes true"]):
+        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+        assert "connect to host ::1 port 1:" in done.stderr, done.stderr
+    assert shlex.split(at.typed())[:3] == ["ssh", "-i", "/keys/my key"]
+    assert Login("fd00::1", "ops", 2222, Path("/k")).name == "[fd00::1]:2222"
+
+
+def test_the_fix_for_sudo_is_a_file_that_sudo_reads():
+    found = answer({"sudo": "absent"}, ssh={"user": "jane.doe"})
+    assert "/etc/sudoers.d/me" in found.fix  # of the login
+    asked = preflight.Asked(stack().fleets[0], Login("h1", "jane.doe@corp", 22, Path("/key")), Found(FACTS | {"sudo": "no"}), "h1")
+    assert r"echo 'jane.doe\@corp ALL=(ALL) NOPASSWD:ALL' | sudo tee /etc/sudoers.d/jane_doe_corp" in preflight.judge(asked, OTHERS, 2).fix
+
+
+@pytest.mark.skipif(not shutil.which("ip"), reason="no iproute2 here")
+def test_the_probe_lists_addresses_of_both_kinds():
+    done = subprocess.run(["sh", "-s"], input=hosts.PROBE.read_text(), capture_output=True, text=True, check=False, timeout=60)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("addresses=")]
+    shown = subprocess.run(["ip", "-o", "addr", "show", "scope", "global"], capture_output=True, text=True, check=False).stdout
+    assert line.partition("=")[2].split() == [each.split()[3].partition("/")[0] for each in shown.splitlines()]
