@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from stacks.places import PLACES, machine, place_of
 from stacks.places.place import Cloud, Place
 from stacks.schema import Fleet, Stack
+from stacks.settings.dstack import LOOPBACK
 from stacks.settings.fields import TAG_KEY, Model, gigabytes, known, setting_error
 from stacks.settings.service import EVERY, HEAD
 
@@ -194,7 +195,7 @@ def _head_ports(stack: Stack, place: Place) -> Iterator[PydanticCustomError]:
     held = {stack.task.dashboard_port: "task.dashboard_port"}
     held |= {of.port: f"task.services.{name}" for name, of in stack.task.services.items() if of.port and 0 in of.ranks(fleets)}
     server = urlsplit(stack.dstack.server) if stack.dstack else None
-    if server and server.port and server.hostname in ("localhost", "127.0.0.1"):
+    if server and server.port and server.hostname in LOOPBACK:
         held[server.port] = "dstack.server"
     for key in ("prometheus_port", "grafana_port"):
         if owner := held.get(getattr(known, key)):
@@ -263,8 +264,10 @@ def _region(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
         yield setting_error(f"is missing; it is a region such as {cloud.region_example}", "region")
     elif not re.fullmatch(cloud.region, stack.region):
         yield setting_error(f"{stack.region!r} is not a region of {stack.cloud}, such as {cloud.region_example}", "region")
+    elif why := cloud.wrong_region(stack.region):
+        yield setting_error(why, "region")
     for index, zone in enumerate(stack.network.zones):
-        if not zone.startswith(stack.region or ""):
+        if not re.match(rf"{re.escape(stack.region or '')}(?!\d)", zone):
             yield setting_error(f"{zone!r} is not in region {stack.region}", "network", "zones", index)
 
 

@@ -21,6 +21,7 @@ from infra.aws.site import Outputs, backend, dstack_group, site, tags
 from infra.aws.storage import Bucket, BucketArgs, Given, GivenLustre, GivenLustreArgs, Lustre, LustreArgs
 from infra.backends import mounts as by_keys
 from stacks import places
+from stacks.places.aws import partition
 from stacks.places.machine_types import Machine
 from stacks.schema import Stack
 from stacks.settings.fields import gigabytes
@@ -195,7 +196,7 @@ def _in_container(stack: Stack, bucket: Bucket | Given | None) -> pulumi.Output[
     assert stack.region  # stacks/rules.py
     region = stack.region
     if stack.backends:
-        endpoint = f"https://s3.{region}.{mounts.domain(region)}"
+        endpoint = f"https://s3.{region}.{partition(region).domain}"
         return bucket.name.apply(lambda name: by_keys.bucket(name, endpoint, CHECKPOINTS))
     return bucket.name.apply(lambda name: mounts.bucket_in_container(name, region, CHECKPOINTS))
 

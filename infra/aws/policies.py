@@ -14,6 +14,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from stacks.places.aws import partition
+
 PULL = ("BatchCheckLayerAvailability", "BatchGetImage", "GetDownloadUrlForLayer")
 STATE_KEY = "alias/flotilla-state"  # of the key for Pulumi's secrets, and for the bucket of its state
 NAMESPACE = "Flotilla"  # of metrics
@@ -31,9 +33,7 @@ class Account:
 
     @property
     def partition(self) -> str:
-        if self.region.startswith("us-gov-"):
-            return "aws-us-gov"
-        return "aws-cn" if self.region.startswith("cn-") else "aws"
+        return partition(self.region).name
 
     def arn(self, service: str, resource: str) -> str:
         """The ARN of something in the account and region."""
@@ -93,7 +93,10 @@ def lustre_key(account: Account, bucket: str, system: str) -> Document:
     calls = ("Encrypt", "Decrypt", "ReEncrypt*", "GenerateDataKey*", "DescribeKey")
     through = {
         "ArnEquals": {"aws:PrincipalArn": role},
-        "StringEquals": {"kms:CallerAccount": account.id, "kms:ViaService": f"s3.{account.region}.amazonaws.com"},
+        "StringEquals": {
+            "kms:CallerAccount": account.id,
+            "kms:ViaService": f"s3.{account.region}.{partition(account.region).domain}",
+        },
         "StringLike": {"kms:EncryptionContext:aws:s3:arn": bucket},
     }
     return document(

@@ -37,7 +37,7 @@ def s3fs_options(endpoint: str | None) -> str:
     if "storage.googleapis.com" in url:
         return f"{shared},sigv2,nomultipart"  # what Google's interoperability takes
     if ".amazonaws.com" in url:
-        region = re.search(r"s3[.-]([a-z]+-[a-z]+-\d)", url)
+        region = re.search(r"s3[.-](?:dualstack[.])?([a-z]+(?:-[a-z]+)+-\d+)[.]", url)
         return f"{shared},endpoint={region[1]}" if region else shared
     return f"{shared},use_path_request_style"
 

@@ -31,7 +31,8 @@ def network_profile(zone: str) -> str:
 
 def state_bucket(project: str) -> str:
     """Of Pulumi's state, for all stacks of a project; infra/gcp/bootstrap.py makes it."""
-    return f"flotilla-state-{project}"
+    domain, _, own = project.rpartition(":")
+    return _fitted(f"flotilla-state-{own}" + (f"-{domain.replace('.', '-')}" if domain else ""), 63)
 
 
 def state_key(project: str, region: str) -> str:
@@ -42,6 +43,12 @@ def state_key(project: str, region: str) -> str:
 def account(name: str) -> str:
     """Id of a service account: 6 to 30 characters."""
     return _fitted(name, 30)
+
+
+def email(id_: str, project: str) -> str:
+    """Of a service account by its id; a domain's own projects, such as example.com:project, turn round."""
+    domain, _, own = project.rpartition(":")
+    return f"{id_}@{own}{f'.{domain}' if domain else ''}.iam.gserviceaccount.com"
 
 
 def pool(stack: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from infra.gcp import names
+
 PROJECT_NUMBER = "123456789012"
 API = "https://www.googleapis.com/compute/v1"
 
@@ -29,7 +31,7 @@ def _computed(kind: str, name: str, inputs: dict[str, Any]) -> dict[str, Any]:
     """What GCP adds to the inputs, where the program reads it."""
     project = inputs.get("project")
     pool = f"projects/{PROJECT_NUMBER}/locations/global/workloadIdentityPools/{inputs.get('workloadIdentityPoolId')}"
-    email = f"{inputs.get('accountId')}@{project}.iam.gserviceaccount.com"
+    email = names.email(str(inputs.get("accountId")), project or "")
     known = {
         "Account": {"email": email, "member": f"serviceAccount:{email}", "name": f"projects/{project}/serviceAccounts/{email}"},
         "IAMCustomRole": {"name": f"projects/{project}/roles/{inputs.get('roleId')}"},

@@ -50,7 +50,7 @@ def server(stack: Stack) -> str | None:
     """The account of the dstack server, which the stack makes; None where dstack launches no machines."""
     if all(fleet.provision == "pulumi" for fleet in stack.fleets):
         return None
-    return f"{names.account(f'flotilla-{stack.name}-dstack')}@{stack.project}.iam.gserviceaccount.com"
+    return names.email(names.account(f"flotilla-{stack.name}-dstack"), stack.project or "")
 
 
 def make_rule(rule: Rule, network: Network) -> str:

@@ -4,14 +4,19 @@ Sources of the figures:
 https://docs.aws.amazon.com/ec2/latest/instancetypes/ac.html (vCPUs, memory, GPUs, NVMe)
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa.html#efa-instance-types (EFA interfaces)
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-acc-inst-types.html (which network card carries what)
+botocore's data/partitions.json (partitions and regions; tests/unit/stacks/test_regions.py compares them)
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.util import find_spec
 from ipaddress import IPv4Network
+from pathlib import Path
 from typing import Any
 
 from pydantic_core import PydanticCustomError
@@ -35,6 +40,71 @@ ADDRESSES = 10  # of a notification
 SMALLEST = 24  # prefix of a network that can be cut into sixteen subnets
 RESERVED = 5  # addresses of a subnet that AWS keeps
 LETTERS = "abcdefgh"  # of the zones that have blocks
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A part of AWS with accounts, ARNs and addresses of its own."""
+
+    name: str
+    domain: str  # of its addresses
+    regions: tuple[str, ...]
+    isolated: bool = False  # nothing outside it can be reached
+
+
+PARTITIONS = (
+    Partition(
+        "aws",
+        "amazonaws.com",
+        (
+            *("us-east-1", "us-east-2", "us-west-1", "us-west-2", "ca-central-1", "ca-west-1", "mx-central-1", "sa-east-1", "sa-west-1"),
+            *("eu-central-1", "eu-central-2", "eu-north-1", "eu-south-1", "eu-south-2", "eu-west-1", "eu-west-2", "eu-west-3"),
+            *("ap-east-1", "ap-east-2", "ap-northeast-1", "ap-northeast-2", "ap-northeast-3", "ap-south-1", "ap-south-2"),
+            *(f"ap-southeast-{number}" for number in range(1, 8)),
+            *("af-south-1", "il-central-1", "me-central-1", "me-south-1", "me-west-1"),
+        ),
+    ),
+    Partition("aws-cn", "amazonaws.com.cn", ("cn-north-1", "cn-northwest-1")),
+    Partition("aws-us-gov", "amazonaws.com", ("us-gov-east-1", "us-gov-west-1")),
+    Partition("aws-eusc", "amazonaws.eu", ("eusc-de-east-1",)),
+    Partition("aws-iso", "c2s.ic.gov", ("us-iso-east-1", "us-iso-west-1"), isolated=True),
+    Partition("aws-iso-b", "sc2s.sgov.gov", ("us-isob-east-1", "us-isob-west-1"), isolated=True),
+    Partition("aws-iso-e", "cloud.adc-e.uk", ("eu-isoe-west-1",), isolated=True),
+    Partition("aws-iso-f", "csp.hci.ic.gov", ("us-isof-east-1", "us-isof-south-1"), isolated=True),
+)
+OF_AWS = {region: partition for partition in PARTITIONS for region in partition.regions}
+
+
+def partition(region: str) -> Partition:
+    """That a region of AWS is in. Raises ValueError, which names the nearest region."""
+    if found := OF_AWS.get(region) or _of_botocore(region):
+        return found
+    open_ = [name for name, of in OF_AWS.items() if not of.isolated]
+    near = get_close_matches(region, open_, n=2)
+    guess = f"; did you mean {' or '.join(near)}?" if near else ""
+    newer = "one that is newer: pip install -U botocore"
+    raise ValueError(f"{region!r} is not a region of aws{guess} (known: {', '.join(open_)}; {newer})")
+
+
+def _of_botocore(region: str) -> Partition | None:
+    """A region that came after this table, by the data of botocore; where that is not installed, none."""
+    found = find_spec("botocore")
+    file = Path(found.origin or "").parent / "data/partitions.json" if found else None
+    if file is None or not file.is_file():
+        return None
+    named = next((part["id"] for part in json.loads(file.read_text())["partitions"] if region in part["regions"]), None)
+    return next((known for known in PARTITIONS if known.name == named), None)
+
+
+def _wrong_region(region: str) -> str | None:
+    """Why a stack cannot be there."""
+    try:
+        found = partition(region)
+    except ValueError as error:
+        return str(error)
+    if found.isolated:
+        return f"{region!r} is in {found.name}, which reaches no public address; images, packages and models of nodes come from there"
+    return None
 
 
 def _refused(stack: Stack) -> Iterator[PydanticCustomError]:
@@ -263,6 +333,7 @@ CLOUD = Cloud(
     preemption="imdsv2",
     prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
     arm=("p6e-", "g5g."),
+    wrong_region=_wrong_region,
     control=Control("t3.small", 2, _forward),
 )
 PLACE = Place(

@@ -17,7 +17,8 @@ from ipaddress import IPv4Network
 from pydantic_core import PydanticCustomError
 
 from stacks.places import dstack, fallback
-from stacks.places.given import NAME, file_system, shared_vpc
+from stacks.places.given import NAME, PROJECT, file_system, shared_vpc
+from stacks.places.google_regions import wrong_region
 from stacks.places.machine_types import NETWORKS, Fabric, Machine, Networks
 from stacks.places.place import CLOUD_SETTINGS, SERVER_PORT, Cloud, Control, Place
 from stacks.schema import Fleet, Stack
@@ -26,7 +27,9 @@ from stacks.settings.fields import gigabytes, known, setting_error
 BILLING_ACCOUNT = re.compile(r"[0-9A-F]{6}-[0-9A-F]{6}-[0-9A-F]{6}")
 IMAGE = re.compile(r"projects/[a-z0-9.:-]+/global/images/(family/)?[a-z][a-z0-9-]*")
 POOL = re.compile(r"projects/\d+/locations/global/workloadIdentityPools/[a-z0-9-]{4,32}")
-RESERVATION = re.compile(r"(projects/[a-z0-9-]+/reservations/)?[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
+# https://docs.cloud.google.com/ai-hypercomputer/docs/create/create-vm: a block of machines that are close to one another
+BLOCK = rf"/reservationBlocks/{NAME}(/reservationSubBlocks/{NAME})?"
+RESERVATION = re.compile(rf"(projects/(?P<project>{PROJECT})/reservations/)?(?P<name>{NAME})(?P<block>{BLOCK})?")
 SOFT_DELETE = range(7, 91)  # days: https://docs.cloud.google.com/storage/docs/soft-delete
 ROOM = 37  # characters, of the 63 of a resource's name, beside what infra/gcp/names.py, Pulumi and the nodes' numbers add
 NO_COMPACT_FLEX = ("tcpx", "tcpxo")  # https://docs.cloud.google.com/compute/docs/instances/placement-policies-overview
@@ -73,7 +76,10 @@ def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomErr
         )
     if fleet.capacity.id is not None and not RESERVATION.fullmatch(fleet.capacity.id):
         text = f"{fleet.capacity.id!r} is not a valid reservation: a name, or projects/<project>/reservations/<name>"
-        yield setting_error(text, *at, "capacity", "id")
+        yield setting_error(f"{text}, and where it has blocks /reservationBlocks/<name> behind it", *at, "capacity", "id")
+    elif fleet.provision == "dstack" and fleet.capacity.id and re.search(":|/reservationBlocks/", fleet.capacity.id):
+        text = f"{fleet.capacity.id!r} is what dstack does not take, neither a block nor a reservation of a project with a domain"
+        yield setting_error(f"{text}; take provision: pulumi", *at, "capacity", "id")
     if fleet.capacity.policy is not None and not re.fullmatch(NAME, fleet.capacity.policy):
         yield setting_error(
             f"{fleet.capacity.policy!r} is not the name of a policy: a-z first, then a-z, 0-9 and -", *at, "capacity", "policy"
@@ -85,9 +91,9 @@ def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomErr
 
 def reservation(stack: Stack, fleet: Fleet) -> tuple[str, str]:
     """Project and name of the fleet's reservation."""
-    held = fleet.capacity.id or ""
-    parts = held.split("/")
-    return (parts[1], parts[3]) if len(parts) == 4 else (stack.project or "", held)
+    found = RESERVATION.fullmatch(fleet.capacity.id or "")
+    assert found  # _fleet
+    return found["project"] or stack.project or "", found["name"]
 
 
 def fabric(stack: Stack) -> Fabric:
@@ -301,6 +307,7 @@ CLOUD = Cloud(
     prices_page="https://cloud.google.com/compute/gpus-pricing",
     zonal_prices=True,
     arm=("a4x-", "c4a-", "n4a-", "t2a-"),
+    wrong_region=wrong_region,
     control=Control("e2-medium", 2, _forward),
 )
 PLACE = Place(

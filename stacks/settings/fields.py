@@ -207,9 +207,15 @@ Cron = Annotated[str, form(r"^\S+( \S+){4}$", 'five fields of cron in quotes, su
 Mount = Annotated[
     str, form(r"^(/[^:\s]*|[a-z][a-z0-9-]{1,40}):/[^:\s]+$", "a mount such as /folder/of/host:/data, or name-of-dstack-volume:/data")
 ]
-Zone = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+(-[a-z]+-\d+)?-?[a-z]$", "a zone such as us-east-1a or us-central1-a")]
+Zone = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+(-[a-z]+-\d+|-ai\d+)?-?[a-z]$", "a zone such as us-east-1a or us-central1-a")]
 Region = Annotated[str, form(r"^[a-z][a-z0-9-]*$", "a region such as us-east-1 or us-central1")]
-ProjectId = Annotated[str, form(r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$", "a project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -")]
+ProjectId = Annotated[
+    str,
+    form(
+        r"^([a-z0-9-]+(\.[a-z0-9-]+)+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$",
+        "a project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -",
+    ),
+]
 Email = Annotated[str, form(r"^[^@\s,;]+@[^@\s,;]+\.[^@\s,;.]+$", "a mail address")]
 PublicKey = Annotated[
     str,

@@ -8,19 +8,15 @@ from __future__ import annotations
 from shlex import quote
 
 from infra.shell import S3FS
+from stacks.places.aws import partition
 
 LUSTRE_KEY = "https://fsx-lustre-client-repo-public-keys.s3.amazonaws.com/fsx-ubuntu-public-key.asc"
 LUSTRE_PORTS = ((988, 988), (1018, 1023))  # https://docs.aws.amazon.com/fsx/latest/LustreGuide/limit-access-security-groups.html
 LUSTRE_REPOSITORY = "https://fsx-lustre-client-repo.s3.amazonaws.com/ubuntu"
 
 
-def domain(region: str) -> str:
-    """Of AWS's addresses in the region's partition."""
-    return "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
-
-
 def _s3fs_options(region: str) -> str:
-    return f"iam_role=auto,endpoint={region},url=https://s3.{region}.{domain(region)},multipart_size=64,parallel_count=16,allow_other"
+    return f"iam_role=auto,endpoint={region},url=https://s3.{region}.{partition(region).domain},multipart_size=64,parallel_count=16,allow_other"
 
 
 def bucket_in_container(bucket: str, region: str, folder: str) -> list[str]:

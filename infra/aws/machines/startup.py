@@ -10,6 +10,7 @@ from pathlib import Path
 
 from infra.aws import policies
 from infra.shell import function, local_disks
+from stacks.places.aws import partition
 from stacks.places.machine_types import Machine
 
 # AWS's name for its newest image with NVIDIA's driver, Docker, the container toolkit and EFA:
@@ -61,7 +62,7 @@ def monitoring(stack: str, region: str, folder: str) -> list[str]:
             }
         },
     }
-    domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
+    domain = partition(region).domain
     package = f"https://amazoncloudwatch-agent-{region}.s3.{region}.{domain}/ubuntu/amd64/latest/amazon-cloudwatch-agent.deb"
     agent = "/opt/aws/amazon-cloudwatch-agent"
     return [

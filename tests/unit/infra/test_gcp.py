@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from ipaddress import IPv4Network
 from typing import Any
@@ -12,8 +13,9 @@ from support.gcp_stacks import DSTACK, KEY, PULUMI, settings, stack
 from infra.gcp import names, services
 from infra.gcp.machines import capacity, mounts, nodes, startup
 from infra.gcp.site import Outputs, site
+from stacks.load import StackError
 from stacks.places import machine, machines
-from stacks.places.gcp import MACHINES, cut, fabric, usable
+from stacks.places.gcp import MACHINES, cut, fabric, reservation, usable
 from stacks.places.machine_types import NETWORKS, Machine
 from stacks.schema import Fleet
 
@@ -255,3 +257,40 @@ def test_a_fabrics_plugin_reaches_fleets_of_several_nodes(machine_type, nodes_, 
     given = stack(PULUMI, ("fleets.0.machine", machine_type), ("fleets.0.nodes", nodes_))
     found = site(given, machines(given), OUTPUTS)
     assert bool(found.setup) == bool(found.volumes) == wanted
+
+
+@pytest.mark.parametrize(
+    ("id_", "project", "name"),
+    [
+        ("mine", "my-project", "mine"),
+        ("mine/reservationBlocks/mine-block-1", "my-project", "mine"),
+        ("projects/owner-project/reservations/mine/reservationBlocks/b-1/reservationSubBlocks/s-1", "owner-project", "mine"),
+        ("projects/example.com:owner-project/reservations/mine", "example.com:owner-project", "mine"),
+    ],
+)
+def test_a_reservation_may_be_a_block_or_of_a_domains_own_project(id_, project, name):
+    held = stack(PULUMI, ("fleets.0.capacity", {"kind": "reservation", "id": id_, "policy": "compact"}))
+    [wanted] = held.fleets
+    assert reservation(held, wanted) == (project, name)
+    taken: dict[str, Any] = {**capacity.reservation_affinity(wanted)}
+    assert taken["specific_reservation"]["values"] == [id_]
+    assert capacity.reserved_policy(held, wanted) == f"projects/{project}/regions/us-central1/resourcePolicies/compact"
+
+
+@pytest.mark.parametrize("id_", ["mine/reservationBlocks/b-1", "projects/example.com:owner-project/reservations/mine"])
+def test_what_dstack_takes_for_no_reservation_is_refused_with_it(id_):
+    with pytest.raises(StackError, match=r"fleets\[0\]\.capacity\.id: .* dstack does not take, .*; take provision: pulumi"):
+        stack(DSTACK, ("fleets.0.capacity", {"kind": "reservation", "id": id_}))
+
+
+@pytest.mark.parametrize("project", ["my-project", "example.com:my-project", "eng.example-corp.com:ml-team"])
+def test_a_project_may_be_a_domains_own(project):
+    assert stack(DSTACK, ("project", project)).project == project
+    bucket = names.state_bucket(project)
+    assert re.fullmatch(r"[a-z0-9][a-z0-9-]{1,61}[a-z0-9]", bucket)
+    domain, _, own = project.rpartition(":")
+    assert names.email("nodes", project) == f"nodes@{own}.{domain}.iam.gserviceaccount.com".replace("..", ".")
+
+
+def test_projects_of_two_domains_have_buckets_of_their_own():
+    assert len({names.state_bucket(project) for project in ("my-project", "a.com:my-project", "b.com:my-project")}) == 3

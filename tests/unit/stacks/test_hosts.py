@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 from support.schema_stacks import SSH, changed
 
 from infra.slurm.build import backend
-from stacks import load
+from stacks import load, written
 from stacks.load import StackError
 from stacks.settings.slurm import Door
 
@@ -33,17 +34,17 @@ NO_HOSTS = {
 }
 
 
-def ssh(*fleets: list[dict[str, object]], together: bool = False) -> dict[str, object]:
+def ssh(*fleets: list[dict[str, Any]], together: bool = False) -> dict[str, Any]:
     found = [{"name": f"f{number}", "ssh": {"user": "ops", "identity_file": "/k", "hosts": hosts}} for number, hosts in enumerate(fleets)]
     more = {"flotilla:task": {"fleets": [fleet["name"] for fleet in found]}} if together else {}
     return {"flotilla:cloud": "ssh", "flotilla:fleets": found, "flotilla:checkpoints": {"kind": "shared", "path": "/srv"}} | more
 
 
-def hosts(*names: str, **more: object) -> list[dict[str, object]]:
+def hosts(*names: str, **more: object) -> list[dict[str, Any]]:
     return [{"hostname": name} | more for name in names]
 
 
-def error(settings: dict[str, object]) -> str:
+def error(settings: dict[str, Any]) -> str:
     with pytest.raises(StackError) as caught:
         load.parse("test", settings)
     return str(caught.value)
@@ -120,7 +121,7 @@ def test_an_internal_address_is_one_that_dstack_and_other_hosts_take(address, sa
 @pytest.mark.parametrize(("network", "says"), [("fd00::/64", "is of IPv6"), ("8.8.8.0/24", "is not private")])
 def test_a_network_is_one_that_dstack_takes(network, says):
     settings = copy.deepcopy(ssh(hosts("a")))
-    settings["flotilla:fleets"][0]["ssh"]["network"] = network  # type: ignore[index]
+    settings["flotilla:fleets"][0]["ssh"]["network"] = network
     assert says in error(settings)
 
 
@@ -160,3 +161,9 @@ def test_dstacks_backend_has_the_login_nodes_address_without_brackets():
     stack = load.parse("test", SLURM | {"flotilla:slurm": named, "flotilla:dstack": {"server": "http://127.0.0.1:3000"}})
     [cluster] = backend(stack)["clusters"]
     assert {key: cluster[key] for key in ("hostname", "port", "user")} == {"hostname": "fd00::1", "port": 2222, "user": "Jane.Doe"}
+
+
+@pytest.mark.parametrize("value", ["123", "0123", "1e3", "0x1", "12_3"])
+def test_partitions_and_accounts_may_be_digits(value):
+    stack = load.parse("test", SLURM | {"flotilla:slurm": written.load(f"{{partition: {value}, account: {value}}}")})
+    assert (stack.slurm.partition, stack.slurm.account) == (value, value)
