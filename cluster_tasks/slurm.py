@@ -7,6 +7,7 @@ for each, which Slurm starts and ends together. https://slurm.schedmd.com/hetero
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 from typing import Literal
@@ -14,11 +15,12 @@ from typing import Literal
 from cluster_tasks import environment, ray
 from cluster_tasks.sbatch_container import container
 from stacks.schema import Fleet, Stack
-from stacks.settings.slurm import ANY, megabytes
+from stacks.settings.slurm import ANY, Slurm, megabytes
 from stacks.site import Site
 
 ROLLOUT = ".rollout.sbatch"  # ends the names of the scripts of elastic fleets
 WIDTH = 138  # of lines, where words can go on the next
+LOADS = re.compile(r"(module (load|add|swap|use|restore)|ml) [^|&;#]+")  # also among a person's own lines
 SFT = "-m trainer.train_sft --config trainer/recipes/demo-sft.yaml"
 
 
@@ -152,14 +154,20 @@ def _environment(stack: Stack, fleets: list[Fleet], env: dict[str, str | None]) 
     several, cpus = len(fleets) > 1, len(fleets) == 1 and fleets[0].cpus
     hosts = f'"{lists}" ' if several else ""
     return [
-        *(["module load " + " ".join(slurm.modules)] if slurm.modules else []),
-        *slurm.setup,
+        *_setup(slurm),
         *(['export PATH="$PWD/.venv/bin:$PATH"'] if slurm.container == "none" else []),
         *(f'[ "${{{name}+set}}" ] || fail "{name} is not set where you submit"' for name, value in env.items() if value is None),
         f"export {' '.join(given)}",
         'export RAY_AUTH_TOKEN_PATH="$build/ray.token"' + (' SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' if cpus else ""),
         f'FLOTILLA_NODES=$(scontrol show hostnames {hosts}| paste -sd,) || fail "scontrol does not tell the nodes"; export FLOTILLA_NODES',
     ]
+
+
+def _setup(slurm: Slurm) -> list[str]:
+    """Sites' scripts read variables that are not set, and the arguments of who reads them. A missing module ends the job."""
+    loads = ["module load " + " ".join(slurm.modules)] if slurm.modules else []
+    lines = [f"if ! {line}\nthen fail {shlex.quote(line)}; fi" if LOADS.fullmatch(line) else line for line in (*loads, *slurm.setup)]
+    return ['given=("$@"); set --; set +u', *lines, 'set -- "${given[@]}"; set +e -uo pipefail'] if lines else []
 
 
 def _launch(stack: Stack, site: Site, fleets: list[Fleet], script: Script, env: dict[str, str | None]) -> list[str]:

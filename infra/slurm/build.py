@@ -5,6 +5,7 @@ Where `sinfo` is on PATH, which is on the cluster's login nodes, the allocation 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -21,6 +22,7 @@ from stacks.settings.slurm import ANY, Door, seconds
 from stacks.site import Site
 
 SINFO_SECONDS = 30  # slurmctld may be busy
+CLUSTERS = ("--clusters=", "--cluster=")  # of slurm.sbatch
 FORMAT = "%P|%a|%l|%D|%c|%G|%f"  # sinfo(1): partition, availability, time limit, nodes; CPUs, generic resources, features of each
 
 
@@ -42,19 +44,36 @@ def build(stack: Stack) -> Site:
     """Raises StackError where this cluster cannot have the allocation."""
     types: dict[str, str] = {}
     if shutil.which("sinfo"):
-        done = subprocess.run(["sinfo", "-h", "-e", "-o", FORMAT], capture_output=True, text=True, timeout=SINFO_SECONDS, check=False)
-        if done.returncode == 0:
-            known = groups(done.stdout)
+        known, why = asked(stack)
+        if known:
             if found := [f"stacks/Pulumi.{stack.name}.yaml: flotilla:{error}" for error in unmet(stack, known)]:
                 raise StackError("\n".join(found))
             types = gpu_types(stack, known)
         else:
-            pulumi.warn(f"the allocation is not compared with the cluster: {(done.stderr.splitlines() or ['sinfo fails'])[-1]}")
+            pulumi.warn(f"the allocation is not compared with the cluster: {why}")
     for fleet in stack.cluster_fleets():
         model = fleet.gpu.name if fleet.gpu else None
         if model and types.get(fleet.name) == "" and stack.slurm.of(fleet.slurm).gpu_type != ANY:
             pulumi.warn(f"fleet {fleet.name!r} does not ask for {model}: sinfo shows no types of GPUs here, only their number")
     return Site(backends=(backend(stack),) if stack.dstack else (), gpu_types=types)
+
+
+def asked(stack: Stack) -> tuple[list[Group], str]:
+    """What the cluster of the stack has, partitions that are hidden too; or why nobody knows."""
+    every = [option for slurm in (stack.slurm, *(fleet.slurm for fleet in stack.fleets if fleet.slurm)) for option in slurm.sbatch]
+    clusters = [option for option in every if option.startswith(CLUSTERS)][-1:]
+    # What a person's own listings show by SINFO_PARTITION and the like is theirs.
+    env = {name: value for name, value in os.environ.items() if not name.startswith("SINFO_")}
+    command = ["sinfo", "-h", "-a", "-e", "-o", FORMAT, *clusters]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SINFO_SECONDS, check=False, env=env)
+        if done.returncode == 0:
+            return groups(done.stdout), "sinfo shows no partition"
+        return [], (done.stderr.splitlines() or ["sinfo fails"])[-1]
+    except subprocess.TimeoutExpired:
+        return [], f"sinfo does not answer within {SINFO_SECONDS} s"
+    except ValueError as error:
+        return [], f"sinfo is not understood: {error}"
 
 
 def backend(stack: Stack) -> dict[str, Any]:
@@ -76,14 +95,24 @@ def backend(stack: Stack) -> dict[str, Any]:
 
 
 def groups(sinfo: str) -> list[Group]:
-    """What `sinfo -h -e -o FORMAT` printed."""
+    """What `sinfo -h -e -o FORMAT` printed; of several clusters with a line between. Raises ValueError."""
     found = []
     for line in sinfo.splitlines():
-        name, up, limit, nodes, cpus, gres, features = line.split("|")
-        bounded = None if limit in ("infinite", "n/a") else seconds(limit)
+        if not line.strip() or line.startswith("CLUSTER:"):
+            continue
+        name, up, limit, nodes, cpus, gres, features = line.split("|", 6)  # features may have one, too
         words = frozenset(features.split(",")) - {"(null)"}
-        found.append(Group(name.rstrip("*"), name.endswith("*"), up == "up", bounded, int(nodes), int(cpus.rstrip("+")), gpus(gres), words))
+        found.append(
+            Group(
+                name.rstrip("*"), name.endswith("*"), up == "up", seconds(limit), count(nodes), count(cpus.rstrip("+")), gpus(gres), words
+            )
+        )
     return found
+
+
+def count(text: str) -> int:
+    """Of 1K, which is 1024 as sinfo writes it. Raises ValueError."""
+    return int(float(text[:-1]) * 1024) if text.endswith("K") else int(text)
 
 
 def gpus(gres: str) -> dict[str, int]:
@@ -143,7 +172,8 @@ def _partition(wanted: Wanted) -> Iterator[str]:
     if groups and not any(group.up for group in groups):
         yield f"{wanted.key('partition')}: {wanted.where} is down"
     limits = [group.limit for group in groups]
-    if time and groups and None not in limits and seconds(time) > max(limit for limit in limits if limit is not None):
+    most = max((limit for limit in limits if limit is not None), default=0)
+    if time and groups and None not in limits and ((wants := seconds(time)) is None or wants > most):
         yield f"slurm.time: {time!r} is more than {wanted.where} allows; `sinfo -o '%P %l'` shows the limits"
     if groups and not wanted.nodes:
         have = ", ".join(sorted({feature for group in groups for feature in group.features})) or "none"

@@ -8,32 +8,10 @@ from pydantic_core import PydanticCustomError
 
 from stacks.places.place import Place
 from stacks.schema import Stack
+from stacks.settings import sbatch
 from stacks.settings.fields import known, setting_error
 from stacks.settings.slurm import ANY, CONTAINERS, seconds
 
-# Options of sbatch that the stack's own settings make, and those that would break the scripts, by what to say instead.
-OWN = {
-    "account": "slurm.account",
-    "constraint": "slurm.constraint",
-    "chdir": "submit in the project's folder",
-    "cpus-per-task": "fleets[].cpus",
-    "exclusive": "slurm.exclusive",
-    "gpus-per-node": "fleets[].gpu.count",
-    "gres": "fleets[].gpu.count",
-    "job-name": "sbatch --job-name=... on the command line",
-    "mail-type": "slurm.mail",
-    "mail-user": "slurm.mail",
-    "mem": "fleets[].memory",
-    "nodes": "fleets[].nodes",
-    "ntasks": "one task per node, which is the node agent",
-    "ntasks-per-node": "one task per node, which is the node agent",
-    "partition": "slurm.partition",
-    "qos": "slurm.qos",
-    "requeue": "slurm.requeue",
-    "no-requeue": "slurm.requeue",
-    "signal": "slurm.notice",
-    "time": "slurm.time",
-}
 # Settings that only dstack reads, with what to say in their place.
 TASK_OF_DSTACK = {
     "user": "jobs run as whoever submits them",
@@ -129,7 +107,7 @@ def _allocation(stack: Stack) -> Iterator[PydanticCustomError]:
         if fleet.slurm and fleet.slurm.gpu_type and fleet not in with_gpus:
             text = f"{fleet.slurm.gpu_type!r}, but fleets[{index}].gpu.count asks for no GPU"
             yield setting_error(text, "fleets", index, "slurm", "gpu_type")
-    if slurm.time and seconds(slurm.time) < 2 * slurm.notice:
+    if slurm.time and (limit := seconds(slurm.time)) is not None and limit < 2 * slurm.notice:
         text = f"{slurm.time!r} is short: jobs are asked to save {slurm.notice} s before its end (slurm.notice), so take twice that or more"
         yield setting_error(text, "slurm", "time")
     if not slurm.exclusive and slurm.container in ("docker", "podman"):
@@ -146,7 +124,7 @@ def _options(stack: Stack) -> Iterator[PydanticCustomError]:
     of_fleets = [(("fleets", index), fleet.slurm) for index, fleet in enumerate(stack.fleets) if fleet.slurm]
     for at, nodes in ((), stack.slurm), *of_fleets:
         for index, option in enumerate(nodes.sbatch):
-            if instead := OWN.get(option.removeprefix("--").partition("=")[0]):
+            if instead := sbatch.instead(option):
                 yield setting_error(f"{option} is set for you: {instead}", *at, "slurm", "sbatch", index)
 
 

@@ -9,10 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
+from stacks.settings import sbatch
 from stacks.settings.fields import Count, Email, Model, form, gigabytes, host, setting_error
 
 MARGIN = 60  # seconds of a notice in which Slurm may be late, and the job goes back into the queue
 ANY = "any"  # gpu_type: the GPUs of any type
+OPTION = "an option of sbatch such as --reservation=week, without blanks"
 CONTAINERS = ("none", "pyxis", "apptainer", "docker", "podman")
 
 
@@ -30,11 +32,19 @@ Words = Annotated[str, form(r"^[A-Za-z0-9][\w.@+-]*(,[A-Za-z0-9][\w.@+-]*)*$", "
 Time = Annotated[
     str,
     form(
-        r"^(\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){2}|\d+:\d{2}|\d+)$",
-        "a time limit as Slurm writes it: minutes, hours:minutes:seconds or days-hours:minutes:seconds",
+        r"^(\d+-\d{1,2}(:\d{2}){0,2}|\d+(:\d{2}){2}|\d+:\d{2}|\d+|UNLIMITED|unlimited|INFINITE|infinite)$",
+        "a time limit as Slurm writes it: minutes, hours:minutes:seconds, days-hours:minutes:seconds or UNLIMITED",
     ),
     BeforeValidator(_no_number),
 ]
+
+
+def _option(option: str) -> str:
+    if not re.fullmatch(r"--[a-z][a-z0-9-]*(=\S+)?", option):
+        raise setting_error(f"{option!r} is not {OPTION}{sbatch.in_full(option)}")
+    return option
+
+
 LOGIN = re.compile(
     r"(?:(?P<user>[A-Za-z0-9_][A-Za-z0-9_.@+-]*)@)?(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9][A-Za-z0-9._-]*)(?::(?P<port>\d{1,5}))?"
 )
@@ -67,7 +77,7 @@ Login = Annotated[str, Field(json_schema_extra={"allowed": "a login node: [user@
 Module = Annotated[str, form(r"^[A-Za-z0-9][\w./+-]*$", "a module such as cuda/12.8")]
 Line = Annotated[str, form(r"^[^\s#][^\n]*$", "one line of shell")]
 Constraint = Annotated[str, form(r"^[\w.:*&|,\[\]()-]+$", "features of nodes as Slurm writes them, such as ib or h100&ib, without blanks")]
-Option = Annotated[str, form(r"^--[a-z][a-z-]*(=[^\s]+)?$", "an option of sbatch such as --reservation=week, without blanks")]
+Option = Annotated[str, Field(json_schema_extra={"allowed": OPTION}), AfterValidator(_option)]
 
 
 class Nodes(Model):
@@ -109,12 +119,17 @@ class Slurm(Nodes):
         return self.model_copy(update={key: getattr(own, key) for key in Nodes.model_fields if own and own.says(key)})
 
 
-def seconds(time: str) -> int:
-    """Of a time limit in one of Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+def seconds(time: str) -> int | None:
+    """Of a time limit in one of Slurm's forms: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]].
+
+    None: there is none, which sbatch calls 0 or UNLIMITED, and sinfo infinite.
+    """
+    if time.lower() in ("unlimited", "infinite", "n/a"):
+        return None
     days, _, rest = time.rpartition("-")
     parts = [int(part) for part in rest.split(":")]
     weights = (60, 1) if len(parts) < 3 and not days else (3600, 60, 1)
-    return int(days or 0) * 86400 + sum(part * weight for part, weight in zip(parts, weights, strict=False))
+    return int(days or 0) * 86400 + sum(part * weight for part, weight in zip(parts, weights, strict=False)) or None
 
 
 def megabytes(memory: str) -> int:

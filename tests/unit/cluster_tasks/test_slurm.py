@@ -260,3 +260,42 @@ def without_keys(backend: dict[str, Any]) -> dict[str, Any]:
     """dstack reads the private key from its file, which is nobody's here."""
     assert [cluster["private_key"] for cluster in backend["clusters"]] == [{"path": "~/.ssh/id"}]
     return backend | {"clusters": [cluster | {"private_key": {"content": "key"}} for cluster in backend["clusters"]]}
+
+
+MODULE = (
+    """module() { case $2 in cuda/*) loaded=$2;; *) echo "Lmod: unknown module $2" >&2; return 1;; esac; }; ml() { module load "$@"; }"""
+)
+
+
+def began(tmp_path: Path, setup: list[str], modules: list[str], before: str = MODULE) -> subprocess.CompletedProcess[str]:
+    """The lines before the steps, as bash runs them with a job's arguments."""
+    (tmp_path / "site").write_text('old=$PS1; PS1="($1) $PS1"; site=read; [ $# = 0 ] || echo "unrecognized argument: $*"\n')
+    script = text(BARE | {"slurm": BARE["slurm"] | {"setup": setup, "modules": modules}})
+    lines = script[script.index('given=("$@")') : script.index("export PATH=")]
+    head = f'{before}\nset -uo pipefail\nfail() {{ echo "error: $*" >&2; exit 2; }}\n'
+    command = ["bash", "-c", f'{head}{lines}\necho "$@" "${{site-}}"; : "$PS1"', "job", "python", "a b.py"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, cwd=tmp_path, env={"PATH": "/usr/bin:/bin"})
+
+
+def test_scripts_of_a_site_run_as_in_a_persons_shell(tmp_path):
+    """Without `set -u`, and without the job's arguments, which oneAPI's setvars.sh takes for its own."""
+    done = began(tmp_path, [". ./site", "set -e", "unset nothing; : $nothing"], ["cuda/12.8"])
+    assert (done.returncode, done.stdout, done.stderr) == (0, "python a b.py read\n", "")
+    after = began(tmp_path, ["unset PS1"], [])  # behind them -u holds again
+    assert "PS1: unbound variable" in after.stderr
+
+
+@pytest.mark.parametrize(
+    ("setup", "modules", "before", "says"),
+    [
+        ([], ["nope"], MODULE, "Lmod: unknown module nope\nerror: module load nope\n"),
+        ([], ["cuda/12.8"], "", "module: command not found\nerror: module load cuda/12.8\n"),
+        (["module load nope"], [], MODULE, "error: module load nope\n"),
+        (["ml nope"], ["cuda/12.8"], MODULE, "error: ml nope\n"),
+        (["module use /a b; true", "module load nope # why", "PS1="], [], MODULE, None),  # a line with more in it is its writer's
+    ],
+)
+def test_a_missing_module_ends_the_job_with_its_message(tmp_path, setup, modules, before, says):
+    done = began(tmp_path, setup, modules, before)
+    assert done.returncode == (2 if says else 0)
+    assert done.stderr.endswith(says or "")

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ from support.slurm_stacks import APPTAINER, BARE, DOCKER, DSTACK, FLEETS, SHARED
 
 from infra.slurm import build as site
 from stacks.load import StackError, parse
+from stacks.settings import sbatch
 from stacks.settings.slurm import seconds
 from stacks.site import Site
 
@@ -249,3 +254,131 @@ def test_the_cluster_is_asked_where_sinfo_is_on_path(tmp_path, monkeypatch):
 )
 def test_time_limits_are_read_as_slurm_reads_them(time, expected):
     assert seconds(time) == expected
+
+
+SET_FOR_YOU = {
+    "--mem-per-gpu=64G": "fleets[].memory",
+    "--mem-per-cpu=4G": "fleets[].memory",
+    "--gpus=4": "fleets[].gpu.count",
+    "--gpus-per-task=1": "fleets[].gpu.count",
+    "--tres-per-task=gres/gpu:1": "fleets[].cpus and fleets[].gpu.count",
+    "--cpus-per-gpu=8": "fleets[].cpus",
+    "--ntasks-per-gpu=1": "one task per node",
+    "--output=/scratch/%j.out": "the log is build/STACK/",
+    "--error=/scratch/%j.err": "the log is build/STACK/",
+    "--open-mode=truncate": "the log is build/STACK/",
+    "--array=0-3": "a job is one cluster",
+    "--wrap=hostname": "the script is what runs",
+    "--export=NONE": "flotilla:task.env",
+    "--wait": "type it on sbatch's command line",
+    "--hold": "type it on sbatch's command line",
+    "--test-only": "type it on sbatch's command line",
+    "--oversubscribe": "slurm.exclusive",
+    "--share": "slurm.exclusive",
+    "--uid=me": "submit as that user",
+    "--container=/oci": "slurm.container",
+    # beginnings, which sbatch takes
+    "--part=x": "it begins --partition, which is slurm.partition",
+    "--acc=x": "it begins --account, which is slurm.account",
+    "--exclu": "it begins --exclusive, which is slurm.exclusive",
+    "--out=x": "it begins --output, which is the log",
+    "--mem-per-g=1G": "it begins --mem-per-gpu, which is fleets[].memory",
+    "--gpus-per-n=1": "it begins --gpus-per-node, which is fleets[].gpu.count",
+    "--tim=1": "it begins --time, which is slurm.time",
+    "--arr=0-3": "it begins --array, which is a job is one cluster",
+}
+
+
+@pytest.mark.parametrize("option", SET_FOR_YOU)
+def test_options_that_the_scripts_set_or_cannot_bear_are_refused_with_the_setting(option):
+    with pytest.raises(StackError) as refused:
+        parse("test", changed(BARE, "slurm.sbatch", [option]))
+    assert f"flotilla:slurm.sbatch[0]: {option} is set for you: {SET_FOR_YOU[option]}" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("-N4", "-N4 is set for you: fleets[].nodes"),
+        ("-N 4", "-N is set for you: fleets[].nodes"),
+        ("-n", "-n is set for you: one task per node"),
+        ("-p gpu", "-p is set for you: slurm.partition"),
+        ("-o/x", "-o/x is set for you: the log"),
+        ("-a0-3", "-a0-3 is set for you: a job is one cluster"),
+        ("--mem 64G", "--mem is set for you: fleets[].memory"),
+        ("-w n1", "write --nodelist=..."),
+        ("--nodelist n1", "write --nodelist=..."),
+        ("reservation=week", "is not an option of sbatch such as --reservation=week"),
+        ("--", "is not an option of sbatch"),
+        ("", "is not an option of sbatch"),
+    ],
+)
+def test_short_options_are_refused_with_what_they_are_in_full(option, says):
+    with pytest.raises(StackError) as refused:
+        parse("test", changed(BARE, "slurm.sbatch", [option]))
+    assert f"flotilla:slurm.sbatch[0]: {option!r} is not an option of sbatch such as --reservation=week" in str(refused.value)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--reservation=week", "--reserv=week", "--exclude=n7", "--nodelist=n[1-4]", "--x11", "--nice=100", "--switches=1", "--clusters=c"],
+)
+def test_other_options_are_sbatchs(option):
+    assert parse("test", changed(BARE, "slurm.sbatch", [option])).slurm.sbatch == (option,)
+
+
+@pytest.mark.skipif(not shutil.which("sbatch"), reason="no Slurm here")
+def test_every_option_of_this_sbatch_is_known(tmp_path):
+    (tmp_path / "slurm.conf").write_text("ClusterName=x\nSlurmctldHost=localhost\n")
+    env = {"SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": os.environ["PATH"]}
+    shown = subprocess.run(["sbatch", "--help"], capture_output=True, text=True, check=True, timeout=60, env=env).stdout
+    assert {*re.findall(r"--([a-z][a-z0-9-]+)", shown)} - {*sbatch.OWN, *sbatch.OTHERS} == set()
+
+
+@pytest.mark.parametrize("time", ["0", "UNLIMITED", "infinite", "00:00", "0-00", "2-00:00:00", "60"])
+def test_a_time_limit_may_be_none(time):
+    wanted = parse("test", changed(BARE, "slurm.time", time))
+    assert wanted.slurm.time == time
+    more = list(site.unmet(wanted, site.groups(SINFO)))
+    assert bool(more) == (seconds(time) is None), more  # the partition's limit is two days
+
+
+LARGE = """\
+CLUSTER: one
+gpu*|up|infinite|1K|1K+|gpu:8|a|b,c
+
+CLUSTER: two
+far|up|n/a|1.50K|128|(null)|(null)
+"""
+
+
+def test_large_clusters_and_odd_features_are_read():
+    one, two = site.groups(LARGE)
+    assert (one.nodes, one.cpus, one.limit, one.features) == (1024, 1024, None, {"a|b", "c"})
+    assert (two.partition, two.nodes, two.cpus) == ("far", 1536, 128)
+
+
+def test_hidden_partitions_and_those_of_other_clusters_are_asked_for(tmp_path, monkeypatch):
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text(
+        f"#!/bin/sh\necho \"$SINFO_PARTITION $*\" >{tmp_path}/said\ncat <<'END'\n{SINFO}h100|up|infinite|1|96|gpu:h100:8|ib\nEND\n"
+    )
+    sinfo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("SINFO_PARTITION", "cpu")
+    base = BARE | {"fleets": [BARE["fleets"][0] | {"nodes": 1}]}
+    site.build(parse("test", changed(base, "slurm", {"partition": "h100", "sbatch": ["--clusters=far"]})))
+    words = (tmp_path / "said").read_text().split()
+    assert "-a" in words and words[-1] == "--clusters=far" and "cpu" not in words
+
+
+@pytest.mark.parametrize("script", ["echo 'a|b'", "echo 'gpu|up|x y|1|1|(null)|(null)'", "echo sinfo: error: down >&2; exit 1", ":"])
+def test_a_sinfo_that_is_not_understood_is_a_warning(tmp_path, monkeypatch, script):
+    warned: list[str] = []
+    monkeypatch.setattr(site.pulumi, "warn", warned.append)
+    (tmp_path / "sinfo").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "sinfo").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    site.build(stack(BARE))
+    assert warned[0].startswith("the allocation is not compared with the cluster: ")
