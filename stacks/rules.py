@@ -252,6 +252,8 @@ def _resources(stack: Stack, cloud: Cloud) -> Iterator[PydanticCustomError]:
     """How they are named and tagged."""
     if len(stack.name) > NAME:
         yield setting_error(f"has {len(stack.name)} characters; a cloud's resources are named after it, so take {NAME} at most", "name")
+    if len(stack.tags) > cloud.tags:
+        yield setting_error(f"{len(stack.tags)} tags, but beside ours {stack.cloud} takes {cloud.tags} on a resource", "tags")
     for key in stack.tags:
         if not TAG_KEY.fullmatch(key):
             yield setting_error(f"{key!r} is not a tag of a-z, 0-9, _ and -, a-z first", "tags", key)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
@@ -29,12 +28,14 @@ from stacks.settings.fields import (
     Duration,
     Hostname,
     IdleDuration,
+    Line,
     Login,
     MetricsWindow,
     Model,
     Mount,
     Name,
     NodeCount,
+    OwnPath,
     Port,
     Positive,
     ProjectId,
@@ -66,7 +67,7 @@ class Host(Model):
     internal_ip: IPvAnyAddress | None = Field(default=None, description="Address by which the other nodes reach it.")
     user: Login | None = Field(default=None, description="Overrides the fleet's user.")
     port: Port | None = Field(default=None, description="Overrides port 22.")
-    identity_file: Path | None = Field(default=None, description="Overrides the fleet's key.")
+    identity_file: OwnPath | None = Field(default=None, description="Overrides the fleet's key.")
     resources: dict[str, Quantity] = Field(default_factory=dict, description="Custom Ray resources beside the fleet's.")
 
     @property
@@ -109,14 +110,14 @@ class JumpHost(Model):
     hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
     user: Login = Field(description="Who logs in.")
     port: Count = Field(default=22, ge=1, le=65535, description="Port of its SSH server.")
-    identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
+    identity_file: OwnPath = Field(description="Private key, without passphrase, of the person who runs dstack.")
 
 
 class Ssh(Model):
     """How the machines of a fleet are reached; only with `flotilla:cloud: ssh`."""
 
     user: Login = Field(description="Who logs in on every host.")
-    identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
+    identity_file: OwnPath = Field(description="Private key, without passphrase, of the person who runs dstack.")
     hosts: tuple[Host, ...] = Field(min_length=1, description="One entry per machine.")
     network: IPvAnyNetwork | None = Field(
         default=None,
@@ -263,7 +264,7 @@ class Fleet(Model):
 class Job(Model):
     """One Ray job, for continuous integration and schedules: ray-job.dstack.yml runs it on a cluster of its own."""
 
-    command: Text = Field(description="Such as python -m trainer.train_ppo --config run.yaml.")
+    command: Line = Field(description="Such as python -m trainer.train_ppo --config run.yaml.")
     files: tuple[ProjectPath, ...] = Field(
         default=("trainer",), min_length=1, description="Files and folders of the project that the job needs; at most 2 MB each."
     )

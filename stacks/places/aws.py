@@ -333,6 +333,7 @@ CLOUD = Cloud(
     preemption="imdsv2",
     prices_page="https://aws.amazon.com/ec2/pricing/on-demand/",
     arm=("p6e-", "g5g."),
+    tags=46,
     wrong_region=_wrong_region,
     control=Control("t3.small", 2, _forward),
 )

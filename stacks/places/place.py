@@ -49,6 +49,7 @@ class Cloud:
     prices_page: str  # for people, where the catalogue is silent
     zonal_prices: bool = False  # the catalogue lists zones in place of regions
     arm: tuple[str, ...] = ()  # how the names of machine types begin that have Arm processors; none of them is served
+    tags: int = 50  # that a stack may set: what the cloud takes on a resource, less ours and dstack's
     wrong_region: Callable[[str], str | None] = lambda _: None  # why a region of its pattern cannot be one
     control: Control | None = None  # of flotilla:dstack.host: cloud; without it none is made here
 

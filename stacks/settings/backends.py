@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from stacks.settings.fields import Model, Unknown, setting_error
+from stacks.settings.fields import Model, OwnPath, Unknown, setting_error
 from stacks.written import simplified
 
 # Where a credential would stand in dstack's own file.
@@ -150,7 +149,7 @@ class BackendEntry(Model):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     type: str = Field(description="dstack's name of it, such as runpod, lambda or kubernetes.")
-    credentials: Path | None = Field(
+    credentials: OwnPath | None = Field(
         default=None, description="File with the credentials on the machine of the dstack server, where dstack reads one: a kubeconfig, ..."
     )
 

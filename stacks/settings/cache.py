@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.settings.fields import Count, Model, Url, setting_error
+from stacks.settings.fields import Count, Model, NodePath, Url, setting_error
 
 
 class Cache(Model):
     """The cache of all nodes."""
 
-    path: Path | None = Field(
+    path: NodePath | None = Field(
         default=None,
         description="Folder for HF_HOME: one that all hosts share, or below /checkpoints; mounted at the same path. "
         "Each container's own when left out.",

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.settings.fields import BucketName, Count, Model, Name, Positive, Size, Text, Url, known, setting_error
+from stacks.settings.fields import BucketName, Count, Model, Name, NodePath, Positive, Size, Text, Url, known, setting_error
 
 SIZED = {
     "network": "network is a dstack volume, which has a name (volume) and a size",
@@ -28,7 +28,7 @@ class Checkpoints(Model):
         description="instance: a folder of each host. network: a dstack volume. shared: a folder that all hosts have mounted "
         "at this path. bucket: S3 or GCS, mounted. lustre: FSx for Lustre. filestore, hyperdisk-ml: Google's.",
     )
-    path: Path = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
+    path: NodePath = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
     volume: Name | None = Field(default=None, description="Name of the dstack volume, for network.")
     size: Size | None = Field(default=None, description="Such as 500GB; for network, lustre, filestore and hyperdisk-ml.")
     throughput: Positive | None = Field(default=None, description="MB/s per TB, for lustre: 125, 250, 500 or 1000; 250 when left out.")

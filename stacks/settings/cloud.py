@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from ipaddress import IPv4Network
-from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.settings.fields import Count, Email, Model, PublicKey, Quantity, Repository, User, Zone, known, setting_error
+from stacks.settings.fields import Count, Email, Model, OwnPath, PublicKey, Quantity, Repository, User, Zone, known, setting_error
 
 DOCKER = IPv4Network("172.17.0.0/16")  # of the bridge that Docker makes on every node
 
@@ -42,6 +41,9 @@ class Network(Model):
             yield setting_error(f"{self.cidr} overlaps {DOCKER}, which Docker uses on every node", "cidr")
         if len(set(self.zones)) < len(self.zones):
             yield setting_error("a zone is listed twice", "zones")
+        for index, subnet in enumerate(self.subnets):
+            if subnet in self.subnets[:index]:
+                yield setting_error(f"{subnet!r} is listed twice", "subnets", index)
 
     def _existing(self) -> Iterator[PydanticCustomError]:
         for key in ("cidr", "nat", "flow_logs"):
@@ -78,7 +80,7 @@ class Access(Model):
     """How nodes that Pulumi launches are reached by SSH; they have private addresses alone."""
 
     user: User = Field(default="ubuntu", description="User name on the nodes.")
-    identity_file: Path = Field(description="Private key, without passphrase, of the person who runs dstack.")
+    identity_file: OwnPath = Field(description="Private key, without passphrase, of the person who runs dstack.")
     public_key: PublicKey = Field(description="The public half, as in the .pub file.")
     via: Literal["bastion", "tunnel", "direct"] = Field(
         default="bastion",
@@ -111,6 +113,9 @@ class Budget(Model):
     def own_errors(self) -> Iterator[PydanticCustomError]:
         if len(set(self.thresholds)) < len(self.thresholds):
             yield setting_error("a threshold is listed twice", "thresholds")
+        for index, email in enumerate(self.emails):
+            if email.lower() in [other.lower() for other in self.emails[:index]]:
+                yield setting_error(f"{email!r} is listed twice", "emails", index)
 
 
 class Ci(Model):

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.settings.fields import Count, Model, Name, Url, known, setting_error
+from stacks.settings.fields import Count, Model, Name, OwnPath, Url, known, setting_error
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -25,7 +24,7 @@ class Dstack(Model):
     )
     server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server; with host: cloud, where its port is forwarded to.")
     project: Name = Field(default="main", description="Project on the server.")
-    credentials: Path | None = Field(
+    credentials: OwnPath | None = Field(
         default=None,
         description="File of NAME=value lines with keys of clouds, such as RUNPOD_API_KEY, for a server that is started here; "
         "the environment wins over it.",

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
@@ -151,16 +152,60 @@ def _ordered(sizes: str) -> str:
     return sizes
 
 
+def _one_key(value: Any) -> Any:
+    """Without the line's end, which a block of YAML and files of Windows have; what is no line is told without showing it."""
+    if not isinstance(value, str):
+        return value
+    key = value.strip()
+    if "PRIVATE KEY" in key:
+        raise setting_error("is a private key, which belongs in no stack file; copy the one line of the .pub file")
+    if len(lines := key.splitlines()) > 1:
+        wrapped = "one key, cut into lines" if lines[1].strip().count(" ") == 0 else "of which one is taken"
+        raise setting_error(f"has {len(lines)} lines, {wrapped}; copy the one line of the .pub file")
+    return key
+
+
 def _complete(key: str) -> str:
-    """The second word of a public key is base64 of its kind, with the length in front, and its numbers."""
+    """The second word of a public key is base64 of its kind and its numbers, each with its length in front."""
     kind, data, *_ = key.split(" ")
     try:
-        decoded = base64.b64decode(data, validate=True)
+        rest = base64.b64decode(data, validate=True)
     except binascii.Error:
-        decoded = b""
-    if decoded[4 : 4 + len(kind)] != kind.encode() or (kind == "ssh-ed25519" and len(decoded) != 51):
+        rest = b""
+    parts = []
+    while len(rest) > 3 and len(rest) >= (end := 4 + int.from_bytes(rest[:4])):
+        parts.append(rest[4:end])
+        rest = rest[end:]
+    numbers = 2 if kind == "ssh-ed25519" else 3
+    if rest or len(parts) != numbers or parts[0] != kind.encode() or (kind == "ssh-ed25519" and len(parts[1]) != 32):
         raise setting_error(f"is not a complete {kind} key; copy the one line of the .pub file")
     return key
+
+
+def _own_path(value: Any) -> Any:
+    """Of a file of whoever reads the stack file. Their home is ~ to all programs that are given it, $HOME to shells alone."""
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        raise setting_error(f"{value!r} is not a path")
+    path = re.sub(r"^\$(HOME|\{HOME\})(?=/|$)", "~", value)
+    if "$" in path:
+        raise setting_error(f"{value!r} has a variable other than $HOME in front, and nothing replaces it; write the path")
+    return path
+
+
+def without_variable(path: Any) -> Any:
+    """Of a path on nodes, where no shell reads it."""
+    if isinstance(path, str) and re.search(r"\$[A-Za-z_{(]", path):
+        raise setting_error(f"{path!r} has a variable, and nothing replaces it on nodes; write the path")
+    if isinstance(path, str) and path.startswith("~"):
+        raise setting_error(f"{path!r} begins with ~, and a node's home is not yours; write the absolute path")
+    return path
+
+
+def _line(value: Any) -> Any:
+    """A block of one line has its end, too."""
+    return value.rstrip("\r\n") if isinstance(value, str) else value
 
 
 Count = Annotated[int, BeforeValidator(_number)]
@@ -205,7 +250,9 @@ ContainerUser = Annotated[
 ProjectPath = Annotated[str, form(r"^\w[\w.-]*(/\w[\w.-]*)*$", "a path in the project's folder, such as trainer or run.yaml")]
 Cron = Annotated[str, form(r"^\S+( \S+){4}$", 'five fields of cron in quotes, such as "0 3 * * *"')]
 Mount = Annotated[
-    str, form(r"^(/[^:\s]*|[a-z][a-z0-9-]{1,40}):/[^:\s]+$", "a mount such as /folder/of/host:/data, or name-of-dstack-volume:/data")
+    str,
+    form(r"^(/[^:\s]*|[a-z][a-z0-9-]{1,40}):/[^:\s]+$", "a mount such as /folder/of/host:/data, or name-of-dstack-volume:/data"),
+    BeforeValidator(without_variable),
 ]
 Zone = Annotated[str, form(r"^[a-z]+(-[a-z]+)+-?\d+(-[a-z]+-\d+|-ai\d+)?-?[a-z]$", "a zone such as us-east-1a or us-central1-a")]
 Region = Annotated[str, form(r"^[a-z][a-z0-9-]*$", "a region such as us-east-1 or us-central1")]
@@ -220,8 +267,12 @@ Email = Annotated[str, form(r"^[^@\s,;]+@[^@\s,;]+\.[^@\s,;.]+$", "a mail addres
 PublicKey = Annotated[
     str,
     form(r"^(ssh-(ed25519|rsa)|ecdsa-sha2-nistp\d+) [A-Za-z0-9+/]+=* ?[^\n]*$", "a public key, such as ssh-ed25519 AAAA..."),
+    BeforeValidator(_one_key),
     AfterValidator(_complete),
 ]
+OwnPath = Annotated[Path, BeforeValidator(_own_path)]
+NodePath = Annotated[Path, BeforeValidator(without_variable)]
+Line = Annotated[str, BeforeValidator(_as_text), BeforeValidator(_line)]
 Repository = Annotated[str, form(r"^[A-Za-z0-9-]+/[A-Za-z0-9._-]+$", "a GitHub repository such as owner/name")]
 # What tags and labels of all clouds take.
 TAG_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")

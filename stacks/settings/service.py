@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
-from stacks.settings.fields import Count, Model, Port, Text, setting_error
+from stacks.settings.fields import Count, Line, Model, Port, Text, setting_error
 
 EVERY, HEAD = "every", "head"
 PATH = re.compile(r"/[!-~]*")
@@ -24,7 +24,7 @@ def taken(port: int) -> bool:
 class Service(Model):
     """A command that runs on nodes from before the first job, and is started again when it ends."""
 
-    command: Text = Field(description="For a shell, such as python serve.py --port 8000; it stays in the foreground.")
+    command: Line = Field(description="For a shell, such as python serve.py --port 8000; it stays in the foreground.")
     on: str = Field(default=EVERY, description="Nodes that run it: every, head, or the name of a fleet of the cluster.")
     port: Port | None = Field(default=None, description="On which it listens; jobs wait until it does.")
     health: Text | None = Field(default=None, description="Path that it answers with 200 once it is ready, such as /health.")

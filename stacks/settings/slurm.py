@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from stacks.settings import sbatch
-from stacks.settings.fields import Count, Email, Model, form, gigabytes, host, setting_error
+from stacks.settings.fields import Count, Email, Line, Model, OwnPath, form, gigabytes, host, setting_error
 
 MARGIN = 60  # seconds of a notice in which Slurm may be late, and the job goes back into the queue
 ANY = "any"  # gpu_type: the GPUs of any type
@@ -75,7 +74,7 @@ def _login(login: str) -> str:
 
 Login = Annotated[str, Field(json_schema_extra={"allowed": "a login node: [user@]host[:port]"}), AfterValidator(_login)]
 Module = Annotated[str, form(r"^[A-Za-z0-9][\w./+-]*$", "a module such as cuda/12.8")]
-Line = Annotated[str, form(r"^[^\s#][^\n]*$", "one line of shell")]
+SetupLine = Annotated[Line, form(r"^[^\s#][^\n]*$", "one line of shell")]
 Constraint = Annotated[str, form(r"^[\w.:*&|,\[\]()-]+$", "features of nodes as Slurm writes them, such as ib or h100&ib, without blanks")]
 Option = Annotated[str, Field(json_schema_extra={"allowed": OPTION}), AfterValidator(_option)]
 
@@ -98,7 +97,7 @@ class Slurm(Nodes):
 
     time: Time | None = Field(default=None, description="Time limit, such as 24:00:00 or 2-00:00:00; the partition's when left out.")
     login: Login | None = Field(default=None, description="[user@]host[:port] from which compute nodes are reached by SSH.")
-    identity_file: Path | None = Field(default=None, description="Private key for the login node; for dstack alone.")
+    identity_file: OwnPath | None = Field(default=None, description="Private key for the login node; for dstack alone.")
     container: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
         default="none", description="What runs task.image on the nodes; none takes the software of the project's .venv."
     )
@@ -112,7 +111,7 @@ class Slurm(Nodes):
     requeue: Count = Field(default=10, ge=0, description="How often a job resumes after time limit, preemption or a lost node.")
     mail: Email | None = Field(default=None, description="Who gets mail about failed jobs.")
     modules: tuple[Module, ...] = Field(default=(), description="Modules to load, such as cuda/12.8.")
-    setup: tuple[Line, ...] = Field(default=(), description="Shell lines to run first, such as: . ~/venv/bin/activate")
+    setup: tuple[SetupLine, ...] = Field(default=(), description="Shell lines to run first, such as: . ~/venv/bin/activate")
 
     def of(self, own: Nodes | None) -> Slurm:
         """With what a fleet says for its own nodes."""

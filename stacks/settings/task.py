@@ -14,6 +14,9 @@ ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 PINNED = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$|^/\S+\.(sif|sqsh)$")
 
 
+LONGEST = 128 * 1024  # of a variable: MAX_ARG_STRLEN of execve(2)
+
+
 class Image(Model):
     """What nodes run in."""
 
@@ -23,7 +26,13 @@ class Image(Model):
     )
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
-        if self.image is not None and not PINNED.search(self.image):
+        if self.image is not None and (found := re.match(r"[a-z+]+://", self.image)):
+            yield setting_error(f"{self.image!r} is not the name of an image; leave {found[0]} out", "image")
+        elif self.image is not None and re.search(r"^~|\$", self.image):
+            yield setting_error(
+                f"{self.image!r} is not the name of an image, nor a file's whole path; nothing replaces ~ and $ in it", "image"
+            )
+        elif self.image is not None and not PINNED.search(self.image):
             yield setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
         if self.image is None and not self.image_has_ray:
             text = "false belongs to image, which is not set; dstack's own gets the locked requirements without it"
@@ -36,5 +45,13 @@ def variable_errors(name: str, value: str | None) -> Iterator[PydanticCustomErro
         yield setting_error("is not a variable name: letters, digits and _, no digit first; DSTACK_... are dstack's", "env", name)
     if name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         yield setting_error("is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name)
-    if value is not None and "\n" in value:
+    if value is None:
+        return
+    if "\n" in value.rstrip("\n"):
         yield setting_error("has more than one line, which dstack does not take", "env", name)
+    elif "\n" in value:
+        yield setting_error("ends with a line's end, which dstack does not take; write |- in place of |", "env", name)
+    if "\0" in value:
+        yield setting_error("has the character 0, which no variable can hold", "env", name)
+    if (size := len(f"{name}={value}".encode(errors="replace")) + 1) > LONGEST:
+        yield setting_error(f"is {size} bytes with its name, and Linux takes {LONGEST} at most; put it into a file", "env", name)
