@@ -19,9 +19,9 @@ LINE = re.compile(r"(?:export )?([A-Z][A-Z0-9_]*)=(.*)")
 
 
 def known(settings: Dstack | None) -> dict[str, str]:
-    """The environment of this process, and what flotilla:dstack.credentials holds beside it. Raises UserError."""
+    """What is set in the environment of this process, and what flotilla:dstack.credentials holds beside it. Raises UserError."""
     file = settings.credentials if settings else None
-    return (read(file.expanduser()) if file else {}) | dict(os.environ)
+    return (read(file.expanduser()) if file else {}) | {name: value for name, value in os.environ.items() if value}
 
 
 def read(file: Path) -> dict[str, str]:

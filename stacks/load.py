@@ -6,6 +6,7 @@ All errors are reported together, each in one line: `stacks/Pulumi.local.yaml:6:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from functools import cache
@@ -43,8 +44,17 @@ BOUNDS = {"minimum": ">=", "maximum": "<=", "exclusiveMinimum": ">", "minItems":
 
 
 def names(root: Path) -> list[str]:
-    """The stacks that there are in the project at `root`."""
-    return sorted(file.name.removeprefix("Pulumi.").removesuffix(".yaml") for file in (root / "stacks").glob("Pulumi.*.yaml"))
+    """The stacks that there are in the project at `root`: other files of theirs, such as Pulumi.old.prod.yaml, are none."""
+    found = [re.fullmatch(r"Pulumi\.([a-z][a-z0-9-]{1,40})\.yaml", file.name) for file in (root / "stacks").glob("Pulumi.*.yaml")]
+    return sorted(match[1] for match in found if match)
+
+
+def _absent(name: str, root: Path) -> str:
+    """Where a stack is not there: which are, and the one that was meant by its file's path, or as `pulumi stack ls` shows it."""
+    known = names(root)
+    meant = re.sub(r"^(Pulumi\.)?(.*?)(\.ya?ml)?$", r"\2", name.rstrip("/").rpartition("/")[2])
+    why = f"did you mean {meant}" if meant in known else f"({_source(name)} does not exist)"
+    return f"there is no stack {name!r}{'; ' if meant in known else ' '}{why}; the stacks are: {', '.join(known) or 'none'}"
 
 
 def load(name: str, root: Path) -> Stack:
@@ -61,8 +71,8 @@ def stack_file(name: str, root: Path) -> Path:
 
 def settings(name: str, root: Path) -> dict[str, Any]:
     """`{"flotilla:cloud": ..., ...}`: the raw settings of a stack over the defaults of Pulumi.yaml. Raises StackError."""
-    if name not in names(root):
-        raise StackError(f"there is no stack {name!r} ({_source(name)} does not exist); the stacks are: {', '.join(names(root)) or 'none'}")
+    if name not in names(root) and ("/" in name or not stack_file(name, root).is_file()):
+        raise StackError(_absent(name, root))
     declared = _read(root / "Pulumi.yaml", "Pulumi.yaml").get("config") or {}
     defaults = {key: spec["default"] for key, spec in declared.items() if isinstance(spec, dict) and "default" in spec}
     config = _read(stack_file(name, root), _source(name)).get("config") or {}

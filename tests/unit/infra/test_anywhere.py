@@ -133,6 +133,16 @@ def test_the_environment_wins_over_the_file(tmp_path, monkeypatch):
     assert (known["LAMBDA_API_KEY"], known["RUNPOD_API_KEY"]) == ("of the shell", "other")
 
 
+@pytest.mark.parametrize("name", ["LAMBDA_API_KEY", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"])
+def test_an_empty_variable_hides_no_key_of_the_file(name, tmp_path, monkeypatch):
+    file = tmp_path / "keys.env"
+    file.write_text(f"{name}=of the file\n")
+    file.chmod(0o600)
+    monkeypatch.setenv(name, "")
+    known = credentials.known(stack(dstack={"credentials": str(file)}).dstack)
+    assert credentials.filled({"key": f"${{{name}}}"}, known) == {"key": "of the file"}
+
+
 # Nodes
 
 

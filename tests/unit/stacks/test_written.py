@@ -145,3 +145,30 @@ def test_settings_of_the_pages_are_read(page, block):
 def test_idle_duration_off_is_read():
     assert yaml.safe_load("off") is False  # which is why
     assert written.load("off") == "off"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "stacks/Pulumi.test.yaml",
+        "./stacks/Pulumi.test.yaml",
+        "Pulumi.test.yaml",
+        "test.yaml",
+        "me/flotilla/test",
+        "organization/flotilla/test",
+    ],
+)
+def test_a_stack_by_its_path_or_full_name_gets_the_name_that_was_meant(project, name):
+    root = project(LOCAL)
+    for other in ("my.stack", "Prod", "x"):
+        (root / f"stacks/Pulumi.{other}.yaml").write_text("config: {}")
+    with pytest.raises(StackError) as caught:
+        load.load(name, root)
+    assert str(caught.value) == f"there is no stack {name!r}; did you mean test; the stacks are: test"
+
+
+def test_a_stack_with_a_name_that_is_none_is_told_so(project):
+    root = project(LOCAL)
+    (root / "stacks/Pulumi.Prod.yaml").write_text(HEAD)
+    with pytest.raises(StackError, match=r"stacks/Pulumi\.Prod\.yaml: the stack's name 'Prod' is not a name of 2 to 41 characters"):
+        load.load("Prod", root)
