@@ -1,4 +1,4 @@
-"""The Pulumi program in this process, without CLI, account or plugins: shows the plan and writes the files of build/<stack>/.
+"""The Pulumi program in this process, without CLI, account or plugins: shows what it costs, the plan, and writes build/<stack>/.
 
 flotilla preview local
 flotilla preview onprem --json
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__":  # before imports that take seconds
     from stacks.host.interrupts import end_on_interrupt
@@ -41,11 +41,15 @@ from rich.markup import escape
 from rich.tree import Tree
 
 from cluster_tasks import build_folder
+from infra.summary import remark, summary
 from stacks.errors import UserError
 from stacks.host.project import STACK_HELP, project_root
 from stacks.load import load, settings
 from stacks.places import PLACES, cloud_of
 from stacks.schema import Stack
+
+if TYPE_CHECKING:
+    from infra.prices import Cost
 
 SHOWN = 60  # characters of a property's value in the tree
 PIPE = 1000  # columns where nobody's terminal sets them: no line of the tree is cut
@@ -228,16 +232,22 @@ def _short(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
 
 
-def _cost(stack: Stack, resources: list[Resource]) -> tuple[dict[str, Any] | None, list[str]]:
-    """What the machines of a cloud cost, for machines and for people; None where that is not known, and the reason."""
-    if cloud_of(stack) is None:
-        return None, []
+def _cost(stack: Stack, wanted: bool) -> tuple[Cost | None, str]:
+    """What the machines of a cloud cost; None where that is not known, and the reason."""
+    if cloud_of(stack) is None or not wanted:
+        return None, "--no-prices"
     from infra import prices  # with what downloads a catalogue; only who asks waits for it
 
     try:
-        cost = prices.cost(stack)
+        return prices.cost(stack), ""
     except prices.PricesUnknown as reason:
-        return None, [f"prices are not known: {reason}"]
+        return None, str(reason)
+
+
+def _in_detail(stack: Stack, cost: Cost, resources: list[Resource]) -> tuple[dict[str, Any], list[str]]:
+    """For machines and for people: each fleet, and what is paid for beside machines."""
+    from infra import prices
+
     fleets = [asdict(fleet) | {"hourly": fleet.hourly} for fleet in cost.fleets]
     billed = import_module(f"{PLACES[stack.cloud].program}.preview_answers").BILLED
     more = prices.left_out(billed, ((resource.type, resource.inputs) for resource in resources))
@@ -259,13 +269,19 @@ def main(arguments: list[str] | None = None, prog: str = "python -m infra.previe
     except (UserError, pulumi.RunError) as error:
         print(error, file=sys.stderr)
         return 2
-    known, lines = (None, []) if options.no_prices else _cost(load(options.stack, root), planned.resources)
+    stack = load(options.stack, root)
+    cost, why = _cost(stack, not options.no_prices)
+    found = summary(stack, cost, why)
+    known, lines = _in_detail(stack, cost, planned.resources) if cost else (None, [])
     if options.json:
-        print(json.dumps(asdict(planned) | {"cost": known}, indent=2, sort_keys=True, default=str))
+        print(json.dumps(asdict(planned) | {"cost": known, "summary": asdict(found)}, indent=2, sort_keys=True, default=str))
         return 0
     console = Console(emoji=False, soft_wrap=True, highlight=False)
     if not console.is_terminal:
         console.width = PIPE
+    for line in found.lines():
+        console.print(line, markup=False)
+    console.print()
     console.print(tree(planned), soft_wrap=False, no_wrap=True, overflow="ellipsis")
     kinds = Counter(resource.kind for resource in planned.resources)
     console.print("  " + ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items())))
@@ -273,10 +289,10 @@ def main(arguments: list[str] | None = None, prog: str = "python -m infra.previe
         console.print(f"  assumed, not asked: {assumption}", markup=False)
     for line in lines:
         console.print(f"  cost: {line}", markup=False)
-    for warning in planned.outputs.get("warnings", []):
+    for warning in [*planned.outputs.get("warnings", []), *filter(None, [remark(stack, found)])]:
         console.print(f"  warning: {warning}", style="yellow", markup=False)
     console.print(f"\nwrote {planned.outputs['folder']}/: {', '.join(planned.outputs['rendered'])}\nnext:\n")
-    for command in _following(planned, load(options.stack, root)):
+    for command in _following(planned, stack):
         console.print(f"  {command}", markup=False)
     return 0
 

@@ -34,6 +34,7 @@ from stacks.settings.backends import BACKENDS, BackendEntry
 from stacks.settings.fields import gigabytes
 
 RENTED = [name for name, place in PLACES.items() if place.cloud or place.launches]
+PAID_APART = {"block": "a capacity block is paid when it is bought", "flex-start": "flex-start has prices of its own"}
 SHOWN = 15  # offers of a fleet, where --all does not ask for more
 
 
@@ -71,11 +72,13 @@ class Wanted:
     gpu: Gpu | None
     cpus: int
     memory: float  # GB
-    machine: str | None
-    regions: tuple[str, ...]
+    machine: str | None  # the fleet takes this type alone
+    regions: tuple[str, ...]  # or zones, where the fleet is in these alone
     max_price: float | None
     spot: bool | None  # None: either
     several: bool  # nodes that need a network between them
+    arch: str = "x86"
+    most_memory: float | None = None  # GB; to dstack 64GB is no more and no less
 
 
 def wanted(stack: Stack, fleet: Fleet) -> Wanted:
@@ -86,9 +89,21 @@ def wanted(stack: Stack, fleet: Fleet) -> Wanted:
     if kind and stack.backends:
         fleet = like(kind, fleet)
     regions = (stack.region,) if stack.region and not stack.backends else fleet.regions
-    least, spot = fleet.memory.partition("..")[0] if fleet.memory else "0GB", fleet.capacity.kind == "spot"
+    if kind and not stack.backends and (cloud := place_of(stack).cloud) and cloud.zonal_prices:
+        regions = stack.network.zones or regions
+    least, dots, most = (fleet.memory or "0GB..").partition("..")
+    most = most if dots else least
     return Wanted(
-        gpu, fleet.cpus or 0, gigabytes(least), fleet.machine, regions, fleet.max_price, spot, not fleet.elastic and fleet.nodes > 1
+        gpu,
+        fleet.cpus or 0,
+        gigabytes(least),
+        fleet.machine,
+        regions,
+        fleet.max_price,
+        fleet.capacity.kind == "spot",
+        not fleet.elastic and fleet.nodes > 1,
+        fleet.arch,
+        gigabytes(most) if most else None,
     )
 
 
@@ -164,18 +179,25 @@ def _fits(item: CatalogItem, want: Wanted) -> bool:
         return False
     if want.max_price is not None and item.price > want.max_price:
         return False
-    if item.cpu < want.cpus or item.memory < want.memory or item.cpu_arch.value != "x86":
-        return False
-    gpu = want.gpu
+    if want.machine is not None:
+        return item.instance_name == want.machine
+    most = item.memory if want.most_memory is None else want.most_memory
+    return item.cpu >= want.cpus and want.memory <= item.memory <= most and item.cpu_arch.value == want.arch and _has(item, want.gpu)
+
+
+def _has(item: CatalogItem, gpu: Gpu | None) -> bool:
+    """To dstack a size is neither less nor more: an A100 of 80 GB is none of 40."""
     if gpu is None or not gpu.count:
-        return item.gpu_count == 0 if want.machine is None else item.instance_name == want.machine
-    if gpu.name and (item.gpu_name or "").lower() != gpu.name.lower():
-        return False
-    return item.gpu_count == gpu.count and (gpu.memory is None or (item.gpu_memory or 0) >= gigabytes(gpu.memory))
+        return item.gpu_count == 0
+    named = gpu.name is None or (item.gpu_name or "").lower() == gpu.name.lower()
+    made = item.gpu_vendor is None or item.gpu_vendor.value == gpu.vendor
+    return item.gpu_count == gpu.count and named and made and (gpu.memory is None or (item.gpu_memory or 0) == gigabytes(gpu.memory))
 
 
 def offers(stack: Stack, fleet: Fleet, look: Callable[[str], Listed] = listed) -> list[Offer]:
     """Of all backends, the cheapest first; equal ones by name."""
+    if fleet.capacity.kind in PAID_APART:
+        return []
     want = wanted(stack, fleet)
     found = [offer for entry in entries(stack) for offer in fitting(entry, look(entry.type), want)]
     return sorted(found, key=lambda offer: (offer.price, offer.backend, offer.region, offer.machine))
@@ -186,6 +208,8 @@ def nothing(stack: Stack, fleet: Fleet, look: Callable[[str], Listed] = listed) 
     index, want = stack.fleets.index(fleet), wanted(stack, fleet)
     at, known = f"flotilla:fleets[{index}]", entries(stack)
     names = ", ".join(entry.type for entry in known)
+    if fleet.capacity.kind in PAID_APART:
+        return f"{at}.capacity.kind: {fleet.capacity.kind}: {PAID_APART[fleet.capacity.kind]}, so no offer is for it"
 
     def cheapest(**less: Any) -> Offer | None:
         asked = replace(want, **less)
@@ -198,9 +222,17 @@ def nothing(stack: Stack, fleet: Fleet, look: Callable[[str], Listed] = listed) 
         return f"{at}.regions: {', '.join(want.regions)}: none of {names} sells it there; {shown(offer)}"
     if offer := cheapest(max_price=None, regions=(), spot=None):
         kinds = ("on-demand", "spot")
+        if want.spot and (silent := [entry.type for entry in known if entry.known.spot and _without_spot(look(entry.type))]):
+            most = f", which is the most that spot is: {shown(offer)}" if offer.backend in silent else f"; on-demand is {shown(offer)}"
+            return f"{at}.capacity.kind: spot: the list of {', '.join(silent)} has on-demand prices alone{most}"
         return f"{at}.capacity.kind: {kinds[bool(want.spot)]}: none of {names} sells it so; {kinds[offer.spot]} is {shown(offer)}"
-    offer = cheapest(max_price=None, regions=(), spot=None, cpus=0, memory=0.0)
+    offer = cheapest(max_price=None, regions=(), spot=None, cpus=0, memory=0.0, most_memory=None)
     return f"{at}{_not_sold(want, [look(entry.type) for entry in known], offer)} (backends: {names})"
+
+
+def _without_spot(found: Listed) -> bool:
+    """Of a list that comes with this project, or of a backend whose offers nobody here knows."""
+    return not any(item.spot for item in found.items)
 
 
 def _not_sold(want: Wanted, lists: list[Listed], nearest: Offer | None) -> str:

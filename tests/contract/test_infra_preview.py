@@ -44,7 +44,8 @@ def edit(project: Path, stack: str, change) -> None:
 def test_every_stack_is_planned_and_its_files_are_written(project, name, preview):
     done = preview(project, name)
     assert done.returncode == 0, done.stderr
-    first = done.stdout.splitlines()[0]
+    *summary, empty, first = done.stdout.splitlines()[:7]
+    assert [line.split()[0] for line in summary] == ["hosts", "GPUs", "price", "idle", "budget"] and not empty
     written = {file.name for file in (project / "build" / name).iterdir() if not file.name.startswith(".")} - {"ray.token"}
     assert first == f"{name}  {done.stdout.count('── + ')} resources"
     [said] = [line for line in done.stdout.splitlines() if line.startswith(f"wrote build/{name}/: ")]
@@ -56,7 +57,7 @@ def test_every_stack_is_planned_and_its_files_are_written(project, name, preview
 
 
 def test_the_plan_nests_resources_below_their_component(project, preview):
-    tree = preview(project, "local").stdout.splitlines()
+    tree = preview(project, "local").stdout.splitlines()[6:]
     assert tree[1].startswith("└── + Publication local")
     assert tree[2].startswith("    └── + Token ")
 

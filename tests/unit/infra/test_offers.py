@@ -14,6 +14,7 @@ from support.anywhere import BASE, fleet, stack
 
 from infra import prices
 from infra.backends import offers, preflight
+from stacks.load import parse
 from stacks.schema import Stack
 
 # Offers
@@ -34,6 +35,70 @@ SOLD = {
         "nebius", (item("sxm", "eu-north1", 24), item("sxm", "eu-north1", 10, spot=True), item("sxm", "eu-west1", 23.5))
     ),
 }
+
+
+AWS_ONE = {
+    "flotilla:cloud": "aws",
+    "flotilla:region": "us-east-1",
+    "flotilla:fleets": [{"name": "gpus", "machine": "g6.8xlarge", "nodes": 1}],
+    "flotilla:dstack": {"host": "cloud"},
+}
+
+
+def on_aws(**fleet: Any) -> Stack:
+    return parse("test", AWS_ONE | {"flotilla:fleets": [AWS_ONE["flotilla:fleets"][0] | fleet]})
+
+
+def sold(*items: CatalogItem) -> dict[str, offers.Listed]:
+    return {"aws": offers.Listed("aws", items, dated="2026-07-20")}
+
+
+L4 = [item(name, "us-east-1", price, 1, "L4") for name, price in (("g6.xlarge", 0.8), ("g6.8xlarge", 2.0), ("g6.16xlarge", 3.4))]
+
+
+def test_a_fleet_of_a_machine_type_is_offered_that_alone():
+    made = on_aws()
+    assert [offer.machine for offer in offers.offers(made, made.fleets[0], sold(*L4).__getitem__)] == ["g6.8xlarge"]
+
+
+def test_spot_without_a_price_is_not_called_not_sold():
+    made = on_aws(capacity={"kind": "spot"})
+    assert offers.offers(made, made.fleets[0], sold(*L4).__getitem__) == []
+    said = offers.nothing(made, made.fleets[0], sold(*L4).__getitem__)
+    most = "which is the most that spot is: g6.8xlarge of aws in us-east-1 for 2"
+    assert said == f"flotilla:fleets[0].capacity.kind: spot: the list of aws has on-demand prices alone, {most}"
+    with_spot = sold(*L4, item("other", "us-east-1", 1, 1, "L4", spot=True))
+    assert "none of aws sells it so; on-demand is g6.8xlarge" in offers.nothing(made, made.fleets[0], with_spot.__getitem__)
+
+
+def test_a_capacity_block_is_bought_apart():
+    held = {"kind": "block", "id": "cr-0123456789abcdef0"}
+    made = on_aws(machine="p5.48xlarge", capacity=held)
+    look = sold(item("p5.48xlarge", "us-east-1", 55)).__getitem__
+    assert offers.offers(made, made.fleets[0], look) == []
+    assert offers.nothing(made, made.fleets[0], look).startswith(
+        "flotilla:fleets[0].capacity.kind: block: a capacity block is paid when it"
+    )
+
+
+FITS = [
+    ({"gpu": {"name": "A100", "count": 8, "memory": "40GB"}}, {"gpu": "A100"}, False),
+    ({"gpu": {"name": "A100", "count": 8, "memory": "80GB"}}, {"gpu": "A100"}, True),
+    ({"gpu": {"count": 8, "vendor": "amd"}}, {}, False),
+    ({"gpu": {"count": 8}}, {}, True),
+    ({"memory": "512GB"}, {}, False),
+    ({"memory": "1000GB"}, {}, True),
+    ({"memory": "64GB..512GB"}, {}, False),
+    ({"memory": "64GB.."}, {}, True),
+    ({"arch": "arm"}, {}, False),
+]
+
+
+@pytest.mark.parametrize(("asks", "has", "fits"), FITS, ids=[json.dumps(asks) for asks, _, _ in FITS])
+def test_machines_that_dstack_would_not_take_for_the_fleet_are_not_priced(asks, has, fits):
+    made = stack(fleets=fleet(**asks))
+    look = {name: offers.Listed(name, (item("m", "r", 5, **has),) if name == "nebius" else ()) for name in ("lambda", "nebius")}
+    assert bool(offers.offers(made, made.fleets[0], look.__getitem__)) == fits
 
 
 def test_offers_are_sorted_by_price_over_all_backends():
