@@ -17,6 +17,7 @@ import yaml
 from fleets import credentials
 from infra.backends import offers
 from infra.preflight.answers import Answer, failed, ok, unknown
+from stacks import written
 from stacks.errors import UserError
 from stacks.places.machine_types import Machine
 from stacks.schema import Stack
@@ -71,7 +72,7 @@ def _kubeconfig(entry: BackendEntry) -> Problem | None:
     """Of the file, of the contexts in it that the stack names, and of their clusters and users."""
     file = Path(entry.credentials or entry.known.default_file).expanduser()
     try:
-        content = yaml.safe_load(file.read_text())
+        content = written.load(file.read_text())
     except OSError as error:
         return f"{file}: {(error.strerror or str(error)).lower()}", ENTRY
     except (yaml.YAMLError, UnicodeDecodeError):

@@ -31,6 +31,8 @@ def _hosts(stack: Stack) -> Iterator[PydanticCustomError]:
 
 def _addresses(stack: Stack) -> Iterator[PydanticCustomError]:
     """Of a cluster of several fleets, which to dstack are one."""
+    if not {*stack.task.fleets} <= {fleet.name for fleet in stack.fleets}:
+        return  # stacks/rules.py says so
     hosts = [
         (("fleets", stack.fleets.index(fleet), "ssh", "hosts", number, "internal_ip"), fleet, host.internal_ip)
         for fleet in stack.cluster_fleets()
