@@ -31,3 +31,11 @@ def line(file: Path, project: str, location: Location) -> int | None:
         if part == "config":
             found = None  # says nothing about a setting
     return found
+
+
+def key_line(file: Path, key: str) -> int | None:
+    """The line of a key of `config` by its full spelling."""
+    node = written.compose(file.read_text())
+    found = [value for name, value in node.value if name.value == "config"] if isinstance(node, yaml.MappingNode) else []
+    keys = [name for value in found if isinstance(value, yaml.MappingNode) for name, _ in value.value]
+    return next((name.start_mark.line + 1 for name in keys if name.value == key), None)

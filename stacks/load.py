@@ -19,7 +19,7 @@ from pydantic_core import ErrorDetails
 
 from stacks import rules, sections, written
 from stacks.errors import StackError
-from stacks.lines import Location, line
+from stacks.lines import Location, key_line, line
 from stacks.places import PLACES
 from stacks.schema import Stack
 from stacks.settings.fields import known, located
@@ -82,7 +82,8 @@ def settings(name: str, root: Path) -> dict[str, Any]:
         raise StackError(f"{_source(name)}: has no settings; flotilla:cloud (one of {', '.join(PLACES)}) and flotilla:fleets are needed")
     for key in config:
         if f"{PROJECT}:{key}" in config:
-            raise StackError(f"{_source(name)}: {PROJECT}:{key}: stands twice, the second time as {key}; leave one")
+            number = key_line(stack_file(name, root), key)
+            raise StackError(f"{_source(name)}:{number}: {key}: is {PROJECT}:{key}, which stands in this file too; leave one")
     return {_full(key): value for key, value in (defaults | config).items()}
 
 

@@ -12,7 +12,7 @@ from stacks.schema import Stack
 from stacks.settings.fields import setting_error
 
 NAME = r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
-PROJECT = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"  # a domain's own: example.com:project
+PROJECT = r"([a-z0-9.-]+:[a-z][a-z0-9-]{0,28}[a-z0-9]|[a-z][a-z0-9-]{4,28}[a-z0-9])"  # a domain's own: example.com:project
 NETWORK = re.compile(rf"(projects/(?P<host>{PROJECT})/global/networks/)?(?P<name>{NAME})")
 SUBNET = re.compile(rf"(projects/(?P<host>{PROJECT})/regions/(?P<region>[a-z0-9-]+)/subnetworks/)?(?P<name>{NAME})")
 FILE_SYSTEM = re.compile(rf"(projects/(?P<project>{PROJECT})/)?locations/(?P<location>[a-z0-9-]+)/instances/(?P<name>{NAME})")

@@ -259,7 +259,7 @@ Region = Annotated[str, form(r"^[a-z][a-z0-9-]*$", "a region such as us-east-1 o
 ProjectId = Annotated[
     str,
     form(
-        r"^([a-z0-9-]+(\.[a-z0-9-]+)+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$",
+        r"^([a-z0-9-]+(\.[a-z0-9-]+)+:[a-z][a-z0-9-]{0,28}[a-z0-9]|[a-z][a-z0-9-]{4,28}[a-z0-9])$",  # a domain's own are older
         "a project id: 6 to 30 characters, a-z first, then a-z, 0-9 and -",
     ),
 ]

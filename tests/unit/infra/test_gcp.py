@@ -283,7 +283,7 @@ def test_what_dstack_takes_for_no_reservation_is_refused_with_it(id_):
         stack(DSTACK, ("fleets.0.capacity", {"kind": "reservation", "id": id_}))
 
 
-@pytest.mark.parametrize("project", ["my-project", "example.com:my-project", "eng.example-corp.com:ml-team"])
+@pytest.mark.parametrize("project", ["my-project", "example.com:my-project", "example.com:proj", "eng.example-corp.com:ml-team"])
 def test_a_project_may_be_a_domains_own(project):
     assert stack(DSTACK, ("project", project)).project == project
     bucket = names.state_bucket(project)

@@ -106,7 +106,7 @@ def test_keys_are_text(project):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("  cloud: ssh\n", "flotilla:cloud: stands twice, the second time as cloud"),
+        ("  cloud: ssh\n", "stacks/Pulumi.test.yaml:6: cloud: is flotilla:cloud, which stands in this file too; leave one"),
         ("  flotilla:cloud: ssh\n", "flotilla:cloud stands twice"),
         ("  flotilla:task: {retry: true, retry: false}\n", "retry stands twice"),
         ("  flotilla:task: &a [*a]\n", "an alias refers to itself"),
