@@ -38,7 +38,7 @@ STACKS = "look(node_root(os.getpid()))"
 LOGS = """(lambda secret: harvest(
     [Path(__import__("ray")._private.worker._global_node.get_logs_dir_path()),
      *Path(__import__("ray")._private.worker._global_node.get_session_dir_path()).parent.glob("services-*"),
-     *Path("/tmp").glob("services-*")],
+     *Path(__import__("ray")._private.worker._global_node.get_session_dir_path()).parents[1].glob("services-*")],
     secret) | traces(recorded(), secret))(secrets_of(below(node_root(os.getpid())), also))"""
 
 # What the job runs; `sources`, `call` and `seconds` are set before it. It does to every node what `here` does to this machine's. Its own

@@ -8,7 +8,6 @@ import os
 import shlex
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ import yaml
 
 from cluster_tasks.identity import TOKEN, make_token
 from cluster_tasks.local.supervisor import NodeProcess, Plan
+from cluster_tasks.node.own_folder import short_base
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from stacks.dstack_api import ConfigurationError, EnvSentinel, TaskConfiguration, parse_apply_configuration
@@ -167,7 +167,8 @@ def node_gpus(task: TaskConfiguration) -> list[int]:
 
 def ray_folder(root: Path) -> Path:
     """Ray's sockets lie below it; the kernel allows 107 characters for such a path, so it cannot be below `root`."""
-    return Path(tempfile.gettempdir()) / f"flotilla-{os.getuid()}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
+    name = f"flotilla-{os.getuid()}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
+    return short_base(f"{name}/10") / name
 
 
 def make_ray_folder(root: Path) -> None:

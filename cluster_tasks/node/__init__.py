@@ -25,6 +25,7 @@ In the order in which they are best read:
     head, worker, torchrun     what a node becomes
     elastic, meeting           what a node of an elastic fleet becomes, and how it finds the head
     watch, job                 what the head looks after: its nodes, its job
+    own_folder                 where Ray and the services write
     service, services          commands that run beside Ray, for jobs
     monitoring/                Prometheus and Grafana as such services, their files, and what posts alerts to a webhook
     health, preemption         full disks and short memory; a spot machine's notice

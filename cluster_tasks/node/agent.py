@@ -19,6 +19,7 @@ from .elastic import run_elastic
 from .errors import Failure, HeadEnded, Stopped, say
 from .fitness import burn_in
 from .head import run_head
+from .own_folder import own_folder
 from .settings import Settings, read_settings
 from .torchrun import run_torchrun
 from .waiting import signals
@@ -70,7 +71,8 @@ def run_node(settings: Settings) -> int:
     if settings.torchrun:
         run_torchrun(settings)
     become_node = run_elastic if settings.join else run_head if settings.rank == 0 else run_worker
-    return become_node(settings)
+    with own_folder(settings):
+        return become_node(settings)
 
 
 def brought(settings: Settings) -> Iterator[Path]:

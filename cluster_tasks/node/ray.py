@@ -61,6 +61,7 @@ def ray_command(settings: Settings, domain: str | None = None) -> list[str]:
     flags |= PINNED_PORTS if settings.pin_ports else {}
     flags |= {"--num-gpus": 0 if settings.gpus == 0 else settings.num_gpus, "--resources": settings.resources or None}
     flags |= {"--object-store-memory": settings.object_store_mb and settings.object_store_mb * 2**20, "--temp-dir": settings.temp_dir}
+    flags |= {"--object-spilling-directory": settings.spill}
     labels = {"flotilla.role": "rollout", FLEET: settings.fleet} if settings.join else {}
     labels |= {nvlink.LABEL: domain} if domain else {}
     flags |= {"--labels": ",".join(f"{key}={value}" for key, value in labels.items()) or None}

@@ -10,8 +10,10 @@ import contextlib
 import http.client
 import logging
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -131,11 +133,11 @@ class Services:
 @contextlib.contextmanager
 def services_of(settings: Settings) -> Iterator[Services]:
     """Runs this node's inside the `with`."""
-    place = settings.place
     own = [service for service in settings.services if service.on(settings.rank)]
+    parent, name = settings.place.parent, settings.place.name
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = settings.place = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))  # a name that nobody can have prepared
     own += of_monitoring(settings) if settings.rank == 0 else []
-    if own or (settings.rank == 0 and settings.services):
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
     if settings.rank == 0 and any(service.port for service in settings.services):
         settings.gate.write_text("the nodes are not complete")
     found = Services(settings, [Running(service, place / f"{service.name}.log") for service in own])
@@ -147,6 +149,7 @@ def services_of(settings: Settings) -> Iterator[Services]:
     finally:
         for each in found.running:
             each.stop()
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def unready(service: Service, address: str) -> str | None:

@@ -38,7 +38,8 @@ class Settings(argparse.Namespace):
     join: str = ""  # run whose cluster this node joins, as one of an elastic fleet
     alerts_port: int | None = None  # on the head, where alerts are posted from
     dashboard: Dashboard  # the head's, as the head itself reaches it
-    place: Path  # of the services' logs
+    place: Path  # of what services write; services.py makes it afresh
+    spill: str | None = None  # folder for objects that do not fit in memory, where it is not below Ray's
     ray_dashboard_port: int  # on which Ray's own dashboard listens, behind identity.py
 
     @property
@@ -68,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--port", type=int, default=6379, help="of the head, for the other nodes")
     add("--dashboard-port", type=int, default=DASHBOARD_PORT)
     add("--pin-ports", action="store_true", help="give Ray's other ports fixed numbers too, for firewalls; needs a node of its own")
-    add("--temp-dir", help="Ray's folder for sockets and logs; keep it short")
+    add("--temp-dir", help="Ray's folder for sockets and logs, short and closed to others; default: a fresh one, removed at the end")
     add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
     add("--burn-in", type=int, default=0, help="seconds of load on the GPUs before this node joins; one that fails does not")
     add("--rejoin-timeout", type=int, default=20, help="seconds within which a lost node must be back, with --on-node-loss fail")
