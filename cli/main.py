@@ -14,6 +14,7 @@ from cli import plan, verbs
 from cli.project import CODE, console, find_root
 from stacks.errors import UserError
 from stacks.host.extras import missing
+from stacks.host.proxies import go_direct
 
 # Verbs that are another module's main(arguments, prog) -> exit code.
 PASSED = {
@@ -57,6 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         console.print(f"error: {verb!r} is no verb; {hint}", markup=False)
         return 2
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    go_direct()
     try:
         return perform(verb, rest)
     except ModuleNotFoundError as error:

@@ -11,6 +11,7 @@ from cluster_tasks import identity
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, run_command, wait
 from cluster_tasks.client.dstack_server import connect
 from cluster_tasks.ray import ROLLOUT
+from stacks.host.proxies import direct
 from stacks.places import place_of
 from stacks.schema import Fleet, Stack
 
@@ -23,7 +24,8 @@ def environment(stack: Stack, folder: Path, url: str) -> dict[str, str]:
     if lacking:
         how = f"pulumi up --stack {stack.name}, or without its CLI flotilla preview {stack.name}"
         raise ClusterError(f"{os.path.relpath(folder / lacking[0], ROOT)} is missing; first: {how}")
-    return dict(os.environ) | identity.environment(folder, url) | ({"DSTACK_PROJECT": stack.dstack.project} if stack.dstack else {})
+    env = os.environ | identity.environment(folder, url) | ({"DSTACK_PROJECT": stack.dstack.project} if stack.dstack else {})
+    return direct(env, url)
 
 
 def cluster(stack: Stack, port: int | None) -> DstackRun:

@@ -8,6 +8,7 @@ from dstack.api import Client
 
 from stacks.dstack_api import ClientError, ConfigurationError
 from stacks.errors import UserError
+from stacks.host.proxies import go_direct
 from stacks.schema import Stack
 
 
@@ -20,6 +21,7 @@ def connect(stack: Stack) -> Client:
 
     Raises ConnectionFailed where the server is not known here, is another than flotilla:dstack.server, is down, or refuses.
     """
+    go_direct()
     wanted = stack.dstack
     add = f"dstack project add --name {wanted.project if wanted else 'main'} --url {wanted.server if wanted else 'URL'} --token ..."
     try:

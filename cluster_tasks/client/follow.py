@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from cluster_tasks.node.dashboard import Dashboard
+from stacks.host.proxies import direct
 
 SILENT_SECONDS = 10  # of a dashboard, after which the connection counts as lost; `dstack attach` does not notice that its tunnel broke
 PRINT_SECONDS = 60  # for the last lines of a job that has ended; to start `ray` alone takes seconds
@@ -32,7 +33,7 @@ class Follower:
 
     def __init__(self, dashboard: Dashboard, job: str, env: Mapping[str, str]):
         version("ray")  # brings the command; raises ModuleNotFoundError, the command's absence would be an OSError
-        self.dashboard, self.job, self.env = dashboard, job, env
+        self.dashboard, self.job, self.env = dashboard, job, direct(env, dashboard.url)
         self.printed = 0  # lines
 
     @property

@@ -31,6 +31,7 @@ from cluster_tasks.client.follow import shown, without_noise
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
 from stacks.errors import UserError
+from stacks.host.proxies import direct
 
 CLUSTER = "`dstack ps`, or for the local cluster `flotilla status local`, says whether it is up"
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
@@ -125,7 +126,7 @@ def submit(dashboard: Dashboard, source: str, job: Job, following: str, env: Map
     submitted = False
     with subprocess.Popen(
         [*command, *flags, "--", *job.command],
-        env=dict(env) | {"PYTHONUNBUFFERED": "1"},
+        env=direct(env, dashboard.url) | {"PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -20,6 +20,7 @@ from .errors import Failure, HeadEnded, Stopped, say
 from .fitness import burn_in
 from .head import run_head
 from .own_folder import own_folder
+from .proxies import without_proxy
 from .settings import Settings, read_settings
 from .torchrun import run_torchrun
 from .waiting import signals
@@ -66,6 +67,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def run_node(settings: Settings) -> int:
+    os.environ.update(without_proxy(os.environ, settings.addresses))
     if settings.burn_in:
         burn_in(settings)
     if settings.torchrun:

@@ -14,6 +14,7 @@ from .health import Health
 from .meeting import head_of
 from .ports import port_answers
 from .preemption import NOTICE_SECONDS, reclaimed
+from .proxies import without_proxy
 from .ray import Ray, ray_node
 from .settings import Settings
 from .waiting import pause, signals, wait
@@ -60,6 +61,7 @@ def missing_head(settings: Settings) -> str | None:
     if not port_answers(address, settings.port):
         return f"waiting for the head at {address}:{settings.port}"
     settings.rank, settings.addresses = 1, [address, settings.address or own_address(address, settings.port)]
+    os.environ.update(without_proxy(os.environ, settings.addresses))
     return None
 
 

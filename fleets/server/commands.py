@@ -29,6 +29,7 @@ from fleets.server.process import Server, ServerError, token
 from stacks.errors import UserError
 from stacks.host.locks import one_at_a_time
 from stacks.host.project import STACK_HELP
+from stacks.host.proxies import go_direct
 from stacks.load import load
 
 if TYPE_CHECKING:
@@ -261,6 +262,7 @@ def perform(options: argparse.Namespace, folder: Path) -> int:
 
 def main(arguments: list[str] | None = None, prog: str = "python -m fleets.server") -> int:
     options = read_arguments(arguments, prog)
+    go_direct()
     try:
         if options.folder == FOLDER and not Path("Pulumi.yaml").is_file():
             raise ServerError(f"no Pulumi.yaml in {Path.cwd()}; run this in the project's folder")

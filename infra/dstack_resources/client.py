@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from stacks.dstack_api import ClientError, ConfigManager, DstackError, ResourceNotExistsError, ServerClientError, URLNotFoundError
 from stacks.errors import UserError
 from stacks.host.forward import answers, opened
+from stacks.host.proxies import go_direct
 from stacks.schema import Dstack
 
 ANSWER_SECONDS = 120  # for one request; a plan asks the cloud for prices and quotas
@@ -49,6 +50,7 @@ def connect(server: str, project: str, token: str | None) -> Client:
 
     Without a token that of `dstack project add` (~/.dstack/config.yml) is taken, the project's before any other of the server.
     """
+    go_direct()
     token = token or _configured(server, project)
     if token is None:
         raise DstackRefused(f"no token for project {project} on {server} (flotilla:dstack); one comes from {LOGINS}")
