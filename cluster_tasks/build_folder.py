@@ -13,12 +13,18 @@ from cluster_tasks.identity import TOKEN, make_token
 
 WRITTEN = ".written.json"  # names of the files that were written last, so that those no longer rendered can go
 
+# Have what flotilla:task.env gives. Others are brought to nodes with their modes, for whichever user an image has.
+WITH_ENVIRONMENT = (".yml", ".sbatch", ".sh")
+
 
 def write(folder: Path, files: Mapping[str, str], token: str | None = None) -> None:
     """Writes `{path in the folder: text}`, each complete or not at all, and removes what was written before and is no longer rendered.
 
+    The folder is closed to other users: files have values of flotilla:task.env, logs whatever a job prints.
     Without `token` the one in the folder stays; where there is none, one is made. Raises OSError.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
     write_files(folder, files)
     for name in _written(folder) - files.keys():
         _remove(folder, name)
@@ -29,7 +35,7 @@ def write(folder: Path, files: Mapping[str, str], token: str | None = None) -> N
 def write_files(folder: Path, files: Mapping[str, str]) -> None:
     """Writes `{path in the folder: text}`, each complete or not at all. Raises OSError."""
     for name, text in files.items():
-        _write(folder / name, text)
+        _write(folder / name, text, 0o600 if "/" not in name and name.endswith(WITH_ENVIRONMENT) else 0o644)
 
 
 def remove(folder: Path) -> None:
@@ -45,11 +51,11 @@ def _written(folder: Path) -> set[str]:
         return set()
 
 
-def _write(file: Path, text: str) -> None:
+def _write(file: Path, text: str, mode: int = 0o600) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=f".{file.name}.", delete=False, encoding="utf-8") as part:
         part.write(text)
-    Path(part.name).chmod(0o644)  # mkstemp's 0600 would keep the files from a group that shares the checkout
+    Path(part.name).chmod(mode)
     Path(part.name).replace(file)
 
 

@@ -49,8 +49,14 @@ def make_token(file: Path, token: str | None = None) -> str:
 def environment(folder: Path, url: str) -> dict[str, str]:
     """What `. build/<stack>/env.sh` sets for the cluster at `url`. Raises OSError where the token cannot be read."""
     file = folder / TOKEN
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(file), "RAY_AUTH_TOKEN": file.read_text().strip()}
-    return {"RAY_ADDRESS": url, STACK: folder.name} | token
+    token = file.read_text().strip()
+    found = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(file),
+        "RAY_AUTH_TOKEN": token,
+        identity.token_variable(folder.name): token,
+    }
+    return {"RAY_ADDRESS": url, STACK: folder.name} | found
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from cluster_tasks import environment, software
 from cluster_tasks.environment import CHECKPOINTS
+from cluster_tasks.node.identity import token_variable
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
 from cluster_tasks.price import hourly
 from stacks.places import place_of
@@ -243,7 +244,7 @@ def services(stack: Stack) -> dict[str, Any]:
 
 def _environment(stack: Stack, fleets: list[Fleet]) -> list[str]:
     """`NAME=value` lines; a bare name is taken from the shell of the person who applies."""
-    env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": None}
+    env: dict[str, str | None] = {"FLOTILLA_RUNS": CHECKPOINTS, "RAY_AUTH_MODE": "token", token_variable(stack.name): None}
     env |= {name: setting.value for name, setting in environment.of_cluster(stack, fleets).items()}
     return [name if value is None else f"{name}={value}" for name, value in env.items()]
 

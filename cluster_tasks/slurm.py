@@ -158,6 +158,8 @@ def _environment(stack: Stack, fleets: list[Fleet], env: dict[str, str | None]) 
         *(['export PATH="$PWD/.venv/bin:$PATH"'] if slurm.container == "none" else []),
         *(f'[ "${{{name}+set}}" ] || fail "{name} is not set where you submit"' for name, value in env.items() if value is None),
         f"export {' '.join(given)}",
+        # Whoever submits may have sourced another stack's env.sh, and sbatch brings the shell's environment along.
+        'unset RAY_AUTH_TOKEN RAY_ADDRESS RAY_API_SERVER_ADDRESS FLOTILLA_STACK "${!FLOTILLA_TOKEN_@}"',
         'export RAY_AUTH_TOKEN_PATH="$build/ray.token"' + (' SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' if cpus else ""),
         f'FLOTILLA_NODES=$(scontrol show hostnames {hosts}| paste -sd,) || fail "scontrol does not tell the nodes"; export FLOTILLA_NODES',
     ]

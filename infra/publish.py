@@ -17,6 +17,7 @@ import yaml
 
 from cluster_tasks import build_folder, ray, slurm
 from cluster_tasks.identity import ADDRESS, STACK, TOKEN
+from cluster_tasks.node.identity import token_variable
 from fleets import backend, fleet, volume
 from infra.cluster_token import Token
 from stacks.load import StackError
@@ -156,7 +157,7 @@ def environment(stack: Stack, site: Site) -> str:
     head += f"export {STACK}={stack.name}\nexport RAY_ADDRESS={address(stack)}\n"
     head += f"export DSTACK_PROJECT={stack.dstack.project}\n" if stack.dstack else ""
     moved = "" if place_of(stack).remote else MOVED.format(address=ADDRESS)
-    return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN, moved=moved)
+    return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN, moved=moved, variable=token_variable(stack.name))
 
 
 # `local up` may have found its port taken; it writes where its dashboard is, not into env.sh, which is Pulumi's.
@@ -169,7 +170,8 @@ flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${{BASH_SOURCE:-$0}}")" 2>/dev/
 [ -f "$flotilla_folder/{token}" ] || flotilla_folder=$PWD/{folder}
 {moved}export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/{token}" # `ray job` reads it here
-RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN # `dstack apply` takes it from the environment
+RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN
+export {variable}="$RAY_AUTH_TOKEN" # `dstack apply` takes it from the environment
 unset flotilla_folder
 if [ "${{http_proxy-}}${{https_proxy-}}${{all_proxy-}}${{HTTP_PROXY-}}${{HTTPS_PROXY-}}${{ALL_PROXY-}}" ]; then # not for this machine
   no_proxy=${{no_proxy:-${{NO_PROXY-}}}} NO_PROXY=${{NO_PROXY:-${{no_proxy-}}}}

@@ -33,7 +33,6 @@ from trainer.errors import ConfigError
 LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 LOOKED_AT = 1000  # rows of a set whose answers are read before anything starts
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations of models
 
 
@@ -253,7 +252,7 @@ def cluster(config: PpoConfig) -> list[str]:
 
 def _nodes() -> list[dict[str, Any]]:
     """As Ray lists them."""
-    if not os.environ.get("RAY_ADDRESS") and not RUNNING_RAY.exists():
+    if not os.environ.get("RAY_ADDRESS") and not placement.RUNNING_RAY.exists():
         return [{"Alive": True, "Labels": {}, "Resources": {"CPU": os.cpu_count() or 1, "GPU": math.inf if has_gpu() else 0}}]
     import ray
 

@@ -17,6 +17,7 @@ import yaml
 
 from cluster_tasks.identity import TOKEN, make_token
 from cluster_tasks.local.supervisor import NodeProcess, Plan
+from cluster_tasks.node.identity import token_variable
 from cluster_tasks.node.own_folder import short_base
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.node.settings import DASHBOARD_PORT, STOP_SECONDS
@@ -107,7 +108,8 @@ def token_of(root: Path) -> str:
 def task_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, str]) -> dict[str, str]:
     """The task's `env`, bare names taken from the shell, paths below a volume's mount rewritten to its folder here."""
     folders, env = volume_folders(task, root), {}
-    shell = {**shell, "RAY_AUTH_TOKEN": token_of(root)}  # not the shell's, which may be another cluster's
+    tokens = [name for name in task.env if name.startswith(token_variable(""))]
+    shell = {**shell, **dict.fromkeys(["RAY_AUTH_TOKEN", *tokens], token_of(root))}  # not the shell's, which may be another cluster's
     for name, value in task.env.items():
         if isinstance(value, EnvSentinel) and name not in shell:
             raise LocalError(f"the task takes {name} from your shell, where it is not set")
@@ -119,9 +121,8 @@ def task_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, st
 
 def shared_environment(task: TaskConfiguration, root: Path, shell: Mapping[str, str]) -> dict[str, str]:
     """What all nodes of a task have, whichever they are."""
-    kept = {
-        name: value for name, value in shell.items() if not name.startswith(("RAY_ADDRESS", "RAY_API_", "RAY_AUTH_", "DSTACK_", "SLURM_"))
-    }
+    others = ("RAY_ADDRESS", "RAY_API_", "RAY_AUTH_", "DSTACK_", "SLURM_", token_variable(""))
+    kept = {name: value for name, value in shell.items() if not name.startswith(others)}
     return kept | {
         MARKER: str(root),
         "RAY_AUTH_MODE": "token",

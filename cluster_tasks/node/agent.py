@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from . import lifeline
+from . import identity, lifeline
 from .account import account_of, become
 from .checks import claim_checkpoints, make_dump_folders, one_list_of_gpus, quick_checks
 from .elastic import run_elastic
@@ -37,6 +37,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         one_list_of_gpus(os.environ)
         settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
+        if own := os.environ.pop(identity.token_variable(settings.stack), None):
+            os.environ[identity.TOKEN] = own  # where Ray and jobs look for it
         if settings.user:
             become(account_of(settings.user), brought(settings))
         if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from .identity import token_variable
+
 ASK_SECONDS = 10
 FLEET = "flotilla.fleet"  # label of an elastic node
 
@@ -90,12 +92,12 @@ class Dashboard:
         self.ask(f"/api/jobs/{job}/stop", {})
 
 
-def ray_token(env: Mapping[str, str]) -> str | None:
-    """The token, where Ray itself looks for it and in its order; None where authentication is off. Raises ValueError."""
+def ray_token(env: Mapping[str, str], stack: str = "") -> str | None:
+    """The stack's token, else where Ray itself looks for one and in its order; None where authentication is off. Raises ValueError."""
     if env.get("RAY_AUTH_MODE") != "token":
         return None
     path = Path(env.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray/auth_token")
-    token = env.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.is_file() else "")
+    token = env.get(token_variable(stack)) or env.get("RAY_AUTH_TOKEN") or (path.read_text().strip() if path.is_file() else "")
     if not token:
         raise ValueError("RAY_AUTH_MODE is token, but neither RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH nor ~/.ray/auth_token holds one")
     return token

@@ -40,6 +40,11 @@ JOBS = "/api/jobs/"  # POST: a new job
 TOKEN = "RAY_AUTH_TOKEN"  # in the environment of this process; a command line is for all users to read
 
 
+def token_variable(stack: str) -> str:
+    """Name of the variable by which a stack's token comes to its nodes: a shell may be set up for several stacks, and for another last."""
+    return f"FLOTILLA_TOKEN_{re.sub('[^A-Za-z0-9]', '_', stack).upper()}"
+
+
 def fingerprint(token: str | None) -> str | None:
     """The id of the cluster that asks for this token. A token has 256 random bits, so that its hash does not lead back to it."""
     return hashlib.sha256(f"flotilla id\n{token}".encode()).hexdigest()[:ID_LENGTH] if token else None

@@ -107,7 +107,7 @@ def read_settings(argv: list[str], env: Mapping[str, str]) -> Settings:
         raise ValueError("--join needs FLOTILLA_RUNS, the folder that all nodes see, in which the head leaves its note")
     if settings.services and settings.torchrun:
         raise ValueError("--services needs Ray; torchrun takes the agent's place, and nobody would look after them")
-    settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env))
+    settings.dashboard = Dashboard(f"http://127.0.0.1:{settings.dashboard_port}", ray_token(env, settings.stack))
     settings.ray_dashboard_port = free_port()
     rank, addresses, gpus = who_am_i(settings, env)
     if not 0 <= rank < len(addresses):

@@ -144,7 +144,7 @@ def test_env_sh_shows_ray_its_token(tmp_path, shell, elsewhere):
     folder.mkdir(parents=True)
     (folder / "env.sh").write_text(publish.rendered(*built("onprem"))["env.sh"])
     (folder / "ray.token").write_text("abc")
-    show = 'printf "%s\\n" "$RAY_ADDRESS" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN_PATH" "$RAY_AUTH_TOKEN" "${flotilla_folder-unset}"'
+    show = 'printf "%s\\n" "$RAY_ADDRESS" "$RAY_AUTH_MODE" "$RAY_AUTH_TOKEN_PATH" "$FLOTILLA_TOKEN_ONPREM" "${flotilla_folder-unset}"'
     cwd, file = (Path("/"), folder / "env.sh") if elsewhere else (tmp_path, Path("build/onprem/env.sh"))
     out = subprocess.run([shell, "-c", f". {file}; {show}"], cwd=cwd, capture_output=True, text=True, timeout=30, check=True)
     assert out.stdout.splitlines() == ["http://localhost:8265", "token", f"{folder}/ray.token", "abc", "unset"]

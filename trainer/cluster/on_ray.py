@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
@@ -270,6 +271,8 @@ def connect() -> None:
         )
     # The first error of a call to many processes is reported; without this Ray logs those of the others, tracebacks and all.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    if not address:
+        own_token()
     try:
         ray.init(logging_level=logging.WARNING)
     except Exception as error:  # also another version of Ray or Python than the cluster's
@@ -277,3 +280,15 @@ def connect() -> None:
             raise  # a bare one is of a node that did not start in time
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"RAY_ADDRESS={address or '(not set)'}: no connection to a Ray cluster: {reason}") from error
+
+
+def own_token() -> None:
+    """A Ray that this process starts asks for a token of this run's own: Ray would leave one in the home, for every user to read."""
+    if {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys():
+        return
+    left = Path.home() / ".ray/auth_token"
+    if left.is_file():
+        with suppress(PermissionError):  # another's, as in a container with somebody's home
+            left.chmod(0o600)
+    elif not placement.RUNNING_RAY.exists():
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

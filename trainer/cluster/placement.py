@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainer.configs.environment import EnvironmentConfig
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Bundle = dict[str, float]
 ROLE, ELASTIC = "flotilla.role", "rollout"  # label of Ray nodes that may come and go: rollout engines alone are on them
+RUNNING_RAY = Path("/tmp/ray/ray_current_cluster")  # where ray.init() looks for a cluster of this machine
 DOMAIN = "ray.io/gpu-domain"  # label of nodes whose GPUs reach those of other nodes by NVLink; with the same value one another
 RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -35,10 +37,27 @@ def test_what_is_no_longer_rendered_goes_and_what_was_harmed_is_written_again(fo
     assert (folder / "ray.token").read_text() == token
 
 
-def test_files_are_readable_by_a_group_and_the_token_by_its_owner_alone(folder: Path) -> None:
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_files_with_values_of_the_environment_are_their_owners_alone(folder: Path, umask: int) -> None:
+    """What nodes are brought keeps its modes, and may be read there as another user."""
+    before = os.umask(umask)
+    try:
+        build_folder.write(folder, FILES | {"env.sh": "", "ray-ppo.sbatch": "", "runtime-env.yaml": "", "node/software.sh": ""}, "secret")
+        build_folder.write_files(folder, {"recipe-x.dstack.yml": ""})
+    finally:
+        os.umask(before)
+    modes = {file.relative_to(folder).as_posix(): stat.S_IMODE(file.stat().st_mode) for file in folder.rglob("*") if file.is_file()}
+    brought = {"node/__init__.py", "node/x.py", "node/software.sh", "runtime-env.yaml"}
+    assert modes == {name: 0o644 if name in brought else 0o600 for name in modes} and len(modes) == 10
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_an_older_version_left_open_is_closed(folder: Path) -> None:
+    folder.mkdir(parents=True, mode=0o755)
+    (folder / "a.yml").write_text("old")
     build_folder.write(folder, FILES, "secret")
-    assert (folder / "a.yml").stat().st_mode & 0o777 == 0o644
-    assert ((folder / "ray.token").stat().st_mode & 0o777, (folder / "ray.token").read_text()) == (0o600, "secret")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700 and stat.S_IMODE((folder / "a.yml").stat().st_mode) == 0o600
+    assert (folder / "ray.token").read_text() == "secret"
 
 
 def test_removal_leaves_what_somebody_else_put_there(folder: Path) -> None:

@@ -49,9 +49,28 @@ def test_scripts_are_bash_in_which_shellcheck_finds_nothing(name, tmp_path):
 
 
 def test_a_job_on_two_nodes_fits_on_one_screen_and_the_stack_on_fifteen_lines():
-    assert len(text(BARE).splitlines()) <= 50
+    assert len(text(BARE).splitlines()) <= 55
     lines = (slurm_file := ROOT / "stacks/Pulumi.slurm.yaml").read_text().splitlines()
     assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 15, slurm_file
+
+
+@pytest.mark.parametrize("name", ["ray-cluster.sbatch", "ray-ppo.sbatch", "torchrun.sbatch", "rollout.rollout.sbatch"])
+@pytest.mark.parametrize(
+    "sourced", [{}, {"RAY_AUTH_TOKEN": "x", "RAY_ADDRESS": "http://x", "FLOTILLA_STACK": "x", "FLOTILLA_TOKEN_X": "x"}]
+)
+def test_a_script_takes_nothing_of_the_stack_whose_env_sh_the_shell_has_sourced(name, sourced, tmp_path):
+    rollout = {"name": "rollout", "role": "rollout", "nodes": "0..2", "gpu": {"name": "H100", "count": 8}, "cpus": 96}
+    script = text(BARE | {"fleets": [*BARE["fleets"], rollout]}, name)
+    begin = script.partition("FLOTILLA_NODES=$(")[0].replace("$PWD", str(tmp_path))
+    build = tmp_path / "build/test"
+    build.mkdir(parents=True)
+    (build / "node").touch()
+    begin = begin.replace("/shared/me", str(tmp_path / "shared"))
+    env = {"PATH": "/usr/bin:/bin", "SLURM_CPUS_PER_TASK": "1", "RAY_API_SERVER_ADDRESS": "x", **sourced}
+    done = subprocess.run(["bash", "-c", f"{begin}\nenv", "x", "job"], env=env, capture_output=True, text=True, check=False)
+    found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    assert found.get("RAY_AUTH_TOKEN_PATH") == f"{build}/ray.token", done.stderr
+    assert not {"RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "FLOTILLA_STACK", "FLOTILLA_TOKEN_X"} & found.keys()
 
 
 def test_the_allocation_is_what_the_stack_says():

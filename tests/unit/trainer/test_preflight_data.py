@@ -17,6 +17,7 @@ from support.preflight import DATA, errors, read
 from trainer import preflight
 from trainer.cli.import_path import find
 from trainer.configs.ppo import PpoConfig
+from trainer.cluster import placement
 from trainer.data import rows
 from trainer.errors import ConfigError
 
@@ -156,7 +157,7 @@ def test_other_names_of_parameters_are_the_persons_own(mine):
 
 def test_every_kind_of_error_is_reported_at_once(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(preflight, "RUNNING_RAY", Path("/no/ray"))
+    monkeypatch.setattr(placement, "RUNNING_RAY", Path("/no/ray"))
     monkeypatch.setattr(preflight, "DRIVERS", ())
     lines = errors(
         "data.path=nope.jsonl", "reward.function=nonsense", "model.path=/no/model", "trainer.steps=0", "algorithm.lam=0.5", start=True

@@ -6,7 +6,8 @@ flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/nu
 [ -f "$flotilla_folder/ray.token" ] || flotilla_folder=$PWD/build/onprem
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/ray.token" # `ray job` reads it here
-RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN # `dstack apply` takes it from the environment
+RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN
+export FLOTILLA_TOKEN_ONPREM="$RAY_AUTH_TOKEN" # `dstack apply` takes it from the environment
 unset flotilla_folder
 if [ "${http_proxy-}${https_proxy-}${all_proxy-}${HTTP_PROXY-}${HTTPS_PROXY-}${ALL_PROXY-}" ]; then # not for this machine
   no_proxy=${no_proxy:-${NO_PROXY-}} NO_PROXY=${NO_PROXY:-${no_proxy-}}

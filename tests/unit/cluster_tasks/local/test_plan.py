@@ -76,11 +76,17 @@ def test_each_node_is_told_as_dstack_tells_it(tmp_path: Path) -> None:
 
 def test_another_clusters_address_and_token_do_not_reach_the_nodes(tmp_path: Path) -> None:
     (tmp_path / "ray.token").write_text("ours\n")
-    other = SHELL | {"RAY_AUTH_TOKEN": "theirs", "RAY_AUTH_TOKEN_PATH": "/theirs"}
-    rendered = task(env=["RAY_AUTH_MODE=token", "RAY_AUTH_TOKEN", *TASK["env"]])
+    other = SHELL | {
+        "RAY_AUTH_TOKEN": "theirs",
+        "RAY_AUTH_TOKEN_PATH": "/theirs",
+        "FLOTILLA_TOKEN_LAB": "theirs",
+        "FLOTILLA_TOKEN_X": "theirs",
+    }
+    rendered = task(env=["RAY_AUTH_MODE=token", "FLOTILLA_TOKEN_LAB", *TASK["env"]])
     for node in make_plan(rendered, tmp_path, Ports(8300, 7000), other).nodes:
         assert not {"RAY_ADDRESS", "SLURM_JOB_ID", "RAY_AUTH_TOKEN_PATH"} & node.env.keys()
         assert (node.env["RAY_AUTH_MODE"], node.env["RAY_AUTH_TOKEN"]) == ("token", "ours")
+        assert node.env["FLOTILLA_TOKEN_LAB"] == "ours" and "theirs" not in node.env.values()
 
 
 def test_a_cluster_has_a_token_of_its_own_whatever_its_task_says(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -57,3 +58,15 @@ def test_how_a_worker_ends_is_the_agents_exit_code(ended: Exception, code: int, 
     monkeypatch.setattr(agent, "quick_checks", lambda *_: [])
     monkeypatch.setattr(agent, "claim_checkpoints", lambda *_: [])
     assert agent.main(COMMAND) == code
+
+
+def test_ray_gets_the_stacks_token_whichever_env_sh_was_sourced_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "theirs", "FLOTILLA_TOKEN_ON_PREM": "ours"}.items():
+        monkeypatch.setenv(name, value)
+    seen: list[tuple[str | None, ...]] = []
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.setattr(agent, "run_node", lambda here: seen.append((here.dashboard.token, os.environ["RAY_AUTH_TOKEN"])) or 0)
+    monkeypatch.setattr(agent, "quick_checks", lambda *_: [])
+    monkeypatch.setattr(agent, "claim_checkpoints", lambda *_: [])
+    assert agent.main([*COMMAND, "--stack", "on-prem"]) == 0
+    assert seen == [("ours", "ours")] and "FLOTILLA_TOKEN_ON_PREM" not in os.environ

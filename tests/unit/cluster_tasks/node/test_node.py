@@ -174,6 +174,8 @@ def test_the_token_is_looked_for_where_ray_looks(tmp_path: Path) -> None:
     on = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     assert ray_token(on | {"RAY_AUTH_TOKEN": "direct"}) == "direct"
     assert ray_token(on) == "from-file"
+    sourced = on | {"RAY_AUTH_TOKEN": "of the env.sh that was sourced last", "FLOTILLA_TOKEN_AWS_DEV": "own"}
+    assert ray_token(sourced, "aws-dev") == "own"
     assert ray_token(on | {"RAY_AUTH_MODE": "disabled"}) is None
     with pytest.raises(ValueError, match="RAY_AUTH_MODE is token"):
         ray_token(on | {"RAY_AUTH_TOKEN_PATH": str(tmp_path / "none")})

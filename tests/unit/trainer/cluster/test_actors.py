@@ -1,9 +1,10 @@
+import os
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from trainer.cluster import on_ray
+from trainer.cluster import on_ray, placement
 from trainer.errors import ConfigError
 from trainer.online import processes
 
@@ -64,6 +65,7 @@ def test_a_node_of_ray_that_does_not_start_in_time_is_one_line(monkeypatch, erro
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(on_ray.ray, "init", late)
+    monkeypatch.setattr(on_ray, "own_token", lambda: None)
     with pytest.raises(ConfigError) as caught:
         on_ray.connect()
     assert str(caught.value) == "RAY_ADDRESS=(not set): no connection to a Ray cluster: The current node timed out during startup. This"
@@ -74,5 +76,35 @@ def test_another_error_of_ray_is_not_taken_for_that(monkeypatch):
         raise KeyError("session")
 
     monkeypatch.setattr(on_ray.ray, "init", broken)
+    monkeypatch.setattr(on_ray, "own_token", lambda: None)
     with pytest.raises(KeyError):
         on_ray.connect()
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o000])
+def test_a_ray_of_the_runs_own_leaves_no_token_in_the_home(monkeypatch, tmp_path, umask):
+    """Ray writes one there with the modes that the umask leaves."""
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, "")  # what is set is taken back
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(placement, "RUNNING_RAY", tmp_path / "none")
+    monkeypatch.setattr(on_ray.ray, "init", lambda **_: None)
+    on_ray.connect()
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64 and not [*tmp_path.iterdir()]
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").touch(0o666 & ~umask)
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    on_ray.connect()
+    assert "RAY_AUTH_TOKEN" not in os.environ and (tmp_path / ".ray/auth_token").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("name", ["RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_ADDRESS"])
+def test_a_token_that_somebody_chose_or_a_cluster_has_stays(monkeypatch, tmp_path, name):
+    for each in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_TOKEN"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(name, "10.0.0.1:6379")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(on_ray.ray, "init", lambda **_: None)
+    on_ray.connect()
+    assert "RAY_AUTH_TOKEN" not in os.environ
