@@ -7,6 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from .dashboard import missing
 from .errors import RAY_FAILED, Failure, Reclaimed
@@ -34,6 +35,8 @@ def run_head(settings: Settings) -> int:
             raise Failure(2, f"port {port} is in use on this node; choose another with {flag}")
     if line := unset(settings.monitoring) or next(iter(taken(settings.monitoring)), None):
         raise Failure(2, line)
+    # Not through identity.py, whose connections every user of this machine can take.
+    settings.dashboard = replace(settings.dashboard, url=f"http://127.0.0.1:{settings.ray_dashboard_port}")
     with services_of(settings) as services, ray_node(settings) as ray, noted(settings):
         code = lead(settings, ray, services)
     if code == 0:

@@ -2,7 +2,8 @@
 
     python3 -I identity.py --listen 8265 --ray 41234 --stack onprem
 
-With --gate it says 503, and why, while that file is there, and lets no job in: services that jobs need are not ready yet.
+With --gate it says 503, and why, while that file is there, and lets no job in: services that jobs need are not ready yet. A
+connection to Ray then carries one request, so that each is looked at.
 
 Ray refuses whoever shows no token, so that asking Ray whether this is the right cluster would hand the token to a wrong one. This
 process listens on the dashboard's port, answers `GET /flotilla/identity?nonce=...` itself and passes every other connection on to
@@ -24,19 +25,24 @@ import hashlib
 import hmac
 import json
 import os
+import posixpath
 import pwd
 import re
+import resource
 import socket
 import sys
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 PATH = "/flotilla/identity"
 NONCE = re.compile(r"[0-9a-f]{16,128}")
 ID_LENGTH = 12  # hexadecimal digits
 HEADER_LINES = 100
 CHUNK = 2**16  # bytes
-JOBS = "/api/jobs/"  # POST: a new job
+JOBS = "/api/jobs"  # POST: a new job
+READS = ("GET", "HEAD", "OPTIONS")
+HEAD_SECONDS = 20.0  # for the whole head of a request
+MOST = 400  # connections at once; each takes two descriptors, and few systems give a process fewer than 1,024
 TOKEN = "RAY_AUTH_TOKEN"  # in the environment of this process; a command line is for all users to read
 
 
@@ -73,10 +79,16 @@ def owner() -> str:
 
 
 class Front:
-    """Listens on the dashboard's port, on loopback as Ray itself would."""
+    """Listens on the dashboard's port, on loopback as Ray itself would.
 
-    def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None):
-        self.ray, self.stack, self.token, self.gate = ray, stack, token, gate
+    Every user of the machine can connect. A connection that has not sent the head of a request within HEAD_SECONDS is closed; where there
+    are too many, the oldest of those goes first.
+    """
+
+    def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None, most: int = MOST):
+        self.ray, self.stack, self.token, self.gate, self.most = ray, stack, token, gate, most
+        self.open = 0
+        self.silent: dict[asyncio.StreamWriter, None] = {}  # the oldest first
 
     async def serve(self, port: int) -> None:
         """Forever. Raises OSError where the port is taken."""
@@ -85,25 +97,53 @@ class Front:
             await server.serve_forever()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.open += 1
+        try:
+            if self.open > self.most:
+                if not self.silent:
+                    writer.write(response("503 Service Unavailable", {"error": "too many connections"}))
+                    return
+                next(iter(self.silent)).transport.abort()
+            with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError, asyncio.TimeoutError):  # gone, silent, or not HTTP
+                await self.answered(reader, writer)
+        finally:
+            self.open -= 1
+            writer.close()
+
+    async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers who this is as often as it is asked; the first other request takes the connection to Ray."""
-        with contextlib.suppress(OSError, ValueError):  # gone, or a line that is not HTTP's
+        while head := await self.head(reader, writer):
+            method, target, *_ = [*head[0].decode("latin-1").split(), "", ""]
+            path, why = plain_path(target), self.closed()
+            known = method == "GET" and target.partition("?")[0] == PATH
+            if why and (known or (method not in READS and path == JOBS)):
+                writer.write(response(f"503 {why}", {"error": why}))
+                return await writer.drain()
+            if not known:
+                return await self.to_ray(alone(head) if why else b"".join(head), reader, writer, body(head) if why else None)
+            said = answer(target, self.stack, self.token)
+            writer.write(response("200 OK", said) if said else response("400 Bad Request", {"error": "nonce: 16 to 128 hex digits"}))
+            await writer.drain()
+        return None
+
+    async def head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> list[bytes]:
+        """Lines of the next request's head, the empty one too; none at the end of the connection. Raises TimeoutError, ValueError."""
+
+        async def lines() -> list[bytes]:
+            found = []
             while line := await reader.readline():
-                words = line.decode("latin-1").split()
-                asks = len(words) > 1 and ((words[0], words[1].partition("?")[0]) in (("GET", PATH), ("POST", JOBS)))
-                if asks and (why := self.closed()):
-                    writer.write(response(f"503 {why}", {"error": why}))
-                    await writer.drain()
-                    break
-                if len(words) < 2 or words[0] != "GET" or words[1].partition("?")[0] != PATH:
-                    await self.to_ray(line, reader, writer)
-                    break
-                for _ in range(HEADER_LINES):
-                    if not (await reader.readline()).strip():
-                        break
-                said = answer(words[1], self.stack, self.token)
-                writer.write(response("200 OK", said) if said else response("400 Bad Request", {"error": "nonce: 16 to 128 hex digits"}))
-                await writer.drain()
-        writer.close()
+                found.append(line)
+                if not line.strip():
+                    return found
+                if len(found) > HEADER_LINES:
+                    raise ValueError("a head of too many lines")
+            return []
+
+        self.silent[writer] = None
+        try:
+            return await asyncio.wait_for(lines(), HEAD_SECONDS)
+        finally:
+            self.silent.pop(writer, None)
 
     def closed(self) -> str | None:
         """What jobs wait for; None where they may come. The file's text is empty for an instant whenever it is written anew."""
@@ -111,14 +151,15 @@ class Front:
             return (self.gate.read_text() or "services are not ready") if self.gate else None
         return None
 
-    async def to_ray(self, first: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def to_ray(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int | None) -> None:
+        """Passes on the head, and `size` bytes behind it, else all that comes."""
         try:
             from_ray, to_ray = await asyncio.open_connection("127.0.0.1", self.ray)
         except OSError:
             writer.write(response("503 Service Unavailable", {"error": "Ray's dashboard is not up"}))
             return await writer.drain()
-        to_ray.write(first)
-        asking = asyncio.create_task(pump(reader, to_ray))
+        to_ray.write(head)
+        asking = asyncio.create_task(pump(reader, to_ray, size))
         try:
             await pump(from_ray, writer)  # when Ray has closed the connection there is nothing more to say
         finally:
@@ -128,12 +169,35 @@ class Front:
         return None
 
 
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Until the end of what is read, which is passed on too."""
-    while chunk := await reader.read(CHUNK):
+def plain_path(target: str) -> str:
+    """The path of a request in one spelling, however it was written: `//api/%6aobs/?x` is /api/jobs."""
+    path = target.partition("?")[0].partition("#")[0] if target.startswith("/") else urlsplit(target).path
+    return posixpath.normpath(re.sub("/+", "/", unquote(path)))
+
+
+def alone(head: list[bytes]) -> bytes:
+    """The head of a request after which Ray closes the connection: another one on it would not be looked at."""
+    kept = [line for line in head[:-1] if line.split(b":")[0].strip().lower() not in (b"connection", b"keep-alive", b"upgrade")]
+    return b"".join([*kept, b"Connection: close\r\n", head[-1]])
+
+
+def body(head: list[bytes]) -> int:
+    """Bytes behind the head. Raises ValueError where it does not say one number."""
+    found = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in head[1:])}
+    named = sum(line.partition(b":")[0].strip().lower() == b"content-length" for line in head)
+    if b"transfer-encoding" in found or named > 1:
+        raise ValueError("a body of a length that is not said")
+    return int(found.get(b"content-length", b"0"))
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int | None = None) -> None:
+    """Until the end of what is read, which is passed on too; of `size` bytes those alone."""
+    left = sys.maxsize if size is None else size
+    while left and (chunk := await reader.read(min(CHUNK, left))):
+        left -= len(chunk)
         writer.write(chunk)
         await writer.drain()
-    if writer.can_write_eof():
+    if size is None and writer.can_write_eof():
         writer.write_eof()
 
 
@@ -149,8 +213,10 @@ def main() -> int:
     parser.add_argument("--stack", default="", help="name of the stack that this is the cluster of")
     parser.add_argument("--gate", type=Path, help="file that is there while jobs are to wait; its text says for what")
     options = parser.parse_args()
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(MOST, (soft - 32) // 2) if soft != resource.RLIM_INFINITY else MOST
     try:
-        asyncio.run(Front(options.ray, options.stack, os.environ.get(TOKEN), options.gate).serve(options.listen))
+        asyncio.run(Front(options.ray, options.stack, os.environ.get(TOKEN), options.gate, most).serve(options.listen))
     except OSError as error:
         print(f"the dashboard's port {options.listen}: {error}", file=sys.stderr)
         return 2

@@ -111,7 +111,7 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
     if settings.node_gpus:
         env[NODE_GPUS] = ",".join(map(str, settings.node_gpus))
     if settings.rank == 0:  # what jobs print of the dashboard: the port that is forwarded, not Ray's own behind it
-        env.setdefault("RAY_OVERRIDE_DASHBOARD_URL", settings.dashboard.url)
+        env.setdefault("RAY_OVERRIDE_DASHBOARD_URL", f"http://127.0.0.1:{settings.dashboard_port}")
         env = ray_environment(settings.monitoring) | env
     with tempfile.TemporaryFile() as output, identity_front(settings, output) as front:
         process = spawn(ray_command(settings, nvlink.domain() if settings.gpus != 0 else None), env, output)

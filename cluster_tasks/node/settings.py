@@ -37,6 +37,7 @@ class Settings(argparse.Namespace):
     monitoring: Monitoring | None  # the head's
     join: str = ""  # run whose cluster this node joins, as one of an elastic fleet
     alerts_port: int | None = None  # on the head, where alerts are posted from
+    alerts_secret: Path | None = None  # file of what has to be shown there
     dashboard: Dashboard  # the head's, as the head itself reaches it
     place: Path  # of what services write; services.py makes it afresh
     spill: str | None = None  # folder for objects that do not fit in memory, where it is not below Ray's

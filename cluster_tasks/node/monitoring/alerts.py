@@ -1,15 +1,19 @@
 """Posts alerts to a webhook: each once when it fires, again after --repeat, and once when it is over.
 
-    FLOTILLA_ALERT_URL=https://... python3 -I alerts.py --listen 41234 --repeat 14400
+    FLOTILLA_ALERT_URL=https://... python3 -I alerts.py --listen 41234 --repeat 14400 --secret FILE
 
 Prometheus sends its alerts to /api/v2/alerts, as to an Alertmanager, again and again while they last. What is posted has the form of
 Alertmanager's webhook, which many services take: https://prometheus.io/docs/alerting/latest/configuration/#webhook_config. Run by its
 path, with -I, as node/identity.py: the standard library alone.
+
+Only who shows the secret is heard: every user of the machine reaches the port. Prometheus has it from the same file, and shows it to
+nobody, where it shows the paths that it asks to all who can ask it for its configuration.
 """
 
 from __future__ import annotations
 
 import argparse
+import hmac
 import json
 import os
 import sys
@@ -18,6 +22,7 @@ import time
 import urllib.request
 from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 URL = "FLOTILLA_ALERT_URL"
@@ -73,16 +78,22 @@ def message(alerts: list[Alert]) -> Alert:
     return {"version": "4", "status": status, "receiver": "flotilla", "alerts": alerts}
 
 
-def post(url: str, content: Any) -> None:
+def post(url: str, content: Any, secret: str | None = None) -> None:
     """Raises OSError."""
-    request = urllib.request.Request(url, json.dumps(content).encode(), {"Content-Type": "application/json"}, method="POST")
+    shown = {"Authorization": f"Bearer {secret}"} if secret else {}
+    request = urllib.request.Request(url, json.dumps(content).encode(), {"Content-Type": "application/json", **shown}, method="POST")
     with urllib.request.urlopen(request, timeout=POST_SECONDS) as answer:
         answer.read()
 
 
-def handler(url: str, memory: Memory) -> type[BaseHTTPRequestHandler]:
+def handler(url: str, memory: Memory, secret: str) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = POST_SECONDS  # of a connection that says nothing
+
         def do_POST(self) -> None:
+            shown = self.headers.get("Authorization") or ""
+            if not hmac.compare_digest(shown.encode("latin-1", "replace"), f"Bearer {secret}".encode()):
+                return self.send_error(401)
             length = int(self.headers.get("Content-Length") or 0)
             try:
                 alerts = json.loads(self.rfile.read(min(length, LIMIT))) if self.path == PATH else None
@@ -113,8 +124,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="alerts.py", description="Posts Prometheus's alerts to a webhook.")
     parser.add_argument("--listen", type=int, required=True, help="port, on loopback")
     parser.add_argument("--repeat", type=float, required=True, help="seconds after which an alert that lasts is posted again")
+    parser.add_argument(
+        "--secret", type=Path, required=True, help="file with what has to be shown; a command line is for all users to read"
+    )
     options = parser.parse_args()
-    server = ThreadingHTTPServer(("127.0.0.1", options.listen), handler(os.environ[URL], Memory(options.repeat)))
+    secret = options.secret.read_text()
+    server = ThreadingHTTPServer(("127.0.0.1", options.listen), handler(os.environ[URL], Memory(options.repeat), secret))
     server.serve_forever()
     return 0
 

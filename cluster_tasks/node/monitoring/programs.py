@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shutil
 import sys
 import time
@@ -69,7 +70,10 @@ def services(settings: Settings) -> list[Service]:
         return []
     settings.alerts_port = free_port() if known.webhook else None
     if known.webhook:
-        found.append(Service("alerts", _alerts(known, settings.alerts_port or 0)))
+        settings.alerts_secret = folder / "alerts.secret"
+        settings.alerts_secret.touch(0o600)
+        settings.alerts_secret.write_text(secrets.token_hex(32))
+        found.append(Service("alerts", _alerts(known, settings.alerts_port or 0, settings.alerts_secret)))
     for name, text in prometheus.files(settings, known, time.time()).items():
         (folder / name).write_text(text)
     found.append(Service("prometheus", "exec " + prometheus.command(program, folder, known)))
@@ -83,18 +87,19 @@ def services(settings: Settings) -> list[Service]:
     return found
 
 
-def _alerts(known: Monitoring, port: int) -> str:
+def _alerts(known: Monitoring, port: int, secret: Path) -> str:
     """The URL comes by a variable, so that it stands in no command line."""
     program = Path(__file__).with_name("alerts.py")
-    return f'{URL_VARIABLE}="${known.webhook}" exec "{sys.executable}" -I "{program}" --listen {port} --repeat {known.repeat}'
+    flags = f'--listen {port} --repeat {known.repeat} --secret "{secret}"'
+    return f'{URL_VARIABLE}="${known.webhook}" exec "{sys.executable}" -I "{program}" {flags}'
 
 
 def notify(settings: Settings, name: str, summary: str) -> None:
     """An alert of the agent's own, for what leaves no time for Prometheus."""
-    if settings.alerts_port:
+    if settings.alerts_port and settings.alerts_secret:
         alert = {"labels": {"alertname": name, "severity": "warning"}, "annotations": {"summary": summary}}
         try:
-            post(f"http://127.0.0.1:{settings.alerts_port}/api/v2/alerts", [alert])
+            post(f"http://127.0.0.1:{settings.alerts_port}/api/v2/alerts", [alert], settings.alerts_secret.read_text())
         except OSError as error:
             log.warning("the alert %s was not sent: %s", name, error)
 

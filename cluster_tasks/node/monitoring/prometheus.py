@@ -51,7 +51,8 @@ def config(settings: Settings, known: Monitoring) -> dict[str, Any]:
         "scrape_configs": jobs,
     }
     if settings.alerts_port:
-        made["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{settings.alerts_port}"]}]}]}
+        relay = {"static_configs": [{"targets": [f"127.0.0.1:{settings.alerts_port}"]}]}
+        made["alerting"] = {"alertmanagers": [relay | {"authorization": {"credentials_file": str(settings.alerts_secret)}}]}
     return made
 
 

@@ -68,6 +68,10 @@ def test_with_both_programs_ray_and_the_browser_find_grafana(tmp_path: Path, mon
     assert made.monitoring
     assert [service.name for service in programs.services(made)] == ["alerts", "prometheus", "grafana"]
     assert not any(service.port for service in programs.services(made)), "no job waits for them"
+    assert made.alerts_secret and made.alerts_secret.stat().st_mode & 0o777 == 0o600
+    secret = made.alerts_secret.read_text()
+    assert len(secret) == 64 and not any(secret in service.command for service in programs.services(made))
+    assert secret not in (made.place / programs.FOLDER / prometheus.CONFIG).read_text(), "Prometheus shows it to all who ask"
     there = f"http://localhost:{made.monitoring.grafana_port}"
     env = programs.ray_environment(made.monitoring)
     assert (env["RAY_GRAFANA_HOST"], env["RAY_GRAFANA_IFRAME_HOST"]) == (there, there)
@@ -78,7 +82,8 @@ def test_with_both_programs_ray_and_the_browser_find_grafana(tmp_path: Path, mon
 def test_promtool_takes_configuration_and_rules(tmp_path: Path) -> None:
     made = settings(tmp_path, price=3.5)
     assert made.monitoring
-    made.alerts_port = 9093
+    made.alerts_port, made.alerts_secret = 9093, tmp_path / "secret"
+    made.alerts_secret.write_text("s3cret")
     for name, text in prometheus.files(made, made.monitoring, 1767225600).items():
         (tmp_path / name).write_text(text)
     for what, name in (("config", prometheus.CONFIG), ("rules", prometheus.RULES)):
@@ -232,7 +237,7 @@ class Server(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}"
 
 
-def test_an_alert_is_posted_as_alertmanager_does_and_its_url_is_in_no_log(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_alert_is_posted_as_alertmanager_does_and_its_url_is_in_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     got: list[Any] = []
 
     class Receiver(BaseHTTPRequestHandler):
@@ -244,16 +249,20 @@ def test_an_alert_is_posted_as_alertmanager_does_and_its_url_is_in_no_log(capsys
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    with Server(Receiver) as receiver, Server(alerts.handler(f"{receiver.url}/canary", alerts.Memory(1000))) as relay:
+    with Server(Receiver) as receiver, Server(alerts.handler(f"{receiver.url}/canary", alerts.Memory(1000), "s3cret")) as relay:
         lasting = {"labels": {"alertname": "IdleGpu"}, "annotations": {"summary": "GPU 3"}}
         with pytest.raises(OSError, match="502"):
-            alerts.post(f"{relay.url}{alerts.PATH}", [lasting])
+            alerts.post(f"{relay.url}{alerts.PATH}", [lasting], "s3cret")
         for _ in range(3):
-            alerts.post(f"{relay.url}{alerts.PATH}", [lasting])
-        made = SimpleNamespace(alerts_port=relay.server_address[1])
+            alerts.post(f"{relay.url}{alerts.PATH}", [lasting], "s3cret")
+        (tmp_path / "secret").write_text("s3cret")
+        made = SimpleNamespace(alerts_port=relay.server_address[1], alerts_secret=tmp_path / "secret")
         programs.notify(cast(Settings, made), "NodeReclaimed", "the cloud takes 10.0.0.5 back")
         with pytest.raises(OSError, match="400"):
-            alerts.post(f"{relay.url}{alerts.PATH}", "no list")
+            alerts.post(f"{relay.url}{alerts.PATH}", "no list", "s3cret")
+        for stranger in (None, "", "guess", "s3cret2", "\xe9"):
+            with pytest.raises(OSError, match="401"):
+                alerts.post(f"{relay.url}{alerts.PATH}", [lasting], stranger)
         receiver.shutdown()
         relay.shutdown()
     assert len(got) == 3, "once that failed, once that was taken, and the agent's own"

@@ -1,0 +1,168 @@
+"""The process on the dashboard's port: what a stranger of the machine can do to it, and what passes while jobs are to wait."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from cluster_tasks.node import identity
+from cluster_tasks.node.identity import Front, plain_path
+from cluster_tasks.node.ports import free_port
+
+WHO = f"GET {identity.PATH}?nonce={'0' * 16} HTTP/1.1\r\n\r\n"
+Ask = Callable[[str], Awaitable[list[bytes]]]
+
+
+def with_front(test: Callable[[int, list[bytes]], Awaitable[None]], gate: Path | None = None, most: int = 400) -> None:
+    """Runs `test` with the port of a front, and what the Ray behind it hears; that answers each request with 200, and keeps connections."""
+
+    async def run() -> None:
+        heard: list[bytes] = []
+
+        async def ray(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                size = next((int(line[15:]) for line in head.splitlines() if line.lower().startswith(b"content-length:")), 0)
+                heard.append(head + await reader.readexactly(size))
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+                if b"Connection: close" in head:
+                    break
+            writer.close()
+
+        port = free_port()
+        behind = await asyncio.start_server(ray, "127.0.0.1", 0)
+        front = Front(behind.sockets[0].getsockname()[1], "lab", None, gate, most)
+        serving = asyncio.create_task(front.serve(port))
+        try:
+            await asyncio.wait_for(up(port), 10)
+            await asyncio.wait_for(test(port, heard), 20)
+        finally:
+            serving.cancel()
+            behind.close()
+
+    asyncio.run(run())
+
+
+async def up(port: int) -> None:
+    while True:
+        try:
+            (await asyncio.open_connection("127.0.0.1", port))[1].close()
+            return
+        except OSError:
+            await asyncio.sleep(0.01)
+
+
+async def said(port: int, *requests: str) -> list[bytes]:
+    """First lines of the answers to requests on one connection, until it is closed or each has one."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    found = []
+    for request in requests:
+        writer.write(request.encode())
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except (asyncio.IncompleteReadError, ConnectionError):
+            break
+        size = next((int(line[15:]) for line in head.splitlines() if line.lower().startswith(b"content-length:")), 0)
+        await reader.readexactly(size)
+        found.append(head.splitlines()[0])
+    writer.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "beginning", ["", "GET", "GET / HTTP/1.1\r\n", "GET / HTTP/1.1\r\nHost: x\r\n", "POST /api/jobs/ HTTP/1.1\r\nA: b\r\n"]
+)
+def test_a_connection_that_says_nothing_whole_is_closed(beginning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "HEAD_SECONDS", 0.2)
+
+    async def test(port: int, heard: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(beginning.encode())
+        start = time.monotonic()
+        assert await reader.read() == b""
+        assert time.monotonic() - start >= 0.1
+        assert not heard, "Ray's descriptors are not taken either"
+
+    with_front(test)
+
+
+def test_strangers_who_keep_connections_keep_nobody_out() -> None:
+    async def test(port: int, heard: list[bytes]) -> None:
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(30)]
+        for _ in range(3):
+            assert await said(port, WHO) == [b"HTTP/1.1 200 OK"]
+            assert await said(port, "GET /api/version HTTP/1.1\r\nConnection: close\r\n\r\n") == [b"HTTP/1.1 200 OK"]
+        for _, writer in strangers:
+            writer.close()
+
+    with_front(test, most=8)
+
+
+def test_more_connections_at_work_than_there_may_be_are_told_so() -> None:
+    async def test(port: int, heard: list[bytes]) -> None:
+        kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for reader, writer in kept:
+            writer.write(b"GET /api/version HTTP/1.1\r\n\r\n")
+            await reader.readuntil(b"\r\n\r\n")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert b"too many connections" in await reader.read()
+        kept[0][1].close()
+        await asyncio.sleep(0.1)
+        assert await said(port, WHO) == [b"HTTP/1.1 200 OK"]
+
+    with_front(test, most=4)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        "POST /api/jobs/ HTTP/1.1",
+        "POST /api/jobs HTTP/1.1",
+        "POST //api/jobs/ HTTP/1.1",
+        "POST /api//jobs// HTTP/1.1",
+        "POST /api/%6aobs/ HTTP/1.1",
+        "POST /api/./jobs/?a=b HTTP/1.1",
+        "POST /x/../api/jobs/ HTTP/1.1",
+        "POST http://127.0.0.1/api/jobs/ HTTP/1.1",
+        "PUT /api/jobs/ HTTP/1.1",
+        "post /api/jobs/ HTTP/1.1",
+    ],
+)
+@pytest.mark.parametrize("before", [[], ["GET /api/version HTTP/1.1\r\n\r\n"], ["GET /a HTTP/1.1\r\nConnection: keep-alive\r\n\r\n"] * 2])
+def test_no_spelling_and_no_kept_connection_brings_a_job_past_the_gate(job: str, before: list[str], tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.write_text("waiting for service search")
+
+    async def test(port: int, heard: list[bytes]) -> None:
+        answers = await said(port, *before, f"{job}\r\nContent-Length: 2\r\n\r\n{{}}")
+        assert answers == ([b"HTTP/1.1 200 OK"] if before else [b"HTTP/1.1 503 waiting for service search"])
+        packed = await said(port, "".join([*before, f"{job}\r\nContent-Length: 2\r\n\r\n{{}}"]))
+        assert len(packed) == 1, "nor one that comes in the same packet"
+        assert not [request for request in heard if b"jobs" in request.splitlines()[0] or b"%6a" in request]
+        gate.unlink()
+        assert await said(port, *before, f"{job}\r\nContent-Length: 2\r\n\r\n{{}}") == [b"HTTP/1.1 200 OK"] * (len(before) + 1)
+        assert job.encode() in heard[-1] and heard[-1].endswith(b"{}")
+
+    with_front(test, gate)
+
+
+def test_a_body_reaches_ray_while_the_gate_is_there_and_one_of_unknown_length_does_not(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.write_text("waiting")
+
+    async def test(port: int, heard: list[bytes]) -> None:
+        assert await said(port, "POST /api/jobs/x/stop HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}") == [b"HTTP/1.1 200 OK"]
+        assert heard[-1].endswith(b"Connection: close\r\n\r\n{}")
+        for more in ("Transfer-Encoding: chunked", "Content-Length: 1\r\nContent-Length: 2", "Content-Length: x"):
+            assert await said(port, f"POST /x HTTP/1.1\r\n{more}\r\n\r\n") == []
+        assert len(heard) == 1
+
+    with_front(test, gate)
+
+
+def test_paths_have_one_spelling() -> None:
+    assert {plain_path(target) for target in ("/api/jobs", "/api/jobs/?x#y", "//api///jobs/", "http://h:1/api/jobs/")} == {"/api/jobs"}
+    assert plain_path("/api/jobs/x/stop") == "/api/jobs/x/stop" and plain_path("/") == "/" and plain_path("") == "."
