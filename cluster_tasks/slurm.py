@@ -138,6 +138,7 @@ def _start(stack: Stack) -> list[str]:
         f"build=$PWD/build/{stack.name}",
         '[ -r "$build/node" ] || fail "no $build/node on $HOSTNAME; submit in the project\'s folder, on a file system of all nodes"',
         f'mkdir -p {shlex.quote(str(stack.checkpoints.path))} || fail "flotilla:checkpoints.path cannot be made on $HOSTNAME"',
+        *TOO_SHORT.format(notice=stack.slurm.notice).splitlines(),
     ]
 
 
@@ -256,6 +257,11 @@ def _ready(stack: Stack) -> str:
     return f'ready="tunnel     {tunnel}\ndashboard  http://localhost:{port}\nsubmit     . {here}/env.sh && {submit}"'
 
 
+# With sbatch --time=...; Slurm would send its notice at once.
+TOO_SHORT = """\
+ends=$(scontrol show job "${{SLURM_JOB_ID-}}" 2>/dev/null | grep -oPm1 ' EndTime=\\K\\d\\S+') && ends=$(date -d "$ends" +%s) &&
+  ((ends - $(date +%s) <= {notice})) && fail "the time limit leaves less than flotilla:slurm.notice, {notice} s: sbatch --time"
+"""
 ROLLOUT_END = """\
 notice=
 trap 'notice=1; kill -USR1 "$step"' USR1 # before the time limit: the node gives its work back
@@ -270,7 +276,9 @@ notice=
 trap 'notice=1; kill -USR1 "$step"' USR1 # before the time limit and on preemption: the job saves and ends
 wait "$step"; code=$?
 while [ "$notice" ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
-if {{ ((code)) && [ "$notice" ]; }} || [[ $code == 7[567] ]]; then # 75 to 77: the node agent lost a node, or did not find it
+# 75 to 77: the node agent lost a node, or did not find it. 137 where the head's note stays: the agent was killed, not its job.
+[ "$code" != 137 ] || [ ! -e "$FLOTILLA_RUNS/.head-$SLURM_JOB_ID.json" ] || code=75
+if {{ ((code)) && [ "$notice" ]; }} || [[ $code == 7[567] ]]; then
   again=$((${{SLURM_RESTART_COUNT:-0}} + 1))
   ((again <= {requeue})) && echo "back into the queue, time $again of {requeue}" && scontrol requeue "$SLURM_JOB_ID" && exit
 fi

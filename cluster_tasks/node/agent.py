@@ -35,22 +35,12 @@ def main(argv: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda number, _: signals.append(number))
     try:
-        one_list_of_gpus(os.environ)
-        settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
-        if own := os.environ.pop(identity.token_variable(settings.stack), None):
-            os.environ[identity.TOKEN] = own  # where Ray and jobs look for it
-        if settings.user:
-            become(account_of(settings.user), brought(settings))
-        if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know
-            os.environ["HOME"] = tempfile.gettempdir()
-        if settings.torchrun and shutil.which("torchrun") is None:
-            raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
-        if not settings.torchrun and shutil.which("ray") is None:
-            raise ValueError("`ray` is not on PATH; the image must contain Ray")
-        warnings = quick_checks(settings, os.environ) + claim_checkpoints(settings, os.environ) + make_dump_folders(os.environ)
-    except (ValueError, OSError, subprocess.SubprocessError) as error:
-        print(f"node: {error}", file=sys.stderr, flush=True)
-        return 2
+        settings, warnings = settled(sys.argv[1:] if argv is None else argv)
+    except Failure as failure:
+        print(f"node: {failure}", file=sys.stderr, flush=True)
+        return failure.code
+    except Stopped:
+        return 0
     prefix = f"[node {settings.fleet or settings.rank} %(asctime)s]"
     logging.basicConfig(stream=sys.stdout, level=logging.INFO, format=f"{prefix} %(message)s", datefmt="%H:%M:%S")
     for line in warnings:
@@ -66,6 +56,26 @@ def main(argv: list[str] | None = None) -> int:
     except Stopped:
         log.info("%s: stopped", signal.Signals(signals[0]).name)
         return 128 + signals[0] if settings.job else 0
+
+
+def settled(arguments: list[str]) -> tuple[Settings, list[str]]:
+    """The settings, in the environment that Ray and jobs are to have, and what is to be said of this node. Raises Failure, Stopped."""
+    try:
+        one_list_of_gpus(os.environ)
+        settings = read_settings(arguments, os.environ)
+        if own := os.environ.pop(identity.token_variable(settings.stack), None):
+            os.environ[identity.TOKEN] = own  # where Ray and jobs look for it
+        if settings.user:
+            become(account_of(settings.user), brought(settings))
+        if not os.access(os.environ.get("HOME") or "/", os.W_OK):  # as / is, the home of a user whom the image does not know
+            os.environ["HOME"] = tempfile.gettempdir()
+        if settings.torchrun and shutil.which("torchrun") is None:
+            raise ValueError("`torchrun` is not on PATH; the image must contain PyTorch")
+        if not settings.torchrun and shutil.which("ray") is None:
+            raise ValueError("`ray` is not on PATH; the image must contain Ray")
+        return settings, quick_checks(settings, os.environ) + claim_checkpoints(settings, os.environ) + make_dump_folders(os.environ)
+    except (ValueError, OSError, subprocess.SubprocessError) as error:
+        raise Failure(2, str(error)) from None
 
 
 def run_node(settings: Settings) -> int:

@@ -14,6 +14,10 @@ ALONE = "127.0.0.2"  # a node that is alone; Ray would replace 127.0.0.1 by an a
 SIOCGIFADDR = 0x8915  # netdevice(7)
 
 
+class NoAnswer(ValueError):
+    """The name service does not answer, which may be over in a moment: a name that it does not know is another matter."""
+
+
 def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | None) -> str:
     """Address by which other nodes reach a host: the one in `network` where it has several, IPv4 before IPv6. Raises ValueError.
 
@@ -22,7 +26,8 @@ def resolve(name: str, network: ipaddress.IPv4Network | ipaddress.IPv6Network | 
     try:
         found = [ipaddress.ip_address(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)]
     except OSError as error:
-        raise ValueError(f"host {name} does not resolve to an address: {error}") from None
+        kind = NoAnswer if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN else ValueError
+        raise kind(f"host {name} does not resolve to an address: {error}") from None
     known = [*found, *(map(ipaddress.ip_address, own_addresses()) if any(address.is_loopback for address in found) else ())]
     usable = [address for address in (known if network else found) if (address in network if network else not address.is_loopback)]
     if not usable:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import random
-import select
+import selectors
 import socket
 import time
 from collections.abc import Iterable
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from .errors import HeadEnded
 
 FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers
+ASKED_AT_ONCE = 256  # hosts: a process may have few more descriptors
 PROBE_SECONDS = 3  # within which a host answers that is there
 SHUTDOWN_NOTICE = b"flotilla: the job is done"  # what workers hear on Ray's port, to tell an end from a death
 
@@ -52,18 +53,33 @@ def port_answers(address: str, port: int, listen: bool = False) -> bool | None:
 
 
 def silent(addresses: Iterable[str], port: int) -> set[str]:
-    """Hosts that do not answer; all are asked at once. A port that refuses is an answer: the host is there."""
+    """Hosts that do not answer; ASKED_AT_ONCE at a time. A port that refuses is an answer: the host is there."""
+    left, found = list(addresses), set[str]()
+    while left:
+        asked, left = left[:ASKED_AT_ONCE], left[ASKED_AT_ONCE:]
+        found |= _silent(asked, port)
+    return found
+
+
+def _silent(addresses: list[str], port: int) -> set[str]:
+    """Of a few, asked at once. Not by select(), which takes no descriptor from 1,024 on."""
     with contextlib.ExitStack() as stack:
-        waiting: dict[socket.socket, str] = {}
-        for address in addresses:
+        waiting, found = set(addresses), set[str]()
+        answers = stack.enter_context(selectors.DefaultSelector())
+        for address in waiting:
             probe = stack.enter_context(socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET))
             probe.setblocking(False)
-            probe.connect_ex((address, port))
-            waiting[probe] = address
-        found, deadline = set(), time.monotonic() + PROBE_SECONDS
+            if probe.connect_ex((address, port)) in (0, errno.EINPROGRESS, errno.ECONNREFUSED):
+                answers.register(probe, selectors.EVENT_WRITE, (address, probe))
+            else:  # no way to it
+                found.add(address)
+        waiting -= found
+        deadline = time.monotonic() + PROBE_SECONDS
         while waiting and (left := deadline - time.monotonic()) > 0:
-            for probe in select.select([], list(waiting), [], left)[1]:
-                address = waiting.pop(probe)
+            for key, _ in answers.select(left):
+                address, probe = key.data
+                answers.unregister(probe)
+                waiting.remove(address)
                 if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) not in (0, errno.ECONNREFUSED):
                     found.add(address)
-        return found | set(waiting.values())
+        return found | waiting

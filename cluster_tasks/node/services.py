@@ -21,6 +21,7 @@ from pathlib import Path
 
 from .errors import NOT_READY, Failure
 from .monitoring.programs import services as of_monitoring
+from .ports import port_answers
 from .ray import spawn
 from .service import Service, environment
 from .settings import Settings
@@ -32,6 +33,9 @@ BACKOFF_SECONDS = (1, 2, 5, 10, 30, 60)  # before each start after the first
 STEADY_SECONDS = 60  # what has run for longer starts at the first of these again
 STOP_SECONDS = 10  # between SIGTERM and SIGKILL
 LAST_LINES = 5  # of its log, shown when it has ended
+TAIL_BYTES = 4096  # of it, in which these are looked for
+LOG_BYTES, KEPT_BYTES = 2**26, 2**24  # of a log, after which its end is moved to NAME.log.1, and of that
+FREED_SECONDS = 10  # for a port that a service of an earlier start held
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +58,7 @@ class Running:
 
     def poll(self, env: dict[str, str]) -> None:
         """Starts it again when it has ended, later each time."""
+        self.rotate()
         now = time.monotonic()
         if self.process is None:
             if now >= self.again:
@@ -72,8 +77,14 @@ class Running:
             )
 
     def tail(self) -> str:
-        lines = self.output.read_text(errors="replace").splitlines()[-LAST_LINES:]
+        lines = last(self.output, TAIL_BYTES).decode(errors="replace").splitlines()[-LAST_LINES:]
         return "\n".join(f"  {line}" for line in lines)
+
+    def rotate(self) -> None:
+        """Moves the end of a long log aside. The file stays the one that the command writes to, at its end."""
+        if self.output.exists() and self.output.stat().st_size > LOG_BYTES:
+            self.output.with_suffix(".log.1").write_bytes(last(self.output, KEPT_BYTES))
+            os.truncate(self.output, 0)
 
     def stop(self) -> None:
         if self.process is None:
@@ -107,12 +118,13 @@ class Services:
 
             def missing(service: Service = service, waiting: list[str] = waiting) -> str | None:
                 self.poll()
-                waiting[:] = [address for address in waiting if unready(service, address)]
+                reasons = {address: why for address in waiting if (why := self._unready(service, address))}
+                waiting[:] = reasons
                 if not waiting:
                     return None
                 self.settings.gate.write_text(f"waiting for service {service.name} on {', '.join(waiting)}")
                 more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
-                return f"service {service.name} on {waiting[0]}{more}: {unready(service, waiting[0])}"
+                return f"service {service.name} on {waiting[0]}{more}: {reasons[waiting[0]]}"
 
             say = lambda line: log.info("waiting for %s", line)  # noqa: E731
             if line := wait_until(missing, start + service.timeout, say, sleep=pause, every=EVERY_SECONDS, repeat=10):
@@ -125,9 +137,39 @@ class Services:
             )
         self.settings.gate.unlink(missing_ok=True)
 
+    def _unready(self, service: Service, address: str) -> str | None:
+        """As `unready`; where it is this node's, what answers has to be the process that was started."""
+        own = next((each for each in self.running if each.service is service and address == self._address), None)
+        if own and (own.process is None or own.process.poll() is not None):
+            return "its process has ended"
+        if own and time.monotonic() - own.started < EVERY_SECONDS:
+            return "its process has just started"
+        return unready(service, address)
+
+    @property
+    def _address(self) -> str:
+        return self.settings.addresses[self.settings.rank]
+
+    def check_ports(self) -> None:
+        """Raises Failure where something else answers on the port of a service of this node: jobs would talk to that."""
+        for each in self.running:
+            port, deadline = each.service.port, time.monotonic() + FREED_SECONDS
+            while port and port_answers(self._address, port):
+                if time.monotonic() > deadline:
+                    key = f"flotilla:task.services.{each.service.name}.port"
+                    raise Failure(2, f"{key}: {port} is in use on this node, {self._address}, by another program; choose another")
+                pause(0.2)
+
     def _env(self) -> dict[str, str]:
-        own = {"FLOTILLA_NODE_IP": self.settings.addresses[self.settings.rank], "PYTHONUNBUFFERED": "1"}
+        own = {"FLOTILLA_NODE_IP": self._address, "PYTHONUNBUFFERED": "1"}
         return {**os.environ, **own, **environment(self.settings.services, self.settings.rank, self.settings.addresses)}
+
+
+def last(file: Path, size: int) -> bytes:
+    """The end of a file: it may be far larger than memory."""
+    with file.open("rb") as stream:
+        stream.seek(max(0, os.fstat(stream.fileno()).st_size - size))
+        return stream.read(size)
 
 
 @contextlib.contextmanager
@@ -142,6 +184,7 @@ def services_of(settings: Settings) -> Iterator[Services]:
         settings.gate.write_text("the nodes are not complete")
     found = Services(settings, [Running(service, place / f"{service.name}.log") for service in own])
     try:
+        found.check_ports()
         for each in found.running:
             log.info("service %s: %s, its log is %s", each.service.name, each.service.command, each.output)
             each.start(found._env())

@@ -7,21 +7,25 @@ import ipaddress
 import json
 import shlex
 import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .dashboard import Dashboard, ray_token
+from .errors import NOT_READY, Failure
 from .lifeline import FLAG
 from .monitoring_settings import Monitoring
-from .network import ALONE, resolve
+from .network import ALONE, NoAnswer, resolve
 from .ports import free_port
 from .service import Service, parse
 
 DASHBOARD_PORT = 8265  # on the node; flotilla:task.dashboard_port is where a person finds it
 STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
 DRAIN_SECONDS = 15  # with Ray's own end within 30, which is what Google's notice and Slurm's KillWait are
+ASK_AGAIN_SECONDS = 1.0  # for a host's address
 SCONTROL_SECONDS = 30  # slurmctld may be busy
 
 
@@ -173,9 +177,26 @@ def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str]
     if "SLURM_JOB_NODELIST" in env:
         known = env.get("FLOTILLA_NODES") or hostnames(env["SLURM_JOB_NODELIST"])
         names = known.replace(",", " ").split()
-        addresses = [ALONE] if len(names) == 1 else [resolve(name, settings.network) for name in names]
+        addresses = [ALONE] if len(names) == 1 else [_resolved(name, settings) for name in names]
         gpus = env.get("SLURM_GPUS_ON_NODE")  # a number; SLURM_GPUS_PER_NODE may be h100:8
         if (own := env.get("SLURMD_NODENAME", "")) not in names:
             raise ValueError(f"SLURMD_NODENAME {own!r} is none of the job's nodes: {', '.join(names)}; run the agent under srun")
         return names.index(own), addresses, int(gpus) if gpus else None
     raise ValueError("which node is this? Give --rank and --addresses, or run under dstack or Slurm")
+
+
+def _resolved(name: str, settings: Settings) -> str:
+    """As `resolve`, which is asked again while the name service does not answer. Raises Failure after --join-timeout, Stopped."""
+    from .waiting import pause  # which takes our Settings
+
+    deadline, said = time.monotonic() + settings.join_timeout, False
+    while True:
+        try:
+            return resolve(name, settings.network)
+        except NoAnswer as error:
+            if time.monotonic() > deadline:
+                raise Failure(NOT_READY, f"{error}: not within {settings.join_timeout} s (--join-timeout)") from None
+            if not said:
+                print(f"node: {error}; trying again for {settings.join_timeout} s", file=sys.stderr, flush=True)
+            said = True
+            pause(ASK_AGAIN_SECONDS)

@@ -6,6 +6,8 @@ import re
 import shutil
 import socket
 import subprocess
+import time
+from datetime import datetime
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -71,6 +73,45 @@ def test_a_script_takes_nothing_of_the_stack_whose_env_sh_the_shell_has_sourced(
     found = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
     assert found.get("RAY_AUTH_TOKEN_PATH") == f"{build}/ray.token", done.stderr
     assert not {"RAY_AUTH_TOKEN", "RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "FLOTILLA_STACK", "FLOTILLA_TOKEN_X"} & found.keys()
+
+
+def stubs(folder: Path, **programs: str) -> dict[str, str]:
+    """The environment of a script in which these stand for Slurm's."""
+    for name, body in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "FLOTILLA_RUNS": str(folder)}
+
+
+@pytest.mark.parametrize(
+    ("left", "fails"),
+    [(60, True), (299, True), (3600, False), ("Unknown", False), ("N/A", False), (None, False)],
+)
+def test_a_time_limit_shorter_than_the_notice_is_one_line(left, fails, tmp_path):
+    """`sbatch --time=4` wins over the stack's; Slurm would send its notice at once, and the cluster end without a word on the limit."""
+    end = datetime.fromtimestamp(time.time() + left).isoformat(timespec="seconds") if isinstance(left, int) else left
+    said = f"echo 'JobId=7 JobName=x'; echo '   StartTime=2026-11-28T13:00:00 EndTime={end} Deadline=N/A'" if end else "exit 1"
+    lines = slurm.TOO_SHORT.format(notice=300)
+    script = f'set -uo pipefail\nfail() {{ echo "error: $*" >&2; exit 2; }}\n{lines}echo on'
+    assert lines.splitlines()[0] in text(BARE)
+    done = subprocess.run(["bash", "-c", script], env=stubs(tmp_path, scontrol=said), capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == ((2, "") if fails else (0, "on\n")), done.stderr
+    assert len(done.stderr.splitlines()) == fails and ("flotilla:slurm.notice, 300 s" in done.stderr) == fails
+
+
+@pytest.mark.parametrize(
+    ("code", "note", "again"),
+    [(0, True, False), (75, False, True), (77, True, True), (137, True, True), (137, False, False), (1, True, False), (143, True, False)],
+)
+def test_what_is_put_back_into_the_queue(code, note, again, tmp_path):
+    """137 is the agent's own where the head's note stays: it goes when a job has ended, by whatever signal."""
+    env = stubs(tmp_path, scontrol='echo "$@"')
+    if note:
+        (tmp_path / ".head-7.json").touch()
+    script = f"set -uo pipefail\n(exit {code}) & step=$!\n{slurm.END.format(requeue=10)}"
+    done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
+    assert ("requeue 7" in done.stdout) == again
+    assert done.returncode == (0 if again else code)
 
 
 def test_the_allocation_is_what_the_stack_says():

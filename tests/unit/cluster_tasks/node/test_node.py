@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from cluster_tasks.node import waiting
+from cluster_tasks.node.agent import main
 from cluster_tasks.node.dashboard import Dashboard, missing, ray_token
-from cluster_tasks.node.errors import NOT_READY, RAY_FAILED, Failure
+from cluster_tasks.node.errors import NOT_READY, RAY_FAILED, Failure, Stopped
 from cluster_tasks.node.job import Job
 from cluster_tasks.node.network import interfaces, own_addresses, resolve
 from cluster_tasks.node.ports import free_port
@@ -26,6 +28,7 @@ from cluster_tasks.node.ray import ray_command
 from cluster_tasks.node.settings import read_settings
 from cluster_tasks.ray import NODE_AGENT
 
+Capture = pytest.CaptureFixture[str]
 DSTACK = {"DSTACK_NODE_RANK": "1", "DSTACK_NODES_IPS": "10.0.0.5\n10.0.0.6\n10.0.0.7", "DSTACK_GPUS_PER_NODE": "8"}
 BIN = str(Path(sys.executable).parent)
 
@@ -323,3 +326,51 @@ def test_a_scontrol_that_hangs_is_named_with_its_deadline(tmp_path: Path, monkey
         ValueError, match=r"^the job's nodes n\[1-2\] are not known: scontrol show hostnames: did not answer within 0\.2 s$"
     ):
         read_settings([], {"SLURM_JOB_NODELIST": "n[1-2]", "SLURMD_NODENAME": "n2"})
+
+
+def names_of(monkeypatch: pytest.MonkeyPatch, *answers: OSError | str) -> None:
+    """What the name service says, one after the other; the last again and again."""
+    left = list(answers)
+
+    def ask(*_: object, **__: object) -> list[tuple[object, ...]]:
+        answer = left.pop(0) if len(left) > 1 else left[0]
+        if isinstance(answer, OSError):
+            raise answer
+        return [(2, 1, 6, "", (answer, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", ask)
+    monkeypatch.setattr("cluster_tasks.node.settings.ASK_AGAIN_SECONDS", 0.01)
+
+
+SLURM = {"SLURM_JOB_NODELIST": "n[1-2]", "FLOTILLA_NODES": "n1,n2", "SLURMD_NODENAME": "n1"}
+LATER = socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+NEVER = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_name_service_that_does_not_answer_is_asked_again(times: int, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    names_of(monkeypatch, *[LATER] * times, "10.0.0.7")
+    assert read_settings([], SLURM).addresses == ["10.0.0.7", "10.0.0.7"]
+    [said] = capsys.readouterr().err.splitlines()
+    assert "host n1 does not resolve to an address" in said and "trying again for 600 s" in said
+
+
+def test_one_that_stays_away_is_worth_another_try_of_the_job(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    names_of(monkeypatch, LATER)
+    for name, value in SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert main(["--join-timeout", "0"]) == NOT_READY
+    assert "not within 0 s (--join-timeout)" in capsys.readouterr().err
+
+
+def test_a_name_that_nobody_knows_is_a_mistake_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    names_of(monkeypatch, NEVER)
+    with pytest.raises(ValueError, match="host n1 does not resolve"):
+        read_settings([], SLURM)
+
+
+def test_a_signal_ends_the_wait_for_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    names_of(monkeypatch, LATER)
+    monkeypatch.setattr(waiting, "signals", [signal.SIGTERM])
+    with pytest.raises(Stopped):
+        read_settings([], SLURM)

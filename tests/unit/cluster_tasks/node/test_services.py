@@ -8,9 +8,12 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +154,65 @@ def test_no_job_is_let_in_while_a_service_is_waited_for(tmp_path: Path) -> None:
             assert asked("POST", "/api/jobs/") == (503, "Service Unavailable")
         finally:
             front.kill()
+
+
+def test_a_stranger_on_a_services_port_is_named_before_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "FREED_SECONDS", 0.3)
+    known = server(tmp_path)
+    with socket.create_server(("127.0.0.2", known["port"])):
+        named = rf"^flotilla:task\.services\.files\.port: {known['port']} is in use on this node, 127\.0\.0\.2, by another program"
+        with pytest.raises(Failure, match=named) as failure, services.services_of(settings(tmp_path, files=known)):
+            pass
+    assert failure.value.code == 2
+    assert not [*tmp_path.glob("services-*")]
+
+
+def test_a_port_that_an_earlier_start_leaves_in_a_moment_is_waited_for(tmp_path: Path) -> None:
+    known = server(tmp_path)
+    held = socket.create_server(("127.0.0.2", known["port"]))
+    timer = threading.Timer(0.5, held.close)
+    timer.start()
+    with services.services_of(settings(tmp_path, files=known)) as found:
+        found.wait_until_ready()
+    timer.join()
+
+
+def test_jobs_do_not_talk_to_a_stranger_who_took_the_port_of_a_service_that_ended(tmp_path: Path) -> None:
+    port = free_port()
+    here = settings(tmp_path, gone={"command": "exit 3", "port": port, "ranks": [0], "timeout": 1})
+    with services.services_of(here) as found, socket.create_server(("127.0.0.2", port)):
+        with pytest.raises(Failure, match=r"service gone on 127\.0\.0\.2: its process has (?:ended|just started): not ready"):
+            found.wait_until_ready()
+        assert here.gate.exists()
+
+
+def test_a_log_of_any_length_is_read_at_its_end_and_kept_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "loud.log"
+    with log.open("wb") as file:
+        file.truncate(2**32)  # sparse
+        file.seek(0, os.SEEK_END)
+        file.write(b"\none\ntwo\n")
+    running = services.Running(Service("loud", "true"), log)
+    tracemalloc.start()
+    assert running.tail().endswith("  one\n  two")
+    running.rotate()
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+    assert log.stat().st_size == 0 and (tmp_path / "loud.log.1").read_bytes().endswith(b"one\ntwo\n")
+    assert (tmp_path / "loud.log.1").stat().st_size == services.KEPT_BYTES
+    running.rotate()
+    assert (tmp_path / "loud.log.1").stat().st_size == services.KEPT_BYTES, "an empty one takes nothing's place"
+
+
+def test_a_service_goes_on_writing_into_a_log_that_was_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "LOG_BYTES", 100)
+    with services.services_of(settings(tmp_path, loud={"command": "while echo line; do read -t 0.01 <> <(:); done"})) as found:
+        [running] = found.running
+
+        def cut() -> bool:
+            found.poll()
+            return running.output.with_suffix(".log.1").exists()
+
+        wait_for("a cut", cut, 20)
+        wait_for("lines after it", lambda: 0 < running.output.stat().st_size < 100000, 20)
+        assert set(running.output.read_text().split()) == {"line"}, "no hole in it"
