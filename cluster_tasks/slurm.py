@@ -135,6 +135,7 @@ def _start(stack: Stack) -> list[str]:
     return [
         "set -uo pipefail",
         'fail() { echo "error: $*" >&2; exit 2; }',
+        'echo "attempt $((${SLURM_RESTART_COUNT:-0} + 1)) of job ${SLURM_JOB_ID-} on ${SLURM_JOB_NODELIST-}"',
         f"build=$PWD/build/{stack.name}",
         '[ -r "$build/node" ] || fail "no $build/node on $HOSTNAME; submit in the project\'s folder, on a file system of all nodes"',
         f'mkdir -p {shlex.quote(str(stack.checkpoints.path))} || fail "flotilla:checkpoints.path cannot be made on $HOSTNAME"',

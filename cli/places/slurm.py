@@ -15,32 +15,50 @@ from cli.project import CommandError, console, folder, output, show
 from cluster_tasks.client.elastic import Elastic, ElasticNode
 from cluster_tasks.node.waiting import wait_until
 from cluster_tasks.slurm import ROLLOUT
+from stacks.errors import UserError
+from stacks.host.locks import one_at_a_time
 from stacks.schema import Fleet, Stack
 
 TIMEOUT = 1800
 TUNNEL_SECONDS = 30
 POLL_SECONDS = 1
 SCRIPT = "ray-cluster"
+ENDED = 75  # the job has, and nobody starts it again
+ATTEMPT = re.compile(r"^attempt (\d+) of job \d+ on .*\n", re.MULTILINE)  # the script's first line
 
 
 def up(stack: Stack, root: Path, options: Up) -> int:
     """`sbatch`, unless the allocation is there; waits until Ray is, and forwards its dashboard where SSH lets it."""
-    job = running(stack, root)
-    if job is None:
-        command = ["sbatch", "--parsable", f"build/{stack.name}/{SCRIPT}.sbatch"]
-        show(command)
-        job = output(command, root).strip().partition(";")[0]
-        _note(stack, root).write_text(json.dumps({"job": job}) + "\n")
-    else:
-        console.print(f"job {job} is there; it is used as it is")
-    said = wait(lambda: ready(stack, root, job), options.timeout or TIMEOUT)
-    for fleet in stack.elastic_fleets():
-        _start(stack, root, fleet, job, fleet.least)
-    url = _forward(stack, root, said, options.port_number() or stack.task.dashboard_port)
+    with one_at_a_time(folder(stack.name, root) / "up.lock", CommandError(f"another `flotilla up {stack.name}` is at work; wait for it")):
+        job = running(stack, root)
+        if job is None:
+            command = ["sbatch", "--parsable", f"build/{stack.name}/{SCRIPT}.sbatch"]
+            show(command)
+            job = output(command, root).strip().partition(";")[0]
+            _note(stack, root).write_text(json.dumps({"job": job}) + "\n")
+        else:
+            console.print(f"job {job} is there; it is used as it is")
+        stays = f"job {job} stays with Slurm; to cancel it: flotilla down {stack.name}"
+        try:
+            url = _up(stack, root, job, options)
+        except UserError as error:
+            code = getattr(error, "code", 2)
+            raise error if code == ENDED else CommandError(f"{error}; {stays}", code) from None
+        except KeyboardInterrupt:
+            console.print(stays)
+            raise
     console.print(f"dashboard  {url}")
     console.print(f"submit     flotilla submit {stack.name} -- python -m trainer.train_ppo --config run.yaml", markup=False)
     console.print(f"stop       flotilla down {stack.name}")
     return 0
+
+
+def _up(stack: Stack, root: Path, job: str, options: Up) -> str:
+    """The dashboard's URL, once it answers."""
+    said = wait(lambda: ready(stack, root, job), options.timeout or TIMEOUT)
+    for fleet in stack.elastic_fleets():
+        _start(stack, root, fleet, job, fleet.least)
+    return _forward(stack, root, job, said, options.port_number() or stack.task.dashboard_port)
 
 
 def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
@@ -145,15 +163,27 @@ def running(stack: Stack, root: Path) -> str | None:
 def ready(stack: Stack, root: Path, job: str) -> tuple[str, str]:
     """What the head printed once its dashboard answered, else what is waited for. Raises CommandError where the job has ended."""
     log = root / "build" / stack.name / f"{SCRIPT}-{job}.log"
+    lines = output(["squeue", "-h", "-j", job, "-O", "State,RestartCnt,Reason:200"], root).splitlines() if running(stack, root) else []
     text = log.read_text(errors="replace") if log.exists() else ""
-    if "dashboard  http" in text:
-        return text, ""
-    state = output(["squeue", "-h", "-j", job, "-o", "%T %r"], root).strip() if running(stack, root) else ""
-    if not state:
+    if not lines:
         tail = "\n".join(text.splitlines()[-12:])
-        raise CommandError(f"job {job} ended before Ray was there; the end of {log.relative_to(root)}:\n{tail}", 75)
-    waits = state if not state.startswith("RUNNING") else f"Ray's nodes, {log.relative_to(root)} says more"
-    return "", f"job {job}: {waits}"
+        raise CommandError(f"job {job} ended before Ray was there; the end of {log.relative_to(root)}:\n{tail}", ENDED)
+    state, restarts, *reason = lines[0].split(maxsplit=2)
+    now, before = newest(text, int(restarts) if restarts.isdecimal() else 0)
+    if state == "RUNNING" and "dashboard  http" in now:
+        return now, ""
+    waits = f"Ray's nodes, {log.relative_to(root)} says more" if state == "RUNNING" else " ".join([state, *reason]).strip()
+    return "", f"job {job}: {waits}{f'; the attempt before: {before}' if before else ''}"
+
+
+def newest(text: str, restarts: int) -> tuple[str, str]:
+    """Of a log, to which all attempts are appended: what the newest has printed; and why the one before it ended."""
+    attempts = ATTEMPT.split(text)  # what comes before the first, then number and text of each
+    by_number = dict(zip(map(int, attempts[1::2]), attempts[2::2], strict=True))
+    if not by_number:  # by a script of an earlier version
+        return text, ""
+    said = [line for line in by_number.get(restarts, "").splitlines() if line and not line.startswith("back into the queue")]
+    return by_number.get(restarts + 1, ""), said[-1] if said else ""
 
 
 def wait(ask: Callable[[], tuple[str, str]], seconds: float) -> str:
@@ -171,7 +201,7 @@ def wait(ask: Callable[[], tuple[str, str]], seconds: float) -> str:
     return answer
 
 
-def _forward(stack: Stack, root: Path, said: str, number: int) -> str:
+def _forward(stack: Stack, root: Path, job: str, said: str, number: int) -> str:
     """Opens the tunnel that the head printed; where SSH does not get through, says the command for the machine from which it does."""
     from cluster_tasks.client import tunnel  # psutil is not in the extra `client`
 
@@ -183,9 +213,12 @@ def _forward(stack: Stack, root: Path, said: str, number: int) -> str:
     asked = dashboard(stack, root)
     if asked.alive_nodes() is not None:
         return url
+    tunnel.close(folder(stack.name, root))  # to the nodes of an attempt before, or by another port
     show(words)
     command = [words[0], "-o", "BatchMode=yes", "-o", "ExitOnForwardFailure=yes", *words[1:]]
     why = tunnel.open_kept(command, folder(stack.name, root), lambda: asked.alive_nodes() is not None, TUNNEL_SECONDS)
+    if why and running(stack, root) != job:
+        raise CommandError(f"job {job} has ended meanwhile", ENDED)
     if why:
         raise CommandError(f"Ray is up, but SSH does not reach it from here ({why}); where it does: {line}", 1)
     return url

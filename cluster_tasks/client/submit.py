@@ -33,7 +33,7 @@ from cluster_tasks.node.dashboard import Dashboard
 from stacks.errors import UserError
 from stacks.host.proxies import direct
 
-CLUSTER = "`dstack ps`, or for the local cluster `flotilla status local`, says whether it is up"
+CLUSTER = "`flotilla status {}` says whether it is up"
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
 
 
@@ -81,6 +81,7 @@ def check(dashboard: Dashboard, source: str) -> None:
     Raises SubmitError.
     """
     at = f"the dashboard at {dashboard.url} (from {source})"
+    is_up = CLUSTER.format(getattr(dashboard, "stack", None) or "<stack>")
     try:
         theirs = dashboard.ask("/api/version")["ray_version"]
         python = dashboard.ask("/api/v0/cluster_metadata")["data"]["pythonVersion"]
@@ -88,9 +89,9 @@ def check(dashboard: Dashboard, source: str) -> None:
         if error.code in (401, 403):
             given = "does not accept the token given" if dashboard.token else "asks for a token, and none is given"
             raise SubmitError(f"{at} {given}; {ENVIRONMENT}, each cluster has its own") from None
-        raise SubmitError(f"{at} answers with HTTP {error.code} ({error.reason}); is that Ray? {CLUSTER}") from None
+        raise SubmitError(f"{at} answers with HTTP {error.code} ({error.reason}); is that Ray? {is_up}") from None
     except OSError as error:
-        raise SubmitError(f"{at} does not answer: {getattr(error, 'reason', error)}; {CLUSTER}; {ENVIRONMENT}") from None
+        raise SubmitError(f"{at} does not answer: {getattr(error, 'reason', error)}; {is_up}; {ENVIRONMENT}") from None
     except (KeyError, TypeError):
         raise SubmitError(f"{at} is not Ray's; {ENVIRONMENT}") from None
     if theirs != version("ray"):

@@ -51,7 +51,7 @@ def test_scripts_are_bash_in_which_shellcheck_finds_nothing(name, tmp_path):
 
 
 def test_a_job_on_two_nodes_fits_on_one_screen_and_the_stack_on_fifteen_lines():
-    assert len(text(BARE).splitlines()) <= 55
+    assert len(text(BARE).splitlines()) <= 60
     lines = (slurm_file := ROOT / "stacks/Pulumi.slurm.yaml").read_text().splitlines()
     assert len([line for line in lines if line.strip() and not line.strip().startswith("#")]) <= 15, slurm_file
 

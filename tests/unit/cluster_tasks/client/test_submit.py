@@ -90,7 +90,7 @@ def test_a_dashboard_that_does_not_answer_is_one_line_and_exit_code_2() -> None:
     done = submitted(RAY_ADDRESS=address)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"error: the dashboard at {address} (from RAY_ADDRESS) does not answer: ")
-    assert "flotilla status local" in done.stderr
+    assert "`flotilla status <stack>` says whether it is up" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
