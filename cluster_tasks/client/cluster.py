@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cluster_tasks import identity
+from cluster_tasks.client.attachment import connected
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, run_command, wait
 from cluster_tasks.client.dstack_server import connect
 from cluster_tasks.ray import ROLLOUT
@@ -52,13 +53,15 @@ def ready(run: DstackRun, seconds: float, keep: bool = False) -> Iterator[None]:
     Each wait has so many seconds. Raises ClusterError.
     """
 
-    def missing() -> str | None:
-        run.must_live()
-        found, wanted = len(run.dashboard.alive_nodes() or {}), run.nodes()
-        return f"waiting for Ray: {found} of {wanted} nodes" if found < wanted else None
-
     run.wait_until_running(seconds)
-    with run.connected(seconds, keep):
+    with connected(run, seconds, keep) as attachment:
+
+        def missing() -> str | None:
+            if line := attachment.missing():  # dstack may submit the run anew meanwhile
+                return line
+            found, wanted = len(run.dashboard.alive_nodes() or {}), run.nodes()
+            return f"waiting for Ray: {found} of {wanted} nodes" if found < wanted else None
+
         wait(missing, seconds)
         yield
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +18,9 @@ import yaml
 from dstack.api import Client
 from rich.console import Console
 
-from cluster_tasks.client import hosts, tunnel
+from cluster_tasks.client import hosts
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.errors import NODE_LOST, NOT_READY
-from cluster_tasks.node.ports import port_is_free
-from cluster_tasks.node.settings import DASHBOARD_PORT
 from cluster_tasks.node.waiting import wait_until
 from stacks.dstack_api import ClientError, Fleet, FleetStatus, JobStatus, JobTerminationReason, Run, RunStatus, ServerClientError
 from stacks.errors import UserError
@@ -69,7 +66,7 @@ def wait(missing: Callable[[], str | None], seconds: float) -> None:
 
 @dataclass(frozen=True)
 class DstackRun:
-    """The run called `name`, its dashboard forwarded to `dashboard` by `dstack attach`."""
+    """The run called `name`, its dashboard forwarded to `dashboard` by `dstack attach`: attachment.py."""
 
     client: Client
     name: str
@@ -189,7 +186,7 @@ class DstackRun:
         def missing() -> str | None:
             if self.order and (line := self._ask_the_next()):
                 return line
-            if (line := _missing(self.must_live())) is None:
+            if (line := missing_nodes(self.must_live())) is None:
                 return None
             fleet = self.hosts()
             return "; ".join(filter(None, [line, *([hosts.waiting(fleet), *hosts.failed(fleet)] if fleet else [])]))
@@ -208,54 +205,6 @@ class DstackRun:
 
     def stop(self) -> None:
         run_command(["dstack", "stop", "-y", self.name], self.env)
-
-    @contextlib.contextmanager
-    def connected(self, seconds: float, keep: bool = False) -> Iterator[None]:
-        """The dashboard answers on this machine while the block runs; with `keep` until `tunnel.close`. Raises ClusterError."""
-        attached = self.connect(seconds)
-        if attached and keep:
-            tunnel.keep(attached, self.folder)
-        try:
-            yield
-        finally:
-            if attached and not keep:
-                tunnel.end(attached)
-
-    def connect(self, seconds: float) -> subprocess.Popen[bytes] | None:
-        """The `dstack attach` that forwards the dashboard, which the caller ends; None where it answers already. Raises ClusterError."""
-        if answers(self.dashboard):
-            console.print(f"{self.dashboard.url} is forwarded already")
-            return None
-        if not port_is_free(self.port):
-            raise ClusterError(f"port {self.port} of this machine is in use; take another with --port, or set flotilla:task.dashboard_port")
-        if busy := [port for port in self.more_ports if not port_is_free(port)]:
-            text = "perhaps by another stack's monitoring; end that, or set flotilla:monitoring.prometheus_port and grafana_port"
-            raise ClusterError(f"port {busy[0]} of this machine, on which Prometheus or Grafana is forwarded, is in use, {text}")
-        attached: subprocess.Popen[bytes] | None = None
-
-        def missing() -> str | None:
-            nonlocal attached
-            self.must_live()
-            if attached is None and not bindable(self.port):
-                return f"waiting for port {self.port}, which the kernel keeps for a minute after a broken connection"
-            if attached is None or attached.poll() is not None:
-                said = " ".join(self._attach_log.read_text(errors="replace").split())[-300:] if attached else ""
-                command = shown(["dstack", "attach", self.name, "-p", f"{self.port}:{DASHBOARD_PORT}"])
-                attached = tunnel.start(command, self._attach_log, self.env)
-                return f"`dstack attach` has ended ({said}); trying again" if said else f"attaching to {self.name}"
-            return None if answers(self.dashboard) else f"waiting for Ray's dashboard at {self.dashboard.url}"
-
-        try:
-            wait(missing, seconds)
-        except BaseException:
-            if attached is not None:
-                tunnel.end(attached)
-            raise
-        return attached
-
-    @property
-    def _attach_log(self) -> Path:
-        return self.folder / "attach.log"
 
 
 def bindable(port: int) -> bool:
@@ -288,7 +237,7 @@ def _no_capacity(run: Run) -> bool:
     return any(each.termination_reason == JobTerminationReason.FAILED_TO_START_DUE_TO_NO_CAPACITY for each in last)
 
 
-def _missing(run: Run) -> str | None:
+def missing_nodes(run: Run) -> str | None:
     """What the nodes still wait for, such as `run pending: node 1 pulling 40%`; None when all run."""
     states = {job.job_spec.job_num: job.job_submissions[-1] for job in run.jobs}
     waiting = {rank: state for rank, state in states.items() if state.status != JobStatus.RUNNING}

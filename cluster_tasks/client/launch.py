@@ -29,6 +29,7 @@ if __name__ == "__main__":  # before imports that this environment may not have
 
     explain_missing()
 
+from cluster_tasks.client.attachment import connected
 from cluster_tasks.client.cluster import cluster, pulumi_makes_fleets, ready
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, say, shown, wait
 from cluster_tasks.client.follow import Follower
@@ -91,7 +92,7 @@ class Launch:
             return INTERRUPTED
         again = f"flotilla launch {self.run.folder.name} --attach {self.job.name}"
         if sys.stdin.isatty() and answer(f"\n{self.job.name}: [d]etach and leave it running, or [s]top it? ").startswith("s"):
-            with self.run.connected(self.seconds):
+            with connected(self.run, self.seconds):
                 name, dashboard = self.job.name, self.run.dashboard
                 dashboard.stop(name)
                 console.print(f"asked {name} to save and stop")

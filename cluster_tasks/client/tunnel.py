@@ -45,7 +45,8 @@ def end(process: subprocess.Popen[bytes] | psutil.Process) -> None:
 
 
 def keep(process: subprocess.Popen[bytes], folder: Path) -> None:
-    """Notes the process, so that `flotilla down` finds it."""
+    """Notes the process, so that `flotilla down` finds it, and ends the one that was noted before."""
+    close(folder)
     started = psutil.Process(process.pid).create_time()
     (folder / "tunnel.json").write_text(json.dumps({"pid": process.pid, "started": started}) + "\n")
 

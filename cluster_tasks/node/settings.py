@@ -21,6 +21,7 @@ from .monitoring_settings import Monitoring
 from .network import ALONE, NoAnswer, resolve
 from .ports import free_port
 from .service import Service, parse
+from .waiting import pause
 
 DASHBOARD_PORT = 8265  # on the node; flotilla:task.dashboard_port is where a person finds it
 STOP_SECONDS = 120  # a stopped job may take this long to save a checkpoint
@@ -187,8 +188,6 @@ def who_am_i(settings: Settings, env: Mapping[str, str]) -> tuple[int, list[str]
 
 def _resolved(name: str, settings: Settings) -> str:
     """As `resolve`, which is asked again while the name service does not answer. Raises Failure after --join-timeout, Stopped."""
-    from .waiting import pause  # which takes our Settings
-
     deadline, said = time.monotonic() + settings.join_timeout, False
     while True:
         try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from typing import Protocol
 
 from .errors import NOT_READY, Failure, Stopped
-from .settings import Settings
 
 REPEAT_SECONDS = 10  # after which the agent says again what it waits for
 signals: list[int] = []  # that have come, in order
@@ -40,7 +40,13 @@ def wait_until(
     return None
 
 
-def wait(missing: Callable[[], str | None], settings: Settings, deadline: float) -> None:
+class Patience(Protocol):
+    """Of the settings, what a wait needs."""
+
+    join_timeout: int
+
+
+def wait(missing: Callable[[], str | None], settings: Patience, deadline: float) -> None:
     """As the agent waits. Raises Failure at the deadline, Stopped at a signal."""
 
     def say(line: str) -> None:

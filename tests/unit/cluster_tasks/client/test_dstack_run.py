@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,12 +14,14 @@ from typing import Any
 import pytest
 from support.dstack_answers import Answers, fleet, host, job, run, served
 
-from cluster_tasks.client import dstack_run, tunnel
+from cluster_tasks.client import attachment, dstack_run, tunnel
+from cluster_tasks.client.attachment import connected
 from cluster_tasks.client.cluster import ready
 from cluster_tasks.client.dstack_run import ClusterError, DstackRun
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ports import free_port
+from lab.waiting import wait_for
 
 GIVEN_UP = {"termination_reason": "provisioning_timeout", "termination_reason_message": "Failed to add SSH instance in 600s"}
 
@@ -233,11 +236,16 @@ def test_a_run_that_waits_at_all_backends_or_has_a_machine_is_left_alone(ray: Ds
 # The dashboard
 
 
+def attach(ray: DstackRun, seconds: float) -> None:
+    with connected(ray, seconds):
+        pass
+
+
 def test_a_port_that_another_program_has_is_an_error_before_anything_is_attached(ray: DstackRun, commands: Path):
     with socket.create_server(("127.0.0.1", ray.port)):
         assert not dstack_run.bindable(ray.port)
         with pytest.raises(ClusterError, match=f"^port {ray.port} of this machine is in use; take another with --port"):
-            ray.connect(0)
+            attach(ray, 0)
     assert not commands.exists()
     assert dstack_run.bindable(ray.port)
 
@@ -245,7 +253,7 @@ def test_a_port_that_another_program_has_is_an_error_before_anything_is_attached
 def test_an_attach_that_ends_is_tried_again_until_the_deadline_with_its_own_words(ray: DstackRun, server: Answers, commands: Path, capfd):
     server.run = run(job(0))
     with pytest.raises(ClusterError, match="not within 2 s"):
-        ray.connect(2)
+        attach(ray, 2)
     assert f"$ dstack attach ray -p {ray.port}:8265" in capfd.readouterr().err
     assert commands.read_text().splitlines().count(f"attach ray -p {ray.port}:8265") >= 1
 
@@ -282,3 +290,56 @@ def test_a_cluster_is_ready_when_ray_has_every_node_and_stays_connected_where_th
         assert dstack_run.answers(unproved.dashboard), "what was forwarded before is left as it is"
     assert tunnel.close(ray.folder) == keep
     assert not dstack_run.answers(unproved.dashboard)
+
+
+def attaches(commands: Path, dead: int) -> Path:
+    """A `dstack attach` that lives on and forwards nothing for the first `dead` times, as one to machines that are gone; its count."""
+    count = commands.parent / "count"
+    text = ATTACH.format(python=os.path.realpath(f"/proc/{os.getpid()}/exe")).partition("\n")
+    begin = f"import pathlib, time\ncount = pathlib.Path({str(count)!r})\ncount.open('a').write('x')\n"
+    begin += f"if count.stat().st_size <= {dead}: time.sleep(600)\n"
+    (commands.parent / "bin/dstack").write_text(f"{text[0]}\n{begin}{text[2]}")
+    return count
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_run_that_is_submitted_anew_while_it_is_waited_for_is_attached_again(
+    ray: DstackRun, server: Answers, commands: Path, capfd, keep: bool
+):
+    """The old attach lives on without its SSH, so that nobody would ever hear of the new machines."""
+    first, lost, second = run(job(0), job(1)), run(job(0, "failed"), job(1), status="pending"), run(job(0), job(1))
+    server.run = [first, first, first, lost, lost, second]
+    count = attaches(commands, 1)
+    unproved = replace(ray, dashboard=Dashboard(f"http://127.0.0.1:{ray.port}", None))
+    with ready(unproved, 30, keep=keep):
+        assert count.stat().st_size == 2
+        said = capfd.readouterr().err
+        assert said.index("ray runs on other machines now") < said.index("ray is pending: node 0 failed") < said.rindex("attaching to ray")
+    assert dstack_run.answers(unproved.dashboard) == keep
+    assert tunnel.close(ray.folder) == keep
+    assert not dstack_run.answers(unproved.dashboard)
+
+
+def test_a_dashboard_that_answers_no_more_is_attached_again(ray: DstackRun, server: Answers, commands: Path, capfd, monkeypatch):
+    monkeypatch.setattr(attachment, "SILENT_SECONDS", 0.2)
+    server.run = run(job(0))
+    attaches(commands, 0)
+    unproved = replace(ray, dashboard=Dashboard(f"http://127.0.0.1:{ray.port}", None))
+    with connected(unproved, 20) as found:
+        assert found.missing() is None and found.process
+        monkeypatch.setattr(attachment, "answers", lambda _: False)
+        wait_for("another", lambda: found.missing() and "answer any more" in capfd.readouterr().err, 20)
+        found.end()
+
+
+def test_an_attach_that_an_earlier_up_kept_is_ended_before_another_is_noted(ray: DstackRun, server: Answers, commands: Path):
+    server.run = run(job(0))
+    attaches(commands, 1)
+    with subprocess.Popen([str(commands.parent / "bin/dstack"), "attach"]) as old:
+        tunnel.keep(old, ray.folder)
+        unproved = replace(ray, dashboard=Dashboard(f"http://127.0.0.1:{ray.port}", None))
+        wait_for("its start", (commands.parent / "count").exists, 20)
+        with connected(unproved, 20, keep=True) as found:
+            assert old.poll() is not None and found.process
+            assert (kept := tunnel.running(ray.folder)) and kept.pid == found.process.pid
+        assert tunnel.close(ray.folder)

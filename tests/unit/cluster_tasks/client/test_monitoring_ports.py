@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from cluster_tasks.client.attachment import check_ports
 from cluster_tasks.client.dstack_run import ClusterError, DstackRun
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ports import free_port
@@ -21,4 +22,4 @@ def test_a_port_that_another_monitoring_has_is_one_error_before_anything_is_atta
             cast(Any, None), "ray", tmp_path, {}, Dashboard(f"http://127.0.0.1:{port}", None), port, "gpus", (free_port(), taken)
         )
         with pytest.raises(ClusterError, match=f"port {taken} of this machine, on which Prometheus or Grafana is forwarded, is in use"):
-            run.connect(1)
+            check_ports(run)
