@@ -16,7 +16,7 @@ from cli.dashboard import address, dashboard, unreachable
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
 from cluster_tasks.client.jobs import submitted
-from cluster_tasks.client.submit import Job
+from cluster_tasks.client.submit import Job, uploaded
 from cluster_tasks.client.submit import submit as submit_job
 from cluster_tasks.debug import post_mortem
 from cluster_tasks.node.dashboard import Dashboard
@@ -44,7 +44,7 @@ def submit(arguments: list[str], root: Path) -> int:
     add("settings", nargs="*", metavar="key=value", help="of the recipe: flotilla recipe show --help")
     add("--recipe", help="another trainer's run, such as verl/ppo-gsm8k, in place of a command; flotilla recipe list shows all")
     add("--name", help="of the job")
-    add("--working-dir", type=Path, help="folder that is uploaded; the job starts in it (the project)")
+    add("--working-dir", help="folder, or .zip file, that is uploaded; the job starts in it (the project)")
     add("--post-mortem", action="store_true", help="tasks pause at an uncaught error: flotilla debug post-mortem says how to attach")
     add("--retries", type=int, metavar="N", help="start the trainer again on the cluster when its driver died, at most N times")
     add("--no-wait", action="store_true", help="return once the job is accepted")
@@ -69,7 +69,10 @@ def submit(arguments: list[str], root: Path) -> int:
     if run:
         job = recipes.job(run, options.name, root)
     else:
-        folder, name = (options.working_dir or root).resolve(), options.name or f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        folder, name = (
+            uploaded(options.working_dir, Path.cwd(), root),
+            options.name or f"job-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}",
+        )
         command = command if options.retries is None else _supervised(command, options.retries, folder)
         job = Job(name, command, folder, root / "build" / stack.name / "runtime-env.yaml")
     if options.post_mortem and job.runtime_env and job.runtime_env.is_file():
@@ -85,11 +88,11 @@ def run_job(stack: Stack, job: Job, root: Path, wait: bool = True) -> int:
     return submit_job(dashboard(stack, root), f"build/{stack.name}", job, following, env, flags)
 
 
-def _supervised(command: list[str], retries: int, folder: Path) -> list[str]:
+def _supervised(command: list[str], retries: int, folder: str) -> list[str]:
     """The command under what starts it again, which travels with the folder. Raises CommandError."""
     if retries < 0:
         raise CommandError(f"--retries {retries}: must be 0 or more")
-    if not (folder / "trainer/supervise.py").is_file():
+    if not (Path(folder) / "trainer/supervise.py").is_file():
         raise CommandError(f"--retries: {folder} has no trainer/supervise.py; submit from a folder with the trainer")
     return ["python", "-m", "trainer.supervise", "--retries", str(retries), "--", *command]
 
@@ -124,7 +127,7 @@ def logs(arguments: list[str], root: Path) -> int:
         name = options.job or newest(asked, stack)
         if options.no_follow:
             printed = asked.ask(f"/api/jobs/{name}/logs").get("logs") or ""
-            for line in without_noise(printed.encode().splitlines(keepends=True)):
+            for line in without_noise(printed.encode().splitlines(keepends=True), name):
                 sys.stdout.buffer.write(shown(line))
             sys.stdout.flush()
             return 0

@@ -20,8 +20,9 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     if not any(flag.partition("=")[0] == "--recipe" for flag in flags):
         from cluster_tasks.client.launch import main as on_dstack
 
+        here = Path.cwd()
         os.chdir(root)  # where `python -m ...` is typed
-        return on_dstack(arguments, prog=f"flotilla {verb}")
+        return on_dstack(arguments, prog=f"flotilla {verb}", here=here)
     parser = argparse.ArgumentParser(
         prog=f"flotilla {verb}",
         usage="%(prog)s STACK --recipe NAME [flags] [key=value ...]",

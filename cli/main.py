@@ -57,7 +57,8 @@ def main(arguments: list[str] | None = None) -> int:
         hint = f"did you mean {near[0]}?" if near else "flotilla --help lists them"
         console.print(f"error: {verb!r} is no verb; {hint}", markup=False)
         return 2
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGINT):  # until now cli/__init__.py has had the latter
+        signal.signal(number, signal.default_int_handler)
     go_direct()
     try:
         return perform(verb, rest)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.lifeline import die_with_parent
 from stacks.host.proxies import direct
 
 SILENT_SECONDS = 10  # of a dashboard, after which the connection counts as lost; `dstack attach` does not notice that its tunnel broke
@@ -23,9 +24,12 @@ PRINT_SECONDS = 60  # for the last lines of a job that has ended; to start `ray`
 ANSI = re.compile(rb"\x1b\[[0-9;]*m")
 SAID = rb"^\d{4}-\d\d-\d\d [\d:,]+\t(?:INFO|SUCC|ERR|WARN|WARNING) "  # by Ray's client, not by the job
 IGNORED = rb"working_dir\.py:\d+ -- Directory '\.(?:git|venv)' is now ignored"  # as anybody wants it
-NOISE = re.compile(SAID + rb"(?:(?:cli|sdk|packaging|dashboard_sdk|job_manager)\.py:|" + IGNORED + rb")|^Running entrypoint for job ")
+NOISE = re.compile(SAID + rb"(?:(?:cli|sdk|packaging|dashboard_sdk|job_manager)\.py:|" + IGNORED + rb")")
+ALWAYS_NOISE = re.compile(SAID + IGNORED)
+RULE = re.compile(SAID + rb"cli\.py:\d+ -- -+\s*$")  # above what it says in large
 ACCEPTED = re.compile(SAID + rb"cli\.py:\d+ -- Job '(.+)' submitted successfully")
-ENDED = re.compile(SAID + rb"cli\.py:\d+ -- Job '.+' (?:failed|succeeded|was stopped)")
+BEGINS = re.compile(rb"^Running entrypoint for job ([^:]+): ")
+ENDED = re.compile(SAID + rb"cli\.py:\d+ -- Job '(.+)' (?:failed|succeeded|was stopped)")
 
 
 class Follower:
@@ -50,6 +54,7 @@ class Follower:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # Ray's own words; the job's are on stdout
             start_new_session=True,  # Ctrl-C is for us
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - the printer is started after it
         ) as client:
             assert client.stdout
             printer = threading.Thread(target=self._print, args=(client.stdout,), daemon=True)
@@ -76,24 +81,45 @@ class Follower:
         return None
 
     def _print(self, output: IO[bytes]) -> None:
-        for number, line in enumerate(without_noise(output)):
+        for number, line in enumerate(without_noise(output, self.job)):
             if number >= self.printed:
                 sys.stdout.buffer.write(shown(line))
                 sys.stdout.flush()
                 self.printed = number + 1
 
 
-def without_noise(output: Iterable[bytes]) -> Iterator[bytes]:
-    """What `ray job submit` prints, less its own report: it ends with the log of a failed job once more, which was just shown."""
-    ended = False  # read to the end all the same: the client would wait for who reads
+def without_noise(output: Iterable[bytes], job: str | None = None) -> Iterator[bytes]:
+    """What `ray job submit` prints of a job, less its own report: it ends with the log of a failed job once more, which was just shown.
+
+    A job may print what looks the same of another, which it submits or follows: of its own lines each is kept. Where no name is given it
+    is that of the first job that is named before the first line of output.
+    """
+    name, begun, ended, held = job.encode() if job else None, False, False, b""
     for line in output:
+        if ended:
+            continue  # read to the end all the same: the client would wait for who reads
         plain = ANSI.sub(b"", line)
-        if found := ACCEPTED.search(plain):
+        if (found := ENDED.search(plain)) and found[1] == name:
+            ended, held = True, b""
+            continue
+        if held:
+            yield held
+            held = b""
+        if begun:
+            if RULE.match(plain):
+                held = line  # the job's own, unless the next line is its end
+            elif not ALWAYS_NOISE.match(plain):
+                yield line
+        elif (found := BEGINS.match(plain)) and found[1] == (name or found[1]):
+            name, begun = found[1], True
+        elif (found := ACCEPTED.search(plain)) and found[1] == (name or found[1]):
+            name = found[1]
             yield found[1] + b" submitted successfully\n"
-        elif ENDED.search(plain):
-            ended = True
-        elif not ended and not NOISE.match(plain):
+        elif not NOISE.match(plain):
+            begun = job is None
             yield line
+    if held:
+        yield held
 
 
 def shown(line: bytes) -> bytes:

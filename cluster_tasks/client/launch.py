@@ -34,7 +34,7 @@ from cluster_tasks.client.cluster import cluster, pulumi_makes_fleets, ready
 from cluster_tasks.client.dstack_run import ROOT, ClusterError, DstackRun, console, run_command, say, shown, wait
 from cluster_tasks.client.follow import Follower
 from cluster_tasks.client.render import check_shell
-from cluster_tasks.client.submit import Job, check
+from cluster_tasks.client.submit import Job, check, uploaded
 from stacks.errors import UserError
 from stacks.host.forward import forwarded
 from stacks.load import load
@@ -134,7 +134,9 @@ def answer(question: str) -> str:
     return ""
 
 
-def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.client.launch") -> int:
+def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.client.launch", here: Path | None = None) -> int:
+    """`here`: the folder that it is typed in, which paths are seen from."""
+    here = here or Path.cwd()
     argv = sys.argv[1:] if argv is None else argv
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -146,7 +148,7 @@ def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.cli
     add("stack", help="such as onprem, for stacks/Pulumi.onprem.yaml")
     add("--attach", metavar="JOB", help="watch a job that was submitted before")
     add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}", help="of the job")
-    add("--working-dir", type=Path, default=".", help="folder that is uploaded; the job starts in it")
+    add("--working-dir", help="folder, or .zip file, that is uploaded; the job starts in it (the project)")
     add("--runtime-env", type=Path, help="file with Ray's runtime environment, in place of build/STACK/runtime-env.yaml")
     add("--port", type=int, help="of the dashboard on this machine; default: flotilla:task.dashboard_port")
     add("--timeout", type=float, default=SECONDS, help="seconds within which nodes, dashboard and Ray must each be there")
@@ -159,8 +161,8 @@ def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.cli
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         stack = load(options.stack, ROOT)
-        env = options.runtime_env or Path("build") / stack.name / "runtime-env.yaml"
-        job = Job(options.attach or options.name, command, options.working_dir, env)
+        env = here / options.runtime_env if options.runtime_env else ROOT / "build" / stack.name / "runtime-env.yaml"
+        job = Job(options.attach or options.name, command, uploaded(options.working_dir, here, ROOT), env)
         return launch(stack, job, options.port, options.timeout, options.down)
     except UserError as error:
         console.print(f"error: {error}", markup=False)

@@ -10,10 +10,12 @@ another version of Ray, and then nothing was submitted; 130 where the watching w
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 from collections.abc import Mapping, Sequence
@@ -21,6 +23,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
+from zipfile import is_zipfile
 
 if __name__ == "__main__":  # before imports that this environment may not have
     from stacks.host.extras import explain_missing
@@ -30,10 +33,12 @@ if __name__ == "__main__":  # before imports that this environment may not have
 from cluster_tasks.client.follow import shown, without_noise
 from cluster_tasks.identity import KnownDashboard
 from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.lifeline import die_with_parent
 from stacks.errors import UserError
 from stacks.host.proxies import direct
 
 CLUSTER = "`flotilla status {}` says whether it is up"
+QUIET_SECONDS = 10  # of a job, after which it is said what it waits for
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
 
 
@@ -59,8 +64,17 @@ class Job:
         """Raises SubmitError where a file is missing."""
         if self.runtime_env and not self.runtime_env.is_file():
             raise SubmitError(f"--runtime-env {self.runtime_env}: no such file; `pulumi up` or `flotilla preview <stack>` renders it")
-        if self.working_dir and "://" not in str(self.working_dir) and not Path(self.working_dir).is_dir():
+        if not self.working_dir or "://" in str(self.working_dir) or Path(self.working_dir).is_dir():
+            return
+        if not Path(self.working_dir).exists():
             raise SubmitError(f"--working-dir {self.working_dir}: no such folder")
+        if not (str(self.working_dir).endswith(".zip") and is_zipfile(self.working_dir)):
+            raise SubmitError(f"--working-dir {self.working_dir} is neither a folder nor a .zip file nor a URL of one")
+
+
+def uploaded(given: str | None, here: Path, project: Path) -> str:
+    """The working directory of a job as it is typed in folder `here`: an absolute path, or a URL as it is; else the project."""
+    return given if given and "://" in given else str((here / given).resolve() if given else project)
 
 
 def address_from(flag: str | None, env: Mapping[str, str]) -> tuple[str, str]:
@@ -124,7 +138,8 @@ def submit(dashboard: Dashboard, source: str, job: Job, following: str, env: Map
     check_name(dashboard, job.name)
     accepted = f"{job.name} submitted successfully\n".encode()
     command = [str(Path(sys.executable).with_name("ray")), "job", "submit", "--address", dashboard.url, *job.flags]
-    submitted = False
+    say(f"submitting {job.name}{f', uploading {job.working_dir}' if job.working_dir else ''}")
+    submitted, quiet = False, threading.Event()
     with subprocess.Popen(
         [*command, *flags, "--", *job.command],
         env=direct(env, dashboard.url) | {"PYTHONUNBUFFERED": "1"},
@@ -132,26 +147,48 @@ def submit(dashboard: Dashboard, source: str, job: Job, following: str, env: Map
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,  # Ctrl-C is for us; Ray would say "Aborted!" and nothing else
+        preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread is started before it
     ) as client:
         assert client.stdout
+        threading.Thread(target=say_state, args=(dashboard, job.name, quiet), daemon=True).start()
         try:
-            for line in without_noise(client.stdout):
+            for line in without_noise(client.stdout, job.name):
                 if not submitted and line == accepted:
                     submitted = True
-                    print(f"{job.name} submitted successfully\n{following}", file=sys.stderr, flush=True)
+                    say(f"{job.name} submitted successfully\n{following}")
                 else:
+                    quiet.set()
                     sys.stdout.buffer.write(shown(line))
                     sys.stdout.flush()
             code = client.wait()
         except KeyboardInterrupt:
             client.kill()
-            left = f"{job.name} is still running\n{following}" if submitted else f"interrupted before {job.name} was accepted"
-            print(left, file=sys.stderr)
+            say(f"{job.name} is still running\n{following}" if submitted else f"interrupted before {job.name} was accepted")
             return 130
-    try:  # Ray says 1 for every job that failed
-        return code and (dashboard.exit_code(job.name) or code)
+        finally:
+            quiet.set()
+    if "--no-wait" in flags:
+        return code
+    try:  # Ray says 1 for every job that failed, and 0 for one that was stopped
+        return dashboard.exit_code(job.name) or code
     except OSError:
         return code  # the job was not accepted, or the cluster is gone; Ray has said so
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_state(dashboard: Dashboard, name: str, quiet: threading.Event) -> None:
+    """Says what Ray does with a job until it prints its first line: an environment may take minutes."""
+    said = ""
+    while not quiet.wait(QUIET_SECONDS):
+        with contextlib.suppress(OSError, KeyError, TypeError):
+            found = dashboard.ask(f"/api/jobs/{name}")
+            line = f"{name} is {found['status']}: {' '.join((found.get('message') or '').split())}"
+            if line != said:
+                said = line
+                say(line)
 
 
 def next_steps(name: str, url: str) -> str:

@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import io
 import json
+import signal
 import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,11 +79,13 @@ class Dashboard:
         return {node["node_ip"]: node["start_time_ms"] / 1000 for node in nodes if node["state"] == "ALIVE" and node.get("start_time_ms")}
 
     def exit_code(self, job: str) -> int | None:
-        """Of a job that has ended, 128 + N where signal N ended it; None while it runs. Raises OSError."""
+        """Of a job that has ended, 128 + N where signal N ended it or it was stopped; None while it runs. Raises OSError."""
         info = self.ask(f"/api/jobs/{job}")
         if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
             return None
         code = info.get("driver_exit_code")
+        if info["status"] == "STOPPED" and not code:  # it has saved and ended by itself: it is not done all the same
+            return 128 + signal.SIGTERM
         if code is None:
             return 0 if info["status"] == "SUCCEEDED" else 1
         return code if code >= 0 else 128 - code

@@ -6,12 +6,15 @@ process that watches takes all others along.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
+import sys
 import threading
 
 from .errors import NODE_LOST
 
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 FLAG = "--end-with-stdin"
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
@@ -40,3 +43,9 @@ def _end_with_stdin() -> None:
         pass
     print("node: the container's client has ended, and so does the container", flush=True)
     os._exit(NODE_LOST)
+
+
+def die_with_parent() -> None:
+    """In a child, between fork and exec: it is killed when the thread that started it ends, however that does."""
+    if LIBC is not None:
+        LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from typing import IO, Any
 
 from . import identity, nvlink
 from .dashboard import FLEET
+from .lifeline import die_with_parent
 from .monitoring.programs import ray_environment
 from .network import interfaces
 from .ports import free_port, port_answers
@@ -40,7 +40,6 @@ RAY_DEFAULTS = {  # where the environment does not say otherwise
 RAY_PART = re.compile(r"END (\w+)\.\w+ tail \(exit code\(s\)=(.*)\) -----")  # how Ray says which of its processes died
 RAYLET = re.compile(rb"--node_id=([0-9a-f]+)")  # in the command line of Ray's process for the node
 RAY_NOISE = re.compile(r"state-dump|(Queueing|Execution) time|(Event|Global) stats|grpc_(client|server)|^\s*$|will be killed")
-LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 log = logging.getLogger(__name__)
 
@@ -157,9 +156,8 @@ def spawn(command: list[str], env: dict[str, str], output: IO[bytes] | None = No
     which Slurm may send to all processes of a node; it means the agent, and jobs that handle it.
     """
 
-    def die_with_parent() -> None:  # between fork and exec
-        if LIBC is not None:
-            LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    def prepare() -> None:  # between fork and exec
+        die_with_parent()
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     return subprocess.Popen(
@@ -169,5 +167,5 @@ def spawn(command: list[str], env: dict[str, str], output: IO[bytes] | None = No
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=die_with_parent,  # noqa: PLW1509 - the agent has no threads
+        preexec_fn=prepare,  # noqa: PLW1509 - the agent has no threads
     )

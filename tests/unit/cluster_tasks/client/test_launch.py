@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster_tasks.client import cluster
-from cluster_tasks.client.dstack_run import ClusterError
+from cli.launch import main as on_command_line
+from cluster_tasks.client import cluster, launch
+from cluster_tasks.client.dstack_run import ROOT, ClusterError
+from cluster_tasks.client.submit import Job
 from stacks.schema import Stack
 
 FLEET = {"name": "laptop", "nodes": 1}
@@ -30,3 +32,24 @@ def test_the_environment_of_its_commands_is_that_of_env_sh(tmp_path: Path) -> No
     env = cluster.environment(stack(), tmp_path, "http://localhost:1")
     assert (env["RAY_AUTH_TOKEN"], env["RAY_AUTH_MODE"], env["RAY_ADDRESS"]) == ("secret", "token", "http://localhost:1")
     assert env["FLOTILLA_STACK"] == tmp_path.name
+
+
+@pytest.mark.parametrize(
+    ("flags", "working_dir", "runtime_env"),
+    [
+        ([], "{root}", "{root}/build/onprem/runtime-env.yaml"),
+        (["--working-dir", "job"], "{here}/job", "{root}/build/onprem/runtime-env.yaml"),
+        (["--working-dir=."], "{here}", "{root}/build/onprem/runtime-env.yaml"),
+        (["--working-dir", "s3://b/x.zip", "--runtime-env", "env.yaml"], "s3://b/x.zip", "{here}/env.yaml"),
+    ],
+)
+def test_paths_are_seen_from_the_folder_in_which_launch_is_typed(
+    flags: list[str], working_dir: str, runtime_env: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Job] = []
+    monkeypatch.setattr(launch, "launch", lambda stack, job, *_: jobs.append(job) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert on_command_line("launch", ["onprem", *flags, "--", "true"], ROOT) == 0
+    [job] = jobs
+    places = {"root": ROOT, "here": tmp_path}
+    assert (str(job.working_dir), str(job.runtime_env)) == (working_dir.format(**places), runtime_env.format(**places))

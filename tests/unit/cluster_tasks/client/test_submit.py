@@ -13,12 +13,14 @@ from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from zipfile import ZipFile
 
 import pytest
 
 from cluster_tasks.client import submit
 from cluster_tasks.node.dashboard import Dashboard
 from cluster_tasks.node.ports import free_port
+from lab.waiting import wait_for
 
 ROOT = Path(__file__).parents[4]
 SAME_PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}.0"
@@ -169,8 +171,8 @@ def test_a_cluster_that_does_not_say_whose_it_is_gets_neither_token_nor_job(clus
 
 @pytest.mark.parametrize(
     ("client", "job", "code"),
-    [(0, None, 0), (1, 3, 3), (1, 143, 143), (1, None, 1), (7, OSError(), 7)],
-    ids=["done", "failed", "stopped", "cut off while the job runs", "never accepted"],
+    [(0, 0, 0), (1, 3, 3), (1, 143, 143), (0, 143, 143), (1, None, 1), (7, OSError(), 7)],
+    ids=["done", "failed", "stopped by a signal", "stopped", "cut off while the job runs", "never accepted"],
 )
 def test_the_exit_code_is_the_jobs_else_that_of_who_submitted_it(client, job, code, tmp_path, monkeypatch):
     answers = iter([OSError("404: the name is free"), job])
@@ -186,3 +188,98 @@ def test_the_exit_code_is_the_jobs_else_that_of_who_submitted_it(client, job, co
     said = {"/api/version": {"ray_version": version("ray")}, "/api/v0/cluster_metadata": {"data": {"pythonVersion": SAME_PYTHON}}}
     dashboard: Any = SimpleNamespace(url="http://localhost:9", token=None, ask=said.__getitem__, exit_code=exit_code)
     assert submit.submit(dashboard, "", submit.Job("job-1", ["true"]), "", os.environ) == code
+
+
+def fake_ray(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str, **jobs: Any) -> Any:
+    """A dashboard that takes jobs, and a program that stands for `ray`."""
+    (folder / "ray").write_text(f"#!/bin/sh\n{body}\n")
+    (folder / "ray").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    said = {"/api/version": {"ray_version": version("ray")}, "/api/v0/cluster_metadata": {"data": {"pythonVersion": SAME_PYTHON}}} | jobs
+    answers = iter([OSError("404: the name is free"), 0])
+
+    def exit_code(name: str) -> int:
+        if isinstance(answer := next(answers), OSError):
+            raise answer
+        return answer
+
+    return SimpleNamespace(url="http://localhost:9", token=None, ask=said.__getitem__, exit_code=exit_code)
+
+
+def test_it_is_said_what_a_silent_job_waits_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(submit, "QUIET_SECONDS", 0.05)
+    state = {"status": "PENDING", "message": "Job has not started yet.\nIt may be waiting for the runtime environment."}
+    dashboard = fake_ray(tmp_path, monkeypatch, "read -t 0.5 x <> <(:) || sleep 0.5; echo first; sleep 0.3", **{"/api/jobs/job-1": state})
+    (tmp_path / "ray").write_text((tmp_path / "ray").read_text().replace("/bin/sh", "/bin/bash"))
+    assert submit.submit(dashboard, "", submit.Job("job-1", ["true"], tmp_path), "", os.environ) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"submitting job-1, uploading {tmp_path}",
+        "job-1 is PENDING: Job has not started yet. It may be waiting for the runtime environment.",
+    ]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's end")
+def test_a_client_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    """kill -9 gives nobody a chance to end what it has started."""
+    code = f"""
+import os, sys
+from pathlib import Path
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+sys.executable = {str(tmp_path / "python")!r}
+from types import SimpleNamespace
+from cluster_tasks.client import submit
+submit.check = submit.check_name = lambda *_: None
+submit.submit(SimpleNamespace(url="http://localhost:9", ask=None), "", submit.Job("j", ["true"]), "", os.environ)
+"""
+    (tmp_path / "ray").write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid.tmp; mv {tmp_path}/pid.tmp {tmp_path}/pid; exec sleep 60\n")
+    (tmp_path / "ray").chmod(0o755)
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as client:
+        wait_for("its start", (tmp_path / "pid").exists, 20)
+        client.kill()
+    status = Path("/proc") / (tmp_path / "pid").read_text().strip() / "stat"
+    wait_for("the end of what it started", lambda: not status.exists() or status.read_text().split()[2] == "Z", 10)
+
+
+def test_the_folder_that_is_uploaded_is_seen_from_where_it_is_typed(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    typed = {
+        "job": f"{tmp_path}/here/job",
+        "../job": f"{tmp_path}/job",
+        ".": f"{tmp_path}/here",
+        "/abs": "/abs",
+        "x.zip": f"{tmp_path}/here/x.zip",
+    }
+    typed |= {"s3://bucket/x.zip": "s3://bucket/x.zip"}
+    assert {given: submit.uploaded(given, tmp_path / "here", project) for given in typed} == typed
+    assert submit.uploaded(None, tmp_path / "here", project) == str(project)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("x.zip", "zip", None),
+        ("folder", None, None),
+        ("https://host/x.zip", None, None),
+        ("x.zip", "no zip", "is neither a folder nor a .zip file nor a URL of one"),
+        ("x.txt", "text", "is neither a folder nor a .zip file nor a URL of one"),
+        ("x.tar.gz", "zip", "is neither a folder nor a .zip file nor a URL of one"),
+        ("nowhere", None, "no such folder"),
+    ],
+)
+def test_a_working_dir_is_a_folder_a_zip_or_a_url(name: str, content: str | None, said: str | None, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if name == "folder":
+        path.mkdir()
+    elif content == "zip":
+        with ZipFile(path, "w") as made:
+            made.writestr("x.py", "")
+    elif content:
+        path.write_text(content)
+    job = submit.Job("job", ["true"], name if "://" in name else path)
+    if said is None:
+        return job.check()
+    with pytest.raises(submit.SubmitError, match=said):
+        job.check()
