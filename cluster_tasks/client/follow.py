@@ -108,7 +108,7 @@ def without_noise(output: Iterable[bytes], job: str | None = None) -> Iterator[b
         if begun:
             if RULE.match(plain):
                 held = line  # the job's own, unless the next line is its end
-            elif not ALWAYS_NOISE.match(plain):
+            elif not ALWAYS_NOISE.match(plain) and not (NOISE.match(plain) and name and name in plain):
                 yield line
         elif (found := BEGINS.match(plain)) and found[1] == (name or found[1]):
             name, begun = found[1], True

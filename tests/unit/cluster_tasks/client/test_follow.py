@@ -44,6 +44,7 @@ INNER = b"""the outer job begins
 2026-11-27 10:00:00,103\tINFO sdk.py:1 -- Tailing logs
 Running entrypoint for job inner-1: python x.py
 2026-11-27 10:00:00,104\tINFO job_manager.py:581 -- Runtime env is setting up.
+2026-11-27 10:00:00,104\tINFO sdk.py:520 -- WebSocket closed for job inner-1 with close code 1000
 2026-11-27 10:00:00,105\tSUCC cli.py:65 -- ------------------------
 2026-11-27 10:00:00,106\tSUCC cli.py:66 -- Job 'inner-1' {how}
 2026-11-27 10:00:00,107\tSUCC cli.py:67 -- ------------------------
@@ -56,7 +57,8 @@ OUTER = b"""2026-11-27 10:00:00,000\tINFO cli.py:42 -- Job submission server add
 2026-11-27 10:00:00,003\tINFO job_manager.py:581 -- Runtime env is setting up.
 Running entrypoint for job outer: python outer.py
 """
-END = b"""2026-11-27 10:00:09,000\tERR cli.py:74 -- -----
+END = b"""2026-11-27 10:00:08,686\tINFO sdk.py:520 -- WebSocket closed for job outer with close code 1000
+2026-11-27 10:00:09,000\tERR cli.py:74 -- -----
 2026-11-27 10:00:09,001\tERR cli.py:75 -- Job 'outer' failed
 2026-11-27 10:00:09,002\tERR cli.py:76 -- -----
 2026-11-27 10:00:09,003\tINFO cli.py:89 -- Status message: Last available logs:
