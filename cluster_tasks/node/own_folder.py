@@ -43,10 +43,14 @@ def own_folder(settings: Settings) -> Iterator[None]:
     for each in {base, chosen}:
         remove_left(each, prefix)
     with contextlib.ExitStack() as stack:
-        folder, failed = stack.enter_context(made(base, prefix)), False
-        if base != chosen:
+        failed = False
+        try:
+            folder = stack.enter_context(made(base, prefix))
+            settings.spill = None if base == chosen else str(stack.enter_context(made(chosen, prefix)))
+        except OSError as error:
+            raise Failure(2, f"no folder for Ray's files can be made in {error.filename or base}: {error.strerror}") from None
+        if settings.spill:
             log.warning("TMPDIR %s is too long a path for Ray's sockets: they and its logs are in %s", chosen, folder)
-            settings.spill = str(stack.enter_context(made(chosen, prefix)))
         ray = folder / "ray"
         ray.mkdir()
         settings.temp_dir, settings.place = str(ray), folder / settings.place.name

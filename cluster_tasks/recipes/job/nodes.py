@@ -51,7 +51,9 @@ def torchrun(command: list[str], nodes: int, gpus: int) -> int:
     bundle: dict[str, float] = {"CPU": 1, **({"GPU": gpus} if gpus else {})}
     group = placement_group([bundle] * nodes, strategy="STRICT_SPREAD" if nodes > 1 else "PACK")
     if not group.wait(JOIN_SECONDS):
-        raise JobError(f"no {nodes} nodes with {gpus} free GPUs each within {JOIN_SECONDS} s; another job may have them: `ray status`")
+        raise JobError(
+            f"no {nodes} nodes with {gpus} free GPUs each within {JOIN_SECONDS} s; another job may have them: `flotilla status STACK`"
+        )
     try:
         return _run([_node(group, index, gpus) for index in range(nodes)], command, gpus)
     except RayError as error:

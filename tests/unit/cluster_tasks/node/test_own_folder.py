@@ -141,3 +141,13 @@ def test_a_given_folder_is_used_as_it_is(tmp_path: Path) -> None:
     with own_folder(here):
         assert here.temp_dir == str(tmp_path)
     assert tmp_path.is_dir()
+
+
+def test_where_nothing_can_be_written_is_one_line(tmp: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "short_base", lambda _: tmp / "none")
+    with (
+        pytest.raises(Failure, match=r"^no folder for Ray's files can be made in \S+: No such file or directory$") as failure,
+        own_folder(settings()),
+    ):
+        pass
+    assert failure.value.code == 2
