@@ -37,6 +37,7 @@ class Settings(argparse.Namespace):
     addresses: list[str]  # of all nodes, in order of rank
     gpus: int | None  # expected on each node; None: as many as there are
     node_gpus: list[int] | None  # expected on each node where they are not alike, in order of rank
+    join_timeout: int  # seconds that nodes wait for one another
     patience: int  # seconds that a lost node has to return
     services: tuple[Service, ...]  # of all nodes
     monitoring: Monitoring | None  # the head's
