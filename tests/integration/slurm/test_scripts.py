@@ -140,7 +140,16 @@ def test_outside_of_the_projects_folder_a_script_says_where_to_submit(projects, 
     job = slurm.run("sbatch --parsable ../build/slurm/ray-ppo.sbatch", folder=project.folder / "sub").stdout.strip()
     assert slurm.ended(job)["ExitCode"] == "2:0"
     log = (project.folder / f"sub/build/slurm/ray-ppo-{job}.log").read_text()
-    assert log.startswith(f"error: no {project.folder}/sub/build/slurm/node on n1; submit in the project's folder")
+    attempt, error = log.splitlines()
+    assert attempt == f"attempt 1 of job {job} on n[1-2]"
+    assert error.startswith(f"error: no {project.folder}/sub/build/slurm/node on n1; submit in the project's folder")
+
+
+def test_a_time_limit_shorter_than_the_notice_is_one_line(projects, slurm):
+    project = projects("short")
+    job = project.submit("ray-ppo", options="--time=4 --nodes=1")
+    assert slurm.ended(job)["ExitCode"] == "2:0"
+    assert "error: the time limit leaves less than flotilla:slurm.notice, 300 s: sbatch --time" in project.log("ray-ppo", job)
 
 
 OFFERS = """
