@@ -82,7 +82,7 @@ def measure(config: PpoConfig, scored: list[Episode]) -> dict[str, float]:
     describe(rollout, config.reward)
     clock.lap("describe")
     with mock.patch.object(actors, "wait", lambda refs, *what: refs):
-        train_ppo.learn(config, workers, rollout, KlController(0.0, None, 1), 1, clock)
+        train_ppo.learn(config, workers, rollout, KlController(0.0, None, 1), 1, clock, newest=True)
     return {**clock.laps, "CPU": time.process_time() - began}
 
 

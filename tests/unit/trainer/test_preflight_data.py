@@ -16,8 +16,8 @@ from support.preflight import DATA, errors, read
 
 from trainer import preflight
 from trainer.cli.import_path import find
-from trainer.configs.ppo import PpoConfig
 from trainer.cluster import placement
+from trainer.configs.ppo import PpoConfig
 from trainer.data import rows
 from trainer.errors import ConfigError
 

@@ -89,8 +89,8 @@ def test_mistakes_end_with_2_and_a_line(arguments, word):
 
 def test_submit_puts_it_before_the_command(tmp_path):
     command = ["python", "-m", "trainer.train_ppo", "--config", "run.yaml"]
-    assert jobs._supervised(command, 2, ROOT) == ["python", "-m", "trainer.supervise", "--retries", "2", "--", *command]
+    assert jobs._supervised(command, 2, str(ROOT)) == ["python", "-m", "trainer.supervise", "--retries", "2", "--", *command]
     with pytest.raises(CommandError, match=r"^--retries -1: must be 0 or more$"):
-        jobs._supervised(command, -1, ROOT)
+        jobs._supervised(command, -1, str(ROOT))
     with pytest.raises(CommandError, match=rf"^--retries: {tmp_path} has no trainer/supervise\.py; submit from a folder with the trainer$"):
-        jobs._supervised(command, 2, tmp_path)
+        jobs._supervised(command, 2, str(tmp_path))
