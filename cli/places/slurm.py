@@ -203,7 +203,7 @@ def wait(ask: Callable[[], tuple[str, str]], seconds: float) -> str:
 
 def _forward(stack: Stack, root: Path, job: str, said: str, number: int) -> str:
     """Opens the tunnel that the head printed; where SSH does not get through, says the command for the machine from which it does."""
-    from cluster_tasks.client import tunnel  # psutil is not in the extra `client`
+    from cluster_tasks.client import tunnel
 
     [line] = re.findall(r"tunnel +(ssh .+)", said)[-1:]
     words = shlex.split(line)

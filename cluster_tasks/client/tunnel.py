@@ -8,8 +8,10 @@ import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import psutil
+if TYPE_CHECKING:
+    import psutil  # not in the extra `client`, whose commands say what they miss
 
 END_SECONDS = 10
 
@@ -35,6 +37,8 @@ def open_kept(command: list[str], folder: Path, answers: Callable[[], bool], sec
 
 def end(process: subprocess.Popen[bytes] | psutil.Process) -> None:
     """SIGINT, at which `dstack attach` takes its SSH along; SIGKILL where that does not help."""
+    import psutil
+
     process.send_signal(signal.SIGINT)
     try:
         process.wait(END_SECONDS)
@@ -46,6 +50,8 @@ def end(process: subprocess.Popen[bytes] | psutil.Process) -> None:
 
 def keep(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Notes the process, so that `flotilla down` finds it, and ends the one that was noted before."""
+    import psutil
+
     close(folder)
     started = psutil.Process(process.pid).create_time()
     (folder / "tunnel.json").write_text(json.dumps({"pid": process.pid, "started": started}) + "\n")
@@ -53,6 +59,8 @@ def keep(process: subprocess.Popen[bytes], folder: Path) -> None:
 
 def running(folder: Path) -> psutil.Process | None:
     """The process that this folder keeps, if it lives. Its start tells it from a later process with the same id."""
+    import psutil
+
     try:
         noted = json.loads((folder / "tunnel.json").read_text())
         process = psutil.Process(noted["pid"])

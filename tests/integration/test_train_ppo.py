@@ -331,13 +331,13 @@ def test_a_checkpoint_of_another_model_is_refused(whole, tmp_path, tiny_model):
 
 @pytest.mark.parametrize("given", [{"max_logprob_diff": 1e-12}, {}], ids=["as set", "garbled"])
 def test_rollout_engines_that_drift_from_the_policy_end_the_run(tiny_model, tmp_path, monkeypatch, given):
-    monkeypatch.setattr(train_ppo, "GARBLED", 1e-12)
+    monkeypatch.setitem(train_ppo.GARBLED, "float32", 1e-12)
     with pytest.raises(RunError, match=r"differ by .* in mean log-probability, rollout\.max_logprob_diff is 1e-12"):
         train_ppo.train(here(settings(tiny_model, rollout=given)), tmp_path)
 
 
 def test_log_probabilities_of_a_nucleus_are_not_compared(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(train_ppo, "GARBLED", 1e-12)
+    monkeypatch.setitem(train_ppo.GARBLED, "float32", 1e-12)
     nucleus = {"rollout": {"top_p": 0.9}, "algorithm": {"importance_cap": None}, "trainer": {"steps": 1}}
     assert train_ppo.train(here(settings(tiny_model, **nucleus)), tmp_path) == 0
 
