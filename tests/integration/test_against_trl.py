@@ -95,7 +95,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Pa
         slow("dpo", ["algorithm.beta=0.5", "algorithm.loss=ipo", "algorithm.length_normalized=true"], {"beta": 0.5, "loss_type": "ipo"}),
         slow("dpo", ["algorithm.loss=robust", "algorithm.label_smoothing=0.2"], {"loss_type": "robust", "label_smoothing": 0.2}),
         slow("dpo", ["algorithm.beta=2", "algorithm.length_normalized=true"], {"beta": 2.0, "loss_type": "sigmoid_norm"}),
-        ("rm", ["algorithm.center=0.1"], {"center_rewards_coefficient": 0.1}),
+        slow("rm", ["algorithm.center=0.1"], {"center_rewards_coefficient": 0.1}),
     ],
     ids=["sigmoid", "ipo", "robust", "length-normalized", "reward-model"],
 )

@@ -161,6 +161,7 @@ def test_what_an_engine_had_when_it_died_is_asked_of_the_others_which_do_not_wai
     until_gone()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_model, tmp_path, capfd, monkeypatch):
     """It is stopped for most of the time: its calls return, and weights arrive."""
@@ -196,6 +197,7 @@ def test_what_a_slow_engine_has_is_asked_of_the_other_and_learned_once(tiny_mode
     until_gone()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_engine_that_is_stopped_holds_a_weight_sync_for_its_silence_alone(tiny_model, tmp_path, capfd, monkeypatch):
     config = continuous(tiny_model, rollout={"engines": 2, "silence": 10})

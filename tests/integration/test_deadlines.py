@@ -112,6 +112,7 @@ def test_one_that_waits_for_another_which_works_is_left_alone(ranks: list) -> No
     assert "policy-7" in str(late.value)
 
 
+@pytest.mark.slow
 def test_who_waits_beside_the_main_thread_ends_none_for_doing_nothing(ranks: list) -> None:
     """As the writing of checkpoints, which does not see what else a rank waits for."""
     ranks[0].begin.remote(heartbeat.EVERY + 2, ready=True)
@@ -120,6 +121,7 @@ def test_who_waits_beside_the_main_thread_ends_none_for_doing_nothing(ranks: lis
         pool.submit(on_ray.wait, ranks[0].answer.remote(), 10, "checkpoint").result()
 
 
+@pytest.mark.slow
 def test_a_process_that_computes_or_waits_for_long_is_not_taken_for_a_silent_one(ranks: list) -> None:
     ranks[4].begin.remote(heartbeat.EVERY + 2)
     assert on_ray.wait(ranks[4].compute.remote(10), 60, "policy.update") == "done"

@@ -197,6 +197,7 @@ def test_a_cluster_that_cannot_start_shows_why_and_leaves_nothing(fresh: Cluster
     assert not (cluster.root / "cluster.json").exists()
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_supervisor_takes_jobs_and_ray_with_it(fresh: Cluster) -> None:
     cluster = fresh
     with socket.socket() as taken:  # meanwhile: --port auto

@@ -54,7 +54,16 @@ class Process:
     "settings",
     [
         {"colocate": True, "engine_resources": {"l4": 0.5}, "rank_resources": {"big": 1}},
-        {"colocate": True, "cpus_per_rank": 2, "cpus_per_engine": 0.3, "rank_resources": {"big": 0.7}, "engine_resources": {"big": 0.1}},
+        pytest.param(
+            {
+                "colocate": True,
+                "cpus_per_rank": 2,
+                "cpus_per_engine": 0.3,
+                "rank_resources": {"big": 0.7},
+                "engine_resources": {"big": 0.1},
+            },
+            marks=pytest.mark.slow,
+        ),
         {"cpus_per_rank": 2, "cpus_per_engine": 0.5, "engine_resources": {"l4": 0.5}},
     ],
 )

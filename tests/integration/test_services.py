@@ -57,6 +57,7 @@ def test_jobs_find_the_service_of_their_own_node_ready(cluster: Cluster) -> None
     assert done.returncode == 0 and "ASKED 2 {'42'} 2" in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_one_that_was_killed_is_started_again(cluster: Cluster) -> None:
     first, second = servers(cluster)
     first.kill()

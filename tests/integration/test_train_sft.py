@@ -67,6 +67,7 @@ def test_two_ranks_learn_what_one_does(runs, stage):
     assert max(float((alone[key] - shared[key]).abs().max()) for key in alone) < 2e-2  # Adam's first steps amplify rounding
 
 
+@pytest.mark.slow
 def test_two_ranks_load_a_model_in_parts_and_resume_from_rank_0s_choice(runs):
     base = ["model.init=null", "model.path=run:alone", "model.tokenizer=null"]
     for ranks, *settings in (
