@@ -5,22 +5,81 @@ The standard library alone, as the pack has an environment of its own. Disks are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from infra.policy.shared import Resource, decoded, is_true, items, missing_tags, open_ranges
+from infra.policy.shared import Exempt, Resource, decoded, is_true, items, missing_tags, open_ranges
 
-# rule -> (pattern of the resource's type and name, why it may)
+NAMES = r"resource\.name(\.startsWith\('[^']{12,}'\)| == '[^']+')( \|\| resource\.name(\.startsWith\('[^']{12,}'\)| == '[^']+'))*"
+SMALL = ("e2-micro", "e2-small")  # of a machine that is reached from outside
+BASTION = "the one machine that is reached from outside: small, without GPU, open to the networks of flotilla:access.allow alone"
 EXCEPTIONS = {
     "no_public_address": (
-        r"gcp:compute/instance:Instance .*-bastion",
-        "the one machine that is reached from outside: small, without GPU, open to the networks of flotilla:access.allow alone",
+        Exempt("gcp:compute/address:Address", "flotilla-{stack}-bastion", BASTION),
+        Exempt(
+            "gcp:compute/instance:Instance",
+            "flotilla-{stack}-bastion",
+            BASTION,
+            lambda props: props.get("machineType") in SMALL and not props.get("guestAccelerators") and not props.get("serviceAccount"),
+        ),
     ),
-    "tagged": (
-        r"pulumi:providers:gcp gcp-plain",
-        "instance templates cannot change their labels in place, services have none",
-    ),
+    "tagged": (Exempt("pulumi:providers:gcp", "gcp-plain", "instance templates cannot change their labels in place, services have none"),),
 }
-EVERYBODY = ("allUsers", "allAuthenticatedUsers")
+# Each kind that a stack makes, by its module. A kind that is new here needs what it must look like in the rules below.
+KINDS = frozenset(
+    f"gcp:{module}/{kind[0].lower()}{kind[1:]}:{kind}"
+    for module, kinds in {
+        "billing": "AccountIamMember Budget",
+        "compute": (
+            "Address Disk DiskResourcePolicyAttachment Firewall HealthCheck Instance InstanceFromTemplate "
+            "InstanceGroupManager InstanceTemplate Network PerInstanceConfig ResizeRequest ResourcePolicy Router "
+            "RouterNat Subnetwork SubnetworkIAMMember"
+        ),
+        "filestore": "Instance",
+        "iam": "WorkloadIdentityPool WorkloadIdentityPoolProvider",
+        "kms": "CryptoKey CryptoKeyIAMMember KeyRing",
+        "monitoring": "NotificationChannel",
+        "projects": "IAMCustomRole IAMMember Service",
+        "secretmanager": "Secret SecretIamMember SecretVersion",
+        "serviceaccount": "Account IAMMember",
+        "storage": "Bucket BucketIAMMember",
+    }.items()
+    for kind in kinds.split()
+)
+GITHUB = "https://token.actions.githubusercontent.com"
+# A service account, or jobs of one repository on GitHub.
+MEMBER = (
+    r"serviceAccount:[\w.@-]+"
+    r"|principal://iam\.googleapis\.com/projects/\w+/locations/global/workloadIdentityPools/[\w-]+/subject/repo:[\w.-]+/[\w.-]+:[\w:./-]+"
+)
+# Roles by the kind of grant. On a project: what is no way up, then what is only with a condition, then what the stack's deployer has.
+ROLES = {
+    "gcp:billing/accountIamMember:AccountIamMember": ("billing.costsManager", "billing.viewer"),
+    "gcp:compute/subnetworkIAMMember:SubnetworkIAMMember": ("compute.networkUser",),
+    "gcp:kms/cryptoKeyIAMMember:CryptoKeyIAMMember": ("cloudkms.cryptoKeyEncrypterDecrypter",),
+    "gcp:projects/iAMMember:IAMMember": (
+        *("artifactregistry.reader", "iam.securityReviewer", "logging.logWriter", "monitoring.metricWriter", "viewer"),
+    ),
+    "gcp:secretmanager/secretIamMember:SecretIamMember": ("secretmanager.admin", "secretmanager.secretAccessor"),
+    "gcp:serviceaccount/iAMMember:IAMMember": ("iam.serviceAccountUser", "iam.workloadIdentityUser"),
+    "gcp:storage/bucketIAMMember:BucketIAMMember": ("storage.objectUser",),
+}
+ON_PROJECT = "gcp:projects/iAMMember:IAMMember"
+# role -> what the condition says, wherever it is given
+CONDITIONED = {
+    "cloudkms.cryptoKeyDecrypter": r"resource\.name == '[^']+'",
+    "cloudkms.cryptoKeyEncrypterDecrypter": r"resource\.name == '[^']+'",
+    "iap.tunnelResourceAccessor": r"destination\.ip == '[\d.]+' && destination\.port == 22",
+    "resourcemanager.projectIamAdmin": r"api\.getAttribute\('iam\.googleapis\.com/modifiedGrantsByRole', \[\]\)\.hasOnly\(\[[^()\[\]]+\]\)",
+    "storage.objectUser": NAMES,
+    "storage.objectViewer": NAMES,
+}
+DEPLOYS = (  # of the account for deployments alone, by the grant's name
+    *("cloudkms.admin", "compute.admin", "file.editor", "iam.roleAdmin", "iam.serviceAccountAdmin", "iam.workloadIdentityPoolAdmin"),
+    *("monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin", "storage.admin"),
+)
+CUSTOM_ROLE = r"projects/[\w.:-]+/roles/flotilla_\w+"
+PERMISSION = r"compute\.\w+\.(?!setIamPolicy)\w+"
 
 
 def no_public_address(resource: Resource) -> Iterator[str]:
@@ -28,11 +87,13 @@ def no_public_address(resource: Resource) -> Iterator[str]:
         for nic in items(resource.props, "networkInterfaces"):
             if nic.get("accessConfigs") or nic.get("ipv6AccessConfigs"):
                 yield "gets a public address"
+    if resource.kind == "Address" and resource.props.get("addressType") != "INTERNAL":
+        yield "is a public address"
 
 
 def no_open_ingress(resource: Resource) -> Iterator[str]:
     props = resource.props
-    if resource.kind == "Firewall" and props.get("direction", "INGRESS") == "INGRESS" and props.get("allows"):
+    if resource.kind == "Firewall" and props.get("direction") != "EGRESS" and props.get("allows"):
         if not (props.get("sourceRanges") or props.get("sourceTags") or props.get("sourceServiceAccounts")):
             yield "names no source, which is everybody"
         yield from open_ranges(props.get("sourceRanges") or [])
@@ -57,11 +118,29 @@ def tagged(resource: Resource) -> Iterator[str]:
 
 def narrow_rights(resource: Resource) -> Iterator[str]:
     props = resource.props
-    if props.get("role") in ("roles/owner", "roles/editor"):
-        yield f"gives {props['role']}"
+    if resource.type in ROLES and (role := props.get("role")) and not _may_be_given(resource, role):
+        yield f"gives {role}"
     for member in (props.get("member"), *(props.get("members") or [])):
-        if member in EVERYBODY:
+        if member and not re.fullmatch(MEMBER, member):
             yield f"gives rights to {member}"
-    for permission in props.get("permissions") or [] if resource.kind == "IAMCustomRole" else []:
-        if "*" in permission:
-            yield f"gives {permission}"
+    if resource.kind == "IAMCustomRole":
+        for permission in props.get("permissions") or []:
+            if not re.fullmatch(PERMISSION, permission):
+                yield f"gives {permission}"
+    if resource.kind == "WorkloadIdentityPoolProvider":
+        jobs = {**(props.get("attributeMapping") or {})} == {"google.subject": "assertion.sub"}
+        if (props.get("oidc") or {}).get("issuerUri") != GITHUB or not jobs:
+            yield "trusts others than GitHub's jobs by their subject"
+        if not re.fullmatch(r"assertion\.repository == '[\w.-]+/[\w.-]+'", str(props.get("attributeCondition"))):
+            yield "trusts every repository"
+
+
+def _may_be_given(resource: Resource, role: str) -> bool:
+    short = role.removeprefix("roles/")
+    if short in ROLES[resource.type] or resource.type != ON_PROJECT:
+        return short in ROLES[resource.type]
+    expression = (resource.props.get("condition") or {}).get("expression")
+    if short in CONDITIONED:
+        return re.fullmatch(CONDITIONED[short], str(expression)) is not None
+    deployer = bool(resource.stack) and resource.name.startswith(f"flotilla-{resource.stack}-up-")
+    return (deployer and short in DEPLOYS) or re.fullmatch(CUSTOM_ROLE, role) is not None

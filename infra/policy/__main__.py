@@ -22,7 +22,7 @@ from infra.policy.shared import Resource, Rule, StackRule
 
 def per_resource(rule: Rule):
     def validate(args, report) -> None:
-        for violation in rules.violations(rule, Resource(args.resource_type, args.name, args.props), UnknownValueError):
+        for violation in rules.violations(rule, _resource(args), UnknownValueError):
             report(f"{args.name} {violation}")
 
     return pulumi_policy.ResourceValidationPolicy(_name(rule), (rule.__doc__ or "").strip(), validate)
@@ -30,12 +30,17 @@ def per_resource(rule: Rule):
 
 def per_stack(rule: StackRule):
     def validate(args, report) -> None:
-        resources = [Resource(each.resource_type, each.name, each.props) for each in args.resources]
+        resources = [_resource(each) for each in args.resources]
         for resource, each in zip(resources, args.resources, strict=True):
             for violation in rule(resource, resources):
                 report(f"{resource.name} {violation}", each.urn)
 
     return pulumi_policy.StackValidationPolicy(_name(rule), (rule.__doc__ or "").strip(), validate)
+
+
+def _resource(args) -> Resource:
+    """Its URN begins with the stack: urn:pulumi:STACK::PROJECT::..."""
+    return Resource(args.resource_type, args.name, args.props, args.urn.split("::")[0].rpartition(":")[2])
 
 
 def _name(rule: Rule | StackRule) -> str:

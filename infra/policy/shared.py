@@ -10,12 +10,13 @@ from typing import Any
 
 TAGS = ("project", "stack", "environment")
 WIDEST = 8  # bits of a network's prefix; what is wider admits nearly everybody
+WIDEST_PUBLIC6 = 32  # a provider's share of IPv6
 PROVIDERS = "pulumi:providers:"
 
 
 @dataclass(frozen=True)
 class Resource:
-    """A registered resource, less its outputs; `type` such as CLOUD:compute/network:Network.
+    """A registered resource, less its outputs; `type` such as CLOUD:compute/network:Network, `stack` the name of the stack that it is of.
 
     Before the first `up` some of its props are not known yet; to read one raises an error of Pulumi's.
     """
@@ -23,6 +24,7 @@ class Resource:
     type: str
     name: str
     props: Mapping[str, Any]
+    stack: str = ""
 
     @property
     def kind(self) -> str:
@@ -34,14 +36,33 @@ class Resource:
         return self.type.removeprefix(PROVIDERS).partition(":")[0]
 
 
+@dataclass(frozen=True)
+class Exempt:
+    """One resource that a rule passes over: of this type and of just this name, in which {stack} stands for the stack's."""
+
+    type: str
+    name: str
+    why: str
+    fits: Callable[[Mapping[str, Any]], bool] = lambda _: True  # what its props must be
+
+    def covers(self, resource: Resource) -> bool:
+        """Reads props last: one that is not known yet raises."""
+        name = self.name.format(stack=resource.stack)
+        return bool(resource.stack) and (resource.type, resource.name) == (self.type, name) and self.fits(resource.props)
+
+
 Rule = Callable[[Resource], Iterator[str]]  # each violation of one resource
 StackRule = Callable[[Resource, Iterable[Resource]], Iterator[str]]  # of one resource beside all of them
 
 
 def open_ranges(ranges: Iterable[str | None]) -> Iterator[str]:
-    """Of networks that traffic may come from."""
+    """Of networks that traffic may come from. 0.0.0.0/8 and ::/8 are nobody's, and some firewalls read them as everybody."""
     for cidr in ranges:
-        if cidr is not None and ip_network(cidr).prefixlen < WIDEST:
+        if cidr is None:
+            continue
+        network = ip_network(cidr, strict=False)
+        widest = WIDEST if network.version == 4 or (network.is_private and int(network.network_address)) else WIDEST_PUBLIC6
+        if network.prefixlen < widest or not int(network.network_address):
             yield f"lets {cidr} in"
 
 
