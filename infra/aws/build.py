@@ -119,7 +119,19 @@ def _deploy(context: Context, shared: tuple[str, ...]) -> Deploy | None:
         return None
     mine, key = stack.checkpoints.bucket, stack.checkpoints.key
     given = policies.checkpoints(policies.bucket_arn(context.account, mine), key) if mine else None
-    args = DeployArgs(context.account, stack.name, stack.environment, ci.github, ci.provider, stack.control_node, given, shared)
+    args = DeployArgs(
+        account=context.account,
+        stack=stack.name,
+        environment=stack.environment,
+        repository=ci.github,
+        provider=ci.provider,
+        control=stack.control_node,
+        lustre=stack.checkpoints.kind == "lustre",
+        bastion=stack.access is not None and stack.access.via == "bastion",
+        server=_by_dstack(stack) or bool(stack.backends),
+        given=given,
+        shared=shared,
+    )
     return Deploy(context.name, args, opts=context.opts)
 
 

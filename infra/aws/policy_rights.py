@@ -14,7 +14,7 @@ from typing import Any
 # Calls that take no narrower resource than *, or exist once for an account: https://docs.aws.amazon.com/service-authorization/
 ACCOUNT_WIDE = (
     *("cloudwatch:PutMetricData", "ec2:Describe*", "ec2:GetEbsEncryptionByDefault", "ec2:GetInstanceMetadataDefaults"),
-    *("ec2:DisableEbsEncryptionByDefault", "ec2:EnableEbsEncryptionByDefault", "ec2:ModifyInstanceMetadataDefaults"),
+    *("ec2:EnableEbsEncryptionByDefault", "ec2:ModifyInstanceMetadataDefaults"),
     *("cloudwatch:DescribeAlarms", "dlm:CreateLifecyclePolicy", "dlm:GetLifecyclePolicies", "ssm:DescribeParameters"),
     *("ecr:GetAuthorizationToken", "kms:CreateKey", "logs:DescribeLogGroups"),
     *("servicequotas:GetServiceQuota", "servicequotas:ListServiceQuotas", "ssm:UpdateInstanceInformation", "ssmmessages:*Channel"),

@@ -113,6 +113,7 @@ CALLS = {
         "iam:TagRole iam:UntagRole",
     ),
     "RolePolicy": ("iam:GetRolePolicy", ""),
+    "RolePolicyAttachment": ("iam:ListAttachedRolePolicies", ""),
     "Route": ("ec2:DescribeRouteTables", "ec2:ReplaceRoute"),
     "RouteTable": ("ec2:DescribeRouteTables", EC2_TAGS),
     "RouteTableAssociation": ("ec2:DescribeRouteTables", "ec2:ReplaceRouteTableAssociation"),
@@ -135,7 +136,6 @@ DELETES = {
     "Budget": "budgets:ModifyBudget",
     "DataRepositoryAssociation": "fsx:DeleteDataRepositoryAssociation",
     "Eip": "ec2:DisassociateAddress ec2:ReleaseAddress",
-    "EncryptionByDefault": "ec2:DisableEbsEncryptionByDefault",
     "FlowLog": "ec2:DeleteFlowLogs",
     "Instance": "ec2:ModifyInstanceAttribute ec2:TerminateInstances",
     "InstanceProfile": "iam:RemoveRoleFromInstanceProfile iam:DeleteInstanceProfile",
@@ -155,7 +155,6 @@ DELETES = {
 }
 CONTROL = {"MetricAlarm", "LifecyclePolicy", "Parameter", "Volume", "VolumeAttachment"}  # of a control node alone
 NO_RESOURCE = {"cloudwatch:DescribeAlarms", "ssm:DescribeParameters"}  # these take `*` alone
-NO_RESOURCE |= {"ec2:DisableEbsEncryptionByDefault"}
 NO_RESOURCE |= {"logs:DescribeLogGroups", "ec2:EnableEbsEncryptionByDefault", "ec2:ModifyInstanceMetadataDefaults"}
 ACCOUNT = Account("123456789012", "us-east-2")
 TAGS = {"aws:ResourceTag/stack": "aws-prod"}
@@ -163,7 +162,7 @@ TAGS = {"aws:ResourceTag/stack": "aws-prod"}
 
 def documents(plan: Plan, role: str) -> list[dict[str, Any]]:
     """The statements of a role's policies; none denies."""
-    found = [resource for resource in of(plan, "RolePolicy") if resource.name.startswith(f"flotilla-aws-prod-{role}")]
+    found = [resource for resource in of(plan, "Policy") if resource.name.startswith(f"flotilla-aws-prod-{role}")]
     statements = [statement for resource in found for statement in json.loads(resource.inputs["policy"])["Statement"]]
     assert {statement["Effect"] for statement in statements} == {"Allow"}
     return statements
@@ -199,7 +198,7 @@ def arn_of(resource: Resource) -> str:
         kind = "instance-profile"
     elif resource.kind == "MetricAlarm":
         return ACCOUNT.arn("cloudwatch", f"alarm:{name}")
-    elif resource.kind == "RolePolicy":
+    elif resource.kind in ("RolePolicy", "RolePolicyAttachment"):
         kind, name = "role", resource.inputs["role"]
         path = "/" if name.endswith(("-deploy", "-preview")) else "/flotilla/aws-prod/"
     elif resource.name.endswith("-boundary"):
