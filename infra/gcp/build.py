@@ -198,6 +198,15 @@ def _deploy(context: Context, identity: Identity, node: Control | None) -> Deplo
         return None
     payer = stack.budget.billing_account if stack.budget else None
     args = DeployArgs(
-        stack.name, context.project, context.region, stack.environment, stack.ci, payer, identity.nodes_name, identity.granted, node
+        stack=stack.name,
+        project=context.project,
+        region=context.region,
+        environment=stack.environment,
+        ci=stack.ci,
+        billing_account=payer,
+        nodes=identity.nodes_name,
+        granted=identity.granted,
+        bucket=stack.checkpoints.bucket,
+        control=node,
     )
     return Deploy(context.name, args, opts=context.opts)

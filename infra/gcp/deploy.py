@@ -15,18 +15,12 @@ ISSUER = "https://token.actions.githubusercontent.com"
 PROJECT = "flotilla"  # of Pulumi.yaml
 MAIN = "ref:refs/heads/main"  # in the subject of a job of that branch
 GRANT = "roles/resourcemanager.projectIamAdmin"
-READ = ("roles/viewer", "roles/iam.securityReviewer")  # what a preview refreshes
-WRITE = (  # one for each kind of resource in infra/gcp
-    "roles/compute.admin",
-    "roles/iam.roleAdmin",
-    "roles/iam.serviceAccountAdmin",
-    "roles/iam.workloadIdentityPoolAdmin",
-    "roles/serviceusage.serviceUsageAdmin",
-    "roles/storage.admin",
-    "roles/cloudkms.admin",
-    "roles/file.editor",
-    "roles/monitoring.notificationChannelEditor",
-)
+MAKING = "resource.type == 'cloudresourcemanager.googleapis.com/Project'"
+READ = ("viewer", "iam.securityReviewer")  # what a refresh reads
+# What the deployments' own account changes beside what it reads. Not accounts, custom roles, pools and who may act as whom: whoever
+# could change these could raise himself, so they are made by a person's `up`.
+WRITE = ("compute.admin", "file.editor", "monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin")
+OWNED = ("storage.admin", "cloudkms.admin")  # of this stack's own bucket and key ring alone
 
 
 @dataclass(frozen=True)
@@ -38,7 +32,8 @@ class DeployArgs:
     ci: Ci
     billing_account: str | None  # whose budget the stack keeps
     nodes: pulumi.Output[str]  # full name of the nodes' service account
-    granted: list[pulumi.Output[str]]  # roles that the stack's own accounts have on the project
+    granted: list[pulumi.Output[str]]  # Google's roles that the stack's own accounts have on the project
+    bucket: str | None = None  # for checkpoints, that is there already
     control: Control | None = None
 
 
@@ -71,12 +66,13 @@ class Deploy(pulumi.ComponentResource):
                     member=pulumi.Output.concat("principal://iam.googleapis.com/", pool, f"/subject/repo:{args.ci.github}:{subject}"),
                     opts=self._child,
                 )
-            self._grant(f"{name}-{role}", args, account.member, WRITE if role == "up" else READ)
+            self._grant(f"{name}-{role}", args, account.member, writes=role == "up")
             if args.control:
                 self._control(f"{name}-{role}", args, args.control, account.member, role)
             self._state(f"{name}-{role}", args, account.member, writes=role == "up")
             if role == "up":
                 self._may_grant(f"{name}-{role}", args, account.member)
+                self._owns(f"{name}-{role}", args, account.member)
             self.outputs[f"deploy_{role}_account"] = account.email
         self.register_outputs(self.outputs)
 
@@ -99,7 +95,9 @@ class Deploy(pulumi.ComponentResource):
         return pool.name, provider.name
 
     def _may_grant(self, name: str, args: DeployArgs, member: pulumi.Output[str]) -> None:
-        """Roles of the stack's other accounts, and no more: what deployments may do themselves is for a person to change.
+        """Google's roles of the nodes, and no more: what deployments may do themselves is for a person to change.
+
+        Not dstack's custom role: whoever may change a role and give it to himself has all.
 
         https://docs.cloud.google.com/iam/docs/setting-limits-on-granting-roles
         """
@@ -116,6 +114,33 @@ class Deploy(pulumi.ComponentResource):
         serviceaccount.IAMMember(
             f"{name}-as-nodes", service_account_id=args.nodes, role="roles/iam.serviceAccountUser", member=member, opts=self._child
         )
+
+    def _owns(self, name: str, args: DeployArgs, member: pulumi.Output[str]) -> None:
+        """Buckets and keys of this stack's names. One that is not made yet is asked for of the project, or of its place.
+
+        https://docs.cloud.google.com/iam/docs/conditions-resource-attributes
+        """
+        place = f"projects/{args.project}/locations/{args.region}"
+        buckets = [f"flotilla-{args.stack}-", *([f"{args.bucket}/"] if args.bucket else [])]
+        within = {
+            "storage.admin": [
+                *([f"resource.name == 'projects/_/buckets/{args.bucket}'"] if args.bucket else []),
+                *(f"resource.name.startsWith('projects/_/buckets/{bucket}')" for bucket in buckets),
+            ],
+            "cloudkms.admin": [
+                f"resource.name == '{place}'",
+                f"resource.name.startsWith('{place}/keyRings/flotilla-{args.stack}-')",
+            ],
+        }
+        for role in OWNED:
+            projects.IAMMember(
+                f"{name}-{role}",
+                project=args.project,
+                role=f"roles/{role}",
+                member=member,
+                condition={"title": f"what {args.stack} makes", "expression": " || ".join([MAKING, *within[role]])},
+                opts=self._child,
+            )
 
     def _control(self, name: str, args: DeployArgs, node: Control, member: pulumi.Output[str], role: str) -> None:
         """A refresh reads the token too: who previews decrypts the state, which holds it as well. Who deploys makes the machine anew, and
@@ -168,9 +193,9 @@ class Deploy(pulumi.ComponentResource):
                 opts=self._child,
             )
 
-    def _grant(self, name: str, args: DeployArgs, member: pulumi.Output[str], roles: tuple[str, ...]) -> None:
-        for role in roles:
-            projects.IAMMember(f"{name}-{role.rpartition('/')[2]}", project=args.project, role=role, member=member, opts=self._child)
+    def _grant(self, name: str, args: DeployArgs, member: pulumi.Output[str], writes: bool) -> None:
+        for role in (*READ, *(WRITE if writes else ())):
+            projects.IAMMember(f"{name}-{role}", project=args.project, role=f"roles/{role}", member=member, opts=self._child)
         if args.billing_account:
-            kind = "roles/billing.costsManager" if roles is WRITE else "roles/billing.viewer"
+            kind = "roles/billing.costsManager" if writes else "roles/billing.viewer"
             billing.AccountIamMember(f"{name}-billing", billing_account_id=args.billing_account, role=kind, member=member, opts=self._child)

@@ -62,7 +62,7 @@ class Identity(pulumi.ComponentResource):
     nodes: pulumi.Output[str]
     nodes_name: pulumi.Output[str]  # the account's full name, for grants on it
     server: pulumi.Output[str] | None = None
-    granted: list[pulumi.Output[str]]  # roles of these accounts on the project
+    granted: list[pulumi.Output[str]]  # Google's roles of these accounts on the project; one of ours is for a person to give
 
     def __init__(self, name: str, args: IdentityArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:gcp:Identity", name, None, opts)
@@ -97,7 +97,6 @@ class Identity(pulumi.ComponentResource):
             opts=self._child,
         )
         projects.IAMMember(name, project=project, role=role.name, member=server.member, opts=self._child)
-        self.granted.append(role.name)
         # It starts machines as the nodes' account and as no other of the project.
         serviceaccount.IAMMember(
             f"{name}-as-nodes",

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from infra.policy.shared import Exempt, Resource, decoded, is_true, items, missing_tags, open_ranges
 
 NAMES = r"resource\.name(\.startsWith\('[^']{12,}'\)| == '[^']+')( \|\| resource\.name(\.startsWith\('[^']{12,}'\)| == '[^']+'))*"
+MAKES = rf"resource\.type == 'cloudresourcemanager\.googleapis\.com/Project' \|\| {NAMES}"
 SMALL = ("e2-micro", "e2-small")  # of a machine that is reached from outside
 BASTION = "the one machine that is reached from outside: small, without GPU, open to the networks of flotilla:access.allow alone"
 EXCEPTIONS = {
@@ -67,6 +68,8 @@ ROLES = {
 ON_PROJECT = "gcp:projects/iAMMember:IAMMember"
 # role -> what the condition says, wherever it is given
 CONDITIONED = {
+    "cloudkms.admin": MAKES,
+    "storage.admin": MAKES,
     "cloudkms.cryptoKeyDecrypter": r"resource\.name == '[^']+'",
     "cloudkms.cryptoKeyEncrypterDecrypter": r"resource\.name == '[^']+'",
     "iap.tunnelResourceAccessor": r"destination\.ip == '[\d.]+' && destination\.port == 22",
@@ -74,10 +77,8 @@ CONDITIONED = {
     "storage.objectUser": NAMES,
     "storage.objectViewer": NAMES,
 }
-DEPLOYS = (  # of the account for deployments alone, by the grant's name
-    *("cloudkms.admin", "compute.admin", "file.editor", "iam.roleAdmin", "iam.serviceAccountAdmin", "iam.workloadIdentityPoolAdmin"),
-    *("monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin", "storage.admin"),
-)
+# of the account for deployments alone, by the grant's name
+DEPLOYS = ("compute.admin", "file.editor", "monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin")
 CUSTOM_ROLE = r"projects/[\w.:-]+/roles/flotilla_\w+"
 PERMISSION = r"compute\.\w+\.(?!setIamPolicy)\w+"
 

@@ -40,7 +40,7 @@ def values(value: Any) -> Iterator[Any]:
         ),
         (
             "prod",
-            "3*Account 2*AccountIamMember Bucket BucketIAMMember Budget CryptoKey CryptoKeyIAMMember 3*Firewall 25*IAMMember "
+            "3*Account 2*AccountIamMember Bucket BucketIAMMember Budget CryptoKey CryptoKeyIAMMember 3*Firewall 24*IAMMember "
             "4*InstanceFromTemplate InstanceTemplate KeyRing 3*Network NotificationChannel Router RouterNat 12*Service 10*Subnetwork "
             "WorkloadIdentityPool WorkloadIdentityPoolProvider",
         ),

@@ -87,3 +87,42 @@ def test_deployments_grant_the_stacks_roles_alone(planned):
         "api.getAttribute('iam.googleapis.com/modifiedGrantsByRole', []).hasOnly("
         "['roles/artifactregistry.reader', 'roles/logging.logWriter', 'roles/monitoring.metricWriter'])"
     )
+
+
+@every("prod", "control by pulumi")
+def test_who_deploys_has_no_way_to_raise_himself(name, gcp_plan):
+    """What the account may do itself, and roles that may be changed and then given, are made by a person."""
+    grants = [one for one in on_gcp(gcp_plan(name)) if "-up@" in str(one.inputs.get("member"))]
+    everywhere = {
+        one.inputs["role"] for one in grants if one.kind == "IAMMember" and "projects" in one.type and not one.inputs.get("condition")
+    }
+    assert everywhere == {
+        *("roles/viewer", "roles/iam.securityReviewer", "roles/compute.admin", "roles/file.editor"),
+        *("roles/monitoring.notificationChannelEditor", "roles/serviceusage.serviceUsageAdmin"),
+    }
+    [grant] = [one for one in grants if one.inputs["role"] == "roles/resourcemanager.projectIamAdmin"]
+    assert "projects/" not in grant.inputs["condition"]["expression"]
+
+
+@pytest.mark.parametrize(
+    ("role", "own", "others"),
+    [
+        (
+            "storage.admin",
+            "projects/_/buckets/flotilla-gcp-prod-checkpoints-1a2b3c4/objects/x",
+            ("projects/_/buckets/flotilla-state-my-project-id", "projects/_/buckets/flotilla-gcp-dev-x", "projects/_/buckets/theirs"),
+        ),
+        (
+            "cloudkms.admin",
+            "projects/my-project-id/locations/europe-west1/keyRings/flotilla-gcp-prod-1a2b3c4/cryptoKeys/x",
+            ("projects/my-project-id/locations/europe-west1/keyRings/flotilla/cryptoKeys/state",),
+        ),
+    ],
+)
+def test_who_deploys_changes_buckets_and_keys_of_the_stack_alone(role, own, others, planned):
+    [grant] = [one for one in of(planned("gcp-prod"), "IAMMember") if one.inputs["role"] == f"roles/{role}"]
+    making, *names = grant.inputs["condition"]["expression"].split(" || ")
+    assert making == "resource.type == 'cloudresourcemanager.googleapis.com/Project'"
+    prefixes = [name.split("'")[1] for name in names if ".startsWith(" in name]
+    assert any(own.startswith(prefix) for prefix in prefixes)
+    assert not [other for other in others if any(other.startswith(prefix) for prefix in prefixes)]
