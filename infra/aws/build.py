@@ -130,9 +130,15 @@ def _deploy(context: Context, shared: tuple[str, ...]) -> Deploy | None:
         bastion=stack.access is not None and stack.access.via == "bastion",
         server=_by_dstack(stack) or bool(stack.backends),
         given=given,
-        shared=shared,
+        shared=(*shared, *_reservations(context)),
     )
     return Deploy(context.name, args, opts=context.opts)
+
+
+def _reservations(context: Context) -> list[str]:
+    """ARNs of reservations and blocks, which another account may share: its number is in them, and nothing here knows it."""
+    ids = dict.fromkeys(fleet.capacity.id for fleet in context.stack.fleets if fleet.capacity.id)
+    return [f"arn:{context.account.partition}:ec2:{context.account.region}:*:capacity-reservation/{id_}" for id_ in ids]
 
 
 def _new_network(context: Context, zones: list[str]) -> network.Subnets:
@@ -165,7 +171,7 @@ def _identity(context: Context, bucket: Bucket | Given | None, subnets: network.
         server=_by_dstack(stack),
         elsewhere=bool(stack.backends),
         boundary=context.boundary,
-        shared=subnets.shared,
+        shared=(*subnets.shared, *_reservations(context)),
     )
     return Identity(context.name, args, opts=context.opts)
 

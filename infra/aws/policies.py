@@ -11,6 +11,7 @@ What dstack calls: https://dstack.ai/docs/concepts/backends#aws
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,7 +175,7 @@ def dstack_server(account: Account, role: str, profile: str, shared: tuple[str, 
     """Of whoever runs the dstack server: launch instances with the nodes' role, by ARN, and end those that it launched.
 
     It may not create or change security groups: the network declares the one that it looks for. `shared` are ARNs of what another
-    account shares, of which the subnets are meant here.
+    account shares, of which subnets and reservations are meant here.
     """
 
     def ec2(kinds: tuple[str, ...]) -> list[str]:
@@ -184,7 +185,10 @@ def dstack_server(account: Account, role: str, profile: str, shared: tuple[str, 
     image = f"arn:{account.partition}:ec2:{account.region}::image/*"
     return document(
         allow([*DESCRIBE, "servicequotas:GetServiceQuota", "servicequotas:ListServiceQuotas"], "*"),
-        allow(["ec2:RunInstances"], [*ec2(LAUNCHED), *ec2(GIVEN), image, *(arn for arn in shared if ":subnet/" in arn)]),
+        allow(
+            ["ec2:RunInstances"],
+            [*ec2(LAUNCHED), *ec2(GIVEN), image, *(arn for arn in shared if re.search(":(subnet|capacity-reservation)/", arn))],
+        ),
         allow(["ec2:CreateTags"], ec2(LAUNCHED), {"StringEquals": {"ec2:CreateAction": ["RunInstances", "CreateVolume"]}}),
         allow(["ec2:TerminateInstances"], ec2(("instance",)), ours),
         allow(["ec2:CancelSpotInstanceRequests"], ec2(("spot-instances-request",))),

@@ -29,6 +29,8 @@ ROOT = r"arn:aws[\w-]*:iam::\d{12}:root"  # an account's own policies decide
 # FSx's role for a bucket is made with the file system, so that no policy can name it but in a condition.
 LUSTRE = r"arn:aws[\w-]*:iam::\d{12}:role/aws-service-role/s3\.data-source\.lustre\.fsx\.amazonaws\.com/[\w-]+"
 ARN = re.compile(r"arn:aws[a-z-]*:(?P<service>[a-z0-9-]+):(?P<region>[a-z0-9-]*):(?P<account>\d{12}|):(?P<what>.+)")
+# One by its id, of whichever account shares it.
+RESERVATION = r"arn:aws[a-z-]*:ec2:[a-z0-9-]+:\*:capacity-reservation/cr-[0-9a-f]+"
 PASS, GIVE = "iam:PassRole", ("iam:AttachRolePolicy", "iam:CreateRole", "iam:PutRolePolicy", "iam:PutRolePermissionsBoundary")
 Statement = Mapping[str, Any]
 
@@ -102,6 +104,8 @@ def _raising(action: str, resources: list[str], condition: Mapping[str, Any]) ->
 
 def _unbound(resource: str, condition: Mapping[str, Any]) -> str | None:
     """Why an ARN is too wide; None where it is not."""
+    if re.fullmatch(RESERVATION, resource):
+        return None
     if not (found := ARN.fullmatch(resource)):
         return "which names no service, region and account"
     service, region, account, what = found.group("service", "region", "account", "what")

@@ -144,6 +144,11 @@ def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomErr
         yield setting_error(
             f"{fleet.capacity.id!r} is not a valid reservation or block id, such as cr-0123456789abcdef0", *at, "capacity", "id"
         )
+    if fleet.capacity.policy and fleet.provision == "dstack":
+        yield setting_error("belongs to provision: pulumi; dstack makes a placement group of its own", *at, "capacity", "policy")
+    if fleet.capacity.policy and fleet.placement:
+        text = f"{fleet.placement}, but capacity.policy names the reservation's own placement group; leave one out"
+        yield setting_error(text, *at, "placement")
     if fleet.capacity.kind == "block" and fleet.placement == "cluster":
         text = "cluster is not for a capacity block, whose machines are side by side already; leave it out"
         yield setting_error(text, *at, "placement")
@@ -342,7 +347,7 @@ PLACE = Place(
     program="infra.aws",
     refused=_refused,
     checkpoints=("instance", "network", "bucket", "lustre"),
-    settings=(*CLOUD_SETTINGS, *fallback.SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics"),
+    settings=(*CLOUD_SETTINGS, *fallback.SETTINGS, "account_defaults", "checkpoints.key", "fleets.nics", "fleets.capacity.policy"),
     hints={"project": "an AWS account comes from your credentials"},
     cloud=CLOUD,
     warnings=warnings,

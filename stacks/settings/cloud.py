@@ -62,7 +62,10 @@ class Capacity(Model):
         default="on-demand", description="block: a capacity block. flex-start: a queue for GPUs."
     )
     id: str | None = Field(default=None, description="Id of the reservation or capacity block.")
-    policy: str | None = Field(default=None, description="Name of the reservation's compact placement policy, where it has one.")
+    policy: str | None = Field(
+        default=None,
+        description="Name of the reservation's compact placement policy, or placement group, where it has one.",
+    )
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
         reserved = self.kind in ("reservation", "block")

@@ -26,11 +26,11 @@ STACKS = ("aws-dev", "aws-prod")
         (
             "aws-prod",
             "Bucket BucketLifecycleConfiguration BucketOwnershipControls BucketPolicy BucketPublicAccessBlock BucketVersioning Budget "
-            "BucketServerSideEncryptionConfiguration DefaultSecurityGroup Eip 2*InstanceProfile InternetGateway Key NatGateway Policy "
-            "5*Role 9*RolePolicy 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 5*SecurityGroupEgressRule "
+            "BucketServerSideEncryptionConfiguration DefaultSecurityGroup Eip 2*InstanceProfile InternetGateway Key NatGateway 5*Policy "
+            "5*Role 5*RolePolicy 4*RolePolicyAttachment 2*Route 2*RouteTable 2*RouteTableAssociation 3*SecurityGroup 5*SecurityGroupEgressRule "
             "8*SecurityGroupIngressRule 2*Subnet Vpc VpcEndpoint DataRepositoryAssociation EncryptionByDefault FlowLog 5*Instance "
             "InstanceMetadataDefaults KeyPair "
-            "KeyPolicy LaunchTemplate 2*LogGroup LustreFileSystem OpenIdConnectProvider PlacementGroup",
+            "KeyPolicy LaunchTemplate 2*LogGroup LustreFileSystem OpenIdConnectProvider",
         ),
     ],
 )

@@ -209,7 +209,7 @@ def arn_of(resource: Resource) -> str:
 @pytest.mark.parametrize("control", [False, True])
 def test_who_looks_for_drift_may_read_and_who_deploys_may_change_and_delete_everything_of_the_stack(control, changed):
     beside = {"dstack": {"host": "cloud"}, "access.via": "direct"} if control else {}
-    plan = changed("aws-prod", beside)
+    plan = changed("aws-prod", beside | {"fleets.0.placement": "cluster"})
     looks, deploys = documents(plan, "preview"), documents(plan, "deploy")
     resources = on_aws(plan)
     assert {resource.kind for resource in resources} == (CALLS.keys() if control else CALLS.keys() - CONTROL)

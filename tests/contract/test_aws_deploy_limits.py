@@ -177,3 +177,20 @@ def test_policies_of_each_role_fit_into_what_it_may_have(settings, changed):
         assert len(attached) <= ATTACHED
     deploys = {one.name for one in of(plan, "RolePolicyAttachment") if one.inputs["role"] == "flotilla-aws-prod-deploy"}
     assert {f"flotilla-aws-prod-deploy-{what}" for what in ("network", "storage", "identity")} <= deploys
+
+
+@pytest.mark.parametrize("kind", ["reservation", "block"])
+def test_machines_of_a_reservation_that_another_account_shares_may_be_started(kind, changed):
+    capacity = {"kind": kind, "id": "cr-0123456789abcdef0"}
+    by_dstack = {
+        "fleets.0.machine": "p5.48xlarge",
+        "fleets.0.capacity": capacity,
+        "network.zones": ["us-east-1a"],
+        "ci": {"github": "me/mine"},
+    }
+    theirs = "arn:aws:ec2:us-east-1:210987654321:capacity-reservation/cr-0123456789abcdef"
+    plan = changed("aws-dev", by_dstack)
+    for name in ("flotilla-aws-dev-deploy-network", "flotilla-aws-dev-dstack-server"):
+        [document] = [json.loads(one.inputs["policy"]) for one in of(plan, "Policy") if one.name == name]
+        assert may(document["Statement"], "ec2:RunInstances", f"{theirs}0", {})
+        assert not may(document["Statement"], "ec2:RunInstances", f"{theirs}1", {})

@@ -60,18 +60,22 @@ def test_instances_take_all_from_the_template(planned):
             {"marketType": "spot", "spotOptions": {"spotInstanceType": "one-time", "instanceInterruptionBehavior": "terminate"}},
             True,
         ),
-        ({"kind": "reservation", "id": "cr-0123456789abcdef0"}, "cr-0123456789abcdef0", True),
+        ({"kind": "reservation", "id": "cr-0123456789abcdef0"}, "cr-0123456789abcdef0", False),
+        # Its group is another one than the stack makes.
+        ({"kind": "reservation", "id": "cr-0123456789abcdef0", "policy": "side-by-side"}, "cr-0123456789abcdef0", False),
         ({"kind": "block", "id": "cr-0123456789abcdef0"}, {"marketType": "capacity-block"}, False),
     ],
 )
-def test_capacity_is_bought_in_one_way_and_a_block_has_no_placement_group(capacity, said, grouped, changed):
+def test_capacity_is_bought_in_one_way_and_what_is_held_has_no_placement_group_of_the_stacks(capacity, said, grouped, changed):
     plan = changed("aws-prod", {"fleets.0.capacity": capacity})
     market = template(plan).get("instanceMarketOptions", {})
     target = template(plan).get("capacityReservationSpecification", {}).get("capacityReservationTarget", {}).get("capacityReservationId")
     assert target == capacity.get("id")
     assert market == (said if isinstance(said, dict) else {})
     assert [resource.inputs["strategy"] for resource in of(plan, "PlacementGroup")] == ["cluster"] * grouped
-    assert ("placement" in template(plan)) == grouped
+    own = capacity.get("policy")
+    assert ("placement" in template(plan)) == (grouped or own is not None)
+    assert own in (None, template(plan).get("placement", {}).get("groupName"))
 
 
 def test_a_pinned_image_is_taken_and_another_stays_that_of_the_first_up(planned, changed):

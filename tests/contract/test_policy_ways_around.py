@@ -163,6 +163,11 @@ AWS = [
     (ROLE_POLICY, gives("s3:GetObject", "arn:*"), "which names no service, region and account"),
     (ROLE_POLICY, gives("s3:GetObject", "**"), "which names no service, region and account"),
     (ROLE_POLICY, gives("kms:Decrypt", "arn:aws:kms:us-east-1:123456789012:key/*"), "which is every key"),
+    (
+        ROLE_POLICY,
+        gives("ec2:RunInstances", "arn:aws:ec2:us-east-1:*:capacity-reservation/*"),
+        "which names no service, region and account",
+    ),
     (ROLE_POLICY, gives("iam:PassRole", OWN), "allows iam:PassRole to any service"),
     (ROLE_POLICY, gives("iam:CreateRole", OWN), "allows iam:CreateRole without a boundary"),
     (ROLE_POLICY, gives("iam:UpdateOpenIDConnectProviderThumbprint", f"arn:aws:iam::123456789012:oidc-provider/{HUB}"), "who is trusted"),

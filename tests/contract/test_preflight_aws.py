@@ -121,6 +121,8 @@ HELD = {
     "AvailableInstanceCount": 4,
 }
 BLOCK = {"capacity": {"kind": "block", "id": "cr-0123456789abcdef0"}}
+GROUP = "arn:aws:ec2:us-east-2:123456789012:placement-group/side-by-side"
+IN_GROUP = {"capacity": {"kind": "reservation", "id": "cr-0123456789abcdef0", "policy": "side-by-side"}}
 SOON = datetime(2027, 1, 2, 11, 30, tzinfo=UTC)
 
 
@@ -133,6 +135,12 @@ SOON = datetime(2027, 1, 2, 11, 30, tzinfo=UTC)
         ({}, {"InstanceType": "p5en.48xlarge"}, "failed", "holds p5en.48xlarge, fleet h100 is of p5.48xlarge"),
         ({}, {"AvailabilityZone": "us-east-2c"}, "failed", "is in us-east-2c, the stack in us-east-2a"),
         ({}, {"State": "expired"}, "failed", "is expired"),
+        ({}, {"PlacementGroupArn": GROUP}, "failed", "is in placement group side-by-side, the stack says none"),
+        (IN_GROUP, {"PlacementGroupArn": GROUP}, "ok", "4 of them free"),
+        (IN_GROUP, {}, "failed", "is in no placement group, the stack says side-by-side"),
+        (IN_GROUP, {"PlacementGroupArn": f"{GROUP}-2"}, "failed", "is in placement group side-by-side-2"),
+        ({}, {"Tenancy": "dedicated"}, "failed", "is of tenancy dedicated, and Pulumi launches machines of the default one"),
+        ({}, {"Tenancy": "default"}, "ok", "4 of them free"),
         ({}, {"ReservationType": "capacity-block"}, "failed", "is a block, the stack says reservation"),
         (BLOCK, {}, "failed", "is a reservation, the stack says block"),
         (BLOCK, {"ReservationType": "capacity-block", "EndDate": SOON}, "ok", "4 of them free, until 2027-01-02 11:30 UTC"),

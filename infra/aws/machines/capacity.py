@@ -27,10 +27,17 @@ def purchase(capacity: Capacity) -> dict[str, Any]:
 
 
 def placed_together(fleet: Fleet, machine: Machine) -> bool:
-    """Whether a fleet gets a placement group. A capacity block refuses one: its machines stand side by side already."""
-    if fleet.capacity.kind == "block":
+    """Whether a fleet gets a placement group of its own.
+
+    A capacity block refuses one: its machines stand side by side already. A reservation has its own (capacity.policy), or was made
+    outside of any, and then one here lets fewer of its machines start:
+    https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/cr-cpg.html
+    """
+    if fleet.capacity.kind == "block" or fleet.capacity.policy:
         return False
-    return fleet.placement == "cluster" or (fleet.placement is None and machine.wired(fleet.nodes) == "efa")
+    if fleet.placement is None and fleet.capacity.kind != "reservation":
+        return machine.wired(fleet.nodes) == "efa"
+    return fleet.placement == "cluster"
 
 
 class Placement(pulumi.ComponentResource):

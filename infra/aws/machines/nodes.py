@@ -44,6 +44,7 @@ class Nodes(pulumi.ComponentResource):
         super().__init__("flotilla:aws:Nodes", name, None, opts)
         child = pulumi.ResourceOptions(parent=self)
         placement = Placement(name, opts=child).group if placed_together(args.fleet, args.machine) else None
+        group = placement.name if placement else args.fleet.capacity.policy
         launched: dict[str, Any] = {
             "instance_type": args.machine.name,
             "key_name": args.key_name,
@@ -51,7 +52,7 @@ class Nodes(pulumi.ComponentResource):
             "network_interfaces": interfaces(args.fleet, args.machine, args.subnet_id, args.group_id),
             "metadata_options": {"http_endpoint": "enabled", "http_tokens": "required", "http_put_response_hop_limit": 2},
             "block_device_mappings": [{"device_name": "/dev/sda1", "ebs": _disk(args.fleet)}],
-            "placement": {"group_name": placement.name} if placement else None,
+            "placement": {"group_name": group} if group else None,
             **purchase(args.fleet.capacity),
         }
         template = ec2.LaunchTemplate(

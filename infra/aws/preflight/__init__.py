@@ -120,6 +120,15 @@ def _errors(held: Plain, fleet: Fleet, zones: list[str]) -> Iterator[tuple[str, 
     if zones and held["AvailabilityZone"] not in zones:
         here = f"network.zones: [{held['AvailabilityZone']}] in the stack file, or a subnet of that zone first in network.subnets"
         yield f"is in {held['AvailabilityZone']}, the stack in {', '.join(zones)}", here
+    group = held.get("PlacementGroupArn", "").rpartition("/")[2]
+    if fleet.provision == "pulumi" and group != (fleet.capacity.policy or ""):
+        here = f"capacity.policy: {group} in the stack file" if group else "leave capacity.policy out of the stack file"
+        yield (
+            f"is in {f'placement group {group}' if group else 'no placement group'}, the stack says {fleet.capacity.policy or 'none'}",
+            here,
+        )
+    if fleet.provision == "pulumi" and held.get("Tenancy", "default") != "default":
+        yield f"is of tenancy {held['Tenancy']}, and Pulumi launches machines of the default one", "provision: dstack in the stack file"
     if held["TotalInstanceCount"] < fleet.nodes:
         yield f"holds {held['TotalInstanceCount']} machines, fleet {fleet.name} needs {fleet.nodes}", "lower its nodes, or buy more"
 

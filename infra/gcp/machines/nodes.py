@@ -18,6 +18,7 @@ from stacks.schema import Fleet
 from stacks.settings.fields import gigabytes
 
 METADATA = {"enable-oslogin": "TRUE", "block-project-ssh-keys": "TRUE", "serial-port-enable": "FALSE"}
+LOCAL_DISK = 375  # GB of each
 DISK = 500  # GB of the boot disk where the stack says nothing
 
 
@@ -157,7 +158,11 @@ def interfaces(subnet: pulumi.Input[str], fabric: Fabric | None) -> list[compute
 
 
 def disks(fleet: Fleet, machine: Machine) -> list[compute.InstanceTemplateDiskArgsDict]:
-    """The boot disk, and with a reservation the local ones: it fits machines alone that ask for what it holds."""
+    """The boot disk, and with a reservation the local ones: it fits machines alone that ask for what it holds.
+
+    A machine that takes Hyperdisk alone (A3 Ultra, A4) comes with its local disks, and its template names none:
+    https://docs.cloud.google.com/compute/docs/disks/local-ssd#lssd_disks_fixed
+    """
     size = round(gigabytes(fleet.disk.partition("..")[0])) if fleet.disk else DISK
     boot: compute.InstanceTemplateDiskArgsDict = {
         "boot": True,
@@ -166,12 +171,12 @@ def disks(fleet: Fleet, machine: Machine) -> list[compute.InstanceTemplateDiskAr
         "disk_size_gb": size,
         "disk_type": "hyperdisk-balanced" if machine.hyperdisk else "pd-balanced",
     }
-    each = 3000 if machine.hyperdisk else 375  # GB
     scratch: compute.InstanceTemplateDiskArgsDict = {
         "type": "SCRATCH",
         "disk_type": "local-ssd",
-        "disk_size_gb": each,
+        "disk_size_gb": LOCAL_DISK,
         "interface": "NVME",
         "auto_delete": True,
     }
-    return [boot] + [scratch] * (machine.nvme // each if fleet.capacity.kind == "reservation" else 0)
+    asks = fleet.capacity.kind == "reservation" and not machine.hyperdisk
+    return [boot] + [scratch] * (machine.nvme // LOCAL_DISK if asks else 0)

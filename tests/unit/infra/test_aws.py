@@ -114,6 +114,11 @@ def test_the_disk_is_as_large_as_the_stack_asks_at_least(disk, size):
         ({"nodes": 1, "placement": "cluster"}, True),
         ({"placement": "any"}, False),
         ({"capacity": {"kind": "block", "id": "cr-01234567"}}, False),
+        ({"capacity": {"kind": "reservation", "id": "cr-01234567"}}, False),
+        ({"capacity": {"kind": "reservation", "id": "cr-01234567"}, "placement": "any"}, False),
+        ({"capacity": {"kind": "reservation", "id": "cr-01234567"}, "placement": "cluster"}, True),
+        ({"capacity": {"kind": "reservation", "id": "cr-01234567", "policy": "mine"}}, False),
+        ({"capacity": {"kind": "spot"}}, True),
     ],
 )
 def test_machines_with_a_fabric_stand_together(settings, together):

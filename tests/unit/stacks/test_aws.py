@@ -67,9 +67,15 @@ MISTAKES = [
     # machines and capacity
     (
         PROD,
-        "fleets.0.capacity.policy",
-        "compact",
-        "fleets[0].capacity.policy: belongs to flotilla:cloud gcp, but that is aws",
+        "fleets.0.capacity",
+        {"policy": "mine"},
+        "fleets[0].capacity.policy: belongs to kind: reservation, but kind is on-demand; `placement` makes a policy of the fleet's own",
+    ),
+    (
+        DEV,
+        "fleets.0.capacity",
+        {"kind": "reservation", "id": "cr-01234567", "policy": "mine"},
+        "fleets[0].capacity.policy: belongs to provision: pulumi; dstack makes a placement group of its own",
     ),
     (DEV, "fleets.0.machine", ..., "fleets[0].machine: is missing; with flotilla:cloud aws a fleet names its machine type"),
     (DEV, "fleets.0.gpu", {"count": 1}, "fleets[0].gpu: follows from machine g6.8xlarge; leave it out"),
