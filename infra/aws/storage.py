@@ -25,7 +25,8 @@ class Bucket(pulumi.ComponentResource):
 
     def __init__(self, name: str, args: BucketArgs, opts: pulumi.ResourceOptions | None = None):
         super().__init__("flotilla:aws:Bucket", name, None, opts)
-        child = pulumi.ResourceOptions(parent=self)
+        # What makes the bucket private, readable and safe stays with it.
+        beside = pulumi.ResourceOptions(parent=self, retain_on_delete=args.protect)
         kept = pulumi.ResourceOptions(parent=self, protect=args.protect, retain_on_delete=args.protect)
         days = 30 if args.protect else 7  # in which the deletion of the key can be taken back
         key = kms.Key(name, description=f"Checkpoints of {name}.", enable_key_rotation=True, deletion_window_in_days=days, opts=kept)
@@ -37,10 +38,10 @@ class Bucket(pulumi.ComponentResource):
             block_public_policy=True,
             ignore_public_acls=True,
             restrict_public_buckets=True,
-            opts=child,
+            opts=beside,
         )
-        s3.BucketOwnershipControls(name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=child)
-        versioning = s3.BucketVersioning(name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=child)
+        s3.BucketOwnershipControls(name, bucket=bucket.id, rule={"object_ownership": "BucketOwnerEnforced"}, opts=beside)
+        versioning = s3.BucketVersioning(name, bucket=bucket.id, versioning_configuration={"status": "Enabled"}, opts=beside)
         s3.BucketServerSideEncryptionConfiguration(
             name,
             bucket=bucket.id,
@@ -50,7 +51,7 @@ class Bucket(pulumi.ComponentResource):
                     "bucket_key_enabled": True,  # one call to KMS for many objects
                 }
             ],
-            opts=child,
+            opts=beside,
         )
         s3.BucketLifecycleConfiguration(
             name,
@@ -70,9 +71,9 @@ class Bucket(pulumi.ComponentResource):
                     "abort_incomplete_multipart_upload": {"days_after_initiation": 7},
                 },
             ],
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[versioning]),
+            opts=pulumi.ResourceOptions.merge(beside, pulumi.ResourceOptions(depends_on=[versioning])),
         )
-        s3.BucketPolicy(name, bucket=bucket.id, policy=bucket.arn.apply(lambda arn: json.dumps(policies.tls_only(arn))), opts=child)
+        s3.BucketPolicy(name, bucket=bucket.id, policy=bucket.arn.apply(lambda arn: json.dumps(policies.tls_only(arn))), opts=beside)
         self.name, self.arn, self.key_arn = bucket.bucket, bucket.arn, key.arn
         self.register_outputs({"bucket": bucket.bucket, "key": key.arn})
 

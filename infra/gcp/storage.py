@@ -101,7 +101,8 @@ class Storage(pulumi.ComponentResource):
             crypto_key_id=key.id,
             role="roles/cloudkms.cryptoKeyEncrypterDecrypter",
             member=agent.member,
-            opts=self._child,
+            # Without it nobody reads what the kept bucket holds.
+            opts=pulumi.ResourceOptions(parent=self, retain_on_delete=args.protect),
         )
         return key.id, [grant]
 

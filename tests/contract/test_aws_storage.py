@@ -8,6 +8,8 @@ import pytest
 from support.aws_plans import BY_PULUMI, GIVEN_LUSTRE, on_aws, script
 from support.plans import definition, of
 
+from infra.aws.policy_rules import COMPANIONS
+
 
 @pytest.mark.parametrize(("name", "days"), [("aws-dev", 7), ("aws-prod", 90)])
 def test_the_bucket_is_private_versioned_encrypted_and_takes_tls_alone(name, days, planned):
@@ -114,3 +116,13 @@ def test_a_lustre_file_system_of_yours_is_mounted_and_neither_made_nor_changed(v
     assert plan.outputs["cloud"]["file_system"] == "fs-0123456789abcdef0"
     assert "LustreFileSystem fs-0123456789abcdef0: " in " ".join(plan.assumed)
     assert not [policy.name for policy in of(plan, "RolePolicy") if policy.name.endswith("node-checkpoints")]
+
+
+@pytest.mark.parametrize(("protect", "kept"), [(True, True), (False, False)])
+def test_what_makes_a_bucket_private_and_readable_is_kept_with_it(protect, kept, changed):
+    plan = changed("aws-prod", {"protect": protect})
+    [bucket] = of(plan, "Bucket")
+    beside = [one for one in plan.resources if one.parent == bucket.parent and one.kind not in ("Bucket", "Key")]
+    assert {one.kind for one in beside} == {"BucketLifecycleConfiguration", "BucketOwnershipControls", *COMPANIONS}
+    assert {bool(one.options.get("retainOnDelete")) for one in (bucket, *beside)} == {kept}
+    assert not [one for one in beside if one.options.get("protect")]  # a setting of one may still change

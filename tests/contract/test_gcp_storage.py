@@ -26,6 +26,8 @@ def test_the_key_of_production_is_granted_before_the_bucket_uses_it(planned):
     assert bucket.inputs["encryption"] == {"defaultKmsKeyName": key.id}
     assert grant.urn in bucket.options["dependencies"]
     assert grant.inputs["member"].endswith("@gs-project-accounts.iam.gserviceaccount.com")
+    # Without it nobody reads what a kept bucket holds.
+    assert all(one.options.get("retainOnDelete") for one in (bucket, key, grant))
 
 
 @pytest.mark.parametrize(

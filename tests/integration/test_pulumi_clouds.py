@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from infra.aws.policy_rules import COMPANIONS
 from infra.preview import Plan, plan
 
 ROOT = Path(__file__).parents[2]
@@ -72,7 +73,6 @@ ORDER = {  # what must be there before what; when they go, the other way round
         (("SecurityGroupEgressRule", "-out"), ("Instance", ANY)),
         (("RolePolicy", "-checkpoints"), ("Instance", "-0")),
         (("LustreFileSystem", ANY), ("LaunchTemplate", ANY)),  # its address is in the user data
-        (("PlacementGroup", ANY), ("LaunchTemplate", ANY)),
         (("Key", ANY), ("LustreFileSystem", ANY)),
         (("RolePolicy", "-flow"), ("FlowLog", ANY)),
     ],
@@ -94,9 +94,10 @@ ORDER = {  # what must be there before what; when they go, the other way round
     ],
 }
 # Kept in the cloud when the stack goes, where it is protected.
+BESIDE = ("BucketLifecycleConfiguration", "BucketOwnershipControls", *COMPANIONS)
 KEPT = {
-    "aws-prod": {"Bucket", "Key", "EncryptionByDefault", "InstanceMetadataDefaults", "OpenIdConnectProvider"},
-    "gcp-prod": {"Bucket", "KeyRing", "CryptoKey"},
+    "aws-prod": {"Bucket", *BESIDE, "Key", "EncryptionByDefault", "InstanceMetadataDefaults", "OpenIdConnectProvider"},
+    "gcp-prod": {"Bucket", "KeyRing", "CryptoKey", "CryptoKeyIAMMember"},
 }
 
 

@@ -137,7 +137,13 @@ def test_a_boot_disk_is_of_a_kind_that_the_machine_takes(kind):
     assert not others
 
 
-@pytest.mark.parametrize(("name", "count", "each"), [("a3-megagpu-8g", 16, 375), ("a3-highgpu-8g", 16, 375), ("a3-ultragpu-8g", 0, 375), ("a4-highgpu-8g", 0, 375), ("g2-standard-8", 0, 375)])
+@pytest.mark.parametrize(
+    ("name", "count", "each"),
+    [
+        *(("a3-megagpu-8g", 16, 375), ("a3-highgpu-8g", 16, 375), ("g2-standard-8", 0, 375)),
+        *(("a3-ultragpu-8g", 0, 375), ("a4-highgpu-8g", 0, 375)),  # come with theirs
+    ],
+)
 def test_with_a_reservation_the_local_disks_are_those_that_it_holds(name, count, each):
     wanted = [("fleets.0.machine", name), ("fleets.0.capacity", {"kind": "reservation", "id": "mine"}), ("fleets.0.disk", "800GB..")]
     boot, *scratch = nodes.disks(*fleet(PULUMI, *wanted))
