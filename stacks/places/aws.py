@@ -33,6 +33,7 @@ FILE_SYSTEM, IMAGE, RESERVATION, SUBNET, VPC = (re.compile(f"{kind}-{HEX}") for 
 PROVIDER = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:oidc-provider/token\.actions\.githubusercontent\.com")
 KEY = re.compile(r"arn:aws[a-z-]*:kms:[a-z0-9-]+:\d{12}:key/(mrk-)?[0-9a-f-]+")
 # MB/s per TB of PERSISTENT_2: https://docs.aws.amazon.com/fsx/latest/APIReference/API_CreateFileSystemLustreConfiguration.html
+LUSTRE_CLIENTS = "https://docs.aws.amazon.com/fsx/latest/LustreGuide/install-lustre-client.html"
 LUSTRE_THROUGHPUT = (125, 250, 500, 1000)
 # Of a budget, less the one for the forecast: https://docs.aws.amazon.com/cost-management/latest/userguide/management-limits.html
 NOTIFICATIONS = 4
@@ -216,6 +217,10 @@ def _lustre(stack: Stack) -> Iterator[PydanticCustomError]:
         if fleet.provision == "dstack":
             text = "dstack, but checkpoints.kind lustre needs a Lustre client on the nodes, missing from dstack's image; take pulumi"
             yield setting_error(text, "fleets", index, "provision")
+        elif fleet.image is None:
+            # The newest image may boot a kernel that FSx has built no client for yet: then no node would ever be ready.
+            text = "is missing; checkpoints.kind lustre needs AWS's Lustre client for just the kernel that the nodes boot"
+            yield setting_error(f"{text}, so name an image whose kernel has one ({LUSTRE_CLIENTS})", "fleets", index, "image")
 
 
 def _people(stack: Stack) -> Iterator[PydanticCustomError]:

@@ -35,7 +35,8 @@ def lustre_on_host(server: str, mount_name: str, folder: str) -> list[str]:
         f"curl -fsSL {LUSTRE_KEY} | gpg --dearmor --yes -o /usr/share/keyrings/fsx.gpg",
         f'echo "deb [signed-by=/usr/share/keyrings/fsx.gpg] {LUSTRE_REPOSITORY} $(. /etc/os-release; echo $VERSION_CODENAME) main" '
         ">/etc/apt/sources.list.d/fsx.list",
-        "apt-get update -qq && apt-get install -qq -y lustre-client-modules-$(uname -r)",
+        "apt-get update -qq && apt-get install -qq -y lustre-client-modules-$(uname -r) || "
+        '{ echo "FSx has no Lustre client for kernel $(uname -r); pin another fleets[].image" >&2; exit 1; }',
         *_fstab(folder, f"{server}@tcp:/{mount_name} {folder} lustre defaults,noatime,flock,_netdev 0 0"),
     ]
 

@@ -30,6 +30,7 @@ PROD: dict[str, Any] = {
             "machine": "p5.48xlarge",
             "nodes": 4,
             "provision": "pulumi",
+            "image": "ami-0123456789abcdef0",
             "capacity": {"kind": "reservation", "id": "cr-0123456789abcdef0"},
         }
     ],
@@ -138,6 +139,8 @@ MISTAKES = [
         {"kind": "lustre", "size": "1200GB"},
         "fleets[0].provision: dstack, but checkpoints.kind lustre needs a Lustre",
     ),
+    (PROD, "fleets.0.image", ..., "fleets[0].image: is missing; checkpoints.kind lustre needs AWS's Lustre client for just the kernel"),
+    (GIVEN, "fleets.0.image", ..., "fleets[0].image: is missing; checkpoints.kind lustre needs AWS's Lustre client for just the kernel"),
     (PROD, "checkpoints.size", "3600GB", "checkpoints.size: '3600GB' is refused by FSx"),
     (PROD, "checkpoints.size", "1300GB", "checkpoints.size: '1300GB' is refused by FSx; it takes 1200GB, or a multiple of 2400GB"),
     (PROD, "checkpoints.throughput", 300, "checkpoints.throughput: 300 is not one of 125, 250, 500, 1000 MB/s per TB"),
