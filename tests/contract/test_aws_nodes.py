@@ -81,7 +81,7 @@ def test_capacity_is_bought_in_one_way_and_what_is_held_has_no_placement_group_o
 def test_a_pinned_image_is_taken_and_another_stays_that_of_the_first_up(planned, changed):
     [pinned] = of(planned("aws-prod"), "LaunchTemplate")
     assert (pinned.inputs["imageId"], pinned.options.get("ignoreChanges")) == ("ami-0123456789abcdef0", None)
-    plan = changed("aws-prod", {"fleets.0.image": ...})
+    plan = changed("aws-prod", {"fleets.0.image": ..., "checkpoints": {"kind": "bucket"}})
     [newest] = of(plan, "LaunchTemplate")
     assert (newest.inputs["imageId"], newest.options["ignoreChanges"]) == ("ami-00000000000000000", ["imageId"])
     assert plan.outputs["cloud"]["image_h100"] == "ami-00000000000000000"

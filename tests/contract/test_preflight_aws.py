@@ -205,7 +205,9 @@ def test_a_pinned_image_must_be_there_and_of_the_nodes_architecture(ec2):
 def test_an_image_that_is_not_pinned_is_the_newest_of_its_parameter():
     name = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
     ssm = stubbed("ssm", ("get_parameter", {"Parameter": {"Name": name, "Value": IMAGE}}, {"Name": name}))
-    [found] = aws.images(api(stack("aws-prod", **PINNED | {"fleet": {"image": ...}}), ec2=image(), ssm=ssm))
+    [found] = aws.images(
+        api(stack("aws-prod", **PINNED | {"fleet": {"image": ...}, "checkpoints": {"kind": "bucket"}}), ec2=image(), ssm=ssm)
+    )
     assert found.verdict == "ok" and IMAGE in found.says
 
 
