@@ -108,7 +108,7 @@ def test_all_ends_of_an_answer_and_the_chat_template_are_in_the_model(tiny_model
 
 def written(runs: Path, scores: dict[int, float | None]) -> None:
     (runs / "a").mkdir(parents=True)
-    (runs / "a/run.yaml").write_text("model:\n  path: none\n")
+    (runs / "a/run.yaml").write_text("model:\n  path: /none\n")
     kept = Checkpoints(runs / "a/checkpoints", keep=9)
     for step, score in scores.items():
         with kept.writing(step, {}, score=score) as draft:
@@ -131,7 +131,7 @@ def test_the_newest_the_best_and_any_step_are_chosen(runs):
         ({1: None, 2: None}, ["a", "--step", "3"], "--step 3: .*a has checkpoints of the steps 2, 1"),
         ({1: None}, ["a", "--best"], r"--best: no checkpoint of .*a was evaluated \(steps 1; trainer.eval_prompts"),
         ({1: None}, ["a", "--output", "{runs}/a"], "--output .*/a: is there already; name a new folder"),
-        ({1: None}, ["a"], "model.path: none: "),
+        ({1: None}, ["a"], "model.path: /none: "),
     ],
 )
 def test_a_mistake_is_one_error(runs, scores, arguments, message):

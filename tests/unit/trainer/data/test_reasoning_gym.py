@@ -96,14 +96,26 @@ def test_a_batch_is_scored_in_processes_of_their_own():
 
 
 @pytest.mark.parametrize(
+    ("name", "config", "message"),
+    [
+        ("chain_sums", {}, "data.args.name: no 'chain_sums'; near it: chain_sum, "),
+        ("qqqq", {}, "data.args.name: no 'qqqq'; known are "),
+        ("composite", {}, "data.args.name: no 'composite'; "),
+        ("chain_sum", {"min_term": 2}, "data.args.min_term: chain_sum has no such setting; it has min_terms, "),
+        ("chain_sum", {"min_terms": 9}, "data.args: chain_sum refuses these settings: max_terms must be >= min_terms; choose others"),
+    ],
+)
+def test_what_a_task_does_not_know_is_one_error_of_whoever_makes_its_rows(name, config, message):
+    pytest.importorskip("reasoning_gym")
+    with pytest.raises(ConfigError) as caught:
+        make(name, rows=2, seed=0, config=config)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["name=chain_sums"], "data.args.name: no 'chain_sums'; near it: chain_sum, "),
-        (["name=qqqq"], "data.args.name: no 'qqqq'; known are "),
-        (["name=composite"], "data.args.name: no 'composite'; "),
-        (["name=chain_sum", "min_term=2"], "data.args.min_term: chain_sum has no such setting; it has min_terms, "),
         (["name=chain_sum", "min_terms=few"], "data.args.min_terms='few': Input should be a valid integer"),
-        (["name=chain_sum", "min_terms=9"], "data.args: chain_sum refuses these settings: max_terms must be >= min_terms; choose others"),
         (["name=chain_sum", "rows=0"], "data.args.rows: 0; must be a whole number of at least 1"),
         ([], "data.args: missing a required argument: 'name'; task takes "),
     ],
