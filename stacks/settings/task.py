@@ -12,8 +12,13 @@ from stacks.settings.fields import Model, setting_error
 
 ENVIRONMENT_NAME = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
 PINNED = re.compile(r"^[^\s@]*[^\s@:/]:(?!latest$)[A-Za-z0-9_][\w.-]*$|@sha256:[0-9a-f]{64}$|^/\S+\.(sif|sqsh)$")
-
-
+# A name that says so, with a value as long as one, and forms of keys that their makers document.
+SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY|PRIVATE_KEY|SECRET_KEY|CREDENTIALS)$", re.IGNORECASE)
+SECRET_VALUE = re.compile(r"[\w+=.:-]{8,}")
+SECRET = re.compile(
+    r"(hf_|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abprs]-|wandb_v1_)\w{10,}|sk-[\w-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY|[a-z]+://[^/\s:@]*:[^/\s:@]+@"
+)
 LONGEST = 128 * 1024  # of a variable: MAX_ARG_STRLEN of execve(2)
 
 
@@ -47,6 +52,11 @@ def variable_errors(name: str, value: str | None) -> Iterator[PydanticCustomErro
         yield setting_error("is set for you: the token comes from the shell that sourced env.sh, never from a file in git", "env", name)
     if value is None:
         return
+    if SECRET.search(value) or (SECRET_NAME.search(name) and SECRET_VALUE.fullmatch(value)):
+        text = (
+            "looks like a secret, and whoever has the repository reads this file; write null and export it where you apply"
+        )
+        yield setting_error(text, "env", name)
     if "\n" in value.rstrip("\n"):
         yield setting_error("has more than one line, which dstack does not take", "env", name)
     elif "\n" in value:
