@@ -39,6 +39,7 @@ OURS = {
     "launch": "cli.launch",
     "recipe": "cli.recipes",
     "top": "cli.top",
+    "open": "cli.open_page",
     "debug": "cli.debug",
 }
 

@@ -48,6 +48,7 @@ GROUPS = {
         Verb("logs STACK [JOB]", "follow a job; the newest by default"),
         Verb("status STACK", "machines, nodes, jobs, checkpoints, cost"),
         Verb("top STACK", "GPUs, step, reward and cost, refreshed"),
+        Verb("open STACK", "its dashboard in the browser, logged in"),
         Verb("scale STACK FLEET=N", "start or stop nodes of an elastic fleet"),
         Verb("node list | replace STACK", "machines and health; replace a bad one", DSTACK),
         Verb("check [--here]", "test GPUs and links before a job", "on the nodes"),

@@ -286,7 +286,9 @@ def elastic_nodes(cluster: Cluster) -> list[str]:
 
 
 def say_next(file: Path, cluster: Cluster) -> None:
-    console.print(f"dashboard  {cluster.dashboard}  (the page asks for the token: cat {shown(Path(cluster.root) / TOKEN)})")
+    by_token = f"the page asks for the token: cat {shown(Path(cluster.root) / TOKEN)}"
+    opened = f"logged in: {typed('open', file)}" if _stack(file) else by_token
+    console.print(f"dashboard  {cluster.dashboard}  ({opened})")
     by_hand = f"{sourced(cluster)} && ray job submit --working-dir . -- python your_script.py"
     console.print(f"submit     {typed('submit', file) + ' -- python your_script.py' if _stack(file) else by_hand}")
     console.print(f"stop       {typed('down', file)}")

@@ -12,8 +12,11 @@ Ray, byte by byte. The answer:
     {"stack": "onprem", "id": "3f2a9c0b1d4e", "owner": "alice@gpu017", "proof": "..."}
 
 `id` is a fingerprint of the token, the same for all who share it; `proof` is an HMAC of the asker's nonce under the token, which no
-cluster can make that does not hold it already. Both are null where the cluster asks for no token. Run by its path, with -I: it imports the
-standard library alone and not its neighbours.
+cluster can make that does not hold it already. Both are null where the cluster asks for no token.
+
+Who shows the token gets a ticket, good once and for a minute: a browser that posts it is given Ray's cookie and sent to the page, so that
+nobody types the token, nor reads it in a command line. Run by its path, with -I: it imports the standard library alone and not its
+neighbours.
 """
 
 from __future__ import annotations
@@ -29,12 +32,18 @@ import posixpath
 import pwd
 import re
 import resource
+import secrets
 import socket
 import sys
+import time
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 PATH = "/flotilla/identity"
+TICKET, OPEN = "/flotilla/ticket", "/flotilla/open"
+TICKET_SECONDS = 60.0
+FORM_BYTES = 1000
+COOKIE = "ray-authentication-token"  # ray/_private/authentication/authentication_constants.py
 NONCE = re.compile(r"[0-9a-f]{16,128}")
 ID_LENGTH = 12  # hexadecimal digits
 HEADER_LINES = 100
@@ -88,6 +97,7 @@ class Front:
     def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None, most: int = MOST):
         self.ray, self.stack, self.token, self.gate, self.most = ray, stack, token, gate, most
         self.open = 0
+        self.tickets: dict[str, float] = {}  # until when each is good
         self.silent: dict[asyncio.StreamWriter, None] = {}  # the oldest first
 
     async def serve(self, port: int) -> None:
@@ -116,6 +126,11 @@ class Front:
             method, target, *_ = [*head[0].decode("latin-1").split(), "", ""]
             path, why = plain_path(target), self.closed()
             known = method == "GET" and target.partition("?")[0] == PATH
+            if method == "POST" and path in (TICKET, OPEN):
+                size = body(head)
+                form = await reader.readexactly(size) if size <= FORM_BYTES else b""
+                writer.write(self.ticket(head) if path == TICKET else self.opened(form))
+                return await writer.drain()
             if why and (known or (method not in READS and path == JOBS)):
                 writer.write(response(f"503 {why}", {"error": why}))
                 return await writer.drain()
@@ -125,6 +140,24 @@ class Front:
             writer.write(response("200 OK", said) if said else response("400 Bad Request", {"error": "nonce: 16 to 128 hex digits"}))
             await writer.drain()
         return None
+
+    def ticket(self, head: list[bytes]) -> bytes:
+        """For who shows the token."""
+        shown = next((line.partition(b":")[2].strip() for line in head if line.lower().startswith(b"authorization:")), b"")
+        if self.token and not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
+            return response("403 Forbidden", {"error": "the cluster's token is asked for"})
+        now = time.monotonic()
+        self.tickets = {ticket: until for ticket, until in self.tickets.items() if until > now}
+        self.tickets[given := secrets.token_urlsafe(32)] = now + TICKET_SECONDS
+        return response("200 OK", {"ticket": given})
+
+    def opened(self, form: bytes) -> bytes:
+        """The page, for a browser that has a ticket, with the cookie by which Ray knows it until it ends."""
+        [given] = parse_qs(form.decode("latin-1")).get("ticket", [""])[:1]
+        if self.tickets.pop(given, 0.0) < time.monotonic():
+            return response("403 Forbidden", {"error": "this ticket was used, or is older than a minute; flotilla open gives another"})
+        cookie = f"Set-Cookie: {COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict\r\n" if self.token else ""
+        return f"HTTP/1.1 303 See Other\r\nLocation: /\r\n{cookie}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
 
     async def head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> list[bytes]:
         """Lines of the next request's head, the empty one too; none at the end of the connection. Raises TimeoutError, ValueError."""

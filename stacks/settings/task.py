@@ -53,9 +53,7 @@ def variable_errors(name: str, value: str | None) -> Iterator[PydanticCustomErro
     if value is None:
         return
     if SECRET.search(value) or (SECRET_NAME.search(name) and SECRET_VALUE.fullmatch(value)):
-        text = (
-            "looks like a secret, and whoever has the repository reads this file; write null and export it where you apply"
-        )
+        text = "looks like a secret, and whoever has the repository reads this file; write null and export it where you apply"
         yield setting_error(text, "env", name)
     if "\n" in value.rstrip("\n"):
         yield setting_error("has more than one line, which dstack does not take", "env", name)

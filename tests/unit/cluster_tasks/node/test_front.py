@@ -17,7 +17,9 @@ WHO = f"GET {identity.PATH}?nonce={'0' * 16} HTTP/1.1\r\n\r\n"
 Ask = Callable[[str], Awaitable[list[bytes]]]
 
 
-def with_front(test: Callable[[int, list[bytes]], Awaitable[None]], gate: Path | None = None, most: int = 400) -> None:
+def with_front(
+    test: Callable[[int, list[bytes]], Awaitable[None]], gate: Path | None = None, most: int = 400, token: str | None = None
+) -> None:
     """Runs `test` with the port of a front, and what the Ray behind it hears; that answers each request with 200, and keeps connections."""
 
     async def run() -> None:
@@ -34,7 +36,7 @@ def with_front(test: Callable[[int, list[bytes]], Awaitable[None]], gate: Path |
 
         port = free_port()
         behind = await asyncio.start_server(ray, "127.0.0.1", 0)
-        front = Front(behind.sockets[0].getsockname()[1], "lab", None, gate, most)
+        front = Front(behind.sockets[0].getsockname()[1], "lab", token, gate, most)
         serving = asyncio.create_task(front.serve(port))
         try:
             await asyncio.wait_for(up(port), 10)
@@ -166,3 +168,14 @@ def test_a_body_reaches_ray_while_the_gate_is_there_and_one_of_unknown_length_do
 def test_paths_have_one_spelling() -> None:
     assert {plain_path(target) for target in ("/api/jobs", "/api/jobs/?x#y", "//api///jobs/", "http://h:1/api/jobs/")} == {"/api/jobs"}
     assert plain_path("/api/jobs/x/stop") == "/api/jobs/x/stop" and plain_path("/") == "/" and plain_path("") == "."
+
+
+def test_tickets_are_the_fronts_own_and_never_reach_ray():
+    async def test(port: int, heard: list[bytes]) -> None:
+        for path in (identity.TICKET, identity.OPEN, "//flotilla/%6fpen"):
+            request = f"POST {path} HTTP/1.1\r\nContent-Length: 3\r\n\r\nx=1"
+            assert (await said(port, request))[0].split()[1] == b"403"
+        assert await said(port, f"POST {identity.OPEN} HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n")
+        assert not heard
+
+    with_front(test, token="secret")
