@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -37,6 +38,7 @@ from cluster_tasks.node.lifeline import die_with_parent
 from stacks.errors import UserError
 from stacks.host.proxies import direct
 
+GIT_SECONDS = 10
 CLUSTER = "`flotilla status {}` says whether it is up"
 QUIET_SECONDS = 10  # of a job, after which it is said what it waits for
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
@@ -57,7 +59,9 @@ class Job:
 
     @property
     def flags(self) -> list[str]:
-        given = {"--submission-id": self.name, "--working-dir": self.working_dir, "--runtime-env": self.runtime_env}
+        given: dict[str, object] = {"--submission-id": self.name, "--working-dir": self.working_dir, "--runtime-env": self.runtime_env}
+        if known := commit_of(self.working_dir):
+            given["--metadata-json"] = json.dumps(known)
         return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
 
     def check(self) -> None:
@@ -70,6 +74,21 @@ class Job:
             raise SubmitError(f"--working-dir {self.working_dir}: no such folder")
         if not (str(self.working_dir).endswith(".zip") and is_zipfile(self.working_dir)):
             raise SubmitError(f"--working-dir {self.working_dir} is neither a folder nor a .zip file nor a URL of one")
+
+
+def commit_of(folder: str | Path | None) -> dict[str, str]:
+    """Of what is uploaded without its repository, for the job's metadata: its commit, how many files differ. Empty where there is none."""
+    if not folder or not Path(folder).is_dir():
+        return {}
+    git = ["git", "-C", str(folder)]
+    try:
+        commit, changed = (
+            subprocess.run([*git, *words], capture_output=True, text=True, timeout=GIT_SECONDS, check=True).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": commit.strip(), "changed_files": str(len(changed.splitlines()))}
 
 
 def uploaded(given: str | None, here: Path, project: Path) -> str:

@@ -151,11 +151,21 @@ def provenance(argv: list[str]) -> dict[str, Any]:
         "command": shlex.join(argv),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
-        "commit": _git("rev-parse", "HEAD"),
-        "changed_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines()),
+        **_code(),
         "python": sys.version.split()[0],
         "packages": versions,
     }
+
+
+def _code() -> dict[str, Any]:
+    """The commit and how many files differ from it; of a Ray job as `flotilla submit` wrote them into its metadata."""
+    if commit := _git("rev-parse", "HEAD"):
+        return {"commit": commit, "changed_files": len((_git("status", "--porcelain", "--untracked-files=no") or "").splitlines())}
+    try:
+        known = json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]
+        return {"commit": known["commit"], "changed_files": int(known["changed_files"])}
+    except (KeyError, ValueError, TypeError):
+        return {"commit": None, "changed_files": 0}
 
 
 def _git(*args: str) -> str | None:
