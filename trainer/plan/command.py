@@ -117,6 +117,7 @@ def on_cluster(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths,
         "memory": _memory(config, shape, cluster.gpu, ranks),
         "lengths": {"prompt": lengths.prompt, "answer": lengths.answer},
         "seconds": {**step.phases, "step": step.seconds},
+        "overlap": step.ahead,
         "tokens_per_second": step.tokens / step.seconds,
         "binds": "memory" if errors else step.binds,
         "price_per_hour": price,
@@ -150,7 +151,7 @@ def _memory(config: Config, shape: Shape, gpu: Gpu, ranks: int | None) -> list[F
 
 
 def _unfit(config: Config, shape: Shape, gpu: Gpu, ranks: int | None) -> list[str]:
-    errors = [line for each in memory.plan(config, shape, gpu.memory, ranks) for line in memory.too_much(*each)]
+    errors = [line for each in memory.plan(config, shape, gpu.memory, ranks) for line in memory.too_much(config, *each)]
     if config.model.dtype == "bfloat16" and not gpu.bfloat16:
         errors.append(f"model.dtype=bfloat16: a {gpu.name} has none; use float32")
     return errors
@@ -274,13 +275,18 @@ def _words_everywhere(found: Found) -> str:
 
 
 def _words(found: Found) -> str:
-    lines = [_model(found), f"cluster: {found['nodes']} nodes, {found['gpus']} {found['gpu']}, of which {found['gpus_used']:g} are used"]
+    used = "wanted" if found["gpus_used"] > found["gpus"] else "used"
+    lines = [_model(found), f"cluster: {found['nodes']} nodes, {found['gpus']} {found['gpu']}, of which {found['gpus_used']:g} are {used}"]
+    if found["errors"]:  # what cannot start takes no time and has no price
+        return "\n".join([*lines, *(f"does not fit: {error}" for error in found["errors"]), *map(_memory_line, found["memory"])])
     lines += [_memory_line(each) for each in found["memory"]]
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found["seconds"].items() if name != "step")
+    phases += "; generation is at the same time as the rest" * found["overlap"]
     lines.append(f"a step: {found['seconds']['step']:.1f} s ({phases}), {found['tokens_per_second']:,.0f} tokens/s")
     lines.append(f"what binds: {found['binds']}")
     cost = found["cost_per_1000_steps"]
-    known = "not known, as nobody said a price" if cost is None else f"{cost:,.2f} USD at {found['price_per_hour']:,.2f} an hour"
+    unknown = "without a price: --price, or flotilla:monitoring.price of a stack"
+    known = unknown if cost is None else f"{cost:,.2f} USD at {found['price_per_hour']:,.2f} an hour"
     lines.append(f"1,000 steps: {found['seconds']['step'] * 1000 / 3600:.1f} h, {known}")
     if "scale" in found:
         lines.append("GPUs   s/step     tokens/s   USD/1,000 steps  what binds")
@@ -289,7 +295,7 @@ def _words(found: Found) -> str:
             lines.append(f"{row['gpus']:<6} {row['seconds']:<10.1f} {row['tokens_per_second']:<10,.0f} {price:<16} {row['binds']}")
     mean = found["lengths"]
     lines.append(f"{step_time.EFFICIENCY}; prompts of {mean['prompt']:g} and answers of {mean['answer']:g} tokens in the mean")
-    return "\n".join([*lines, *(f"does not fit: {error}" for error in found["errors"])])
+    return "\n".join(lines)
 
 
 def _model(found: Found) -> str:

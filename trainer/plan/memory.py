@@ -26,14 +26,10 @@ SEE_OTHERS = ("bloom", "falcon", "gpt_oss", "mpt", "opt")  # families whose pack
 Parts = dict[str, float]  # bytes by what they are for
 
 FIXES = {
-    "optimizer": "trainer.offload_optimizer, or more placement.ranks with trainer.zero_stage 2",
-    "gradients": "more placement.ranks with trainer.zero_stage 2",
-    "activations": "a lower trainer.micro_batch_tokens, or model.gradient_checkpointing",
-    "weights": "more placement.ranks with trainer.zero_stage 3, or a smaller model",
     "reference": "placement.reference_resources",
-    "teacher": "more placement.ranks with trainer.zero_stage 3, or a smaller teacher.path",
     "rollout engine": "a lower rollout.gpu_memory",
     "rollout engine's weights": "a higher rollout.tensor_parallel without placement.colocate",
+    "weights of the engine": "a higher rollout.tensor_parallel, or a smaller model",
     "workspace": "a higher rollout.gpu_memory",
     "KV cache of the longest sequence": "a higher rollout.gpu_memory",
 }
@@ -104,20 +100,33 @@ def check(config: PpoConfig, shape: Shape, total: float) -> str:
     lines, errors = [], []
     for when, parts, room, setting in plan(config, shape, total):
         lines.append(f"memory of a GPU, {when}: {_gib(sum(parts.values()))} of {_gib(room)} GiB ({listed(parts)})")
-        errors += too_much(when, parts, room, setting)
+        errors += too_much(config, when, parts, room, setting)
     if errors and config.placement.colocate:
         raise ConfigError("\n".join(errors))
     return "\n".join(lines + [f"warning: {error}" for error in errors])
 
 
-def too_much(when: str, parts: Parts, room: float, setting: str) -> list[str]:
+def too_much(config: Config, when: str, parts: Parts, room: float, setting: str) -> list[str]:
     """An error with the numbers, and the settings to change, largest part first; none where it fits."""
     used = sum(parts.values())
     if used <= room:
         return []
     largest = sorted((name for name in parts if parts[name]), key=lambda name: -parts[name])
-    fixes = "; or ".join(dict.fromkeys(FIXES[name] for name in largest if name in FIXES))
+    fixes = "; or ".join(dict.fromkeys(fix for name in largest if (fix := _fix(config, name))))
     return [f"{setting}: {when} needs {_gib(used)} GiB of a GPU, there are {_gib(room)} ({listed(parts)}); use {fixes}"]
+
+
+def _fix(config: Config, part: str) -> str | None:
+    """What makes a part smaller, less what these settings have already."""
+    if part == "activations":
+        return "a lower trainer.micro_batch_tokens" + (", or model.gradient_checkpointing" * (not config.model.gradient_checkpointing))
+    if part in ("optimizer", "gradients"):
+        more = "more placement.ranks" + " with trainer.zero_stage 2" * (stage_of(config) < 2)
+        return f"trainer.offload_optimizer, or {more}" if part == "optimizer" and not config.trainer.offload_optimizer else more
+    if part in ("weights", "teacher"):
+        smaller = "a smaller model" if part == "weights" else "a smaller teacher.path"
+        return "more placement.ranks" + " with trainer.zero_stage 3" * (stage_of(config) < 3) + f", or {smaller}"
+    return FIXES.get(part)
 
 
 def listed(parts: Parts) -> str:
@@ -154,7 +163,7 @@ def plan(config: Config, shape: Shape, total: float, ranks: int | None = None) -
     if together:
         times.append(("sampling", {"rollout engine": rollout.gpu_memory * total, "processes": parts["processes"]}, total, share))
     cache = longest(config) * cache_per_token(config, shape) / (rollout.tensor_parallel * rollout.pipeline_parallel)
-    inside = {"weights": weights, "KV cache of the longest sequence": cache, "workspace": PROCESS}
+    inside = {"weights of the engine": weights, "KV cache of the longest sequence": cache, "workspace": PROCESS}
     times.append(("a rollout engine", inside, rollout.gpu_memory * total, share))
     return times
 

@@ -163,6 +163,7 @@ def test_without_a_stack_every_kind_of_gpu_is_tried(run, capsys):
             "placement asks for 16 GPU (8 ranks, 8 rollout engines), the cluster has 8; lower placement.ranks",
         ),
         (["--gpu", "H100", "--nodes", "2", "rollout.gpu_memory=0.02"], "a rollout engine needs 3.9 GiB of a GPU, there are 1.5"),
+        (["--gpu", "H100", "--nodes", "2", "rollout.gpu_memory=0.02"], "use a higher rollout.tensor_parallel, or a smaller model"),
         (["--gpu", "V100", "--nodes", "2"], "model.dtype=bfloat16: a V100 has none; use float32"),
         (["--gpu", "H100", "--gpus-per-node", "1", "--nodes", "16", "rollout.tensor_parallel=2", "rollout.engines=4"], "on one node"),
     ],
@@ -170,7 +171,21 @@ def test_without_a_stack_every_kind_of_gpu_is_tried(run, capsys):
 def test_what_does_not_fit_ends_with_1_the_numbers_and_the_setting(run, capsys, words, error):
     assert command.main([run, *words]) == 1
     said = capsys.readouterr().out
-    assert "does not fit: " in said and error in said and "what binds: memory" in said
+    assert "does not fit: " in said.splitlines()[2] and error in said and "a step: " not in said and "USD" not in said
+
+
+def test_what_settings_have_already_is_not_advised(run, capsys):
+    has = ["model.gradient_checkpointing=true", "trainer.zero_stage=3", "trainer.offload_optimizer=true"]
+    assert command.main([run, "--gpu", "L4", "--nodes", "2", "trainer.micro_batch_tokens=400000", *has]) == 1
+    said = capsys.readouterr().out
+    assert "use a lower trainer.micro_batch_tokens; or more placement.ranks" in said
+    assert not any(word in said for word in ("gradient_checkpointing", "zero_stage", "offload_optimizer"))
+
+
+def test_phases_that_overlap_are_said_to(run, capsys):
+    assert command.main([run, "--gpu", "H100", "--nodes", "2", "rollout.mode=async"]) == 0
+    said = capsys.readouterr().out
+    assert "generation is at the same time as the rest" in said and "without a price: --price" in said
 
 
 def test_a_supervised_run_takes_all_gpus_of_the_cluster(tmp_path, capsys):
