@@ -37,7 +37,7 @@ class Settings(argparse.Namespace):
     addresses: list[str]  # of all nodes, in order of rank
     gpus: int | None  # expected on each node; None: as many as there are
     node_gpus: list[int] | None  # expected on each node where they are not alike, in order of rank
-    join_timeout: int  # seconds that nodes wait for one another
+    join_timeout: int = 600  # seconds that nodes wait for one another
     patience: int  # seconds that a lost node has to return
     services: tuple[Service, ...]  # of all nodes
     monitoring: Monitoring | None  # the head's
@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--dashboard-port", type=int, default=DASHBOARD_PORT)
     add("--pin-ports", action="store_true", help="give Ray's other ports fixed numbers too, for firewalls; needs a node of its own")
     add("--temp-dir", help="Ray's folder for sockets and logs, short and closed to others; default: a fresh one, removed at the end")
-    add("--join-timeout", type=int, default=600, help="seconds that nodes wait for one another")
+    add("--join-timeout", type=int, default=Settings.join_timeout, help="seconds that nodes wait for one another")
     add("--burn-in", type=int, default=0, help="seconds of load on the GPUs before this node joins; one that fails does not")
     add("--rejoin-timeout", type=int, default=20, help="seconds within which a lost node must be back, with --on-node-loss fail")
     add("--on-node-loss", choices=["fail", "wait"], default="fail", help="wait: give a lost node as long as --join-timeout")

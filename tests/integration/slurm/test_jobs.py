@@ -89,7 +89,8 @@ def test_torchrun_on_two_nodes_saves_at_slurms_notice_and_goes_on_after_the_queu
 def test_a_head_whose_agent_is_killed_is_put_back_and_a_job_that_is_killed_is_not(projects, slurm):
     """kill -9 of either is 137 to Slurm."""
     project = projects("killed")
-    kill_agent = "[ ${SLURM_RESTART_COUNT:-0} != 0 ] || pkill -9 -f build/slurm/node; kill -9 $$"
+    agent = "^[^ ]*python3 -B .*build/slurm/nod[e]"  # neither the script nor srun, which have these words too
+    kill_agent = f"[ ${{SLURM_RESTART_COUNT:-0}} != 0 ] || pkill -9 -f '{agent}'; kill -9 $$"
     job = project.submit("ray-ppo", "sh", "-c", kill_agent, options="--nodes=1")
     wait_for("the requeue", lambda: slurm.state(job)["Restarts"] == "1", 300)
     state, log = slurm.ended(job), project.log("ray-ppo", job)

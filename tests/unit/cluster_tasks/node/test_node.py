@@ -25,7 +25,7 @@ from cluster_tasks.node.job import Job
 from cluster_tasks.node.network import interfaces, own_addresses, resolve
 from cluster_tasks.node.ports import free_port
 from cluster_tasks.node.ray import ray_command
-from cluster_tasks.node.settings import read_settings
+from cluster_tasks.node.settings import Settings, read_settings
 from cluster_tasks.ray import NODE_AGENT
 
 Capture = pytest.CaptureFixture[str]
@@ -374,3 +374,8 @@ def test_a_signal_ends_the_wait_for_names(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(waiting, "signals", [signal.SIGTERM])
     with pytest.raises(Stopped):
         read_settings([], SLURM)
+
+
+def test_who_only_asks_which_node_it_is_has_the_settings_that_this_takes():
+    """As `flotilla check` under srun."""
+    assert Settings(rank=0).join_timeout == read_settings(["--rank", "0", "--addresses", "127.0.0.1"], {}).join_timeout
