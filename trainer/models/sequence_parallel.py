@@ -136,6 +136,8 @@ class SequenceParallel:
         def attend(
             module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, **more: Any
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            if not self.parts:  # flash_attention_2 keeps its name, so it is called meanwhile too
+                return core(module, query, key, value, mask, **more)
             assert self.whole is not None, "a micro-batch is parted before it is read"
             if (copies := self.size // key.size(1)) > 1:  # fewer heads of keys and values than ranks: each rank gets one
                 key, value = key.repeat_interleave(copies, 1), value.repeat_interleave(copies, 1)

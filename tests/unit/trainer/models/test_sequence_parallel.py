@@ -1,5 +1,7 @@
 """The cut of a micro-batch among ranks that share its sequences, without the ranks; tests/integration has them."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -50,3 +52,15 @@ def test_a_window_ends_how_far_it_looks():
     full_LL, near_LL = _mask(whole)[0, 0], _mask(whole, 2)[0, 0]
     for i, row in enumerate(full_LL):
         assert near_LL[i].nonzero()[:, 0].tolist() == [j for j in row.nonzero()[:, 0].tolist() if i - j < 2]
+
+
+def test_attention_that_keeps_its_name_is_plain_where_nothing_is_parted():
+    """flash_attention_2 is registered under its own name, so the look at the whole model comes through here as well."""
+    (rank,) = ranks(1)
+    rank.parts, given = False, [torch.rand(1, 2, 3, 4) for _ in range(3)]
+
+    def core(_module: Any, query: Any, _key: Any, _value: Any, mask: Any, **more: Any) -> Any:
+        return query, (mask, more)
+
+    found = rank.attention(core, masked=False)(torch.nn.Identity(), *given, "mask", scaling=2.0)
+    assert found == (given[0], ("mask", {"scaling": 2.0}))
