@@ -64,11 +64,11 @@ def bare(turns: Turns, settings: list[str]) -> None:
     from transformers import AutoModelForCausalLM
 
     from benchmarks.bare import HfEngine, VllmEngine, grpo_step
+    from trainer.chat.tokenizer import load_tokenizer
     from trainer.cli import parse
     from trainer.configs.ppo import PpoConfig
     from trainer.data.loader import Loader
     from trainer.data.prompts import load_prompts
-    from trainer.models import load_tokenizer
     from trainer.rewards import resolve
 
     config = parse(settings, prog=PROGRAM, model=PpoConfig)
@@ -94,12 +94,12 @@ def trl(turns: Turns, settings: list[str], micro_batch: int | None = None) -> No
     from trl.trainer.grpo_config import GRPOConfig
     from trl.trainer.grpo_trainer import GRPOTrainer
 
+    from trainer.chat.tokenizer import load_tokenizer
     from trainer.cli import parse
     from trainer.cli.paths import run_folder
     from trainer.configs.ppo import PpoConfig
     from trainer.data.loader import Loader
     from trainer.data.prompts import load_prompts
-    from trainer.models import load_tokenizer
     from trainer.rewards import resolve
 
     config = parse(settings, prog=PROGRAM, model=PpoConfig)

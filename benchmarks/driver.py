@@ -19,6 +19,7 @@ from unittest import mock
 
 from benchmarks.report import Ratio, Report
 from benchmarks.rollouts import seconds
+from trainer.cluster.stopping import Stopping
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader
 from trainer.episodes import Episode, Prompt, Turn
@@ -26,7 +27,6 @@ from trainer.online.clock import Clock
 from trainer.online.continuous import Continuous
 from trainer.rollout import Sampling, calls
 from trainer.rollout.engines import Request
-from trainer.runs.stopping import Stopping
 
 ENGINES = (10, 100, 1000)
 STEPS, WARM_UP = {10: 90, 100: 18, 1000: 6}, {10: 30, 100: 6, 1000: 3}

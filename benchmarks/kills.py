@@ -25,6 +25,7 @@ from benchmarks.report import Ratio, Report
 from trainer.cluster import actors, placement
 from trainer.cluster.on_ray import OnRay
 from trainer.cluster.reservation import reserve
+from trainer.cluster.stopping import Stopping
 from trainer.cluster.turns import Turns
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader
@@ -34,7 +35,6 @@ from trainer.online.continuous import Continuous
 from trainer.online.processes import Sharing, WorkerGroups
 from trainer.rollout import engines
 from trainer.rollout.engines import RolloutActor, RolloutEngines
-from trainer.runs.stopping import Stopping
 
 ENGINES, KILLS = 4, 3
 WARM_UP, STEPS, LAST = 8, 20, 6  # steps that do not count, before and after each kill, and at the end, where little is left to sample

@@ -40,7 +40,7 @@ def flotilla(turns: Turns, kind: str, settings: list[str]) -> None:
     from trainer.cli.paths import run_folder
     from trainer.cluster.actors import free_port
     from trainer.data.loader import make_loader
-    from trainer.offline import optimizer_step
+    from trainer.offline.loop import optimizer_step
     from trainer.ranks.worker import Worker
 
     task = _task(kind, settings)

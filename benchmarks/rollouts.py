@@ -18,6 +18,7 @@ import ray
 
 from benchmarks.report import Ratio, Report
 from trainer.cluster.on_ray import OnRay
+from trainer.cluster.stopping import Stopping
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader
 from trainer.episodes import Episode, Prompt, Turn
@@ -26,7 +27,6 @@ from trainer.online.continuous import Continuous
 from trainer.rollout import Sampling
 from trainer.rollout.engines import RolloutActor
 from trainer.rollout.stepped import SteppedEngine
-from trainer.runs.stopping import Stopping
 
 ENGINES = (1, 4, 16)
 STEPS, WARM_UP = 24, 8

@@ -19,10 +19,10 @@ from pydantic_core import ErrorDetails
 
 from stacks import rules, sections, written
 from stacks.errors import StackError
-from stacks.lines import Location, key_line, line
 from stacks.places import PLACES
 from stacks.schema import Stack
 from stacks.settings.fields import known, located
+from stacks.written import Location, key_line, line
 
 PROJECT = "flotilla"  # the namespace of our keys; those of other namespaces are the providers' own
 SETTINGS = [name for name in Stack.model_fields if name != "name"]  # the stack's name is that of its file

@@ -10,8 +10,8 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from pydantic import TypeAdapter
 
-from stacks.lines import Location
 from stacks.settings.fields import Model, known, located
+from stacks.written import Location
 
 Section = TypeVar("Section", bound=Model)
 

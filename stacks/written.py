@@ -1,4 +1,4 @@
-"""The YAML of files that a person writes: YAML 1.2, as Pulumi's CLI reads it, and every value can say how it was written.
+"""The YAML of files that a person writes: YAML 1.2, as Pulumi's CLI reads it; every value can say how it was written, and on which line.
 
 PyYAML reads YAML 1.1, where `on` is true, 12:30 is 750, 0022 is 18 and 2026-01-31 is a date. Here these are text. The trainer, which is
 shipped alone, has a dialect of its own for run files (`trainer/cli/yaml_io.py`); tests/unit/stacks/test_written.py compares both.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -94,3 +95,36 @@ def simplified(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [simplified(item) for item in value]
     return value.alike if isinstance(value, Plain) else value
+
+
+Location = tuple[int | str, ...]  # such as ("fleets", 0, "nodes")
+
+
+def line(file: Path, project: str, location: Location) -> int | None:
+    """The line, from 1, of the key or list item at `location`, or of what it is missing from; None where the file has neither."""
+    try:
+        node = compose(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        return None
+    found = None
+    for part in ("config", *location):
+        if isinstance(node, yaml.MappingNode):
+            entry = next(((key, value) for key, value in node.value if key.value in (part, f"{project}:{part}")), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            entry = (node.value[part], node.value[part])
+        else:
+            entry = None
+        if entry is None:
+            break
+        found, node = entry[0].start_mark.line + 1, entry[1]
+        if part == "config":
+            found = None  # says nothing about a setting
+    return found
+
+
+def key_line(file: Path, key: str) -> int | None:
+    """The line of a key of `config` by its full spelling."""
+    node = compose(file.read_text())
+    found = [value for name, value in node.value if name.value == "config"] if isinstance(node, yaml.MappingNode) else []
+    keys = [name for value in found if isinstance(value, yaml.MappingNode) for name, _ in value.value]
+    return next((name.start_mark.line + 1 for name in keys if name.value == key), None)

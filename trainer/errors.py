@@ -1,4 +1,4 @@
-"""What a person did, against what a program did."""
+"""Errors that a person fixes, and those that end a run which a program broke."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class ConfigError(ValueError):
     """An error in settings, paths or data that a person can fix. One line per error; trainer.cli.exits_cleanly makes it exit code 2."""
+
+
+class RunError(RuntimeError):
+    """The run cannot continue: a process died or did not answer. The same submit resumes from the last complete checkpoint."""
 
 
 def reasons(error: BaseException | None) -> Iterator[BaseException]:

@@ -17,11 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from trainer import first_look, preflight
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.cli.streams import stdout_is_stderr
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
+from trainer.online import first_look
 
 PROG = "flotilla eval"
 
@@ -88,12 +89,12 @@ import time
 from rich.console import Console
 from rich.table import Table
 
-from trainer.cluster.actors import RunError
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.cluster.launcher import launcher
 from trainer.environments.pool import Environments, episodes_of, runner_of
 from trainer.environments.runner import Job
 from trainer.episodes import Episode, Prompt
-from trainer.models import load_tokenizer
+from trainer.errors import RunError
 from trainer.online.scored import evaluation
 from trainer.online.servers import ChatCompletions, Completions
 from trainer.online.sets import read as read_sets

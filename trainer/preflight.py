@@ -7,11 +7,14 @@ Each check returns its errors, a line each: what is wrong, a semicolon, what fix
 from __future__ import annotations
 
 import ast
+import contextlib
 import difflib
+import io
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -26,13 +29,14 @@ from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import Config, ModelConfig
+from trainer.data import files, rows
 from trainer.data import positions as of_model
-from trainer.data import rows
 from trainer.errors import ConfigError
 
 LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 LOOKED_AT = 1000  # rows of a set whose answers are read before anything starts
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+FIRST_LOOK_BYTES = 100_000_000  # of local files: reading the rows of more takes a start its time too
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations of models
 
 
@@ -286,3 +290,20 @@ def lines(check: Callable[..., object], *args: Any, **kwargs: Any) -> list[str]:
     except ConfigError as error:
         return str(error).splitlines()
     return []
+
+
+def first_look(config: Config, sources: Iterable[DataConfig], look: Callable[[], object]) -> list[str]:
+    """What `look`, which reads all rows, finds wrong with them, where they are small local files and the tokenizer is at hand."""
+    if not all(map(_small, sources)):
+        return []
+    if unread := hub_models.missing(config.model.tokenizer or config.model.path or ""):
+        print(f"note: rows were not looked at: model.tokenizer: {unread}", file=sys.stderr)
+        return []
+    with contextlib.redirect_stdout(io.StringIO()):
+        return lines(look)
+
+
+def _small(data: DataConfig) -> bool:
+    if data.function() or data.may_be_hub():
+        return False
+    return sum(file.stat().st_size for file in files.shards(data.path)) < FIRST_LOOK_BYTES

@@ -21,9 +21,9 @@ from itertools import count
 from pathlib import Path
 
 from trainer import metrics
+from trainer.cluster.stopping import STOPPED
 from trainer.errors import ConfigError
 from trainer.runs import FOLDER_FILE, faults
-from trainer.runs.stopping import STOPPED
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before the next try; each is twice the one before
 FINAL = (0, 2, STOPPED, 128 + signal.SIGINT)

@@ -9,16 +9,17 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from trainer import first_look, preflight
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.preferences import DpoConfig
+from trainer.offline import first_look
 
 
 def read(argv: list[str]) -> DpoConfig:
     """The settings, once all that they name has been looked at."""
     models = (preflight.model, preflight.other_models, preflight.shared)
     checks, before_start = (preflight.allowed, *models, preflight.data, preflight.sinks), (preflight.hub, preflight.gpu)
-    look = first_look.offline("trainer.train_dpo:Dpo")
+    look = first_look.rows("trainer.train_dpo:Dpo")
     return parse(argv, prog="python -m trainer.train_dpo", model=DpoConfig, checks=checks, before_start=before_start, without_start=(look,))
 
 
@@ -34,7 +35,7 @@ from trainer.data.prompts import answer_ids
 from trainer.episodes import Prompt
 from trainer.models.heads import PolicyModel
 from trainer.objectives.preference import preference
-from trainer.offline import Offline, main, score
+from trainer.offline.loop import Offline, main, score
 from trainer.offline.reference import Reference, prepare
 from trainer.ranks.worker import Role, Worker
 

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from trainer import first_look, preflight
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import values_read
 from trainer.metrics import model_card
+from trainer.online import first_look
 from trainer.runs import faults
 
 
@@ -38,19 +39,19 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
         CONFIG = read(sys.argv[1:])
 
 
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.checkpoints.background import Background
 from trainer.checkpoints.folders import Checkpoint, Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
-from trainer.cluster.actors import RunError
+from trainer.cluster.stopping import STOPPED, Stopped, Stopping, stop_signals
 from trainer.data.loader import make_loader
 from trainer.data.prompts import say_day
 from trainer.episodes import Episode, Prompt
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import Metrics, plot
 from trainer.metrics.samples import Samples
 from trainer.metrics.sinks import sinks
-from trainer.models import load_tokenizer
 from trainer.objectives.kl import KlController, kl
 from trainer.online.clock import Clock
 from trainer.online.continuous import Continuous
@@ -63,7 +64,6 @@ from trainer.rewards.here import scorer_of
 from trainer.rewards.scorer import Scorer
 from trainer.runs import dated, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
-from trainer.runs.stopping import STOPPED, Stopped, Stopping, stop_signals
 
 # Mean difference of log-probabilities beyond that of any kernels, by model.dtype: experts that a weight sync garbles are off by 1.7.
 GARBLED = {"float32": 0.1, "bfloat16": 0.5}

@@ -11,9 +11,10 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from trainer import first_look, preflight
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.preferences import RmConfig
+from trainer.offline import first_look
 
 
 def read(argv: list[str]) -> RmConfig:
@@ -22,7 +23,7 @@ def read(argv: list[str]) -> RmConfig:
         (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks),
         (preflight.hub, preflight.gpu),
     )
-    look = first_look.offline("trainer.train_rm:Rm")
+    look = first_look.rows("trainer.train_rm:Rm")
     return parse(argv, prog="python -m trainer.train_rm", model=RmConfig, checks=checks, before_start=before_start, without_start=(look,))
 
 
@@ -30,16 +31,14 @@ if __name__ == "__main__":  # errors are reported, and --help printed, before th
     with exits_cleanly():
         CONFIG = read(sys.argv[1:])
 
-import math
 from dataclasses import replace
 
 from trainer.data.packing import Sequence
-from trainer.data.preferences import conversation_ids, load_pairs
+from trainer.data.preferences import conversation_ids, load_compared
 from trainer.episodes import Prompt
-from trainer.errors import ConfigError
 from trainer.models.heads import ScoreModel
 from trainer.objectives.pairwise import pairwise
-from trainer.offline import Offline, main
+from trainer.offline.loop import Offline, main
 from trainer.ranks.worker import Role
 
 
@@ -55,12 +54,7 @@ class Rm(Offline[RmConfig]):
         return replace(role, classifier=True)
 
     def rows(self) -> list[Prompt]:
-        prompts = load_pairs(self.config.data, self.tokenizer).prompts
-        for prompt in prompts if self.config.data.margin else ():
-            margin = prompt.row.get(self.config.data.margin or "")
-            if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
-                raise ConfigError(f"data.margin: row {prompt.index}: {margin!r} is no number")
-        return prompts
+        return load_compared(self.config.data, self.tokenizer).prompts
 
     def sequences(self, row: Prompt) -> list[Sequence]:
         """The last token of a sequence is predicted but never fed, so a token after the answer has it read to its end."""

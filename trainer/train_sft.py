@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from trainer import first_look, preflight
+from trainer import preflight
 from trainer.cli import exits_cleanly, parse
 from trainer.configs.sft import SftConfig
+from trainer.offline import first_look
 
 
 def read(argv: list[str]) -> SftConfig:
@@ -20,7 +21,7 @@ def read(argv: list[str]) -> SftConfig:
         (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks),
         (preflight.hub, preflight.gpu),
     )
-    look = first_look.offline("trainer.train_sft:Sft")
+    look = first_look.rows("trainer.train_sft:Sft")
     return parse(argv, prog="python -m trainer.train_sft", model=SftConfig, checks=checks, before_start=before_start, without_start=(look,))
 
 
@@ -34,7 +35,7 @@ from trainer.data.prompts import answer_ids, load_prompts
 from trainer.episodes import Prompt
 from trainer.models.heads import PolicyModel
 from trainer.objectives.supervised import supervised
-from trainer.offline import Offline, main
+from trainer.offline.loop import Offline, main
 from trainer.ranks.worker import Role
 
 

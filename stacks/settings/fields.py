@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidatorFunctionWrapHandler, WrapValidator
 from pydantic_core import PydanticCustomError
 
-from stacks.lines import Location
-from stacks.written import Plain
+from stacks.written import Location, Plain
 
 
 class Unknown(Exception):

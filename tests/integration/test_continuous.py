@@ -22,19 +22,18 @@ from support.ray_actors import after_step, stop_process, until_gone
 from benchmarks import rollouts
 from lab.waiting import wait_for
 from trainer import train_ppo
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.checkpoints.folders import Checkpoints
-from trainer.cluster.actors import RunError
+from trainer.cluster.stopping import STOPPED
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import read, samples
-from trainer.models import load_tokenizer
 from trainer.rollout import slow
 from trainer.rollout.engines import RolloutEngines
 from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its seconds are not those of a test
-from trainer.runs.stopping import STOPPED
 
 EPOCH = 23  # steps of 8 prompts
 # Ends after the numbers of a step, once a checkpoint has prompts that were begun: a step here takes less time than to begin some.

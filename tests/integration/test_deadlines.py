@@ -16,7 +16,7 @@ ray = pytest.importorskip("ray")
 from support.ray_actors import local_ray  # noqa: E402
 
 from trainer.cluster import heartbeat, on_ray  # noqa: E402
-from trainer.cluster.actors import RunError  # noqa: E402
+from trainer.errors import RunError  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -24,18 +24,18 @@ from support.ray_actors import stop_process
 
 from lab.waiting import wait_for
 from trainer import train_ppo
+from trainer.chat.tokenizer import load_tokenizer
+from trainer.cluster.stopping import STOPPED
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
 from trainer.data.tasks import sort_digits
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.metrics import read, samples
-from trainer.models import load_tokenizer
 from trainer.online import elastic
 from trainer.rewards.model import reward_model
 from trainer.rewards.terms import Mistake
 from trainer.rollout import slow
-from trainer.runs.stopping import STOPPED
 
 LABELS = {"flotilla.role": "rollout", "flotilla.fleet": "spot"}
 

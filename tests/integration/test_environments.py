@@ -21,12 +21,11 @@ from support.ray_actors import after_step, until_gone, when
 
 from lab.waiting import wait_for
 from trainer import train_ppo
-from trainer.cluster.actors import RunError
+from trainer.cluster.stopping import STOPPED
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import read
-from trainer.runs.stopping import STOPPED
 
 ROWS = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}
 

@@ -16,12 +16,12 @@ from support.json_server import JsonHandler, served
 from support.paths import python_path
 
 from trainer import evaluate, train_ppo
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.cli import yaml_io
 from trainer.cluster.actors import free_port
 from trainer.configs.sections import values_read
 from trainer.errors import ConfigError
 from trainer.metrics import read
-from trainer.models import load_tokenizer
 from trainer.online import servers
 
 ROOT = Path(__file__).parents[2]

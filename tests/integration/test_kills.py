@@ -17,10 +17,10 @@ import ray
 from support.ray_actors import local_ray, until_gone
 
 from trainer import train_ppo
+from trainer.cluster.stopping import STOPPED
 from trainer.configs.ppo import PpoConfig
 from trainer.data import tasks
 from trainer.metrics import read, samples
-from trainer.runs.stopping import STOPPED
 
 KILLS, EVERY = 18, 10  # SIGKILLs, and seconds from one to the next
 ROWS = 60_000

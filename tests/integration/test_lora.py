@@ -16,10 +16,9 @@ from support.configs import here, settings
 from transformers import AutoModelForCausalLM
 
 from trainer import export, models, runs, train_ppo
-from trainer.cluster.actors import RunError
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import read
 from trainer.online import processes
 

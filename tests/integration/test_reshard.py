@@ -12,8 +12,9 @@ import pytest
 from trainer import train_ppo
 from trainer.checkpoints import reshard
 from trainer.checkpoints.folders import Checkpoint
-from trainer.cluster.actors import RunError, free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
+from trainer.errors import RunError
 from trainer.metrics import read
 
 ROOT = Path(__file__).resolve().parents[2]

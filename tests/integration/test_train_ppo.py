@@ -17,14 +17,13 @@ from support.configs import here, settings
 from support.ray_actors import stop_process, until_gone, when
 
 from trainer import export, runs, train_ppo, weights
-from trainer.cluster.actors import RunError
+from trainer.cluster.stopping import STOPPED
 from trainer.compare import compare
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import read
 from trainer.online import processes
 from trainer.rollout.engines import Pending, RolloutEngines
 from trainer.runs import faults
-from trainer.runs.stopping import STOPPED
 
 
 @pytest.fixture(scope="module")

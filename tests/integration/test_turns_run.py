@@ -13,8 +13,8 @@ from support.ray_actors import until_gone
 
 from lab.waiting import wait_for
 from trainer import train_ppo
-from trainer.cluster.actors import RunError
 from trainer.compare import compare
+from trainer.errors import RunError
 from trainer.metrics import read
 from trainer.online import processes
 from trainer.rollout.engines import RolloutEngines

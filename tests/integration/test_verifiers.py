@@ -14,11 +14,10 @@ from support.ray_actors import local_ray, when
 from support.talks import CHARACTERS, CHATML, Talk, with_template
 
 from trainer import environments, train_ppo
-from trainer.cluster.actors import RunError
 from trainer.compare import compare
 from trainer.environments.policy import LimitReached, Policy
 from trainer.environments.verifiers import PYTHON, tasks, verifiers
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import read
 from trainer.models import character_tokenizer
 

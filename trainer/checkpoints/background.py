@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 
 from trainer.checkpoints.folders import CheckpointError, Checkpoints
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 
 POLL = 0.1  # seconds between two looks whether the ranks have written
 LONG = 5  # seconds of waiting worth a line

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from trainer.checkpoints.folders import Checkpoint
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 
 TOOL = "deepspeed.checkpoint.ds_to_universal"
 NAME = "tmp_universal"  # beside the checkpoints: the next one that is written removes it

@@ -1,4 +1,4 @@
-"""What a run's process is, wherever it was started: its threads, its address, and the error that ends a run."""
+"""A run's process, wherever it was started: its threads and its address."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from typing import Any
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h; https://man7.org/linux/man-pages/man3/mallopt.3.html
 MMAP_BYTES, TRIM_BYTES = 32 << 20, (1 << 31) - 1  # the most that it takes: a tensor above it, and memory free at the end, go back
 FREE_PORTS = range(20_000, 32_768)  # above those of Ray's workers
-
-
-class RunError(RuntimeError):
-    """The run cannot continue: a process died or did not answer. The same submit resumes from the last complete checkpoint."""
 
 
 def settle(threads: int | None) -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import torch
 
-from trainer.cluster.actors import RunError
 from trainer.cluster.placement import Bundle, Placement, plan
 from trainer.configs.ppo import PpoConfig
+from trainer.errors import RunError
 
 if TYPE_CHECKING:
     from trainer.cluster.heartbeat import Watch

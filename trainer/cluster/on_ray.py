@@ -19,10 +19,9 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainer.cluster import heartbeat, placement
-from trainer.cluster.actors import RunError
 from trainer.cluster.reservation import Reservation, reserve
 from trainer.configs.ppo import PpoConfig
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 
 SHOWN = 8  # of the processes that an error names
 END_SECONDS = 15  # within which Ray ends a process; one that is stopped gets SIGKILL after five

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -9,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from trainer.chat.learned import judged
 from trainer.chat.messages import Unreadable, read, text
 from trainer.chat.template import Chat
-from trainer.configs.preferences import DpoDataConfig, PairsConfig
+from trainer.configs.preferences import DpoDataConfig, PairsConfig, RmDataConfig
 from trainer.data.prompts import PromptSet, load_prompts, require_known
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -22,6 +23,16 @@ def load_pairs(config: PairsConfig, tokenizer: PreTrainedTokenizerBase) -> Promp
     """
     found = load_prompts(config, tokenizer, answers=False)
     return PromptSet([_paired(prompt, config) for prompt in found.prompts], found.dropped)
+
+
+def load_compared(config: RmDataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
+    """Pairs as `load_pairs` reads them, whose margins are finite numbers. Raises ConfigError, naming the row."""
+    found = load_pairs(config, tokenizer)
+    for prompt in found.prompts if config.margin else ():
+        margin = prompt.row.get(config.margin or "")
+        if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
+            raise ConfigError(f"data.margin: row {prompt.index}: {margin!r} is no number")
+    return found
 
 
 def _paired(prompt: Prompt, config: PairsConfig) -> Prompt:

@@ -6,15 +6,14 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from trainer import environments
-from trainer.cluster.actors import RunError
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.cluster.launcher import Launcher
 from trainer.configs.ppo import PpoConfig
 from trainer.data.prompts import chat_for
 from trainer.environments.policy import Limits
 from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner
 from trainer.episodes import Episode, Prompt, Turn
-from trainer.errors import ConfigError
-from trainer.models import load_tokenizer
+from trainer.errors import ConfigError, RunError
 from trainer.rewards.terms import Mistake, Reward
 
 if TYPE_CHECKING:

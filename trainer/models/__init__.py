@@ -24,10 +24,10 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from trainer.chat.template import stops
+from trainer.chat.tokenizer import character_tokenizer as character_tokenizer
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.checkpoints.folders import fsync
 from trainer.configs.sections import ModelConfig
-from trainer.data.tokenizer import character_tokenizer as character_tokenizer
-from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import ConfigError
 from trainer.models import attention, lora, quantize
 

@@ -11,7 +11,7 @@ import torch
 from trainer.checkpoints.folders import fsync
 from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
-from trainer.offline import score
+from trainer.offline.loop import score
 from trainer.offline.saver import barrier
 from trainer.ranks.worker import Worker
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from trainer.checkpoints.background import Background
 from trainer.checkpoints.folders import Checkpoints
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 from trainer.ranks.worker import Worker
 
 T = TypeVar("T")

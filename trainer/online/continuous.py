@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from trainer.cluster.actors import RunError
+from trainer.cluster.stopping import Stopped, Stopping
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader, Mixture
 from trainer.environments.playing import Playing
 from trainer.environments.pool import Environments
 from trainer.episodes import Episode, Turn
+from trainer.errors import RunError
 from trainer.online.clock import Clock
 from trainer.online.groups import Group, Groups, in_time
 from trainer.online.processes import WorkerGroups
@@ -31,7 +32,6 @@ from trainer.rollout.calls import Calls
 from trainer.rollout.slow import Slow
 from trainer.runs import faults
 from trainer.runs.divergence import require_sampled
-from trainer.runs.stopping import Stopped, Stopping
 
 if TYPE_CHECKING:
     from trainer.online.elastic import Elastic

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from trainer.cluster.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader, Mixture
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.errors import RunError
 
 IN_VAIN = 10  # steps' worth of groups in a row without a signal, after which there is none (DAPO's max_num_gen_batches)
 

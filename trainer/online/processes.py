@@ -15,7 +15,6 @@ import torch
 
 from trainer import models, weights
 from trainer.cluster import placement
-from trainer.cluster.actors import RunError
 from trainer.cluster.launcher import Launcher, launcher
 from trainer.cluster.turns import Turns
 from trainer.configs.ppo import PpoConfig
@@ -23,7 +22,7 @@ from trainer.configs.sections import LoraConfig
 from trainer.environments.ahead import Ahead
 from trainer.environments.pool import Environments, Rounds
 from trainer.episodes import Episode, Prompt
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.models import attention, quantize
 from trainer.models import others as other_models
 from trainer.online.roles import RoleGroup, roles_of

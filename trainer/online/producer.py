@@ -7,6 +7,7 @@ from itertools import groupby
 from statistics import fmean
 from typing import Any, Protocol
 
+from trainer.cluster.stopping import Stopped, Stopping
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import Loader, Mixture
 from trainer.environments.ahead import Ahead
@@ -16,7 +17,6 @@ from trainer.online.clock import Clock
 from trainer.online.processes import WorkerGroups
 from trainer.rollout.engines import Pending
 from trainer.runs.divergence import require_sampled
-from trainer.runs.stopping import Stopped, Stopping
 
 Group = list[Episode]  # answers to one prompt
 Score = Callable[[list[Episode], int, Stopping], None]  # sets rewards; `rewards.scorer.Scorer.score` says what it raises

@@ -13,14 +13,13 @@ from typing import Any
 import aiohttp
 
 from trainer.chat.template import stops, with_text_arguments
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.chat.tokens import within
-from trainer.cluster.actors import RunError
 from trainer.configs.ppo import PpoConfig
 from trainer.data.prompts import conversation
 from trainer.environments.policy import Request
 from trainer.episodes import Prompt, Turn
-from trainer.errors import ConfigError
-from trainer.models import load_tokenizer
+from trainer.errors import ConfigError, RunError
 
 CONNECT_SECONDS = 10  # within which a server that has not answered yet must take a connection
 RETRY_SECONDS = 0.5  # before a server that is busy is asked again; twice as long each time, up to 8

@@ -17,9 +17,9 @@ from trainer import models
 from trainer.configs.sections import Config, ModelConfig
 from trainer.episodes import Batch
 from trainer.models.heads import PolicyModel, after_head, hidden_states
-from trainer.models.sequence_parallel import SequenceParallel
 from trainer.objectives.distillation import divergence
 from trainer.ranks.engine import Engine, sharded
+from trainer.ranks.sequence_parallel import SequenceParallel
 
 
 class Student(PolicyModel):

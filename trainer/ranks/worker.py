@@ -28,13 +28,13 @@ from trainer.cluster import actors, heartbeat, placement
 from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.episodes import Batch, Denominators
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.models import lora, quantize
 from trainer.models.heads import PolicyModel
-from trainer.models.sequence_parallel import SequenceParallel
 from trainer.objectives import Objective
 from trainer.ranks import own_logits, packed
 from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
+from trainer.ranks.sequence_parallel import SequenceParallel
 from trainer.ranks.teacher import Teacher
 from trainer.weights.published import Published, Publisher
 
@@ -98,7 +98,7 @@ class Worker:
         except torch.distributed.DistError as error:
             who, others = f"{self.role.name}-{self.rank} on {socket.gethostname()} (pid {os.getpid()})", f"all {self.world} ranks"
             late = f"waited for {others} at {address}:{port}, at most {config.trainer.timeout} s (trainer.timeout)"
-            raise actors.RunError(f"{who} {late}: {str(error).strip().splitlines()[0]}") from error
+            raise RunError(f"{who} {late}: {str(error).strip().splitlines()[0]}") from error
         freeze_imports()
         seed(config.run.seed + self.rank)
 

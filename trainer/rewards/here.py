@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.cluster.stopping import Stopping
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt
 from trainer.rewards import load, readings
 from trainer.rewards.scorer import Scorer, deal, set_worth
 from trainer.rewards.terms import Mistake, Scored
 from trainer.rewards.worker import compute
-from trainer.runs.stopping import Stopping
 
 ROWS_SAID = 3  # of the first prompts: how the reward reads their answers
 

@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from threading import Lock
 from typing import Any, Self
 
+from trainer.cluster.stopping import Stopped, Stopping
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode
 from trainer.errors import ConfigError
@@ -19,7 +20,6 @@ from trainer.rewards import resolve_all
 from trainer.rewards.processes import Process
 from trainer.rewards.terms import Mistake, Scored, asked
 from trainer.rewards.worker import Job
-from trainer.runs.stopping import Stopped, Stopping
 
 START_SECONDS = 300  # for a process to import the reward
 STOP_SECONDS = 2.0  # that a batch still has once the run is asked to stop

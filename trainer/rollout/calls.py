@@ -16,7 +16,7 @@ from itertools import count
 from typing import Any
 
 from trainer.cluster import heartbeat
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 from trainer.rollout import Sampling
 from trainer.rollout.engines import Answers, Request, RolloutEngines
 from trainer.weights.published import Published

@@ -12,12 +12,11 @@ from typing import Any
 
 from trainer import weights
 from trainer.cluster import actors, heartbeat, placement
-from trainer.cluster.actors import RunError
 from trainer.cluster.launcher import Launcher
 from trainer.cluster.turns import Memory
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
 from trainer.weights.here import Handover
 from trainer.weights.meeting import call_off

@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload.meta import materialize_layer, rest
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers
 from vllm.platforms import current_platform
 
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 
 Named = list[tuple[str, torch.Tensor]]
 AS_LOADED = (type(None), UnquantizedLinearMethod, UnquantizedEmbeddingMethod)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 from trainer.rollout.calls import Calls, Seat
 
 EVERY = 1.0  # seconds between two looks

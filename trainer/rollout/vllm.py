@@ -39,7 +39,6 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import weights
 from trainer.chat.template import stops
-from trainer.cli.paths import run_folder
 from trainer.cluster import actors, placement
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.ppo_rules import RANKS
@@ -96,7 +95,7 @@ class VllmEngine(SteppedEngine):
         self.admission = Admission(self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens)
         # In this process, by VLLM_ENABLE_V1_MULTIPROCESSING.
         self.scheduler: SchedulerInterface = self.llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
-        self.gauges = engine_gauges(run_folder(config).name)
+        self.gauges = engine_gauges(config.run.name or "run")
         self.llm.llm_engine.set_weight_version(str(self.version))
         self.seed(seed)
 

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoints.folders import Checkpoints
-from trainer.cluster.actors import RunError
 from trainer.configs.sections import Config
 from trainer.episodes import Episode
+from trainer.errors import RunError
 from trainer.runs import ROLLBACKS
 
 RUINED = "the model's probabilities are not numbers"

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 from trainer.weights import ipc
 from trainer.weights.here import Handover
 from trainer.weights.meeting import Meeting

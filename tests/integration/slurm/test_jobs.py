@@ -24,7 +24,7 @@ raise SystemExit(3)
 HELD = """
 import os, runpy, time
 from trainer.metrics import Metrics
-from trainer.runs.stopping import Stopping
+from trainer.cluster.stopping import Stopping
 made, log, init = [], Metrics.log, Stopping.__init__
 def note(self):
     init(self)

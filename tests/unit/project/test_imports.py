@@ -144,6 +144,23 @@ def test_no_folder_imports_itself_by_way_of_others(depth):
     assert not cycles(folders(graph(ROOT, PACKAGES), depth))
 
 
+def floors(arrows: dict[str, set[str]]) -> int:
+    """How many folders stand on one another at most. There is no circle."""
+    height = cache(lambda node: 1 + max(map(height, arrows[node]), default=0))
+    return max(map(height, arrows))
+
+
+@pytest.mark.parametrize(
+    ("package", "most"),
+    [("trainer", {"rooms": 35, "arrows": 180, "floors": 10}), ("stacks", {"rooms": 14, "arrows": 30, "floors": 7})],
+)
+def test_a_package_stays_a_house_that_a_reader_can_walk_through(package, most):
+    """At most so many modules and folders at its top, arrows between them, and floors: what is new has a room, or moves one."""
+    arrows = folders({name: found for name, found in graph(ROOT, (package,)).items() if name != package}, depth=2)
+    found = {"rooms": len(arrows), "arrows": sum(map(len, arrows.values())), "floors": floors(arrows)}
+    assert {name: number for name, number in found.items() if number > most[name]} == {}
+
+
 def test_cycles_are_seen_through_functions_type_checking_and_relative_imports(tmp_path):
     package = tmp_path / "sample"
     package.mkdir()

@@ -13,13 +13,13 @@ from rich.console import Console
 from support.configs import settings, unplaced
 
 from trainer import preflight, train_ppo
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.cli import parse, to_yaml
 from trainer.configs.ppo import PpoConfig
 from trainer.data import prompts
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics
-from trainer.models import load_tokenizer
 from trainer.online.scored import evaluations
 
 pytestmark = pytest.mark.usefixtures("runs")

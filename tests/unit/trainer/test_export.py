@@ -21,7 +21,7 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models.heads import PolicyModel
 from trainer.objectives.supervised import supervised
-from trainer.offline import optimizer_step
+from trainer.offline.loop import optimizer_step
 from trainer.ranks.worker import Role, Worker
 
 BATCH = [Sequence([3, 4, 5], [6, 7, 8, 9]) for _ in range(4)]

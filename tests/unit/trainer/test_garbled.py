@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.configs import settings
 
-from trainer.cluster.actors import RunError
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.errors import RunError
 from trainer.objectives.kl import KlController
 from trainer.online.clock import Clock
 from trainer.online.roles import Rollout

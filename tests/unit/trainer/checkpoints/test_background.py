@@ -11,7 +11,7 @@ import torch
 
 from trainer.checkpoints.background import Background, Memory, snapshot
 from trainer.checkpoints.folders import CheckpointError, Checkpoints
-from trainer.cluster.actors import RunError
+from trainer.errors import RunError
 
 
 def begin(folder: Path) -> None:

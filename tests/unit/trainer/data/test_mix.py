@@ -9,6 +9,7 @@ import pytest
 from support.configs import unplaced
 
 from trainer import preflight
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.cli import parse, to_yaml
 from trainer.configs.data import DataConfig
 from trainer.configs.ppo import PpoConfig
@@ -18,7 +19,6 @@ from trainer.data.loader import Mixture, by_source, hold_out, make_loader
 from trainer.data.prompts import load_prompts
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
-from trainer.models import load_tokenizer
 from trainer.online.roles import Rollout
 from trainer.online.scored import describe
 

@@ -15,7 +15,7 @@ from trainer.checkpoints.folders import Checkpoints
 from trainer.cli.yaml_io import dump
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
-from trainer.offline import optimizer_step
+from trainer.offline.loop import optimizer_step
 
 CPU = torch.device("cpu")
 FROZEN = ["mlp.up_proj", "layers.0"]

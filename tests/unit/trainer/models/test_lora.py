@@ -24,7 +24,7 @@ from trainer.data.packing import Sequence
 from trainer.errors import ConfigError
 from trainer.models.heads import PolicyModel, ScoreModel
 from trainer.objectives.pairwise import pairwise
-from trainer.offline import optimizer_step
+from trainer.offline.loop import optimizer_step
 from trainer.ranks.worker import Role, Worker
 
 CPU = torch.device("cpu")

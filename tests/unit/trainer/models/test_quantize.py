@@ -20,7 +20,7 @@ from trainer.errors import ConfigError
 from trainer.models import quantize
 from trainer.models.heads import PolicyModel, ScoreModel
 from trainer.objectives.pairwise import pairwise
-from trainer.offline import optimizer_step
+from trainer.offline.loop import optimizer_step
 from trainer.plan import memory
 from trainer.ranks.worker import Role
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer import offline
-from trainer.cluster.actors import RunError
 from trainer.configs.sft import SftConfig
+from trainer.errors import RunError
+from trainer.offline import loop as offline
 
 pytestmark = pytest.mark.usefixtures("runs")
 CONFIG = {"run": {"name": "lost"}, "model": {"path": "gpt2"}, "data": {"path": "a.jsonl"}, "placement": {"gpus_per_rank": 0}}

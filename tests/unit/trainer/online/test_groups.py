@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from support.configs import settings
 
-from trainer.cluster.actors import RunError
 from trainer.data.loader import Loader
 from trainer.episodes import Prompt, Turn
+from trainer.errors import RunError
 from trainer.online.groups import IN_VAIN, Groups
 
 BATCH, STEPS, OLDEST = 4, 30, 2

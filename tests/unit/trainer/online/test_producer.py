@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.configs import settings
 
+from trainer.cluster.stopping import Stopped, Stopping
 from trainer.data.loader import Loader
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.online.clock import Clock
 from trainer.online.producer import ROUNDS, Batches, alike
-from trainer.runs.stopping import Stopped, Stopping
 
 PROMPTS = [Prompt(i, [1], {}) for i in range(100)]
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainer.cluster import actors
+from trainer.errors import RunError
 from trainer.ranks import worker
 
 
@@ -23,5 +24,5 @@ def test_a_rank_that_waits_for_others_in_vain_says_which_one_it_is_and_where(mon
     rank: Any = object.__new__(worker.Worker)
     rank.rank, rank.world, rank.role = 0, 2, SimpleNamespace(name="critic", gpus=0, gpus_setting="")
     rank.config = SimpleNamespace(trainer=SimpleNamespace(timeout=1))
-    with pytest.raises(actors.RunError, match=r"^critic-0 on \S+ \(pid \d+\) waited for all 2 ranks at 127\.0\.0\.1:\d+, at most 1 s"):
+    with pytest.raises(RunError, match=r"^critic-0 on \S+ \(pid \d+\) waited for all 2 ranks at 127\.0\.0\.1:\d+, at most 1 s"):
         rank.join("127.0.0.1", actors.free_port())

@@ -27,7 +27,7 @@ from trainer.models.heads import PolicyModel, ValueModel
 from trainer.objectives import Stats
 from trainer.objectives.preference import preference
 from trainer.objectives.supervised import supervised
-from trainer.offline import optimizer_step
+from trainer.offline.loop import optimizer_step
 from trainer.offline.saver import Saver
 from trainer.online.roles import roles_of
 from trainer.ranks.worker import Role, Worker

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from trainer.cli.changes import differences
+from trainer.cluster.stopping import Stopped, Stopping
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import RewardConfig
 from trainer.configs.sections import AlgorithmConfig
@@ -20,7 +21,6 @@ from trainer.objectives.advantages import estimate
 from trainer.online.roles import Rollout
 from trainer.online.scored import advantages, describe, left_out
 from trainer.rewards.scorer import Scorer
-from trainer.runs.stopping import Stopped, Stopping
 
 
 def episodes(*texts: str, per_group: int = 1, **row: Any) -> list[Episode]:

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from trainer.checkpoints.folders import Checkpoints
-from trainer.cluster.actors import RunError, free_port
+from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.errors import RunError
 from trainer.ranks.engine import Engine, init_distributed
 from trainer.runs.divergence import Diverged, Skips, go_back, require_sampled, rows, slowed
 

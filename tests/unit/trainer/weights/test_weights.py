@@ -12,7 +12,8 @@ import torch
 
 from lab.waiting import wait_for
 from trainer import weights
-from trainer.cluster.actors import RunError, free_port
+from trainer.cluster.actors import free_port
+from trainer.errors import RunError
 from trainer.weights import Parameter, Rendezvous, meeting
 
 

@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from trainer.chat.tokenizer import load_tokenizer
 from trainer.configs.sections import ModelConfig
 from trainer.data.prompts import require_known
-from trainer.data.tokenizer import load_tokenizer
 from trainer.errors import ConfigError
 
 WORDS = {"[UNK]": 0, "1": 1, "2": 2, "<eos>": 3}

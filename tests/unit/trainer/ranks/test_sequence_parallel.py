@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainer.data.packing import Sequence, pack
-from trainer.models.sequence_parallel import SequenceParallel, _mask
+from trainer.ranks.sequence_parallel import SequenceParallel, _mask
 
 SEQUENCES = [Sequence([3, 4], [5, 6, 7]), Sequence([8], [9, 10]), Sequence([11, 12, 13], [14])]
 
