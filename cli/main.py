@@ -25,7 +25,13 @@ PASSED = {
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",
 }
-TRAINER = {"eval": "trainer.evaluate", "export": "trainer.export", "report": "trainer.report", "index": "retrieval.command"}
+TRAINER = {
+    "eval": "trainer.evaluate",
+    "export": "trainer.export",
+    "report": "trainer.report",
+    "convert": "trainer.cli.convert",
+    "index": "retrieval.command",
+}
 OURS = {
     "init": "cli.init",
     "render": "cli.render",

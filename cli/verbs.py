@@ -35,6 +35,7 @@ GROUPS = {
         Verb("preflight STACK", "quota, capacity, hosts: what would fail", DSTACK),
         Verb("offers STACK", "who sells its machines, cheapest first", RENTED),
         Verb("recipe list | show NAME", "what verl, OpenRLHF, TRL would run"),
+        Verb("convert verl | openrlhf | trl SCRIPT", "run.yaml from their command"),
     ),
     "start": (
         Verb("up STACK", "start the cluster, open its dashboard"),

@@ -41,6 +41,7 @@ from stacks.host.proxies import direct
 GIT_SECONDS = 10
 CLUSTER = "`flotilla status {}` says whether it is up"
 QUIET_SECONDS = 10  # of a job, after which it is said what it waits for
+ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 ENVIRONMENT = "`. build/<stack>/env.sh` sets address and token"
 
 
@@ -204,6 +205,8 @@ def say_state(dashboard: Dashboard, name: str, quiet: threading.Event) -> None:
     while not quiet.wait(QUIET_SECONDS):
         with contextlib.suppress(OSError, KeyError, TypeError):
             found = dashboard.ask(f"/api/jobs/{name}")
+            if found["status"] in ENDED:
+                return  # its last lines are still on their way
             line = f"{name} is {found['status']}: {' '.join((found.get('message') or '').split())}"
             if line != said:
                 said = line

@@ -17,7 +17,7 @@ SECRET_NAME = re.compile(r"(^|_)(TOKEN|SECRET|PASSWORD|PASSWD|API_KEY|ACCESS_KEY
 SECRET_VALUE = re.compile(r"[\w+=.:-]{8,}")
 SECRET = re.compile(
     r"(hf_|ghp_|gho_|ghs_|github_pat_|glpat-|xox[abprs]-|wandb_v1_)\w{10,}|sk-[\w-]{16,}|(AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}\.|-----BEGIN [A-Z ]*PRIVATE KEY|[a-z]+://[^/\s:@]*:[^/\s:@]+@"
+    r"|eyJ[\w-]{8,4096}\.[\w-]{8,4096}\.|-----BEGIN [A-Z ]*PRIVATE KEY|(?<![a-z])[a-z]+://[^/\s:@]*:[^/\s:@]+@"
 )
 LONGEST = 128 * 1024  # of a variable: MAX_ARG_STRLEN of execve(2)
 

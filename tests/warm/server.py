@@ -109,7 +109,7 @@ class Server:
         length, files, _, _ = socket.recv_fds(client, 4, 3)
         wanted = json.loads(client.makefile("rb").read(int.from_bytes(length, "big")))
         pid = int.from_bytes(client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 4), sys.byteorder)
-        start = of_module(wanted) if wanted["argv"][0] == "-m" else of_worker(wanted)
+        start = {"-m": of_module, "-c": of_code}.get(wanted["argv"][0], of_worker)(wanted)
         if place(Path("/proc", str(pid))) != place(Path("/proc/self")):
             start = None
         if start is None:
@@ -163,6 +163,21 @@ def of_module(wanted: dict[str, Any]) -> Callable[[], None] | None:
         sys.argv = ["", *wanted["argv"][2:]]
         sys.path[:0] = [wanted["cwd"], *python_path()]
         runpy.run_module(wanted["argv"][1], run_name="__main__", alter_sys=True)
+
+    return start
+
+
+def of_code(wanted: dict[str, Any]) -> Callable[[], None] | None:
+    """`python -c CODE ...`; None where it reads other variables than this process did."""
+    if read(wanted["env"]) != read(os.environ):
+        return None
+
+    def start() -> None:
+        sys.argv = ["-c", *wanted["argv"][2:]]
+        sys.path[:0] = [wanted["cwd"], *python_path()]
+        main = sys.modules["__main__"]
+        vars(main).update(__name__="__main__", __file__=None)
+        exec(compile(wanted["argv"][1], "<string>", "exec"), vars(main))
 
     return start
 

@@ -15,6 +15,8 @@ WORDS = [word for word in sys.orig_argv[1:4] if word != "-u"]
 def is_forked() -> bool:
     if len(WORDS) > 1 and WORDS[0] == "-m":
         return WORDS[1].startswith(FORKED)
+    if len(WORDS) > 1 and WORDS[0] == "-c":  # a test's own few lines; what says which modules there are starts by itself
+        return "import torch" in WORDS[1].replace(", torch", "import torch") and "sys.modules" not in WORDS[1]
     return WORDS != [] and WORDS[0].endswith("/ray/_private/workers/setup_worker.py")
 
 

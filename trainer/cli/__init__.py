@@ -22,7 +22,7 @@ from typing import Any, NoReturn, TypeVar
 import yaml
 from pydantic import ValidationError
 
-from trainer.cli import as_written, yaml_io
+from trainer.cli import as_written, elsewhere, yaml_io
 from trainer.cli.help import allowed_at, find, is_map, may_be_null, print_settings, settings, show, within
 from trainer.cli.paths import derived_name, resolved_paths
 from trainer.cli.streams import stdout_is_stderr
@@ -341,7 +341,8 @@ def _explain_unknown(model: type[Config], key: str, sources: Sources, value: Any
     where = _source(model, key, sources)
     why = model.READS_NOT.get(key) or model.READS_NOT.get(key.partition(".")[0])
     if why is None:
-        return f"{where}: {key}: unknown key{_nearest(model, key)}"
+        theirs = elsewhere.hint(key)
+        return f"{where}: {key}: {theirs}" if theirs else f"{where}: {key}: unknown key{_nearest(model, key)}"
     for part in key.removeprefix(around).split("."):
         value = value.get(part, value) if isinstance(value, dict) else value
     return f"{where}: {key}={show(value)}: not read by {model.ENTRY}; {why}"

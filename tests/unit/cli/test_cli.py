@@ -289,7 +289,7 @@ def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are(flotilla)
         verb, *words = shlex.split(line.partition(" -- ")[0])[1:]
         assert verb in (*main.VERBS, "--help"), line
         known = (
-            [verb, *words[:1]] if verb in ("debug", "index", "node", "recipe", "server") else [verb]
+            [verb, *words[:1]] if verb in ("debug", "index", "node", "recipe", "server", "train") else [verb]
         )  # verbs with kinds, each with flags of its own
         if (name := " ".join(known)) not in helps:
             of_trainer = verb in (*main.TRAINER, "train", "plan")  # in place of this process

@@ -150,7 +150,7 @@ for i, _ in enumerate(weights.receive(group, plan, torch.device("cpu"))):
 """
 
 
-@pytest.mark.parametrize("dead", [1, 2, 3, 4])
+@pytest.mark.parametrize("dead", [1, 4])  # who sends to another, and who does not
 def test_a_member_that_dies_leaves_none_waiting(dead):
     """Some have their weights from the sender and some from one another; the connections of those that live are whole."""
     port = free_port()
