@@ -22,11 +22,12 @@ PAGE, SCHEMA = ROOT / "docs/settings.md", ROOT / "stacks/schema.json"
 HEAD = """\
 # Settings
 
-Every key of a stack file, `stacks/Pulumi.<stack>.yaml`. Made from `stacks/schema.py` by `python -m stacks.reference`; edit that, not this.
-An editor checks a stack file by [stacks/schema.json](../stacks/schema.json) where its first line is
-`# yaml-language-server: $schema=schema.json`. Files are YAML 1.2: what is text is read as it is written,
-`0022`, `2.10` and `off` too. Numbers and booleans may stand bare or in quotes. `Places` are the values of `flotilla:cloud` that have the
-setting.
+Every key of a stack file, `stacks/Pulumi.<stack>.yaml`. Generated from `stacks/schema.py` by `python -m stacks.reference`; edit the schema,
+not this page. A run has [settings of its own](trainer-settings.md).
+
+Editors check a stack file against [stacks/schema.json](../stacks/schema.json) if its first line is
+`# yaml-language-server: $schema=schema.json`. Files are YAML 1.2: text is read as written, including `0022`, `2.10` and `off`. Numbers and
+booleans may be bare or quoted. The column `Places` lists the values of `flotilla:cloud` that have the setting.
 """
 
 

@@ -271,7 +271,7 @@ def dpo(place: Place, model: str, overrides: Mapping[str, str]) -> Run:
     return torchrun(place, model, "train_dpo", {**PREFERENCES, "model.beta": "0.1"}, overrides)
 
 
-# No image: none that is published has this version; docs/guides/openrlhf.md has the lines that make one.
+# No image: none that is published has this version; docs/other-trainers/openrlhf.md has the lines that make one.
 PACKAGES = (f"openrlhf[vllm]=={VERSION}",)
 LLAMA = "OpenRLHF/Llama-3-8b-sft-mixture"
 PPO, TORCHRUN = {**RENAMED, **RENAMED_PPO}, {**RENAMED, **RENAMED_TORCHRUN}

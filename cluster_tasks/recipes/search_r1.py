@@ -30,7 +30,7 @@ SERVER = (
     "uvicorn==0.54.0",
     "fastapi==0.165.0",
 )
-# The fork is not on the package index, and flash-attn is built with the image; docs/guides/search-r1.md has its lines.
+# The fork is not on the package index, and flash-attn is built with the image; docs/other-trainers/search-r1.md has its lines.
 PACKAGES = ("vllm==0.6.3",)
 CHECK = ("python", "-c", "import codetiming, flash_attn, hydra, ray, tensordict, transformers, vllm")
 OFFLOAD = ("param_offload", "grad_offload", "optimizer_offload")

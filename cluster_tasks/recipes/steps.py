@@ -11,7 +11,7 @@ JOB = "cluster_tasks.recipes.job"  # what is shipped with every run
 REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?", re.ASCII)
 GSM8K = "openai/gsm8k"
 GSM8K_KEY = "gsm8k"
-# Commits of what recipes fetch where a person names none. docs/recipes.md lists what is not pinned.
+# Commits of what recipes fetch where a person names none. docs/other-trainers/README.md lists what is not pinned.
 REVISIONS = {
     "Qwen/Qwen2.5-0.5B-Instruct": "7ae557604adf67be50417f59c2c2f167def9a775",
     "Qwen/Qwen2.5-1.5B": "8faed761d45a263340a0528343f099c05c9a4323",

@@ -153,8 +153,8 @@ def print_settings(usage: list[str], config: BaseModel, within: str = "", left_a
             lines += ["", _fill(f"{section}: {model.model_fields[section].description}", width)]
         last = section
         field = found[key]
-        only = "".join(f" Read only with {mark}." for mark in _marks(model, key)[:1])
-        lines.append(_fill(f"{key}={_default(model, key)}  ({allowed(field)})", width, "  ", "      "))
+        only = "".join(f" Read only with {mark}." for mark in marks(model, key)[:1])
+        lines.append(_fill(f"{key}={default(model, key)}  ({allowed(field)})", width, "  ", "      "))
         lines.append(_fill(f"{field.description}{only}", width, "      ", "      "))
     sys.stdout.write("\n".join(lines).lstrip("\n") + "\n")  # at once, so that `| head` closes no pipe under it
 
@@ -170,14 +170,14 @@ def _fill(text: str, width: int, first: str = "", then: str = "") -> str:
     return textwrap.fill(text, width, initial_indent=first, subsequent_indent=then, break_long_words=False, break_on_hyphens=False)
 
 
-def _marks(model: type[BaseModel], key: str) -> list[Only]:
+def marks(model: type[BaseModel], key: str) -> list[Only]:
     """What says when a setting, or a section around it, is read; the nearest first."""
     parts = key.split(".")
     fields = [find(model, ".".join(parts[: n + 1]))[1] for n in range(len(parts))]
     return [mark for field in reversed(fields) for mark in field.metadata if isinstance(mark, Only)]
 
 
-def _default(model: type[BaseModel], key: str) -> str:
+def default(model: type[BaseModel], key: str) -> str:
     """The default of a setting within its section's own default (critic.lr is not optim.lr)."""
     section, _, rest = key.partition(".")
     field = find(model, key)[1]

@@ -34,7 +34,7 @@ class RowsConfig(Section):
 
 
 class EvalConfig(RowsConfig):
-    rows: int | None = Field(default=None, ge=1, description="The first so many rows alone.")
+    rows: int | None = Field(default=None, ge=1, description="Use only this many first rows.")
 
     def is_of_data(self) -> bool:
         """Whether nothing tells its rows from those of `data`."""
@@ -43,7 +43,7 @@ class EvalConfig(RowsConfig):
 
 class SourceConfig(RowsConfig):
     path: str = Field(description="As data.path.")  # pyright: ignore[reportIncompatibleVariableOverride, reportGeneralTypeIssues]
-    weight: float = Field(default=1.0, gt=0, description="Its share of every batch is its weight over the sum of all weights.")
+    weight: float = Field(default=1.0, gt=0, description="Share of each batch: this weight over the sum of all weights.")
 
 
 class DataConfig(Section):
@@ -53,29 +53,29 @@ class DataConfig(Section):
     )
     mix: dict[EvalName, SourceConfig] = Field(
         default_factory=dict,
-        description="In place of path several sources by name, drawn from by weight: {NAME: {path: a.jsonl, weight: 2}}; what is left "
-        "out is as in data.",
+        description="Replaces path: several named sources, sampled by weight: {NAME: {path: a.jsonl, weight: 2}}. "
+        "A source inherits prompt and answer from data.",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
     split: str | None = Field(default=None, description="Split of a hub dataset. Default: train, or the only one.")
-    subset: str | None = Field(default=None, description="Subset (configuration) of a hub dataset, where it has several.")
+    subset: str | None = Field(default=None, description="Subset (configuration) of a hub dataset.")
     revision: str | None = Field(default=None, description="Branch, tag or commit of a hub dataset. Default: main.")
     prompt: str = Field(default="prompt", description="Column of the prompt: text, or a list of chat messages.")
     chat: Literal["auto", "never"] = Field(
         default="auto",
-        description="auto puts text into the tokenizer's chat template, where there is one, as the user's message; never leaves it alone.",
+        description="auto puts text into the tokenizer's chat template, if it has one, as the user's message; never passes text unchanged.",
     )
-    system: str | None = Field(default=None, description="First message of each conversation that has none of its own.")
+    system: str | None = Field(default=None, description="System message of conversations that have none.")
     template: dict[str, Any] = Field(
         default_factory=dict, description="Arguments of the chat template, such as {enable_thinking: false} or tools."
     )
     day: date | None = Field(
-        default=None, description="What a chat template writes where it asks for today's date. Default: the day of a run's first start."
+        default=None, description="Date for chat templates that print today's. Default: the day of the run's first start."
     )
-    answer: str = Field(default="answer", description="Column of the answer: what SFT learns, what rewards compare with.")
+    answer: str = Field(default="answer", description="Column of the answer, which SFT learns and rewards compare with.")
     max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt.")
-    overlong: Literal["drop", "error"] = Field(default="drop", description="What happens to longer prompts; dropped ones are counted.")
-    shuffle: bool = Field(default=True, description="A new order in every epoch, drawn from run.seed.")
+    overlong: Literal["drop", "error"] = Field(default="drop", description="Whether longer prompts are dropped (and counted) or an error.")
+    shuffle: bool = Field(default=True, description="Shuffle every epoch, by run.seed.")
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from trainer.configs.sections import Config, Only, PlacementConfig, Rule, Traine
 
 
 class OfflineTrainerConfig(TrainerConfig):
-    eval_prompts: int = Field(default=0, ge=0, description="Last rows of the data, evaluated on and not trained on; 0 holds none out.")
+    eval_prompts: int = Field(default=0, ge=0, description="Number of last rows to hold out for evaluation; 0 holds none out.")
     eval_every: Annotated[int, Only("trainer.eval_prompts", why="without rows that are held out nothing is evaluated")] = Field(
         default=0, ge=0, description="Steps between evaluations; 0 evaluates at the ends only."
     )

@@ -32,23 +32,23 @@ class CriticConfig(OptimConfig):
     lr: float = Field(default=1e-5, gt=0, description="AdamW's learning rate after warm-up.")
     path: str | None = Field(
         default=None,
-        description="Folder or hub name of the model that it starts from, or run:NAME, such as a reward model's. Default: the policy's.",
+        description="Folder or hub name of the critic's initial model, or run:NAME, such as a reward model. Default: the policy's.",
     )
-    head_start: int = Field(default=0, ge=0, description="First steps in which it learns and the policy's learning rate is 0.")
+    head_start: int = Field(default=0, ge=0, description="First steps in which only the critic learns; the policy's learning rate is 0.")
 
 
 class PpoTrainerConfig(TrainerConfig):
     prompts_per_step: int = Field(default=64, ge=1, description="Prompts per step.")
     keep_best: Annotated[bool, WITH_EVALUATION] = Field(
-        default=False, description="The checkpoint with the best evaluation reward stays too."
+        default=False, description="Also keep the checkpoint with the best evaluation reward."
     )
     eval_every: Annotated[int, WITH_EVALUATION] = Field(
         default=0, ge=0, description="Steps between evaluations; 0 evaluates at the ends only."
     )
     silence: int = Field(default=180, ge=10, description="Seconds without a sign of life after which a process is ended as if it had died.")
-    eval_prompts: int = Field(default=128, ge=0, description="Last rows of the data, evaluated on and not trained on; 0 holds none out.")
+    eval_prompts: int = Field(default=128, ge=0, description="Number of last rows to hold out for evaluation; 0 holds none out.")
     eval_samples: Annotated[int, WITH_EVALUATION] = Field(
-        default=1, ge=1, description="Answers to each: one greedy, or so many as training samples are drawn, which give pass@k."
+        default=1, ge=1, description="Answers per evaluation prompt: 1 is greedy; more are sampled as in training and give pass@k."
     )
     eval_pass: Annotated[float, WITH_EVALUATION] = Field(default=1.0, description="An answer with at least this reward passes.")
 
@@ -56,30 +56,32 @@ class PpoTrainerConfig(TrainerConfig):
 class RayPlacementConfig(PlacementConfig):
     processes: Literal["ray", "one"] = Field(
         default="ray",
-        description="ray: ranks, rollout engines, rewards and environments are processes of their own. one: all are in one process, "
-        "without Ray, for a debugger or a profiler.",
+        description="ray runs ranks, rollout engines, rewards and environments as separate processes; one runs all in one process "
+        "without Ray, for a debugger or profiler.",
     )
-    ranks: int = Field(default=1, ge=1, description="Training processes of each role; one GPU each where there are GPUs.")
-    cpus_per_rank: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rank.")
+    ranks: int = Field(default=1, ge=1, description="Training processes of each role, one GPU each.")
+    cpus_per_rank: float = Field(default=1, ge=0, description="CPUs that Ray reserves per rank.")
     rank_resources: dict[str, float] = Field(default_factory=dict, description='Custom Ray resources per rank, such as {"h100": 1}.')
-    cpus_per_engine: float = Field(default=1, ge=0, description="CPUs that Ray sets aside per rollout engine.")
-    gpus_per_engine: float | None = Field(default=None, ge=0, description="Default: one per process; 0 samples on CPUs.")
+    cpus_per_engine: float = Field(default=1, ge=0, description="CPUs that Ray reserves per rollout engine.")
+    gpus_per_engine: float | None = Field(
+        default=None, ge=0, description="GPUs per rollout engine. Default: one per process; 0 samples on CPUs."
+    )
     engine_resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources per rollout engine.")
     reference_resources: Annotated[dict[str, float], WITH_KL] = Field(
         default_factory=dict,
-        description='Custom Ray resources per rank of the reference model, such as {"v100": 1}, which then has bundles of its own.',
+        description='Custom Ray resources per rank of the reference model, such as {"v100": 1}; it then gets its own bundles.',
     )
     gpus_per_reference: Annotated[
         float | None, Only("placement.reference_resources", why="without resources of its own the reference model shares the ranks' GPUs")
-    ] = Field(default=None, ge=0, le=1, description="GPUs per rank of a reference model with bundles of its own. Default: gpus_per_rank.")
+    ] = Field(default=None, ge=0, le=1, description="GPUs per rank of a reference model with its own bundles. Default: gpus_per_rank.")
     colocate: bool = Field(default=False, description="Ranks and rollout engines take turns on the same GPUs, or CPUs.")
-    wait: int = Field(default=300, ge=1, description="Seconds to wait for the resources.")
+    wait: int = Field(default=300, ge=1, description="Seconds to wait for the cluster's resources.")
 
 
 class PpoLogConfig(LogConfig):
-    samples_every: int = Field(default=10, ge=0, description="Steps between those whose answers samples.jsonl keeps; 0 keeps none.")
+    samples_every: int = Field(default=10, ge=0, description="Keep answers in samples.jsonl every so many steps; 0 keeps none.")
     samples: Annotated[int, Only("log.samples_every", why="without a step to keep answers of there are none")] = Field(
-        default=4, ge=1, description="Answers that samples.jsonl keeps of such a step."
+        default=4, ge=1, description="Answers kept per such step."
     )
 
 
@@ -92,24 +94,26 @@ class PpoSections(Config):
         default=PpoTrainerConfig(), description="Batches, memory, checkpoints, evaluation."
     )
     placement: RayPlacementConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=RayPlacementConfig(), description="Who gets which CPUs and GPUs."
+        default=RayPlacementConfig(), description="CPUs and GPUs of each role."
     )
     log: PpoLogConfig = Field(  # pyright: ignore[reportIncompatibleVariableOverride]
-        default=PpoLogConfig(), description="What is written for people."
+        default=PpoLogConfig(), description="Metrics, samples, plots and trackers."
     )
     evals: dict[EvalName, EvalConfig] = Field(
         default_factory=dict,
-        description="Sets of rows to evaluate on besides, by name: {NAME: {path: test.jsonl, rows: 200}}; what is left out is as in data.",
+        description="Additional evaluation sets by name: {NAME: {path: test.jsonl, rows: 200}}. A set inherits from data.",
     )
     algorithm: AlgorithmConfig = Field(default=AlgorithmConfig(), description="Advantages and loss.")
-    reward: RewardConfig = Field(default=RewardConfig(), description="What an answer is worth.")
+    reward: RewardConfig = Field(default=RewardConfig(), description="How answers are scored.")
     environment: EnvironmentConfig = Field(
-        default=EnvironmentConfig(), description="Episodes of several turns, with tools or whatever else answers the policy."
+        default=EnvironmentConfig(), description="Multi-turn episodes, with tools or anything else that answers the policy."
     )
     rollout: RolloutConfig = Field(default=RolloutConfig(), description="Rollout engines.")
-    teacher: TeacherConfig = Field(default=TeacherConfig(), description="A model whose distribution the policy learns on its own answers.")
+    teacher: TeacherConfig = Field(
+        default=TeacherConfig(), description="Distillation: a model whose distribution the policy learns on its own answers."
+    )
     critic: Annotated[CriticConfig, WITH_CRITIC] = Field(
-        default=CriticConfig(), description="The value model: where it starts, and its optimizer."
+        default=CriticConfig(), description="The value model: its initial weights and its optimizer."
     )
 
     def max_response_tokens(self) -> int:

@@ -21,7 +21,7 @@ class PairsConfig(DataConfig):
 
 
 class RmDataConfig(PairsConfig):
-    margin: str | None = Field(default=None, description="Column of a number: by how much the better answer is better.")
+    margin: str | None = Field(default=None, description="Column with a number: by how much the better answer is better.")
 
     def columns(self, *, answers: bool = True) -> dict[str, str]:
         return super().columns(answers=answers) | ({"data.margin": self.margin} if self.margin else {})
@@ -29,7 +29,7 @@ class RmDataConfig(PairsConfig):
 
 class DpoDataConfig(PairsConfig):
     label: str | None = Field(
-        default=None, description="Column of true or false: whether data.answer is a good one. Rows are single answers then, for kto."
+        default=None, description="Column of true or false: whether data.answer is good. Each row is then a single answer, for kto."
     )
 
     def columns(self, *, answers: bool = True) -> dict[str, str]:
@@ -71,21 +71,21 @@ class RmConfig(PreferencesConfig):
 
 class PreferenceConfig(Section):
     loss: Literal["sigmoid", "ipo", "robust", "simpo", "kto"] = Field(
-        default="sigmoid", description="sigmoid is DPO's; simpo needs no reference; kto learns from each answer by itself."
+        default="sigmoid", description="sigmoid is DPO's; simpo needs no reference; kto learns from each answer separately."
     )
     reference: Annotated[str | None, Only("algorithm.loss", ("sigmoid", "ipo", "robust", "kto"), "simpo has none")] = Field(
         default=None,
-        description="Folder or hub name of the reference model, or run:NAME; it has the policy's tokens. Default: the policy as it was.",
+        description="Folder or hub name of the reference model, or run:NAME, with the policy's tokenizer. Default: the initial policy.",
     )
     beta: float = Field(default=0.1, gt=0, description="Strength of the KL penalty to the reference; for SimPO, a scale on the log-odds.")
     length_normalized: Annotated[bool, Only("algorithm.loss", ("sigmoid", "ipo", "robust"), "simpo is so, kto is not")] = Field(
-        default=False, description="Log-probabilities of an answer are divided by its tokens."
+        default=False, description="Divide an answer's log-probability by its number of tokens."
     )
     label_smoothing: Annotated[float, Only("algorithm.loss", ("sigmoid", "robust"), "the others know no wrong labels")] = Field(
-        default=0.0, ge=0, lt=0.5, description="Share of pairs whose order is believed to be wrong."
+        default=0.0, ge=0, lt=0.5, description="Assumed share of pairs in the wrong order."
     )
     gamma: Annotated[float, Only("algorithm.loss", ("simpo",), "simpo alone has it")] = Field(
-        default=0.5, ge=0, description="Margin by which simpo wants the better answer to be likelier."
+        default=0.5, ge=0, description="Margin by which the better answer should be likelier."
     )
     desirable: Annotated[float, Only("algorithm.loss", ("kto",), "kto alone has it")] = Field(
         default=1.0, gt=0, description="Weight of the better answers."

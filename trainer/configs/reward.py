@@ -14,16 +14,16 @@ TermName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")]
 
 class TermConfig(Section):
     function: str = Field(description="As reward.function.")
-    weight: float = Field(default=1.0, description="What the term counts.")
+    weight: float = Field(default=1.0, description="Weight of the term in the sum.")
     args: dict[str, Any] = Field(default_factory=dict, description="Keyword arguments of the function.")
 
 
 class OverlongConfig(Section):
     buffer: int = Field(
-        default=0, ge=0, description="The last so many of max_length tokens cost up to 1 of the reward (DAPO); 0 punishes nothing."
+        default=0, ge=0, description="Length of the range before max_length over which the penalty rises to 1 (DAPO); 0 sets no penalty."
     )
     max_length: Annotated[int | None, Only("reward.overlong.buffer", why="without a buffer nothing is punished")] = Field(
-        default=None, ge=1, description="Tokens of an answer from which on it costs 1. Default: rollout.max_new_tokens."
+        default=None, ge=1, description="Answer length in tokens at which the penalty is 1. Default: rollout.max_new_tokens."
     )
 
 
@@ -36,15 +36,15 @@ class RewardConfig(Section):
         default_factory=dict, description="Weights of the terms of a function that returns a dict of them."
     )
     terms: dict[TermName, TermConfig] = Field(
-        default_factory=dict, description="Instead of function: several by name, each {function, weight, args}."
+        default_factory=dict, description="Replaces function: several named terms, each {function, weight, args}."
     )
     timeout: float = Field(default=300, gt=0, description="Seconds within which the rewards of a batch must be computed.")
     answer_timeout: float | None = Field(default=None, gt=0, description="Seconds for one answer, or for a call of a batched function.")
-    retries: int = Field(default=0, ge=0, le=100, description="How often a reward that failed is tried again, with growing pauses.")
+    retries: int = Field(default=0, ge=0, le=100, description="Retries of a failed reward, with growing pauses.")
     on_error: Literal["fail", "zero", "drop"] = Field(
         default="fail", description="A failed reward ends the run, counts as 0, or leaves its answer out of the loss."
     )
-    workers: int = Field(default=1, ge=1, description="Processes that compute rewards; a batch is dealt to them in equal shares.")
+    workers: int = Field(default=1, ge=1, description="Processes that compute rewards, each an equal share of a batch.")
     overlong: OverlongConfig = Field(default=OverlongConfig(), description="Taken off the rewards that are learned from.")
 
     def functions(self) -> dict[str, tuple[str, dict[str, Any]]]:

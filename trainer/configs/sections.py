@@ -33,33 +33,33 @@ class RunConfig(Section):
     name: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$",
-        description="Folder of the run below the runs root; derived from recipe and settings when left out.",
+        description="Folder of the run under the runs root. Default: derived from recipe and settings.",
     )
-    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed of initial weights, order of data and samples.")
+    seed: int = Field(default=0, ge=0, lt=2**31, description="Seed for initial weights, data order and sampling.")
     resume: Literal["auto", "never", "must"] = Field(
         default="auto",
         description="auto resumes from the last complete checkpoint if there is one; must fails without one; never moves an old run aside.",
     )
     allow: list[str] = Field(
-        default_factory=list, description="Settings, or sections, that may differ from those the run was started with: [optim.lr]."
+        default_factory=list, description="Settings or sections that may differ from the run's first start, such as [optim.lr]."
     )
 
 
 class LoraConfig(Section):
-    rank: int | None = Field(default=None, ge=1, description="Of low-rank adapters, which alone are trained; null trains all weights.")
-    alpha: Annotated[float, WITH_LORA] = Field(default=32.0, gt=0, description="What the adapters add is multiplied by alpha / rank.")
+    rank: int | None = Field(default=None, ge=1, description="Rank of the LoRA adapters; null trains all weights.")
+    alpha: Annotated[float, WITH_LORA] = Field(default=32.0, gt=0, description="The adapters' output is scaled by alpha / rank.")
     targets: Annotated[list[str] | None, WITH_LORA] = Field(
-        default=None, min_length=1, description="Layers that get them, such as [q_proj, v_proj]. Default: all linear ones but the head."
+        default=None,
+        min_length=1,
+        description="Layers to adapt, such as [q_proj, v_proj]. Default: all linear layers except the output head.",
     )
     quantize: Annotated[Literal["nf4"] | None, WITH_LORA] = Field(
-        default=None, description="nf4: the linear layers below adapters in 4 bits, by bitsandbytes (QLoRA)."
+        default=None, description="nf4 stores the linear layers under the adapters in 4 bits with bitsandbytes (QLoRA)."
     )
 
 
 class ModelConfig(Section):
-    path: str | None = Field(
-        default=None, description="Folder or hub name of the weights; run:NAME means the model that run NAME exported."
-    )
+    path: str | None = Field(default=None, description="Folder or hub name of the weights; run:NAME is the model that run NAME exported.")
     init: dict[str, Any] | None = Field(
         default=None,
         description="Instead of path: a transformers configuration (model_type, hidden_size, ...) for random weights; with tokenizer.",
@@ -67,17 +67,17 @@ class ModelConfig(Section):
     tokenizer: str | None = Field(
         default=None, description="Folder or hub name; characters:ABC makes one token per character. Default: path."
     )
-    dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="Of weights and activations.")
+    dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="Type of weights and activations.")
     attention: Literal["auto", "sdpa", "varlen", "eager", "flash_attention_2"] = Field(
         default="auto",
-        description="Kernel. varlen: torch's own flash attention, which auto takes where GPU, dtype and model allow, else sdpa; "
+        description="Attention kernel. varlen is torch's own flash attention; auto takes it if GPU, dtype and model allow, else sdpa. "
         "flash_attention_2 needs the package flash-attn.",
     )
     gradient_checkpointing: bool = Field(default=False, description="Recompute activations in the backward pass: slower, less memory.")
     freeze: list[str] = Field(
-        default_factory=list, description="Parts of the names of parameters that stay as they are, such as [mlp.gate, embed_tokens]."
+        default_factory=list, description="Freezes parameters whose name contains one of these, such as [mlp.gate, embed_tokens]."
     )
-    lora: LoraConfig = Field(default=LoraConfig(), description="Adapters in place of full fine-tuning.")
+    lora: LoraConfig = Field(default=LoraConfig(), description="LoRA adapters instead of full fine-tuning.")
 
     @field_validator("lora", mode="before")
     @classmethod
@@ -96,19 +96,17 @@ class OtherModel(NamedTuple):
 
 
 class KlConfig(Section):
-    coef: float = Field(default=0.0, ge=0, description="0 leaves the reference model out.")
+    coef: float = Field(default=0.0, ge=0, description="Weight of the KL divergence from the reference model; 0 loads no reference model.")
     where: Annotated[Literal["reward", "loss"], WITH_KL] = Field(
-        default="loss", description="Subtracted from the reward of each token, or a term of the loss."
+        default="loss", description="Subtract the KL from each token's reward, or add it to the loss."
     )
     reference: Annotated[str | None, WITH_KL] = Field(
         default=None,
-        description="Folder or hub name of the reference model, or run:NAME; it has the policy's tokens. Default: the policy as it was.",
+        description="Folder or hub name of the reference model, or run:NAME, with the policy's tokenizer. Default: the initial policy.",
     )
-    estimator: Annotated[Literal["k1", "k2", "k3"], WITH_KL] = Field(
-        default="k3", description="Of the KL divergence from the reference, per token."
-    )
+    estimator: Annotated[Literal["k1", "k2", "k3"], WITH_KL] = Field(default="k3", description="Estimator of the KL divergence per token.")
     target: Annotated[float | None, WITH_KL] = Field(
-        default=None, gt=0, description="Adaptive coefficient towards this KL per token; fixed when left out."
+        default=None, gt=0, description="Adapt the coefficient towards this KL per token. Default: fixed."
     )
     horizon: Annotated[int, Only("algorithm.kl.target", why="without a target the coefficient is fixed")] = Field(
         default=10_000, ge=1, description="Episodes over which the adaptive coefficient moves."
@@ -127,12 +125,12 @@ class AlgorithmConfig(LossConfig):
         description="What the loss is averaged over, across the global batch; constant: sequences of rollout.max_new_tokens (Dr. GRPO).",
     )
     name: Literal["grpo", "dr_grpo", "rloo", "reinforce_plus_plus", "remax", "ppo", "distillation"] = Field(
-        default="grpo", description="How advantages are made; ppo trains a value model, distillation learns from a teacher alone."
+        default="grpo", description="How advantages are computed; ppo trains a value model, distillation learns only from a teacher."
     )
     group_size: int = Field(default=8, ge=1, description="Answers sampled per prompt.")
     loss: Annotated[Literal["clip", "gspo", "cispo", "sapo"], WITH_REWARDS] = Field(
         default="clip",
-        description="PPO's clipped loss, or that with one ratio for an answer (GSPO), clipped weights (CISPO), or a soft gate (SAPO).",
+        description="PPO's clipped loss, one ratio per answer (gspo), clipped weights (cispo), or a soft gate (sapo).",
     )
     clip_low: Annotated[float, WITH_CLIP] = Field(
         default=0.2, gt=0, lt=1, description="The ratio of probabilities is clipped below 1 - clip_low."
@@ -141,111 +139,109 @@ class AlgorithmConfig(LossConfig):
         default=0.2, gt=0, description="The ratio of probabilities is clipped above 1 + clip_high."
     )
     dual_clip: Annotated[float | None, Only("algorithm.loss", ("clip",), "the others bound the ratio in their own way")] = Field(
-        default=None, gt=1, description="Bound of the ratio where the advantage is negative."
+        default=None, gt=1, description="Bound on the ratio for negative advantages."
     )
     tau_pos: Annotated[float, WITH_SAPO] = Field(
-        default=1.0, gt=0, description="Temperature of the gate where the advantage is positive; higher closes it sooner."
+        default=1.0, gt=0, description="Temperature of the gate for positive advantages; higher closes it sooner."
     )
-    tau_neg: Annotated[float, WITH_SAPO] = Field(default=1.05, gt=0, description="Temperature of the gate where it is not.")
+    tau_neg: Annotated[float, WITH_SAPO] = Field(default=1.05, gt=0, description="Temperature of the gate for other advantages.")
     epochs: int = Field(default=1, ge=1, description="Passes over each batch of episodes.")
     minibatches: int = Field(default=1, ge=1, description="Optimizer steps per pass.")
     gamma: Annotated[float, Only("algorithm.name", ("reinforce_plus_plus", "ppo"), "the others know no rewards per token")] = Field(
         default=1.0, gt=0, le=1, description="Discount per token."
     )
     baseline: Annotated[bool, Only("algorithm.name", ("reinforce_plus_plus",), "the others' baseline is part of what they are")] = Field(
-        default=True, description="Subtract the group's mean reward where a group has several answers."
+        default=True, description="Subtract the group's mean reward if a group has several answers."
     )
     lam: Annotated[float, WITH_CRITIC] = Field(default=0.95, ge=0, le=1, description="GAE's lambda.")
     value_clip: Annotated[float | None, WITH_CRITIC] = Field(
-        default=0.2, gt=0, description="How far a value may move per batch; null sets no limit."
+        default=0.2, gt=0, description="Largest change of a value per batch; null sets no limit."
     )
     entropy_coef: Annotated[float, WITH_REWARDS] = Field(default=0.0, ge=0, description="Weight of the entropy bonus.")
     importance_cap: Annotated[float | None, WITH_REWARDS] = Field(
-        default=2.0, gt=0, description="Cap of the weight exp(old - rollout); null switches the correction off."
+        default=2.0, gt=0, description="Cap on the weight exp(old - rollout); null turns the correction off."
     )
     importance_level: Annotated[Literal["token", "sequence"], WITH_CORRECTION] = Field(
-        default="token", description="A weight for each token, or one for an answer: the product over its tokens."
+        default="token", description="One weight per token, or one per answer: the product over its tokens."
     )
     importance_mode: Annotated[Literal["truncate", "mask"], WITH_CORRECTION] = Field(
-        default="truncate", description="What is above importance_cap counts as the cap, or not at all."
+        default="truncate", description="Weights above importance_cap are set to the cap, or their tokens are dropped."
     )
     importance_low: Annotated[float | None, Only("algorithm.importance_mode", ("mask",), "truncated weights have no lower bound")] = Field(
-        default=None, gt=0, description="Weights below it do not count either; null sets no lower bound."
+        default=None, gt=0, description="Also drop tokens with a smaller weight; null sets no lower bound."
     )
     mask_truncated: Annotated[bool, WITH_REWARDS] = Field(
-        default=False, description="Answers that were cut off count for the others of their group, but are not learned from."
+        default=False, description="Truncated answers count towards their group's mean but are not trained on."
     )
-    kl: KlConfig = Field(default=KlConfig(), description="Distance kept from the reference model.")
+    kl: KlConfig = Field(default=KlConfig(), description="KL penalty against a reference model.")
 
 
 class RolloutConfig(Section):
-    engine: Literal["vllm", "hf"] = Field(default="vllm", description="What samples: vLLM, or generate() of transformers.")
+    engine: Literal["vllm", "hf"] = Field(default="vllm", description="Sampling backend: vLLM, or transformers' generate().")
     engines: int = Field(default=1, ge=1, description="Number of rollout engines.")
     mode: Literal["sync", "one_step", "async"] = Field(
         default="sync",
-        description="sync samples with the newest weights; one_step samples the next batch while one trains; async never stops to sample.",
+        description="sync samples with the newest weights; one_step samples the next batch during training; async samples without pause.",
     )
     max_staleness: Annotated[int, WITH_ASYNC] = Field(
-        default=2, ge=1, description="Steps by which the weights that sampled any token of an answer may be older than the newest."
+        default=2, ge=1, description="Largest age, in steps, of the weights behind any token of an answer."
     )
     in_flight: Annotated[int | None, WITH_ASYNC] = Field(
-        default=None, ge=1, description="Prompts that are being answered at a time. Default: engines x max_sequences."
+        default=None, ge=1, description="Most prompts being answered at a time. Default: engines x max_sequences."
     )
     stragglers: Annotated[Literal["wait", "drop"], WITH_ASYNC] = Field(
-        default="wait", description="Answers that would become too old: the next step waits for them, or they are sampled anew."
+        default="wait", description="Wait for answers that would become too old, or drop and resample them."
     )
     no_signal: Annotated[
         Literal["keep", "replace"], Only("rollout.mode", ("sync", "async"), "one_step samples the next prompts before it knows the rewards")
-    ] = Field(
-        default="keep", description="Groups whose rewards are all alike: learned from, or replaced by those of the next prompts (DAPO)."
-    )
+    ] = Field(default="keep", description="Keep groups whose rewards are all equal, or replace them with the next prompts (DAPO).")
     extra_rounds: Annotated[int | None, Only("rollout.no_signal", ("replace",), "nothing is replaced")] = Field(
-        default=None, ge=1, le=15, description="In mode sync, how often in a step groups are replaced before they are kept. Default: 4."
+        default=None, ge=1, le=15, description="In mode sync, rounds of replacement per step before groups are kept. Default: 4."
     )
     slow: Annotated[float | None, WITH_ASYNC] = Field(
-        default=10, gt=1, description="An engine whose steps take so many times as long as the others' is avoided; null avoids none."
+        default=10, gt=1, description="Avoid an engine whose steps take this many times as long as the others'; null avoids none."
     )
     silence: Annotated[int, WITH_ASYNC] = Field(
         default=30,
         ge=10,
-        description="trainer.silence of an engine that has started, where that is longer: the next sync waits for it.",
+        description="trainer.silence for a running engine, if shorter; the next sync waits for it that long.",
     )
     elastic: Annotated[bool, WITH_ASYNC] = Field(
-        default=False, description="Start more rollout engines on Ray nodes with the label flotilla.role=rollout, which may come and go."
+        default=False, description="Start additional rollout engines on Ray nodes labelled flotilla.role=rollout, which may come and go."
     )
     max_engines: Annotated[int | None, Only("rollout.elastic", why="without it there are rollout.engines")] = Field(
-        default=None, ge=1, description="Most rollout engines, those that come and go included. Default: as many as their nodes hold."
+        default=None, ge=1, description="Most rollout engines, including elastic ones. Default: as many as their nodes hold."
     )
-    tensor_parallel: int = Field(default=1, ge=1, description="Processes that share each layer of a rollout engine; one GPU each.")
+    tensor_parallel: int = Field(default=1, ge=1, description="Processes that share each layer of a rollout engine, one GPU each.")
     pipeline_parallel: Annotated[int, WITH_VLLM] = Field(
         default=1, ge=1, description="Groups of layers of a rollout engine, each on tensor_parallel GPUs."
     )
     expert_parallel: Annotated[bool, WITH_VLLM] = Field(
-        default=False, description="Whole experts on each GPU of a rollout engine, instead of a part of every expert."
+        default=False, description="Put complete experts on each GPU of a rollout engine instead of a part of every expert."
     )
     nodes_per_engine: Annotated[int, WITH_VLLM] = Field(
-        default=1, ge=1, description="Nodes that one rollout engine spans, in equal parts; cpus_per_engine of each."
+        default=1, ge=1, description="Nodes that one rollout engine spans in equal parts, with cpus_per_engine on each."
     )
     one_domain: Annotated[bool, WITH_VLLM] = Field(
-        default=True, description="Its nodes are in one NVLink domain, where nodes have Ray's label ray.io/gpu-domain."
+        default=True, description="Keep an engine's nodes in one NVLink domain, by Ray's label ray.io/gpu-domain."
     )
     max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
-    temperature: float = Field(default=1.0, gt=0, description="Of training samples; an evaluation with one sample is greedy.")
-    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus that training samples are drawn from.")
+    temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training; an evaluation with one sample is greedy.")
+    top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling in training.")
     gpu_memory: Annotated[float, WITH_VLLM] = Field(default=0.5, gt=0, le=1, description="Share of GPU memory for vLLM.")
-    max_sequences: int = Field(default=256, ge=1, description="Sequences in flight per rollout engine.")
+    max_sequences: int = Field(default=256, ge=1, description="Most concurrent sequences per rollout engine.")
     options: Annotated[dict[str, Any], WITH_VLLM] = Field(default_factory=dict, description="Further keyword arguments of vllm.LLM.")
     sleep_level: Annotated[Literal[1, 2], Only("placement.colocate", why="rollout engines with devices of their own never sleep")] = Field(
-        default=2, description="While the ranks train, vLLM drops its weights (2) or keeps them in CPU memory (1)."
+        default=2, description="While the ranks train, a colocated vLLM drops its weights (2) or keeps them in CPU memory (1)."
     )
     bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
-    restarts: int = Field(default=3, ge=0, description="Rollout engines whose process died are restarted this often; then the run ends.")
+    restarts: int = Field(default=3, ge=0, description="Restarts of dead rollout engines before the run ends.")
     max_logprob_diff: Annotated[float | None, Only("rollout.mode", ("sync",), "older weights differ anyway")] = Field(
         default=None,
         gt=0,
-        description="Fail when rollout engines and policy differ by more than this in mean log-probability. Where it is not set "
-        "and rollout.top_p is 1: by more than 0.5, which no rounding does.",
+        description="End the run if rollout engines and policy differ by more than this in mean log-probability. "
+        "Default, with rollout.top_p=1: 0.5, which no rounding reaches.",
     )
 
 
@@ -256,46 +252,52 @@ class OptimConfig(Section):
     weight_decay: float = Field(default=0.0, ge=0, description="AdamW's decoupled weight decay.")
     grad_clip: float = Field(default=1.0, gt=0, description="Largest norm of the gradient.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="Of the learning rate, down to 0 at the last step."
+        default="constant", description="Learning-rate schedule, down to 0 at the last step."
     )
     warmup_steps: int = Field(default=0, ge=0, description="Optimizer steps over which the learning rate rises from 0.")
 
 
 class TrainerConfig(Section):
-    steps: int = Field(default=100, ge=1, description="Batches to train on, those before a resume included.")
-    prompts_per_step: int = Field(default=64, ge=1, description="Rows of the data set per step.")
+    steps: int = Field(default=100, ge=1, description="Total steps, including those before a resume.")
+    prompts_per_step: int = Field(default=64, ge=1, description="Rows of the dataset per step.")
     micro_batch_tokens: int = Field(default=16_384, ge=1, description="Tokens, padding included, per forward pass and rank.")
-    zero_stage: Literal[0, 1, 2, 3] = Field(default=0, description="What DeepSpeed shards: nothing, optimizer, gradients too, weights too.")
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=0, description="What DeepSpeed shards over the ranks: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too."
+    )
     sequence_parallel: int = Field(
         default=1,
         ge=1,
-        description="So many consecutive ranks share each sequence: for long ones. Divides the ranks and the attention heads.",
+        description="Consecutive ranks that share each sequence, for long sequences. Must divide the ranks and the attention heads.",
     )
-    offload_optimizer: bool = Field(default=False, description="Optimizer state in CPU memory; needs zero_stage 1 or more.")
+    offload_optimizer: bool = Field(default=False, description="Keep optimizer state in CPU memory; needs zero_stage 1 or more.")
     checkpoint_every: int = Field(default=10, ge=1, description="Steps between checkpoints.")
     checkpoint_async: bool = Field(default=True, description="Write checkpoints from a copy in CPU memory while the next steps run.")
-    keep_checkpoints: int = Field(default=2, ge=1, description="Newest checkpoints that stay.")
-    export_every: int | None = Field(default=None, ge=1, description="Steps between models in models/step_N; the last is always exported.")
+    keep_checkpoints: int = Field(default=2, ge=1, description="Number of newest checkpoints to keep.")
+    export_every: int | None = Field(
+        default=None, ge=1, description="Steps between exports to models/step_N; the final model is always exported."
+    )
     timeout: int = Field(default=1800, ge=1, description="Seconds within which an optimizer step or a start must end.")
 
 
 class DivergenceConfig(Section):
     grad_norm: float | None = Field(
-        default=None, gt=0, description="Optimizer steps with a larger gradient norm are skipped; what is not finite always is."
+        default=None, gt=0, description="Skip optimizer steps with a larger gradient norm; non-finite gradients are always skipped."
     )
-    patience: int = Field(default=5, ge=1, description="Skipped steps in a row after which the run goes back to a good checkpoint.")
-    rollbacks: int = Field(default=2, ge=0, description="How often a run may go back; then it ends.")
-    lr_factor: float = Field(default=0.5, gt=0, le=1, description="What learning rates are multiplied by each time.")
+    patience: int = Field(default=5, ge=1, description="Consecutive skipped steps after which the run rolls back to a good checkpoint.")
+    rollbacks: int = Field(default=2, ge=0, description="Rollbacks allowed before the run ends.")
+    lr_factor: float = Field(default=0.5, gt=0, le=1, description="Factor on learning rates at each rollback.")
 
 
 class PlacementConfig(Section):
     gpus_per_rank: float = Field(default=1, ge=0, le=1, description="0 trains on CPUs.")
-    threads: int | None = Field(default=None, ge=1, description="torch threads per process; as many as its CPUs when left out.")
+    threads: int | None = Field(default=None, ge=1, description="torch threads per process. Default: its number of CPUs.")
 
 
 class LogConfig(Section):
-    tensorboard: bool = Field(default=True, description="Write TensorBoard events beside metrics.jsonl.")
-    wandb: str | None = Field(default=None, min_length=1, description="W&B project; offline without WANDB_API_KEY. pip install wandb.")
+    tensorboard: bool = Field(default=True, description="Write TensorBoard events next to metrics.jsonl.")
+    wandb: str | None = Field(
+        default=None, min_length=1, description="Weights & Biases project; offline without WANDB_API_KEY. Needs pip install wandb."
+    )
     mlflow: str | None = Field(
         default=None, min_length=1, description="MLflow experiment; in the run's folder without MLFLOW_TRACKING_URI."
     )
@@ -317,13 +319,13 @@ class Config(Section):
     READS_NOT: ClassVar[dict[str, str]] = {}  # settings and sections of other entry points, and why this one does not read them
 
     run: RunConfig = Field(default=RunConfig(), description="Name, seed and resuming.")
-    model: ModelConfig = Field(default=ModelConfig(), description="The model that is trained.")
+    model: ModelConfig = Field(default=ModelConfig(), description="The model to train.")
     data: DataConfig = Field(description="Prompts and answers.")
     optim: OptimConfig = Field(default=OptimConfig(), description="Optimizer.")
     trainer: TrainerConfig = Field(default=TrainerConfig(), description="Batches, memory, checkpoints.")
-    divergence: DivergenceConfig = Field(default=DivergenceConfig(), description="What is done when training diverges.")
+    divergence: DivergenceConfig = Field(default=DivergenceConfig(), description="Skipped steps and rollbacks when training diverges.")
     placement: PlacementConfig = Field(default=PlacementConfig(), description="CPUs and GPUs.")
-    log: LogConfig = Field(default=LogConfig(), description="What is written for people.")
+    log: LogConfig = Field(default=LogConfig(), description="Metrics, plots and trackers.")
 
     @model_validator(mode="after")
     def _rules_hold(self, info: ValidationInfo) -> Self:

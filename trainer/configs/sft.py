@@ -15,10 +15,10 @@ Author = Literal["system", "user", "assistant", "tool"]
 
 class SftDataConfig(DataConfig):
     messages: str | None = Field(
-        default=None, description="Column of whole conversations, a list of chat messages each, in place of prompt and answer."
+        default=None, description="Column of complete conversations, each a list of chat messages; replaces prompt and answer."
     )
     learn: Annotated[list[Author], Only("data.messages", why="without conversations the answer is learned")] = Field(
-        default=["assistant"], min_length=1, description="Whose messages of a conversation are learned."
+        default=["assistant"], min_length=1, description="Roles whose messages are learned."
     )
 
     def columns(self, *, answers: bool = True) -> dict[str, str]:

@@ -13,14 +13,13 @@ WITH_TEACHER = Only("teacher.path", why="without a path there is no teacher")
 
 class TeacherConfig(Section):
     path: str | None = Field(
-        default=None, description="Folder or hub name of a model with the policy's tokens; run:NAME means the model that run NAME exported."
+        default=None,
+        description="Folder or hub name of a teacher with the policy's tokenizer; run:NAME is the model that run NAME exported.",
     )
     beta: Annotated[float, WITH_TEACHER] = Field(
         default=1.0,
         ge=0,
         le=1,
-        description="Divergence of the policy from it: 1 is reverse KL, 0 forward KL, between them Jensen-Shannon.",
+        description="Divergence from the teacher: 1 is reverse KL, 0 forward KL, values between are Jensen-Shannon.",
     )
-    coef: Annotated[float, WITH_TEACHER] = Field(
-        default=1.0, gt=0, description="Weight of the divergence in the loss, beside what algorithm.name makes of rewards."
-    )
+    coef: Annotated[float, WITH_TEACHER] = Field(default=1.0, gt=0, description="Weight of the divergence in the loss.")

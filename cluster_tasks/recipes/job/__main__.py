@@ -64,7 +64,7 @@ def must_exist(run: dict[str, Any]) -> None:
 def check(run: dict[str, Any]) -> None:
     """Before anything is prepared: packages, then the trainer's own look at its settings. Raises JobError."""
     image = f"set flotilla:task.image: {run['image']}, or " if run["image"] else ""
-    how = "let Ray install them: packages=install" if run["installable"] else "build one that has them (docs/guides)"
+    how = "let Ray install them: packages=install" if run["installable"] else "build one that has them (docs/other-trainers)"
     if run["installed"] and (wrong := mismatches(run["packages"])):
         raise JobError(f"{run['recipe']} needs {', '.join(wrong)}; {image}{how}")
     if run["check"]:

@@ -278,7 +278,7 @@ def test_a_tunnel_that_opens_is_kept_and_one_that_does_not_says_why(tmp_path):
 def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are(flotilla):
     lines = [
         line.strip()
-        for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+        for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
         for block in re.findall(r"```\n(.*?)```", page.read_text(), re.DOTALL)
         for line in block.splitlines()
         if line.startswith("flotilla ")

@@ -97,7 +97,23 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page):
         assert file.exists(), f"{page.name} links to {target}, which does not exist"
         headings = re.findall(r"^#+ (.+)$", file.read_text(), re.MULTILINE) if anchor else []
         slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+        slugs += re.findall(r'<a id="([\w.]+)">', file.read_text()) if anchor else []
         assert not anchor or anchor in slugs, f"{page.name} links to {target}; the headings of {file.name} are {slugs}"
+
+
+@cache
+def links(page: Path) -> set[Path]:
+    """Pages of ours that a page links to, itself left out."""
+    targets = (target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()))
+    return {file for target in targets if (file := (page.parent / target).resolve()) in PAGES} - {page}
+
+
+@named(PAGES)
+def test_every_page_is_two_clicks_from_the_readme_and_links_on(page):
+    near = links(ROOT / "README.md")
+    reached = {ROOT / "README.md", *near, *(page for first in near for page in links(first))}
+    assert page in reached, f"link to {page.relative_to(ROOT)} from docs/README.md"
+    assert links(page) or page in FOREIGN, f"{page.relative_to(ROOT)} links to no other page"
 
 
 @named(PAGES)
@@ -150,7 +166,7 @@ def test_versions_shown_are_those_of_the_project(page):
 @pytest.fixture
 def prepared(tmp_path, monkeypatch):
     """A folder to type commands in: the pages' own settings and data, and the model that the demo's warm start exports."""
-    for name, page in (("run.yaml", "training.md"), ("mine/run.yaml", "local.md")):
+    for name, page in (("run.yaml", "training/README.md"), ("mine/run.yaml", "local.md")):
         text = next(block for block in blocks(ROOT / "docs" / page, "yaml") if "data:" in block)
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -67,7 +67,7 @@ def test_what_is_refused_leaves_no_folder(tmp_path: Path, refused: str) -> None:
 def test_a_check_without_its_packages_is_the_images_fault(tmp_path: Path) -> None:
     done = ended(job(tmp_path, ["true"], check=[sys.executable, "-c", "import no_such_package"], installable=False))
     missing = "ModuleNotFoundError: No module named 'no_such_package'"
-    assert done.stderr == f"error: verl/x: the image does not fit: {missing}; build one that has them (docs/guides)\n"
+    assert done.stderr == f"error: verl/x: the image does not fit: {missing}; build one that has them (docs/other-trainers)\n"
 
 
 def test_storage_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def test_help_shows_every_setting_that_is_read_with_default_and_description(caps
     for key, field in settings(model).items():
         assert field.description, f"{key} has no description"
         assert re.search(rf"^  {re.escape(key)}=.", text, re.MULTILINE), key
-    assert "\n  trainer.steps=100  (an integer >= 1)\n      Batches to train on, those before a resume included.\n" in text
+    assert "\n  trainer.steps=100  (an integer >= 1)\n      Total steps, including those before a resume.\n" in text
     assert re.findall(r"^  (rollout|reward|critic)\.", text, re.MULTILINE) == [] or model is PpoConfig
 
 
