@@ -293,7 +293,8 @@ def test_every_line_of_the_pages_names_a_verb_and_flags_that_there_are(flotilla)
         )  # verbs with kinds, each with flags of its own
         if (name := " ".join(known)) not in helps:
             of_trainer = verb in (*main.TRAINER, "train", "plan")  # in place of this process
-            helps[name] = (typed if of_trainer else flotilla)(*known, "--help").stdout
+            shown = (typed if of_trainer else flotilla)(*known, "--help")
+            helps[name] = shown.stdout + shown.stderr  # `train` says without a trainer what it takes
         assert all(word in helps[name] for word in words if word.startswith("--")), line
 
 
