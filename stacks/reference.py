@@ -23,7 +23,7 @@ HEAD = """\
 # Settings
 
 Every key of a stack file, `stacks/Pulumi.<stack>.yaml`. Generated from `stacks/schema.py` by `python -m stacks.reference`; edit the schema,
-not this page. A run has [settings of its own](trainer-settings.md).
+not this page. A run has [other settings](trainer-settings.md).
 
 Editors check a stack file against [stacks/schema.json](../stacks/schema.json) if its first line is
 `# yaml-language-server: $schema=schema.json`. Files are YAML 1.2: text is read as written, including `0022`, `2.10` and `off`. Numbers and

@@ -61,14 +61,14 @@ DSTACK_PORTS = range(10000, 11000)  # dstack's own, on the machine of the person
 
 
 class Host(Model):
-    """A machine that is reached by SSH."""
+    """A machine reached by SSH."""
 
     hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
-    internal_ip: IPvAnyAddress | None = Field(default=None, description="Address by which the other nodes reach it.")
+    internal_ip: IPvAnyAddress | None = Field(default=None, description="Address at which the other nodes reach it.")
     user: Login | None = Field(default=None, description="Overrides the fleet's user.")
     port: Port | None = Field(default=None, description="Overrides port 22.")
     identity_file: OwnPath | None = Field(default=None, description="Overrides the fleet's key.")
-    resources: dict[str, Quantity] = Field(default_factory=dict, description="Custom Ray resources beside the fleet's.")
+    resources: dict[str, Quantity] = Field(default_factory=dict, description="Custom Ray resources in addition to the fleet's.")
 
     @property
     def same(self) -> tuple[str, int]:
@@ -105,23 +105,23 @@ def _rays_own(holder: Host | Fleet) -> Iterator[PydanticCustomError]:
 
 
 class JumpHost(Model):
-    """A bastion in front of the hosts."""
+    """Jump host in front of the hosts."""
 
     hostname: Hostname = Field(description="Address or name that the dstack server connects to.")
-    user: Login = Field(description="Who logs in.")
+    user: Login = Field(description="User to log in as.")
     port: Count = Field(default=22, ge=1, le=65535, description="Port of its SSH server.")
     identity_file: OwnPath = Field(description="Private key, without passphrase, of the person who runs dstack.")
 
 
 class Ssh(Model):
-    """How the machines of a fleet are reached; only with `flotilla:cloud: ssh`."""
+    """SSH access to the fleet's machines; only with `flotilla:cloud: ssh`."""
 
-    user: Login = Field(description="Who logs in on every host.")
+    user: Login = Field(description="User to log in as on every host.")
     identity_file: OwnPath = Field(description="Private key, without passphrase, of the person who runs dstack.")
-    hosts: tuple[Host, ...] = Field(min_length=1, description="One entry per machine.")
+    hosts: tuple[Host, ...] = Field(min_length=1, description="List of machines.")
     network: IPvAnyNetwork | None = Field(
         default=None,
-        description="Private network that the nodes share (CIDR); each node's address in it is found where no internal_ip is given.",
+        description="Private network that the nodes share (CIDR), which is searched for each node's address if internal_ip is missing.",
     )
     proxy_jump: JumpHost | None = None
 
@@ -152,10 +152,10 @@ class Ssh(Model):
 class Gpu(Model):
     """GPUs of one node."""
 
-    name: str | None = Field(default=None, description="Model as dstack names it, such as H100; any when left out.")
+    name: str | None = Field(default=None, description="Model as dstack names it, such as H100. Default: any.")
     count: Count = Field(ge=0, description="GPUs per node.")
     memory: Size | None = Field(default=None, description="Memory per GPU, such as 80GB.")
-    vendor: Literal["nvidia", "amd"] = Field(default="nvidia", description="Who makes it.")
+    vendor: Literal["nvidia", "amd"] = Field(default="nvidia", description="Vendor of the GPUs.")
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
         if self.name is None:
@@ -176,37 +176,37 @@ class Fleet(Model):
     name: Name = Field(description="Name of the dstack fleet.")
     role: Literal["cluster", "rollout"] = Field(
         default="cluster",
-        description="cluster: nodes that start and end together. rollout: nodes for rollout engines that join and leave it.",
+        description="cluster: nodes that start and end together. rollout: nodes for rollout engines, which join and leave.",
     )
     nodes: NodeCount = Field(
-        description="Number of nodes, or with role: rollout a range such as 0..8; over SSH the number of hosts, when left out."
+        description="Number of nodes, or with role: rollout a range such as 0..8. Default over SSH: the number of hosts."
     )
     hourly_budget: Quantity | None = Field(
-        default=None, description="USD an hour that its nodes may cost together, with role: rollout; no more are started than it pays for."
+        default=None, description="With role: rollout, USD per hour that its nodes may cost together; limits how many start."
     )
-    cpus: Positive | None = Field(default=None, description="CPUs per node; the Ray node offers this many.")
-    arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture; images are built for one.")
+    cpus: Positive | None = Field(default=None, description="CPUs per node, which the Ray node offers.")
+    arch: Literal["x86", "arm"] = Field(default="x86", description="Processor architecture of the image.")
     memory: Sizes | None = Field(default=None, description="Memory per node, such as 512GB or 64GB..")
     disk: Sizes | None = Field(default=None, description="Disk per node, such as 200GB..")
     gpu: Gpu | None = None
     resources: dict[str, Quantity] = Field(default_factory=dict, description='Custom Ray resources of each node, such as {"v100": 8}.')
     ssh: Ssh | None = None
-    slurm: Nodes | None = Field(default=None, description="Where a fleet's nodes differ from flotilla:slurm.")
+    slurm: Nodes | None = Field(default=None, description="Settings that differ from flotilla:slurm for this fleet's nodes.")
     fabric: Fabric | None = Field(default=None, description="Network between the GPUs of your own machines: infiniband, roce, ...")
     machine: str | None = Field(default=None, description="Machine type of a cloud such as p5.48xlarge or a3-megagpu-8g.")
     provision: Literal["dstack", "pulumi"] = Field(
-        default="dstack", description="Who launches the machines: dstack when runs need them, or Pulumi once, until `pulumi destroy`."
+        default="dstack", description="What launches the machines: dstack when runs need them, or Pulumi once, until `pulumi destroy`."
     )
     capacity: Capacity = Capacity()
     placement: Literal["cluster", "any"] | None = Field(
-        default=None, description="cluster: side by side, for the fabric. Chosen by the machine type when left out."
+        default=None, description="cluster: close together, for the fabric. Default: by the machine type."
     )
-    nics: Positive | None = Field(default=None, description="Network cards of each node, with provision: pulumi; all when left out.")
-    image: str | None = Field(default=None, description="Image of the nodes' disk: its id, or its path where the cloud has paths.")
-    max_price: Quantity | None = Field(default=None, description="USD an hour that one node may cost; dearer offers are not taken.")
-    regions: tuple[Text, ...] = Field(default=(), description="Regions of the backends in which nodes may be; any when left out.")
+    nics: Positive | None = Field(default=None, description="Network cards of each node, with provision: pulumi. Default: all.")
+    image: str | None = Field(default=None, description="Image of the nodes' disk: its id, or its path on clouds with paths.")
+    max_price: Quantity | None = Field(default=None, description="Highest price of a node in USD per hour.")
+    regions: tuple[Text, ...] = Field(default=(), description="Regions of the backends in which nodes may be. Default: any.")
     idle_duration: IdleDuration | None = Field(
-        default=None, description="dstack terminates a machine after this long without work; 15m when left out, off for never."
+        default=None, description="dstack terminates a machine after this long without work. Default: 15m; off for never."
     )
 
     @model_validator(mode="before")
@@ -264,54 +264,52 @@ class Fleet(Model):
 class Job(Model):
     """One Ray job, for continuous integration and schedules: ray-job.dstack.yml runs it on a cluster of its own."""
 
-    command: Line = Field(description="Such as python -m trainer.train_ppo --config run.yaml.")
+    command: Line = Field(description="The job's command, such as python -m trainer.train_ppo --config run.yaml.")
     files: tuple[ProjectPath, ...] = Field(
         default=("trainer",), min_length=1, description="Files and folders of the project that the job needs; at most 2 MB each."
     )
-    schedule: Cron | None = Field(default=None, description='When dstack starts it, in UTC, such as "0 3 * * *".')
+    schedule: Cron | None = Field(default=None, description='Start times by dstack in UTC, such as "0 3 * * *".')
     retry: bool = Field(
         default=False,
-        description="Retry after a lost node too, from the last checkpoint; dstack then also retries a job that fails, until stopped.",
+        description="Also retry after a lost node, from the last checkpoint; dstack then also retries a failing job until stopped.",
     )
 
 
 class Utilization(Model):
     """dstack ends a run whose GPUs idle."""
 
-    min_gpu: Count = Field(ge=1, le=100, description="Percent; one GPU that stays below for the whole window ends the run.")
-    window: MetricsWindow = Field(default="30m", description="From 5m to 1h, for which a dstack server keeps metrics.")
+    min_gpu: Count = Field(ge=1, le=100, description="Percent; a GPU that stays below this throughout the window ends the run.")
+    window: MetricsWindow = Field(default="30m", description="Duration from 5m to 1h, for which a dstack server keeps metrics.")
 
 
 class Task(Image):
     """The Ray cluster as a dstack task."""
 
     name: Name = Field(default="ray", description="Name of the run.")
-    user: ContainerUser | None = Field(default=None, description='Whom Ray and jobs run as, such as "1000:1000"; else as the image says.')
+    user: ContainerUser | None = Field(default=None, description='User for Ray and jobs, such as "1000:1000". Default: that of the image.')
     env: dict[str, Text | None] = Field(
-        default_factory=dict, description="Environment of every node; a null value is taken from the shell of the person who applies."
+        default_factory=dict, description="Environment of every node; a null value is taken from the shell that applies."
     )
     shm_size: Size | None = Field(default=None, description="Size of /dev/shm, such as 64GB.")
-    volumes: tuple[Mount, ...] = Field(default=(), description="What else is mounted on every node, such as /data:/data.")
+    volumes: tuple[Mount, ...] = Field(default=(), description="Further mounts on every node, such as /data:/data.")
     dashboard_port: Count = Field(default=8265, ge=1, le=65535, description="Port of dashboard and job API on this machine.")
     join_timeout: Count = Field(default=600, ge=1, description="Seconds that nodes wait for one another.")
     burn_in: BurnIn | None = Field(
         default=None,
         description="Load on a node's GPUs before it joins: memory, arithmetic, all-reduce; a node that fails ends the attempt.",
     )
-    on_node_loss: Literal["fail", "wait"] = Field(
-        default="fail", description="What the head does when a node leaves: end the run, or wait for its return."
-    )
+    on_node_loss: Literal["fail", "wait"] = Field(default="fail", description="When a node is lost: end the run, or wait for its return.")
     retry: bool = Field(default=True, description="dstack submits the run again after an interruption or a node's failure.")
-    max_duration: Duration | None = Field(default=None, description="Such as 72h; no limit when left out.")
-    stop_duration: Duration | None = Field(default=None, description="dstack forces a stop after this long; 5m when left out.")
+    max_duration: Duration | None = Field(default=None, description="Longest duration, such as 72h. Default: no limit.")
+    stop_duration: Duration | None = Field(default=None, description="dstack forces a stop after this long. Default: 5m.")
     utilization: Utilization | None = Field(
-        default=None, description="Ends a run whose GPUs idle; with flotilla:cloud dstack below 1 % for 1h, when left out."
+        default=None, description="Ends a run whose GPUs idle. Default with flotilla:cloud dstack: below 1 % for 1h."
     )
     fleets: tuple[Name, ...] = Field(
-        default=(), description="Fleets whose nodes make up the cluster, the head's first; the first fleet when left out."
+        default=(), description="Fleets whose nodes form the cluster, the head's first. Default: the first fleet."
     )
-    services: dict[str, Service] = Field(default_factory=dict, description="Commands that run beside Ray for jobs, by name.")
-    job: Job | None = Field(default=None, description="A single job on a cluster of its own.")
+    services: dict[str, Service] = Field(default_factory=dict, description="Services that run next to Ray for jobs, by name.")
+    job: Job | None = Field(default=None, description="A single job on its own cluster.")
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
         yield from known(self._port())
@@ -328,13 +326,13 @@ class Stack(Model):
     """One environment."""
 
     name: Name
-    cloud: str = Field(description="Where the nodes come from.")
+    cloud: str = Field(description="The place of the nodes.")
     region: Region | None = Field(default=None, description="Region of the cloud, such as us-east-1 or us-central1.")
     project: ProjectId | None = Field(default=None, description="Project id, on a cloud that has projects.")
     environment: Name = Field(default="dev", description="Tag of all resources, and the GitHub environment that may deploy.")
     protect: bool = Field(default=False, description="Refuse to delete the checkpoints and their keys.")
     tags: dict[str, TagValue] = Field(default_factory=dict, description="Tags of all cloud resources, such as owner or cost-center.")
-    monitoring: Monitoring = Field(default=Monitoring(), description="Prometheus, Grafana and alerts on the head; what a node costs.")
+    monitoring: Monitoring = Field(default=Monitoring(), description="Prometheus, Grafana and alerts on the head; price of a node.")
     account_defaults: bool = Field(
         default=False, description="In this account and region, encrypt every new disk and require IMDSv2 of every new instance."
     )
@@ -348,12 +346,12 @@ class Stack(Model):
     fleets: tuple[Fleet, ...] = Field(min_length=1, description="The machines, in groups of homogeneous nodes.")
     checkpoints: Checkpoints = Checkpoints()
     cache: Cache = Field(default=Cache(), description="Models and datasets of Hugging Face.")
-    access: Access | None = Field(default=None, description="How nodes that Pulumi launches are reached.")
-    budget: Budget | None = Field(default=None, description="What a month may cost, and who gets mail.")
-    ci: Ci | None = Field(default=None, description="Who may deploy from continuous integration.")
+    access: Access | None = Field(default=None, description="Access to nodes that Pulumi launches.")
+    budget: Budget | None = Field(default=None, description="Monthly budget and its mail recipients.")
+    ci: Ci | None = Field(default=None, description="Deployment from continuous integration.")
     slurm: Slurm = Field(default=Slurm(), description="The allocation on a Slurm cluster.")
-    dstack: Dstack | None = Field(default=None, description="The dstack server of this stack; dstack's own default when left out.")
-    debug: Debug = Field(default=Debug(), description="What is recorded of a job that hangs.")
+    dstack: Dstack | None = Field(default=None, description="The dstack server of this stack. Default: dstack's own.")
+    debug: Debug = Field(default=Debug(), description="Records for debugging a job that hangs.")
     task: Task = Task()
 
     @property

@@ -144,13 +144,13 @@ OTHERS = {
 
 
 class BackendEntry(Model):
-    """A backend that may launch nodes; what else stands here is dstack's own: https://dstack.ai/docs/reference/server/config.yml"""
+    """A backend that may launch nodes; further keys are dstack's own: https://dstack.ai/docs/reference/server/config.yml"""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    type: str = Field(description="dstack's name of it, such as runpod, lambda or kubernetes.")
+    type: str = Field(description="dstack's name of the backend, such as runpod, lambda or kubernetes.")
     credentials: OwnPath | None = Field(
-        default=None, description="File with the credentials on the machine of the dstack server, where dstack reads one: a kubeconfig, ..."
+        default=None, description="Credentials file on the dstack server's machine, for backends that read one, such as a kubeconfig."
     )
 
     @property

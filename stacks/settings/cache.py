@@ -16,10 +16,9 @@ class Cache(Model):
 
     path: NodePath | None = Field(
         default=None,
-        description="Folder for HF_HOME: one that all hosts share, or below /checkpoints; mounted at the same path. "
-        "Each container's own when left out.",
+        description="Folder for HF_HOME, shared by all hosts or under /checkpoints, at the same path. Default: each container's own.",
     )
-    endpoint: Url | None = Field(default=None, description="A mirror in place of https://huggingface.co.")
+    endpoint: Url | None = Field(default=None, description="Mirror to use instead of https://huggingface.co.")
     offline: bool = Field(default=False, description="Never contact the hub; a file missing from the cache is an error.")
     wait: Count = Field(default=3600, ge=1, description="Seconds that the other nodes wait while one downloads.")
 

@@ -21,7 +21,7 @@ GIVEN = {"bucket": ("bucket",), "file_system": ("lustre", "filestore")}  # what 
 
 
 class Checkpoints(Model):
-    """What is mounted at /checkpoints on every node."""
+    """Storage mounted at /checkpoints on every node."""
 
     kind: Literal["instance", "network", "shared", "bucket", "lustre", "filestore", "hyperdisk-ml"] = Field(
         default="instance",
@@ -30,19 +30,17 @@ class Checkpoints(Model):
     )
     path: NodePath = Field(default=Path("/var/lib/flotilla/checkpoints"), description="Folder on the host, for instance and shared.")
     volume: Name | None = Field(default=None, description="Name of the dstack volume, for network.")
-    size: Size | None = Field(default=None, description="Such as 500GB; for network, lustre, filestore and hyperdisk-ml.")
-    throughput: Positive | None = Field(default=None, description="MB/s per TB, for lustre: 125, 250, 500 or 1000; 250 when left out.")
-    keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps what was replaced or deleted.")
-    bucket: BucketName | None = Field(default=None, description="A bucket of yours in the region, for bucket; made when left out.")
-    key: Text | None = Field(default=None, description="The key of that bucket where it has one of its own.")
+    size: Size | None = Field(default=None, description="Size such as 500GB, for network, lustre, filestore and hyperdisk-ml.")
+    throughput: Positive | None = Field(default=None, description="MB/s per TB, for lustre: 125, 250, 500 or 1000. Default: 250.")
+    keep_days: Count = Field(default=30, ge=1, description="Days for which the bucket keeps replaced or deleted objects.")
+    bucket: BucketName | None = Field(default=None, description="Existing bucket in the region, for bucket. Default: a new one.")
+    key: Text | None = Field(default=None, description="The key of that bucket, if it has one.")
     endpoint: Url | None = Field(
-        default=None, description="S3 API of the bucket's cloud, such as https://ACCOUNT.r2.cloudflarestorage.com; S3 itself when left out."
+        default=None, description="S3 API of the bucket's cloud, such as https://ACCOUNT.r2.cloudflarestorage.com. Default: S3 itself."
     )
-    claim: Text | None = Field(
-        default=None, description="A PersistentVolumeClaim that is there already, for network on Kubernetes; a new one when left out."
-    )
+    claim: Text | None = Field(default=None, description="Existing PersistentVolumeClaim, for network on Kubernetes. Default: a new one.")
     file_system: Text | None = Field(
-        default=None, description="A file system of yours in network.vpc, for lustre and filestore, by id or path; made when left out."
+        default=None, description="Existing file system in network.vpc, for lustre and filestore, by id or path. Default: a new one."
     )
 
     def own_errors(self) -> Iterator[PydanticCustomError]:

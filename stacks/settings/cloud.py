@@ -21,13 +21,13 @@ class Network(Model):
     """The private network of the nodes, or an existing one."""
 
     cidr: IPv4Network = Field(default=IPv4Network("10.64.0.0/16"), description="Address range of the network, divided into subnets.")
-    zones: tuple[Zone, ...] = Field(default=(), description="Zones to use; all of the region that offer the machines, when left out.")
+    zones: tuple[Zone, ...] = Field(default=(), description="Zones to use. Default: all of the region that offer the machines.")
     nat: Literal["one", "per-zone"] = Field(default="one", description="NAT gateways: one for all zones, or one in each.")
-    flow_logs: bool = Field(default=False, description="Keep records of accepted and refused connections.")
-    vpc: str | None = Field(default=None, description="Existing network to use in place of a new one: its id, or its name.")
-    subnets: tuple[str, ...] = Field(default=(), description="Private subnets of the existing network: their ids or names, as for vpc.")
+    flow_logs: bool = Field(default=False, description="Record accepted and refused connections.")
+    vpc: str | None = Field(default=None, description="Existing network to use instead of a new one, by id or name.")
+    subnets: tuple[str, ...] = Field(default=(), description="Private subnets of the existing network, by id or name.")
     host_rules: bool = Field(
-        default=False, description="Make firewall rules and grants in the host project of a Shared VPC too, by your own rights there."
+        default=False, description="Also create firewall rules and grants in the host project of a Shared VPC, with your rights there."
     )
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
@@ -56,7 +56,7 @@ class Network(Model):
 
 
 class Capacity(Model):
-    """How the machines of a fleet are bought; exactly one way."""
+    """Purchase of the fleet's machines, in exactly one way."""
 
     kind: Literal["on-demand", "spot", "reservation", "block", "flex-start"] = Field(
         default="on-demand", description="block: a capacity block. flex-start: a queue for GPUs."
@@ -64,7 +64,7 @@ class Capacity(Model):
     id: str | None = Field(default=None, description="Id of the reservation or capacity block.")
     policy: str | None = Field(
         default=None,
-        description="Name of the reservation's compact placement policy, or placement group, where it has one.",
+        description="Name of the reservation's compact placement policy or placement group, if it has one.",
     )
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
@@ -84,7 +84,7 @@ class Access(Model):
 
     user: User = Field(default="ubuntu", description="User name on the nodes.")
     identity_file: OwnPath = Field(description="Private key, without passphrase, of the person who runs dstack.")
-    public_key: PublicKey = Field(description="The public half, as in the .pub file.")
+    public_key: PublicKey = Field(description="Public key, as in the .pub file.")
     via: Literal["bastion", "tunnel", "direct"] = Field(
         default="bastion",
         description="bastion: a small machine with a public address. tunnel: SSM or IAP. direct: dstack's server is in the network.",
@@ -107,10 +107,12 @@ class Access(Model):
 class Budget(Model):
     """What a month may cost, and who gets mail; it stops nothing."""
 
-    monthly: Quantity = Field(description="Limit of the month's cost.")
+    monthly: Quantity = Field(description="Limit on the month's cost.")
     currency: Literal["USD", "EUR", "GBP", "JPY", "CHF", "AUD", "CAD", "INR"] = Field(default="USD", description="Currency of the limit.")
-    emails: tuple[Email, ...] = Field(min_length=1, description="Who gets mail.")
-    thresholds: tuple[Quantity, ...] = Field(default=(50, 80, 100), min_length=1, description="Percent of the limit at which mail is sent.")
+    emails: tuple[Email, ...] = Field(min_length=1, description="Mail recipients.")
+    thresholds: tuple[Quantity, ...] = Field(
+        default=(50, 80, 100), min_length=1, description="Percentages of the limit at which mail is sent."
+    )
     billing_account: str | None = Field(default=None, description="The account that pays, such as 012345-6789AB-CDEF01.")
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
@@ -126,5 +128,5 @@ class Ci(Model):
 
     github: Repository = Field(description="Repository, such as owner/name; its environment of flotilla:environment's name may deploy.")
     provider: str | None = Field(
-        default=None, description="Existing OIDC provider (its ARN) or workload identity pool; created when left out."
+        default=None, description="Existing OIDC provider (its ARN) or workload identity pool. Default: a new one."
     )

@@ -13,6 +13,6 @@ class Debug(Model):
     """What NCCL and RCCL record and print."""
 
     flight_recorder: bool = Field(
-        default=False, description="Keep the last collectives of every rank; written below the checkpoints when one does not end in time."
+        default=False, description="Keep the last collectives of every rank, written under the checkpoints when one does not end in time."
     )
-    nccl: Literal["WARN", "INFO"] | None = Field(default=None, description="What NCCL and RCCL print into the job's output; INFO is long.")
+    nccl: Literal["WARN", "INFO"] | None = Field(default=None, description="Log level of NCCL and RCCL in the job's output; INFO is long.")

@@ -19,23 +19,24 @@ class Dstack(Model):
 
     host: Literal["elsewhere", "cloud"] | None = Field(
         default=None,
-        description="Where the server runs. cloud: on a control node that `pulumi up` makes in the network of the nodes. elsewhere: on a "
-        "machine of yours, in that network or with a VPN into it. Needed where dstack launches the nodes of a cloud.",
+        description="Place of the server. cloud: a control node that `pulumi up` creates in the nodes' network. "
+        "elsewhere: your own machine, in that network or with a VPN into it. Required if dstack launches the nodes of a cloud.",
     )
-    server: Url = Field(default="http://127.0.0.1:3000", description="URL of the server; with host: cloud, where its port is forwarded to.")
+    server: Url = Field(
+        default="http://127.0.0.1:3000", description="URL of the server; with host: cloud, the address to which its port is forwarded."
+    )
     project: Name = Field(default="main", description="Project on the server.")
     credentials: OwnPath | None = Field(
         default=None,
-        description="File of NAME=value lines with keys of clouds, such as RUNPOD_API_KEY, for a server that is started here; "
-        "the environment wins over it.",
+        description="File of NAME=value lines with cloud keys, such as RUNPOD_API_KEY, for a server here. The environment overrides it.",
     )
     drive: bool = Field(
         default=False, description="`pulumi up` creates backend, fleets and volume there; otherwise it only writes their files."
     )
-    adopt: bool = Field(default=False, description="Take over what has the same name there, instead of refusing; with drive.")
+    adopt: bool = Field(default=False, description="Take over existing resources of the same name instead of refusing; with drive.")
     on_destroy: Literal["refuse", "wait", "stop"] = Field(
         default="refuse",
-        description="What to do about runs on a fleet that is being removed: refuse, wait for them to end, or stop them; with drive.",
+        description="Handling of runs on a fleet that is being removed: refuse, wait for them to end, or stop them; with drive.",
     )
     timeout: Count = Field(default=1200, ge=1, description="Seconds to wait for machines, volumes and the end of runs; with drive.")
 

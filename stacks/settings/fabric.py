@@ -18,12 +18,10 @@ class Fabric(Model):
     """What carries NCCL's or RCCL's data. The kind alone may be given in its place."""
 
     kind: Literal["infiniband", "roce", "ethernet", "efa"] = Field(description="Protocol of the cards and switches.")
-    hcas: tuple[Hca, ...] = Field(default=(), description="RDMA devices that the GPUs use; all active ones when left out.")
-    gid_index: Byte | None = Field(default=None, description="roce: row of the GID table; NCCL finds it when left out.")
+    hcas: tuple[Hca, ...] = Field(default=(), description="RDMA devices that the GPUs use. Default: all active ones.")
+    gid_index: Byte | None = Field(default=None, description="roce: row of the GID table. Default: NCCL finds it.")
     traffic_class: Byte | None = Field(default=None, description="roce: the class that the switches keep lossless.")
-    bandwidth: Positive | None = Field(
-        default=None, description="Gbit/s of all devices of one node together; the checks expect a good part of it."
-    )
+    bandwidth: Positive | None = Field(default=None, description="Gbit/s of all devices of a node together; the checks expect 0.4 of it.")
 
     @model_validator(mode="before")
     @classmethod

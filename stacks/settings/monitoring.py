@@ -21,16 +21,16 @@ def seconds(duration: str) -> int:
 
 
 class Alerts(Model):
-    """What is worth a message."""
+    """Alerts and the webhook that receives them."""
 
     webhook: Variable | None = Field(
-        default=None, description="Variable of your shell with the URL to which alerts are posted; the URL stands in no file."
+        default=None, description="Variable of your shell with the URL to which alerts are posted; no file contains the URL."
     )
-    idle_gpu: Duration = Field(default="30m", description="A GPU below idle_percent for so long.")
-    idle_percent: Percent = Field(default=5, description="Use of a GPU, in percent, below which it idles.")
-    silent_trainer: Duration = Field(default="30m", description="A trainer that has finished no step for so long.")
-    full_disk: Percent = Field(default=90, description="Use of a node's disk, in percent.")
-    repeat: Duration = Field(default="4h", description="An alert that lasts is posted again after so long.")
+    idle_gpu: Duration = Field(default="30m", description="Alert when a GPU stays below idle_percent for this long.")
+    idle_percent: Percent = Field(default=5, description="GPU use, in percent, below which a GPU counts as idle.")
+    silent_trainer: Duration = Field(default="30m", description="Alert when a trainer finishes no step for this long.")
+    full_disk: Percent = Field(default=90, description="Alert when a node's disk is fuller than this, in percent.")
+    repeat: Duration = Field(default="4h", description="Post a lasting alert again after this long.")
 
     def own_errors(self) -> Iterator[PydanticCustomError]:
         for key in ("idle_gpu", "silent_trainer", "repeat"):
@@ -41,15 +41,15 @@ class Alerts(Model):
 class Monitoring(Model):
     """Prometheus and Grafana beside Ray's dashboard, and what machines cost."""
 
-    enabled: bool = Field(default=False, description="Run Prometheus and, where it is installed, Grafana on the head.")
-    prometheus_port: Port = Field(default=9090, description="Of Prometheus, on the head and on this machine.")
-    grafana_port: Port = Field(default=3001, description="The same of Grafana.")
+    enabled: bool = Field(default=False, description="Run Prometheus and, if installed, Grafana on the head.")
+    prometheus_port: Port = Field(default=9090, description="Port of Prometheus, on the head and on this machine.")
+    grafana_port: Port = Field(default=3001, description="Port of Grafana, on the head and on this machine.")
     retention: Duration = Field(default="15d", description="How long Prometheus keeps metrics, while the cluster lives.")
     exporters: tuple[Port, ...] = Field(
-        default=(), description="Ports that are asked for /metrics on every node: 9400 for NVIDIA's DCGM exporter, 5000 for AMD's."
+        default=(), description="Ports scraped for /metrics on every node: 9400 for NVIDIA's DCGM exporter, 5000 for AMD's."
     )
     alerts: Alerts = Alerts()
-    price: Quantity | None = Field(default=None, description="USD an hour of one node, where no cloud's price list knows it.")
+    price: Quantity | None = Field(default=None, description="USD per hour and node, if no cloud's price list has it.")
     cloud: bool = Field(default=False, description="Metrics and logs of the nodes that Pulumi launches, kept by the cloud.")
 
     @model_validator(mode="before")

@@ -22,13 +22,13 @@ def taken(port: int) -> bool:
 
 
 class Service(Model):
-    """A command that runs on nodes from before the first job, and is started again when it ends."""
+    """A command that starts before the first job and is restarted when it ends."""
 
-    command: Line = Field(description="For a shell, such as python serve.py --port 8000; it stays in the foreground.")
+    command: Line = Field(description="Shell command, such as python serve.py --port 8000; it stays in the foreground.")
     on: str = Field(default=EVERY, description="Nodes that run it: every, head, or the name of a fleet of the cluster.")
-    port: Port | None = Field(default=None, description="On which it listens; jobs wait until it does.")
-    health: Text | None = Field(default=None, description="Path that it answers with 200 once it is ready, such as /health.")
-    timeout: Count = Field(default=600, ge=1, description="Seconds from the complete cluster until it has to be ready.")
+    port: Port | None = Field(default=None, description="Port on which it listens; jobs wait until it does.")
+    health: Text | None = Field(default=None, description="Path that answers with 200 once the service is ready, such as /health.")
+    timeout: Count = Field(default=600, ge=1, description="Seconds after the cluster is complete within which it must be ready.")
 
     def ranks(self, fleets: Iterable[tuple[str, int]]) -> list[int]:
         """Of the nodes that run it, where the cluster's fleets are these by name and number of nodes, the head's first."""

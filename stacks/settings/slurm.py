@@ -82,12 +82,12 @@ Option = Annotated[str, Field(json_schema_extra={"allowed": OPTION}), AfterValid
 class Nodes(Model):
     """Which nodes of a Slurm cluster; only with `flotilla:cloud: slurm`."""
 
-    partition: Words | None = Field(default=None, description="As `sinfo` shows it; the cluster's default when left out.")
-    account: Word | None = Field(default=None, description="Account that is charged.")
+    partition: Words | None = Field(default=None, description="Partition as `sinfo` shows it. Default: the cluster's.")
+    account: Word | None = Field(default=None, description="Account to charge.")
     qos: Word | None = Field(default=None, description="Quality of service.")
     constraint: Constraint | None = Field(default=None, description="Features that nodes must have, such as ib or h100&ib.")
     gpu_type: Word | None = Field(
-        default=None, description="The cluster's own word for gpu.name, as `sinfo -o %G` shows it; any where it has none."
+        default=None, description="The cluster's own name for gpu.name, as `sinfo -o %G` shows it; any if it has none."
     )
     sbatch: tuple[Option, ...] = Field(default=(), description="Further options of sbatch, such as --reservation=week.")
 
@@ -95,21 +95,21 @@ class Nodes(Model):
 class Slurm(Nodes):
     """The allocation on a Slurm cluster, and how Ray runs in it; only with `flotilla:cloud: slurm`."""
 
-    time: Time | None = Field(default=None, description="Time limit, such as 24:00:00 or 2-00:00:00; the partition's when left out.")
+    time: Time | None = Field(default=None, description="Time limit, such as 24:00:00 or 2-00:00:00. Default: the partition's.")
     login: Login | None = Field(default=None, description="[user@]host[:port] from which compute nodes are reached by SSH.")
-    identity_file: OwnPath | None = Field(default=None, description="Private key for the login node; for dstack alone.")
+    identity_file: OwnPath | None = Field(default=None, description="Private key for the login node; used only by dstack.")
     container: Literal["none", "pyxis", "apptainer", "docker", "podman"] = Field(
-        default="none", description="What runs task.image on the nodes; none takes the software of the project's .venv."
+        default="none", description="Runtime for task.image on the nodes; none uses the project's .venv."
     )
-    exclusive: bool = Field(default=True, description="Whole nodes. On shared ones ports are chosen that are free.")
+    exclusive: bool = Field(default=True, description="Allocate complete nodes. On shared nodes the scripts choose free ports.")
     notice: Count = Field(
         default=300,
         ge=2 * MARGIN,
         le=65535,
-        description="Seconds before the time limit at which a job is asked to save: as long as its checkpoint takes, and a minute more.",
+        description="Seconds before the time limit at which a job is asked to save: the time its checkpoint takes, plus a minute.",
     )
     requeue: Count = Field(default=10, ge=0, description="How often a job resumes after time limit, preemption or a lost node.")
-    mail: Email | None = Field(default=None, description="Who gets mail about failed jobs.")
+    mail: Email | None = Field(default=None, description="Recipients of mail about failed jobs.")
     modules: tuple[Module, ...] = Field(default=(), description="Modules to load, such as cuda/12.8.")
     setup: tuple[SetupLine, ...] = Field(default=(), description="Shell lines to run first, such as: . ~/venv/bin/activate")
 

@@ -25,9 +25,10 @@ LONGEST = 128 * 1024  # of a variable: MAX_ARG_STRLEN of execve(2)
 class Image(Model):
     """What nodes run in."""
 
-    image: str | None = Field(default=None, description="Container image, pinned by tag or digest; dstack's own when left out.")
+    image: str | None = Field(default=None, description="Container image, pinned by tag or digest. Default: dstack's own.")
     image_has_ray: bool = Field(
-        default=True, description="The image contains Ray and what jobs need; false: nodes install the locked requirements as they start."
+        default=True,
+        description="Whether the image contains Ray and the jobs' requirements; if false, nodes install the locked requirements at start.",
     )
 
     def own_errors(self) -> Iterator[PydanticCustomError]:

@@ -26,7 +26,7 @@ HEAD = """\
 
 Every key of a run's settings file and of `key=value` overrides, for `python -m trainer.train_ppo` and the other entry points.
 Generated from `trainer/configs/` by `python -m trainer.cli.reference`; edit the types there, not this page. How files, overrides
-and checks work: [training](training/README.md#settings). The stack file has [settings of its own](settings.md).
+and checks work: [training](training/README.md#settings). The stack file has [other settings](settings.md).
 
 "Read by" lists entry points: `ppo` is `train_ppo`, `sft` `train_sft`, `rm` `train_rm`, `dpo` `train_dpo`; `all` is all four.
 `flotilla eval` takes a settings file of `train_ppo` and uses its sections {scored} and `trainer.eval_*`.
