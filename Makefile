@@ -97,10 +97,11 @@ breaks: .venv/dev ## break code one place at a time: tests must fail
 	@$(BIN)/python -m lab.breaks --jobs $(or $(strip $(JOBS)),2)
 
 .PHONY: check
-check: .venv/dev ## formatting, lint, types
+check: .venv/dev ## formatting, lint, types, language of the pages
 	@$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/python -m lab.prose
 
 .PHONY: bench
 bench: .venv/dev ## ratios against peers, with the limits they are held to

@@ -42,7 +42,7 @@ def test_the_page_has_a_row_for_every_backend_as_the_table_has_it():
         _, _, keys, wants, between, spot, kept, _, _ = (cell.strip() for cell in rows[name].split("|"))
         assert re.findall(r"`(\w+)`", keys) == list(backend.keys.values()) or backend.default_file in keys
         assert re.findall(r"`(\w+)`", wants) == list(backend.wants)
-        assert (between, spot) == (backend.cluster or "one node alone", "yes" if backend.spot else "-")
+        assert (between, spot) == (backend.cluster or "single nodes only", "yes" if backend.spot else "-")
         assert [word in kept for word in ("folder", "volume", "bucket")] == [backend.folders, backend.makes_volumes, backend.mounts]
 
 
