@@ -21,6 +21,7 @@ PASSED = {
     "preview": "infra.preview",
     "preflight": "infra.preflight.command",
     "offers": "infra.backends.offers",
+    "orphans": "infra.orphans",
     "bootstrap": "infra.bootstrap",
     "server": "fleets.server.commands",
     "check": "cluster_tasks.checks.command",

@@ -55,7 +55,10 @@ GROUPS = {
         Verb("check [--here]", "test GPUs and links before a job", "on the nodes"),
         Verb("debug WHAT STACK", "why a cluster hangs; its logs in one file"),
     ),
-    "stop": (Verb("down STACK", "leave nothing running"),),
+    "stop": (
+        Verb("down STACK", "leave nothing running"),
+        Verb("orphans STACK", "machines that a killed `up` left", "AWS, GCP"),
+    ),
     "models": (
         Verb("train ppo|sft|rm|dpo", "train in this shell", "in this shell"),
         Verb("eval RUN.yaml", "score a model without training", "in this shell"),

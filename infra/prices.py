@@ -96,13 +96,44 @@ def _usd(hourly: float) -> str:
     return f"{hourly:,.2f} USD an hour, {hourly * HOURS:,.0f} a month"
 
 
+@dataclass(frozen=True)
+class Listed:
+    """USD an hour of a machine type, None where no list says it."""
+
+    usd: float | None
+    at_most: bool = False
+
+    def line(self) -> str:
+        return "price not known" if self.usd is None else f"{'at most ' if self.at_most else ''}{_usd(self.usd)}"
+
+
 def cost(stack: Stack) -> Cost:
     """Of a stack on a cloud. Raises PricesUnknown."""
+    return priced(stack, *_offers(stack))
+
+
+def _offers(stack: Stack) -> tuple[list[CatalogItem], str]:
+    """Today's, else the bundled ones, with what they are then. Raises PricesUnknown."""
     try:
-        return priced(stack, catalogue(stack.cloud))
+        return catalogue(stack.cloud), ""
     except PricesUnknown as reason:
         day, items = bundled(stack.cloud, reason)
-        return priced(stack, items, f"list prices of {day}; today's could not be had: {reason}")
+        return items, f"list prices of {day}; today's could not be had: {reason}"
+
+
+def listed(stack: Stack, wanted: Iterable[tuple[str, bool]]) -> dict[tuple[str, bool], Listed]:
+    """Of machine types in the stack's region, by type and whether it is spot; without a spot price the one on demand is the most it is."""
+    wanted = set(wanted)
+    try:
+        items = [item for item in _offers(stack)[0] if _near(stack, item.location)] if wanted else []
+    except PricesUnknown:
+        items = []
+    found: dict[tuple[str, bool], Listed] = {}
+    for machine, spot in wanted:
+        kinds = ("spot" if spot else "on-demand", "on-demand")
+        exact, on_demand = (_priced(stack, machine, machine, 1, items, kind).each for kind in kinds)
+        found[machine, spot] = Listed(on_demand if exact is None else exact, exact is None)
+    return found
 
 
 def priced(stack: Stack, items: Iterable[CatalogItem], dated: str = "") -> Cost:
