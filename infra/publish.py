@@ -7,6 +7,7 @@ render`), with the node agent and, as a secret, the cluster's token.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ import pulumi
 import yaml
 
 from cluster_tasks import build_folder, ray, slurm
+from cluster_tasks.environment import CHECKPOINTS
 from cluster_tasks.identity import ADDRESS, STACK, TOKEN
 from cluster_tasks.node.identity import token_variable
 from fleets import backend, fleet, volume
@@ -156,19 +158,26 @@ def environment(stack: Stack, site: Site) -> str:
     head += f"# Made from stacks/Pulumi.{stack.name}.yaml. In the project's folder:  . build/{stack.name}/env.sh\n"
     head += f"export {STACK}={stack.name}\nexport RAY_ADDRESS={address(stack)}\n"
     head += f"export DSTACK_PROJECT={stack.dstack.project}\n" if stack.dstack else ""
-    moved = "" if place_of(stack).remote else MOVED.format(address=ADDRESS)
-    return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN, moved=moved, variable=token_variable(stack.name))
+    place = place_of(stack)
+    here = "" if place.remote else HERE.format(address=ADDRESS, checkpoints=CHECKPOINTS.strip("/"))
+    if place.batch:
+        here = SHARED.format(path=shlex.quote(str(stack.checkpoints.path)))
+    return head + TOKEN_ENVIRONMENT.format(folder=f"build/{stack.name}", token=TOKEN, here=here, variable=token_variable(stack.name))
 
 
 # `local up` may have found its port taken; it writes where its dashboard is, not into env.sh, which is Pulumi's.
-MOVED = """\
+HERE = """\
 [ ! -f "$flotilla_folder/{address}" ] || RAY_ADDRESS=$(cat -- "$flotilla_folder/{address}") # of the cluster that is up
+export FLOTILLA_RUNS="$flotilla_folder/volumes/{checkpoints}" # where its jobs write runs; what is trained in this shell lies beside them
+"""
+SHARED = """\
+[ ! -d {path} ] || export FLOTILLA_RUNS={path} # where its jobs write runs
 """
 # bash names the sourced file in BASH_SOURCE, zsh in $0; a plain sh in neither, where the project's folder has to be the current one.
 TOKEN_ENVIRONMENT = """\
 flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${{BASH_SOURCE:-$0}}")" 2>/dev/null && pwd)
 [ -f "$flotilla_folder/{token}" ] || flotilla_folder=$PWD/{folder}
-{moved}export RAY_AUTH_MODE=token
+{here}export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/{token}" # `ray job` reads it here
 RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN
 export {variable}="$RAY_AUTH_TOKEN" # `dstack apply` takes it from the environment

@@ -2,7 +2,7 @@
 
     python -m trainer.compare RUN_A RUN_B [--keys reward loss ...]
 
-RUN is a folder, or the name of a run below the runs root. Compares metrics.jsonl step by step; what measures time or memory is
+RUN is a folder, or the name of a run. Compares metrics.jsonl step by step; what measures time or memory is
 left out unless it is named. Exit code 0: every number of every step is equal. 1: something differs. 2: nothing to compare.
 """
 
@@ -12,16 +12,15 @@ import argparse
 import re
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from trainer.cli import exits_cleanly
-from trainer.cli.paths import runs_root
 from trainer.errors import ConfigError
 from trainer.metrics import read
+from trainer.runs import run_of
 
 VARIES = re.compile(r"(^|_)(seconds|time|memory|cost)(_|$)|_per_second$")
 Row = dict[str, Any]
@@ -67,10 +66,6 @@ def _by_step(rows: list[Row]) -> dict[int, Row]:
     return steps
 
 
-def _folder(name: str) -> Path:
-    return Path(name) if Path(name).is_dir() else runs_root() / name
-
-
 def _print(result: list[Comparison], names: tuple[str, str]) -> None:
     table = Table("metric", "equal steps", "different", "first difference", *names, box=None, padding=(0, 2, 0, 0), header_style="dim")
     for metric in result:
@@ -87,7 +82,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("run_b", metavar="RUN_B")
     parser.add_argument("--keys", nargs="+", help="compare these metrics alone")
     args = parser.parse_args(argv)
-    rows_a, rows_b = read(_folder(args.run_a)), read(_folder(args.run_b))
+    rows_a, rows_b = read(run_of(args.run_a)), read(run_of(args.run_b))
     result = compare(rows_a, rows_b, args.keys)
     _print(result, (args.run_a, args.run_b))
     different = sum(metric.different for metric in result)

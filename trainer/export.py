@@ -115,7 +115,7 @@ def _settings(run: Path) -> dict[str, Any]:
 def main(arguments: list[str], prog: str = "python -m trainer.export") -> int:
     """Exports one checkpoint. Raises ConfigError."""
     parser = argparse.ArgumentParser(prog=prog, description="Writes a checkpoint of a run as a Hugging Face model.")
-    parser.add_argument("run", metavar="RUN", help="its name below $FLOTILLA_RUNS, or its folder")
+    parser.add_argument("run", metavar="RUN", help="its name, or its folder")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (the newest)")
     which.add_argument("--best", action="store_true", help="the one with the best evaluation")

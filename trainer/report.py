@@ -165,7 +165,7 @@ def render(stories: Sequence[Story]) -> str:
 def main(arguments: list[str], prog: str = "python -m trainer.report") -> int:
     """Writes the page. Raises ConfigError."""
     parser = argparse.ArgumentParser(prog=prog, description="Writes one HTML file of what runs did; it opens without a network.")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="its name below $FLOTILLA_RUNS, or its folder")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="its name, or its folder")
     parser.add_argument("--output", type=Path, metavar="FILE", help="(RUN/report.html; of several runs report.html beside them)")
     options = parser.parse_args(arguments)
     folders = list(dict.fromkeys(run_of(name) for name in options.runs))

@@ -18,7 +18,7 @@ from typing import NoReturn, TypeVar
 from trainer.cli import yaml_io
 from trainer.cli.help import print_settings
 from trainer.cli.mistakes import COMMAND_LINE, DEFAULT, explain_rule, left_aside, named, placed, source, touches, validated
-from trainer.cli.paths import derived_name, resolved_paths
+from trainer.cli.paths import derived_name, resolved_paths, several_runs
 from trainer.cli.streams import stdout_is_stderr
 from trainer.cli.typed import override, read_file
 from trainer.configs.base import Check
@@ -79,7 +79,7 @@ def parse(
         raise SystemExit(0)
     errors += [line for lines in wrong.values() for line in lines]
     errors += [explain_rule(config, rule, sources) for rule in broken_rules(config) if not any(touches(key, wrong) for key in rule.keys)]
-    looked_at = checks if args.print_config else (*checks, *before_start)
+    looked_at = (several_runs, *checks, *(() if args.print_config else before_start))
     with stdout_is_stderr() if args.print_config else nullcontext():  # what a person's own modules print is no setting
         found = [line for check in looked_at for line in check(config)]
     for line in found:

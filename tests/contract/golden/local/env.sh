@@ -5,6 +5,7 @@ export RAY_ADDRESS=http://localhost:8265
 flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
 [ -f "$flotilla_folder/ray.token" ] || flotilla_folder=$PWD/build/local
 [ ! -f "$flotilla_folder/address" ] || RAY_ADDRESS=$(cat -- "$flotilla_folder/address") # of the cluster that is up
+export FLOTILLA_RUNS="$flotilla_folder/volumes/checkpoints" # where its jobs write runs; what is trained in this shell lies beside them
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/ray.token" # `ray job` reads it here
 RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN

@@ -4,6 +4,7 @@ export FLOTILLA_STACK=slurm
 export RAY_ADDRESS=http://localhost:8265
 flotilla_folder=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE:-$0}")" 2>/dev/null && pwd)
 [ -f "$flotilla_folder/ray.token" ] || flotilla_folder=$PWD/build/slurm
+[ ! -d /shared/me/flotilla ] || export FLOTILLA_RUNS=/shared/me/flotilla # where its jobs write runs
 export RAY_AUTH_MODE=token
 export RAY_AUTH_TOKEN_PATH="$flotilla_folder/ray.token" # `ray job` reads it here
 RAY_AUTH_TOKEN=$(cat -- "$RAY_AUTH_TOKEN_PATH") && export RAY_AUTH_TOKEN

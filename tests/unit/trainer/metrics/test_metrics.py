@@ -189,7 +189,7 @@ def test_comparing_finds_runs_by_name_and_names_what_is_not_there(tmp_path, monk
     monkeypatch.setenv("FLOTILLA_RUNS", str(tmp_path))
     write(tmp_path / "a", range(1, 3))
     assert main(["a", "a"]) == 0
-    for argv, message in ((["a", "b"], "b/metrics.jsonl: No such file"), (["a", "a", "--keys", "los"], "--keys los: in neither run")):
+    for argv, message in ((["a", "b"], "RUN=b: no run of that name"), (["a", "a", "--keys", "los"], "--keys los: in neither run")):
         with pytest.raises(SystemExit) as ended, exits_cleanly():
             main(argv)
         assert ended.value.code == 2
