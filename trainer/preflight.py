@@ -256,7 +256,7 @@ def cluster(config: PpoConfig) -> list[str]:
 
 def _nodes() -> list[dict[str, Any]]:
     """As Ray lists them."""
-    if not os.environ.get("RAY_ADDRESS") and not placement.RUNNING_RAY.exists():
+    if not os.environ.get("RAY_ADDRESS") and not placement.own_ray_runs():
         return [{"Alive": True, "Labels": {}, "Resources": {"CPU": os.cpu_count() or 1, "GPU": math.inf if has_gpu() else 0}}]
     import ray
 

@@ -66,7 +66,7 @@ def running(folder: Path) -> psutil.Process | None:
         process = psutil.Process(noted["pid"])
         same = process.create_time() == noted["started"] and process.status() != psutil.STATUS_ZOMBIE
         return process if same else None
-    except (OSError, ValueError, KeyError, psutil.Error):
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return None
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -175,11 +176,21 @@ def ray_folder(root: Path) -> Path:
 def make_ray_folder(root: Path) -> None:
     """Afresh, and closed to other users: who writes to Ray's sockets runs code as us."""
     folder = ray_folder(root)
-    shutil.rmtree(folder, ignore_errors=True)
+    if is_own(folder):  # else rmtree may wait for ever, as for who writes into a FIFO
+        shutil.rmtree(folder, ignore_errors=True)
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
         raise LocalError(f"{folder} cannot be replaced; remove it, or set TMPDIR to another folder") from None
+
+
+def is_own(folder: Path) -> bool:
+    """Whether it is a folder, no link, and this user's: its name is one that others can guess."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
 
 
 def place_files(task: TaskConfiguration, root: Path) -> None:

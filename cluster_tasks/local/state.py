@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from cluster_tasks.identity import ADDRESS
-from cluster_tasks.local.plan import MARKER, LocalError, Ports, ray_folder
+from cluster_tasks.local.plan import MARKER, LocalError, Ports, is_own, ray_folder
 from cluster_tasks.local.supervisor import STOP_GRACE_SECONDS
 from stacks.host import processes
 
@@ -85,11 +85,13 @@ def kill_marked(root: Path) -> int:
 
 def clean_up(root: Path) -> None:
     """Keeps Ray's logs beside ours, removes its folder and cluster.json."""
-    for session in ray_folder(root).glob("*/session_latest/logs"):
-        kept = root / "logs" / f"ray-{session.parents[1].name}"
-        shutil.rmtree(kept, ignore_errors=True)
-        shutil.copytree(session.resolve(), kept, symlinks=True)
-    shutil.rmtree(ray_folder(root), ignore_errors=True)
+    folder = ray_folder(root)
+    if is_own(folder):
+        for session in folder.glob("*/session_latest/logs"):
+            kept = root / "logs" / f"ray-{session.parents[1].name}"
+            shutil.rmtree(kept, ignore_errors=True)
+            shutil.copytree(session.resolve(), kept, symlinks=True)
+        shutil.rmtree(folder, ignore_errors=True)
     for name in ("cluster.json", ADDRESS):
         (root / name).unlink(missing_ok=True)
 

@@ -36,6 +36,7 @@ import secrets
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -46,7 +47,8 @@ FORM_BYTES = 1000
 COOKIE = "ray-authentication-token"  # ray/_private/authentication/authentication_constants.py
 NONCE = re.compile(r"[0-9a-f]{16,128}")
 ID_LENGTH = 12  # hexadecimal digits
-HEADER_LINES = 100
+SHOWN = (b"authorization", b"x-ray-authorization")  # headers in which Ray takes the token
+HEADER_LINES, HEAD_BYTES = 100, 2**17
 CHUNK = 2**16  # bytes
 JOBS = "/api/jobs"  # POST: a new job
 READS = ("GET", "HEAD", "OPTIONS")
@@ -91,14 +93,14 @@ class Front:
     """Listens on the dashboard's port, on loopback as Ray itself would.
 
     Every user of the machine can connect. A connection that has not sent the head of a request within HEAD_SECONDS is closed; where there
-    are too many, the oldest of those goes first.
+    are too many, the oldest of those that have not shown the token goes first, whatever it is at.
     """
 
     def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None, most: int = MOST):
         self.ray, self.stack, self.token, self.gate, self.most = ray, stack, token, gate, most
         self.open = 0
         self.tickets: dict[str, float] = {}  # until when each is good
-        self.silent: dict[asyncio.StreamWriter, None] = {}  # the oldest first
+        self.strangers: dict[asyncio.StreamWriter, None] = {}  # that have not shown the token; the oldest first
 
     async def serve(self, port: int) -> None:
         """Forever. Raises OSError where the port is taken."""
@@ -110,25 +112,31 @@ class Front:
         self.open += 1
         try:
             if self.open > self.most:
-                if not self.silent:
+                if not self.strangers:
                     writer.write(response("503 Service Unavailable", {"error": "too many connections"}))
                     return
-                next(iter(self.silent)).transport.abort()
+                oldest = next(iter(self.strangers))
+                del self.strangers[oldest]
+                oldest.transport.abort()
+            self.strangers[writer] = None
             with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError, asyncio.TimeoutError):  # gone, silent, or not HTTP
                 await self.answered(reader, writer)
         finally:
             self.open -= 1
+            self.strangers.pop(writer, None)
             writer.close()
 
     async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answers who this is as often as it is asked; the first other request takes the connection to Ray."""
-        while head := await self.head(reader, writer):
+        while head := await self.head(reader):
             method, target, *_ = [*head[0].decode("latin-1").split(), "", ""]
             path, why = plain_path(target), self.closed()
             known = method == "GET" and target.partition("?")[0] == PATH
+            if self.shows_token(head):
+                self.strangers.pop(writer, None)
             if method == "POST" and path in (TICKET, OPEN):
                 size = body(head)
-                form = await reader.readexactly(size) if size <= FORM_BYTES else b""
+                form = await asyncio.wait_for(reader.readexactly(size), HEAD_SECONDS) if size <= FORM_BYTES else b""
                 writer.write(self.ticket(head) if path == TICKET else self.opened(form))
                 return await writer.drain()
             if why and (known or (method not in READS and path == JOBS)):
@@ -142,14 +150,22 @@ class Front:
         return None
 
     def ticket(self, head: list[bytes]) -> bytes:
-        """For who shows the token."""
-        shown = next((line.partition(b":")[2].strip() for line in head if line.lower().startswith(b"authorization:")), b"")
-        if self.token and not hmac.compare_digest(shown, f"Bearer {self.token}".encode()):
+        """For who shows the token in a header: no page of another origin can make a browser do that."""
+        if self.token and not self.shows(next(headers(head, b"authorization"), b"")):
             return response("403 Forbidden", {"error": "the cluster's token is asked for"})
         now = time.monotonic()
         self.tickets = {ticket: until for ticket, until in self.tickets.items() if until > now}
         self.tickets[given := secrets.token_urlsafe(32)] = now + TICKET_SECONDS
         return response("200 OK", {"ticket": given})
+
+    def shows_token(self, head: list[bytes]) -> bool:
+        """As Ray looks for it; a cluster that asks for none knows no strangers."""
+        cookies = (cookie.partition(b"=") for line in headers(head, b"cookie") for cookie in line.split(b";"))
+        by_cookie = (b"Bearer " + value.strip() for name, _, value in cookies if name.strip() == COOKIE.encode())
+        return not self.token or any(map(self.shows, (*(value for name in SHOWN for value in headers(head, name)), *by_cookie)))
+
+    def shows(self, value: bytes) -> bool:
+        return hmac.compare_digest(value, f"Bearer {self.token}".encode())
 
     def opened(self, form: bytes) -> bytes:
         """The page, for a browser that has a ticket, with the cookie by which Ray knows it until it ends."""
@@ -159,24 +175,21 @@ class Front:
         cookie = f"Set-Cookie: {COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict\r\n" if self.token else ""
         return f"HTTP/1.1 303 See Other\r\nLocation: /\r\n{cookie}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
 
-    async def head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> list[bytes]:
+    async def head(self, reader: asyncio.StreamReader) -> list[bytes]:
         """Lines of the next request's head, the empty one too; none at the end of the connection. Raises TimeoutError, ValueError."""
 
         async def lines() -> list[bytes]:
-            found = []
+            found, size = [], 0
             while line := await reader.readline():
                 found.append(line)
+                size += len(line)
                 if not line.strip():
                     return found
-                if len(found) > HEADER_LINES:
-                    raise ValueError("a head of too many lines")
+                if len(found) > HEADER_LINES or size > HEAD_BYTES:
+                    raise ValueError("a head that is too long")
             return []
 
-        self.silent[writer] = None
-        try:
-            return await asyncio.wait_for(lines(), HEAD_SECONDS)
-        finally:
-            self.silent.pop(writer, None)
+        return await asyncio.wait_for(lines(), HEAD_SECONDS)
 
     def closed(self) -> str | None:
         """What jobs wait for; None where they may come. The file's text is empty for an instant whenever it is written anew."""
@@ -202,6 +215,14 @@ class Front:
         return None
 
 
+def headers(head: list[bytes], wanted: bytes) -> Iterator[bytes]:
+    """Values of a request's header, however its name is written."""
+    for line in head[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == wanted:
+            yield value.strip()
+
+
 def plain_path(target: str) -> str:
     """The path of a request in one spelling, however it was written: `//api/%6aobs/?x` is /api/jobs."""
     path = target.partition("?")[0].partition("#")[0] if target.startswith("/") else urlsplit(target).path
@@ -216,11 +237,10 @@ def alone(head: list[bytes]) -> bytes:
 
 def body(head: list[bytes]) -> int:
     """Bytes behind the head. Raises ValueError where it does not say one number."""
-    found = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in head[1:])}
-    named = sum(line.partition(b":")[0].strip().lower() == b"content-length" for line in head)
-    if b"transfer-encoding" in found or named > 1:
+    sizes = [*headers(head, b"content-length")]
+    if [*headers(head, b"transfer-encoding")] or len(sizes) > 1 or not all(size.isdigit() for size in sizes):
         raise ValueError("a body of a length that is not said")
-    return int(found.get(b"content-length", b"0"))
+    return int(sizes[0]) if sizes else 0
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int | None = None) -> None:

@@ -6,7 +6,9 @@ import gc
 import logging
 import os
 import secrets
+import stat
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +27,7 @@ from trainer.errors import ConfigError, RunError
 
 SHOWN = 8  # of the processes that an error names
 END_SECONDS = 15  # within which Ray ends a process; one that is stopped gets SIGKILL after five
+LONGEST = 44  # characters of a folder in which Ray's sockets have paths that the kernel takes
 BESIDE = "beside"  # the concurrency group of calls that are answered while another one is at work
 
 
@@ -270,10 +273,12 @@ def connect() -> None:
         )
     # The first error of a call to many processes is reported; without this Ray logs those of the others, tracebacks and all.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
-    if not address:
+    settings: dict[str, Any] = {}
+    if not address and not placement.own_ray_runs():
         own_token()
+        settings = {"address": "local"} | ({} if os.environ.get("RAY_TMPDIR") else {"_temp_dir": own_folder()})
     try:
-        ray.init(logging_level=logging.WARNING)
+        ray.init(logging_level=logging.WARNING, **settings)
     except Exception as error:  # also another version of Ray or Python than the cluster's
         if type(error) is not Exception and not isinstance(error, ConnectionError | ValueError | RuntimeError | TimeoutError):
             raise  # a bare one is of a node that did not start in time
@@ -289,5 +294,20 @@ def own_token() -> None:
     if left.is_file():
         with suppress(PermissionError):  # another's, as in a container with somebody's home
             left.chmod(0o600)
-    elif not placement.RUNNING_RAY.exists():
+    else:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+
+
+def own_folder() -> str:
+    """For what Ray writes, in a folder closed to other users: Ray opens its own to all of them, and who writes there runs code as us."""
+    name = f"flotilla-{os.getuid()}-run"
+    base = Path(tempfile.gettempdir())
+    folder = (base if len(os.fsencode(base / name / "ray")) <= LONGEST else Path("/tmp")) / name
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():  # another user has prepared it
+            folder = Path(tempfile.mkdtemp(prefix="flotilla-", dir=folder.parent))
+        folder.chmod(0o700)
+    return str(folder / "ray")

@@ -24,6 +24,14 @@ DOMAIN = "ray.io/gpu-domain"  # label of nodes whose GPUs reach those of other n
 RAY_UNITS = 10_000  # Ray's kResourceUnitScaling
 
 
+def own_ray_runs() -> bool:
+    """Whether ray.init() would find a cluster of this user, or of root; anybody may write the file, and a run shows Ray its code."""
+    try:
+        return RUNNING_RAY.lstat().st_uid in (os.getuid(), 0)
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True)
 class Placement:
     """Bundles of resources: one per training rank, then one per node of each rollout engine (none where these share the ranks' bundles),

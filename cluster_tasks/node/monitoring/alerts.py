@@ -94,9 +94,9 @@ def handler(url: str, memory: Memory, secret: str) -> type[BaseHTTPRequestHandle
             shown = self.headers.get("Authorization") or ""
             if not hmac.compare_digest(shown.encode("latin-1", "replace"), f"Bearer {secret}".encode()):
                 return self.send_error(401)
-            length = int(self.headers.get("Content-Length") or 0)
             try:
-                alerts = json.loads(self.rfile.read(min(length, LIMIT))) if self.path == PATH else None
+                length = max(0, min(int(self.headers.get("Content-Length") or 0), LIMIT))
+                alerts = json.loads(self.rfile.read(length)) if self.path == PATH else None
                 due = memory.due(alerts, time.time()) if isinstance(alerts, list) else None
             except (ValueError, AttributeError, TypeError):
                 due = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -179,3 +180,140 @@ def test_tickets_are_the_fronts_own_and_never_reach_ray():
         assert not heard
 
     with_front(test, token="secret")
+
+
+# Who shows no token
+
+TOKEN = "ab" * 32
+SHOWN = f"GET /api/version HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nConnection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "strangers_say",
+    [
+        "",
+        "GET /api/version HTTP/1.1\r\n\r\n",  # and keep the connection
+        "GET /api/version HTTP/1.1\r\nAuthorization: Bearer x\r\n\r\n",
+        "POST /packages HTTP/1.1\r\nContent-Length: 999999\r\n\r\n{",  # and send no more
+        f"POST {identity.OPEN} HTTP/1.1\r\nContent-Length: 9\r\n\r\n",
+        WHO,
+    ],
+)
+def test_whatever_strangers_keep_a_connection_for_who_shows_the_token_gets_in(strangers_say: str) -> None:
+    async def test(port: int, heard: list[bytes]) -> None:
+        strangers = []
+        for _ in range(12):
+            strangers.append(await asyncio.open_connection("127.0.0.1", port))
+            strangers[-1][1].write(strangers_say.encode())
+        await asyncio.sleep(0.05)
+        for _ in range(3):
+            assert await said(port, SHOWN) == [b"HTTP/1.1 200 OK"]
+        for _, writer in strangers:
+            writer.close()
+
+    with_front(test, most=6, token=TOKEN)
+
+
+def test_who_has_shown_the_token_is_not_sent_away_for_strangers() -> None:
+    async def test(port: int, heard: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(SHOWN.replace("Connection: close\r\n", "").encode())
+        await reader.readuntil(b"\r\n\r\n")
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(12)]
+        await asyncio.sleep(0.05)
+        writer.write(SHOWN.encode())
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        for _, stranger in strangers:
+            stranger.close()
+
+    with_front(test, most=4, token=TOKEN)
+
+
+@pytest.mark.parametrize(
+    ("line", "shows"),
+    [
+        (f"Authorization: Bearer {TOKEN}", True),
+        (f"AUTHORIZATION:Bearer {TOKEN}  ", True),
+        (f"X-Ray-Authorization: Bearer {TOKEN}", True),
+        (f"Cookie: a=b; {identity.COOKIE}={TOKEN}; c=d", True),
+        (f"Cookie: {identity.COOKIE}=x", False),
+        (f"Authorization: {TOKEN}", False),
+        (f"Authorization: Bearer {TOKEN[:-1]}", False),
+        (f"Authorization: Bearer {TOKEN}x", False),
+        (f"X-Authorization: Bearer {TOKEN}", False),
+        ("Authorization: Bearer ", False),
+        ("Authorization: Bearer \u00e9", False),
+    ],
+)
+def test_the_token_is_known_where_ray_looks_for_it(line: str, shows: bool) -> None:
+    head = [b"GET / HTTP/1.1\r\n", f"{line}\r\n".encode("latin-1"), b"\r\n"]
+    assert Front(1, "lab", TOKEN).shows_token(head) == shows
+    assert Front(1, "lab", None).shows_token(head)
+
+
+def test_a_form_that_does_not_come_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "HEAD_SECONDS", 0.2)
+
+    async def test(port: int, heard: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"POST {identity.OPEN} HTTP/1.1\r\nContent-Length: 20\r\n\r\nticket".encode())
+        assert await reader.read() == b""
+
+    with_front(test, token=TOKEN)
+
+
+@pytest.mark.parametrize("head", ["A: b\r\n" * 200, ("A: " + "b" * 40_000 + "\r\n") * 5, "A: " + "b" * 200_000])
+def test_a_head_of_any_size_takes_little_memory(head: str) -> None:
+    async def test(port: int, heard: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET / HTTP/1.1\r\n{head}\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        assert not heard
+
+    with_front(test)
+
+
+# A page in the browser of the cluster's owner
+
+
+@pytest.mark.parametrize(
+    ("request_", "answer"),
+    [
+        (f"POST {identity.TICKET} HTTP/1.1\r\nOrigin: http://evil.example\r\nCookie: {identity.COOKIE}={TOKEN}\r\n\r\n", b"403"),
+        (f"POST {identity.TICKET} HTTP/1.1\r\nHost: evil.example\r\n\r\n", b"403"),
+        (f"POST {identity.OPEN} HTTP/1.1\r\nOrigin: http://evil.example\r\nContent-Length: 8\r\n\r\nticket=x", b"403"),
+        (f"GET {identity.OPEN}?ticket=x HTTP/1.1\r\nConnection: close\r\n\r\n", b"200"),  # Ray's
+        (WHO.replace("\r\n", "\r\nHost: evil.example\r\nOrigin: http://evil.example\r\n", 1), b"200"),
+    ],
+)
+def test_a_page_of_another_origin_gets_neither_token_nor_ticket_nor_leave_to_read(request_: str, answer: bytes) -> None:
+    async def test(port: int, heard: list[bytes]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request_.encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.split()[1] == answer
+        assert b"access-control" not in head.lower() and b"set-cookie" not in head.lower() and TOKEN.encode() not in head
+        writer.close()
+
+    with_front(test, token=TOKEN)
+
+
+def test_what_is_said_to_everyone_are_four_words() -> None:
+    said_to_all = identity.answer(f"{identity.PATH}?nonce={'0' * 16}", "lab", TOKEN) or {}
+    assert set(said_to_all) == {"stack", "id", "owner", "proof"} and TOKEN not in str(said_to_all)
+
+
+def test_a_preflight_and_an_upgrade_are_rays_to_answer(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    upgrade = "GET /api/jobs/x/logs/tail HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n"
+
+    async def test(port: int, heard: list[bytes]) -> None:
+        assert await said(port, "OPTIONS /api/jobs/ HTTP/1.1\r\nOrigin: http://evil.example\r\n\r\n") == [b"HTTP/1.1 200 OK"]
+        assert await said(port, upgrade) == [b"HTTP/1.1 200 OK"]
+        assert heard[-1] == upgrade.encode(), "as it was"
+        gate.write_text("waiting")
+        await said(port, upgrade)
+        assert b"pgrade" not in heard[-1], "no connection that is not looked at passes the gate"
+
+    with_front(test, gate, token=TOKEN)

@@ -6,6 +6,7 @@ import configparser
 import json
 import logging
 import shutil
+import socket
 import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -270,3 +271,22 @@ def test_an_alert_is_posted_as_alertmanager_does_and_its_url_is_in_no_log(tmp_pa
     assert got[2]["alerts"][0]["annotations"]["summary"] == "the cloud takes 10.0.0.5 back"
     said = capsys.readouterr().err
     assert "could not be posted: HTTPError 500" in said and "canary" not in said
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        ("GET / HTTP/1.1\r\n\r\n", "501"),
+        (f"POST {alerts.PATH} HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n", "401"),  # none of which is read
+        (f"POST {alerts.PATH} HTTP/1.1\r\nCookie: s3cret\r\nContent-Length: 2\r\n\r\n[]", "401"),
+        ("POST /x HTTP/1.1\r\nAuthorization: Bearer s3cret\r\nContent-Length: 2\r\n\r\n[]", "400"),
+        (f"POST {alerts.PATH} HTTP/1.1\r\nAuthorization: Bearer s3cret\r\nContent-Length: -1\r\n\r\n", "400"),
+        (f"POST {alerts.PATH} HTTP/1.1\r\nAuthorization: Bearer s3cret\r\nContent-Length: x\r\n\r\n", "400"),
+    ],
+)
+def test_what_strangers_and_broken_clients_send_to_the_relay_is_refused_at_once(request_: str, code: str) -> None:
+    with Server(alerts.handler("http://127.0.0.1:1/", alerts.Memory(1000), "s3cret")) as relay:
+        with socket.create_connection(("127.0.0.1", relay.server_address[1]), timeout=5) as stranger:
+            stranger.sendall(request_.encode())
+            assert stranger.recv(100).split()[1].decode() == code
+        relay.shutdown()

@@ -1,4 +1,6 @@
 import os
+import stat
+import tempfile
 from pathlib import Path
 from typing import Any, cast
 
@@ -108,3 +110,50 @@ def test_a_token_that_somebody_chose_or_a_cluster_has_stays(monkeypatch, tmp_pat
     monkeypatch.setattr(on_ray.ray, "init", lambda **_: None)
     on_ray.connect()
     assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def theirs(folder: Path) -> None:
+    folder.mkdir()
+    os.chown(folder, 65534, 65534)
+
+
+@pytest.mark.parametrize(
+    ("plant", "taken"),
+    [
+        (lambda folder: None, True),
+        (lambda folder: folder.mkdir(mode=0o777), True),  # our own, which is closed
+        (lambda folder: folder.symlink_to(folder.parent), False),
+        (os.mkfifo, False),
+        pytest.param(theirs, False, marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")),
+    ],
+)
+def test_ray_of_a_run_writes_into_a_folder_that_others_have_neither_made_nor_can_enter(plant, taken, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(on_ray, "LONGEST", 200)
+    plant(guessed := tmp_path / f"flotilla-{os.getuid()}-run")
+    ray = Path(on_ray.own_folder())
+    assert ray.name == "ray" and (ray.parent == guessed) == taken
+    assert stat.S_IMODE(ray.parent.stat().st_mode) == 0o700 and ray.parent.stat().st_uid == os.getuid() and not ray.parent.is_symlink()
+
+
+def test_a_long_tmpdir_is_not_taken_for_rays_sockets(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", f"/{'x' * 60}")
+    monkeypatch.setattr(on_ray.Path, "mkdir", lambda *_, **__: None)
+    assert on_ray.own_folder() == f"/tmp/flotilla-{os.getuid()}-run/ray"
+
+
+@pytest.mark.parametrize("owner", [os.getuid(), 65534])
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+def test_a_cluster_that_another_user_announces_is_not_joined(owner, tmp_path, monkeypatch):
+    """Anybody may write the file in which ray.init() looks; who is joined gets the run's code, and answers with pickles."""
+    announced = tmp_path / "ray_current_cluster"
+    announced.write_text("127.0.0.9:6379")
+    os.chown(announced, owner, owner)
+    asked: list[dict[str, str]] = []
+    monkeypatch.setattr(placement, "RUNNING_RAY", announced)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(on_ray, "own_token", lambda: None)
+    monkeypatch.setattr(on_ray.ray, "init", lambda logging_level, **settings: asked.append(settings))
+    on_ray.connect()
+    assert [settings.get("address") for settings in asked] == [None if owner == os.getuid() else "local"]
