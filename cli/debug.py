@@ -116,11 +116,12 @@ def _of_jobs(stack: Stack, root: Path) -> set[str]:
 def _scheduler(stack: Stack, root: Path) -> dict[str, list[str]]:
     """What the scheduler says of the cluster's run, by name of the text."""
     if place_of(stack).batch:
-        from cli.places.slurm import noted
+        from cli.places.slurm import noted, there
 
-        job = noted(stack, root)
+        job, at = noted(stack, root), there(stack, root)
         fields = "JobID,JobName,State,ExitCode,Elapsed,NodeList,MaxRSS"
-        return {"sacct.txt": ["sacct", "-j", job, "--format", fields], "scontrol.txt": ["scontrol", "show", "job", job]} if job else {}
+        asked = {"sacct.txt": ["sacct", *at, "-j", job, "--format", fields], "scontrol.txt": ["scontrol", *at, "show", "job", job]}
+        return asked if job else {}
     if not place_of(stack).remote:
         return {}
     dstack = str(Path(sys.executable).with_name("dstack"))

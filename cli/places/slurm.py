@@ -34,8 +34,8 @@ def up(stack: Stack, root: Path, options: Up) -> int:
         if job is None:
             command = ["sbatch", "--parsable", f"build/{stack.name}/{SCRIPT}.sbatch"]
             show(command)
-            job = output(command, root).strip().partition(";")[0]
-            _note(stack, root).write_text(json.dumps({"job": job}) + "\n")
+            job, _, cluster = output(command, root).strip().partition(";")  # the latter by --clusters, or SLURM_CLUSTERS
+            _note(stack, root).write_text(json.dumps({"job": job} | ({"cluster": cluster} if cluster else {})) + "\n")
         else:
             console.print(f"job {job} is there; it is used as it is")
         stays = f"job {job} stays with Slurm; to cancel it: flotilla down {stack.name}"
@@ -69,8 +69,9 @@ def scale(stack: Stack, root: Path, counts: list[tuple[Fleet, int]]) -> int:
     for fleet, count in counts:
         here = elastic(stack, root, fleet, job)
         if beyond := [known for index, (known, _) in here.items() if index >= count]:
-            show(["scancel", *beyond])
-            output(["scancel", *beyond], root)
+            command = ["scancel", *there(stack, root), *beyond]
+            show(command)
+            output(command, root)
         _start(stack, root, fleet, job, count)
     console.print(f"each joins as soon as Slurm has a node for it: flotilla status {stack.name}", markup=False)
     return 0
@@ -81,14 +82,14 @@ def _start(stack: Stack, root: Path, fleet: Fleet, job: str, count: int) -> None
     here = elastic(stack, root, fleet, job) if count else {}
     if lacking := [str(index) for index in range(count) if index not in here]:
         name, file = f"--job-name={fleet.name}-{job}", f"build/{stack.name}/{fleet.name}{ROLLOUT}"
-        command = ["sbatch", "--parsable", name, f"--array={','.join(lacking)}", file, job]
+        command = ["sbatch", "--parsable", *there(stack, root), name, f"--array={','.join(lacking)}", file, job]
         show(command)
         output(command, root)
 
 
 def elastic(stack: Stack, root: Path, fleet: Fleet, job: str) -> dict[int, tuple[str, str]]:
     """The fleet's nodes of a cluster's job by their numbers: how Slurm calls each, and its state and place."""
-    lines = output(["squeue", "-h", "-r", "--me", "-n", f"{fleet.name}-{job}", "-o", "%K %F_%K %T %N"], root).splitlines()
+    lines = queue(stack, root, "-r", "--me", "-n", f"{fleet.name}-{job}", "-o", "%K %F_%K %T %N")
     rows = [line.split(maxsplit=2) for line in lines]
     return {int(index): (known, " ".join(state)) for index, known, *state in rows}
 
@@ -100,7 +101,7 @@ def down(stack: Stack, root: Path, options: Down) -> int:
         console.print("not up")
     else:
         nodes = [known for fleet in stack.elastic_fleets() for known, _ in elastic(stack, root, fleet, job).values()]
-        command = ["scancel", job, *nodes]
+        command = ["scancel", *there(stack, root), job, *nodes]
         show(command)
         output(command, root)
         wait(lambda: ("", f"job {job} to end") if running(stack, root) else ("ended", ""), TIMEOUT)
@@ -117,7 +118,7 @@ def status(stack: Stack, root: Path, as_json: bool) -> int:
     """The allocation's state, and Ray's nodes and jobs where the dashboard is forwarded."""
     job = running(stack, root)
     # A line for each component of a job of several fleets, which Slurm starts and ends together.
-    state = output(["squeue", "-h", "-j", job, "-o", "%T %r %M %N"], root).split() if job else []
+    state = " ".join(queue(stack, root, "-j", job, "-o", "%T %r %M %N")).split() if job else []
     asked = dashboard(stack, root)
     nodes = asked.alive_nodes() if job else None
     wanted = sum(fleet.nodes for fleet in stack.cluster_fleets())
@@ -153,7 +154,7 @@ def running(stack: Stack, root: Path) -> str | None:
     if job is None:
         return None
     try:
-        return job if output(["squeue", "-h", "-j", job, "-o", "%T"], root).strip() else None
+        return job if queue(stack, root, "-j", job, "-o", "%T") else None
     except CommandError as error:
         if "nvalid job id" in str(error):  # Slurm has forgotten it
             return None
@@ -163,7 +164,7 @@ def running(stack: Stack, root: Path) -> str | None:
 def ready(stack: Stack, root: Path, job: str) -> tuple[str, str]:
     """What the head printed once its dashboard answered, else what is waited for. Raises CommandError where the job has ended."""
     log = root / "build" / stack.name / f"{SCRIPT}-{job}.log"
-    lines = output(["squeue", "-h", "-j", job, "-O", "State,RestartCnt,Reason:200"], root).splitlines() if running(stack, root) else []
+    lines = queue(stack, root, "-j", job, "-O", "State,RestartCnt,Reason:200") if running(stack, root) else []
     text = log.read_text(errors="replace") if log.exists() else ""
     if not lines:
         tail = "\n".join(text.splitlines()[-12:])
@@ -222,6 +223,18 @@ def _forward(stack: Stack, root: Path, job: str, said: str, number: int) -> str:
     if why:
         raise CommandError(f"Ray is up, but SSH does not reach it from here ({why}); where it does: {line}", 1)
     return url
+
+
+def there(stack: Stack, root: Path) -> list[str]:
+    """What brings every client of Slurm to the cluster that took the job; nothing where there is one alone."""
+    cluster = _read(stack, root).get("cluster")
+    return ["-M", cluster] if cluster else []
+
+
+def queue(stack: Stack, root: Path, *arguments: str) -> list[str]:
+    """Lines of squeue about jobs there. With -M it names the cluster in one of its own."""
+    lines = output(["squeue", "-h", *there(stack, root), *arguments], root).splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("CLUSTER: ")]
 
 
 def noted(stack: Stack, root: Path) -> str | None:

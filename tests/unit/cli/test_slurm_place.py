@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 from support.slurm_stacks import BARE, stack
 
+from cli import debug
 from cli.places import slurm
-from cli.places.protocol import Up
+from cli.places.protocol import Down, Up
 from cli.project import CommandError
 from cluster_tasks.client import tunnel
 
@@ -159,3 +160,40 @@ def test_the_tunnel_to_the_nodes_of_an_attempt_before_is_closed_first(tmp_path: 
         url = slurm._forward(STACK, lab.root, "7", READY.replace("n1", "n3"), 1)
     assert (url, order) == ("http://localhost:1", ["n3, the old one has ended: True"])
     assert not (lab.build / "tunnel.json").exists()
+
+
+ELASTIC = stack(BARE | {"fleets": [*BARE["fleets"], {"name": "rollout", "nodes": "0..2", "role": "rollout", "cpus": 1}]})
+ROWS = {  # what squeue shows of the job and of its elastic nodes, on the cluster that has them
+    "%T": "RUNNING",
+    "State,RestartCnt,Reason:200": "RUNNING 0 None",
+    "%T %r %M %N": "RUNNING None 1:00 n1",
+    "%K %F_%K %T %N": "1 9_1 RUNNING n2",
+}
+
+
+@pytest.mark.parametrize("cluster", ["", "b"])
+def test_every_client_of_slurm_asks_the_cluster_that_took_the_job(cluster: str, lab: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+    """By slurm.sbatch's --clusters, or SLURM_CLUSTERS; each cluster counts its jobs by itself."""
+    told, queue = lab.root / "told", lab.root / "up"
+    rows = "".join(f'"{asked}") echo "{row}";; ' for asked, row in ROWS.items())
+    header = f"echo CLUSTER: {cluster}; " if cluster else ""
+    for name in ("scancel", "sacct", "scontrol"):
+        lab.program(name, f'echo "{name} $*" >>"{told}"; [ {name} != scancel ] || rm -f "{queue}"')
+    lab.program("sbatch", f'echo "sbatch $*" >>"{told}"; touch "{queue}"; echo "7{cluster and f";{cluster}"}"')
+    lab.program("squeue", f'echo "squeue $*" >>"{told}"; {header}[ ! -e "{queue}" ] || for a; do case "$a" in {rows} esac; done')
+    lab.log(f"attempt 1 of job 7 on n1\n{READY}")
+    assert slurm.up(ELASTIC, lab.root, Up(None, 20)) == 0
+    assert slurm.running(ELASTIC, lab.root) == "7"
+    assert slurm.elastic(ELASTIC, lab.root, ELASTIC.elastic_fleets()[0], "7") == {1: ("9_1", "RUNNING n2")}
+    slurm.status(ELASTIC, lab.root, False)
+    assert "job 7  RUNNING None 1:00 n1" in capsys.readouterr().out
+    slurm.scale(ELASTIC, lab.root, [(ELASTIC.elastic_fleets()[0], 1)])
+    for command in debug._scheduler(ELASTIC, lab.root).values():
+        subprocess.run(command, check=True)
+    queue.touch()
+    assert slurm.down(ELASTIC, lab.root, Down(True, False)) == 0
+    first, *others = [line.split() for line in told.read_text().splitlines()]
+    assert first[0] == "sbatch" and "-M" not in first
+    assert {words[0] for words in others} == {"sbatch", "squeue", "scancel", "sacct", "scontrol"}
+    wanted = [cluster] if cluster else []
+    assert all([words[words.index("-M") + 1] for _ in "M" if "-M" in words] == wanted for words in others)
