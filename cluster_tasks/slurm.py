@@ -21,6 +21,10 @@ from stacks.site import Site
 ROLLOUT = ".rollout.sbatch"  # ends the names of the scripts of elastic fleets
 WIDTH = 138  # of lines, where words can go on the next
 LOADS = re.compile(r"(module (load|add|swap|use|restore)|ml) [^|&;#]+")  # also among a person's own lines
+# Lmod, and Environment Modules from 4 on, end with 1 where a module is missing; 3.2 only says so: `ModuleCmd_Load.c(213):ERROR:105: ...`
+LOADED = """\
+messages=$(mktemp) || fail "no file can be made in ${TMPDIR:-/tmp} on $HOSTNAME"
+loaded() { "$@" 2>"$messages"; set -- $?; cat "$messages" >&2; (($1 == 0)) && ! grep -q '^[^ ]*):ERROR:[0-9]*:' "$messages"; }"""
 SFT = "-m trainer.train_sft --config trainer/recipes/demo-sft.yaml"
 
 
@@ -170,8 +174,9 @@ def _environment(stack: Stack, fleets: list[Fleet], env: dict[str, str | None]) 
 def _setup(slurm: Slurm) -> list[str]:
     """Sites' scripts read variables that are not set, and the arguments of who reads them. A missing module ends the job."""
     loads = ["module load " + " ".join(slurm.modules)] if slurm.modules else []
-    lines = [f"if ! {line}\nthen fail {shlex.quote(line)}; fi" if LOADS.fullmatch(line) else line for line in (*loads, *slurm.setup)]
-    return ['given=("$@"); set --; set +u', *lines, 'set -- "${given[@]}"; set +e -uo pipefail'] if lines else []
+    lines = [f"if ! loaded {line}\nthen fail {shlex.quote(line)}; fi" if LOADS.fullmatch(line) else line for line in (*loads, *slurm.setup)]
+    checks, end = (LOADED.splitlines(), ['rm -f "$messages"']) if any(map(LOADS.fullmatch, (*loads, *slurm.setup))) else ([], [])
+    return ['given=("$@"); set --; set +u', *checks, *lines, *end, 'set -- "${given[@]}"; set +e -uo pipefail'] if lines else []
 
 
 def _launch(stack: Stack, site: Site, fleets: list[Fleet], script: Script, env: dict[str, str | None]) -> list[str]:

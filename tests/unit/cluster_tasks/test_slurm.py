@@ -327,6 +327,11 @@ MODULE = (
 )
 
 
+# As `eval "$(modulecmd bash load nope)"` does, whose function ends with that of eval.
+MODULE_3 = """module() { case $2 in cuda/*) echo "a word of cuda's ERROR: no" >&2;; *) echo "\
+ModuleCmd_Load.c(213):ERROR:105: Unable to locate a modulefile for '$2'" >&2; esac; return 0; }"""
+
+
 def began(tmp_path: Path, setup: list[str], modules: list[str], before: str = MODULE) -> subprocess.CompletedProcess[str]:
     """The lines before the steps, as bash runs them with a job's arguments."""
     (tmp_path / "site").write_text('old=$PS1; PS1="($1) $PS1"; site=read; [ $# = 0 ] || echo "unrecognized argument: $*"\n')
@@ -352,6 +357,10 @@ def test_scripts_of_a_site_run_as_in_a_persons_shell(tmp_path):
         ([], ["cuda/12.8"], "", "module: command not found\nerror: module load cuda/12.8\n"),
         (["module load nope"], [], MODULE, "error: module load nope\n"),
         (["ml nope"], ["cuda/12.8"], MODULE, "error: ml nope\n"),
+        ([], ["nope"], MODULE_3, "ERROR:105: Unable to locate a modulefile for 'nope'\nerror: module load nope\n"),
+        (["module load nope"], ["cuda/12.8"], MODULE_3, "error: module load nope\n"),
+        (["PS1="], ["cuda/12.8"], MODULE_3, None),
+        (["set -e", "module load cuda/12.8", "module load nope"], [], MODULE_3, "error: module load nope\n"),
         (["module use /a b; true", "module load nope # why", "PS1="], [], MODULE, None),  # a line with more in it is its writer's
     ],
 )
