@@ -48,7 +48,8 @@ def processes(root: Path, cluster: TaskConfiguration, shell: Mapping[str, str]) 
         shared = shared_environment(fleet.task, root, shell) | {"DSTACK_RUN_NAME": cluster.name or "local"}
         for index in range(fleet.most):
             name, folder = f"{fleet.name}-{index}", root / f"nodes/{fleet.name}-{index}"
-            flags = {"--address": f"127.0.0.{number}", "--temp-dir": ray_folder(root) / name, "--object-store-mb": OBJECT_STORE_MB}
+            # By its number: the path of Ray's sockets has no room for a fleet's name.
+            flags = {"--address": f"127.0.0.{number}", "--temp-dir": ray_folder(root) / str(number), "--object-store-mb": OBJECT_STORE_MB}
             own = {"FLOTILLA_NODE_ARGS": shlex.join(f"{flag}={value}" for flag, value in flags.items())}
             command = [fleet.task.shell or "/bin/sh", "-c", " && ".join(fleet.task.commands)]
             nodes.append(NodeProcess(index, command, shared | own, str(folder), str(root / f"logs/{name}.log"), fleet.name))

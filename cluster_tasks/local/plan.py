@@ -170,7 +170,7 @@ def node_gpus(task: TaskConfiguration) -> list[int]:
 def ray_folder(root: Path) -> Path:
     """Ray's sockets lie below it; the kernel allows 107 characters for such a path, so it cannot be below `root`."""
     name = f"flotilla-{os.getuid()}-{hashlib.sha256(str(root).encode()).hexdigest()[:8]}"
-    return short_base(f"{name}/10") / name
+    return short_base(f"{name}/100") / name
 
 
 def make_ray_folder(root: Path) -> None:

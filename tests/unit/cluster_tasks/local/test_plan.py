@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster_tasks.local.elastic import processes
 from cluster_tasks.local.plan import (
     LocalError,
     Ports,
@@ -23,6 +24,8 @@ from cluster_tasks.local.plan import (
     task_environment,
     volume_folders,
 )
+from cluster_tasks.node.own_folder import BELOW, SOCKET
+from cluster_tasks.ray import RANGE, ROLLOUT
 from stacks.dstack_api import TaskConfiguration, parse_apply_configuration
 
 TASK: dict[str, Any] = {
@@ -123,7 +126,7 @@ def test_groups_of_nodes_have_commands_and_gpus_of_their_own(tmp_path: Path) -> 
 
 def test_rays_sockets_fit_into_the_kernels_limit_however_deep_the_folder_is(tmp_path: Path) -> None:
     session = "session_2026-11-21_11-38-14_071032_4194304/sockets/plasma_store"
-    assert len(f"{ray_folder(tmp_path / ('deep/' * 40))}/10/{session}") <= 107
+    assert len(f"{ray_folder(tmp_path / ('deep/' * 40))}/100/{session}") <= 107
     assert ray_folder(tmp_path / "a") != ray_folder(tmp_path / "b")
 
 
@@ -171,3 +174,12 @@ def test_a_file_that_the_task_names_must_be_there(tmp_path: Path, monkeypatch: p
 def test_a_port_that_is_none_is_refused(port: str) -> None:
     with pytest.raises(LocalError, match=f"--port {port} is not a port"):
         dashboard_port(task(), port)
+
+
+def test_no_name_of_an_elastic_fleet_is_too_long_for_rays_sockets(tmp_path: Path) -> None:
+    name = "a" * 41  # stacks/settings/fields.py
+    node = TASK | {"nodes": 1, "files": [], "env": [f"{RANGE}=0..2"], "volumes": []}
+    (tmp_path / f"{name}{ROLLOUT}").write_text(yaml.safe_dump(node))
+    nodes = processes(tmp_path, task(), SHELL)
+    folders = [word.partition("=")[2] for each in nodes for word in shlex.split(each.env["FLOTILLA_NODE_ARGS"]) if "--temp-dir" in word]
+    assert len({*folders}) == 2 and all(len(folder) + BELOW <= SOCKET for folder in folders)
