@@ -99,7 +99,7 @@ def test_a_run_trains_on_while_nodes_join_die_come_again_and_leave(cluster: Clus
     lines = status(tmp_path, capsys, as_json=False)
     assert "elastic spot  127.0.0.101  ALIVE  1.50 USD/h" in lines
     assert any(line.startswith(f"engine {first}  on 127.0.0.101  run words  weights ") for line in lines)
-    temp = str(ray_folder(cluster.root) / "spot-0")
+    temp = str(ray_folder(cluster.root) / "101")
     [raylet] = [p for p in psutil.process_iter() if command(p)[0].endswith("/raylet") and temp in " ".join(command(p))]
     os.kill(raylet.pid, signal.SIGKILL)
     wait_for("an engine on the node that came again", lambda: serving(run) and first not in serving(run), 180)
