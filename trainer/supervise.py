@@ -21,8 +21,7 @@ from itertools import count
 from pathlib import Path
 
 from trainer import metrics
-from trainer.cluster.stopping import STOPPED
-from trainer.errors import ConfigError
+from trainer.errors import STOPPED, ConfigError
 from trainer.runs import FOLDER_FILE, faults
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 300.0  # seconds before the next try; each is twice the one before

@@ -44,11 +44,11 @@ from trainer.checkpoints.background import Background
 from trainer.checkpoints.folders import Checkpoint, Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
-from trainer.cluster.stopping import STOPPED, Stopped, Stopping, stop_signals
+from trainer.cluster.stopping import Stopped, Stopping, stop_signals
 from trainer.data.loader import make_loader
 from trainer.data.prompts import say_day
 from trainer.episodes import Episode, Prompt
-from trainer.errors import ConfigError, RunError
+from trainer.errors import STOPPED, ConfigError, RunError
 from trainer.metrics import Metrics, plot
 from trainer.metrics.samples import Samples
 from trainer.metrics.sinks import sinks

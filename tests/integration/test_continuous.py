@@ -24,12 +24,11 @@ from lab.waiting import wait_for
 from trainer import train_ppo
 from trainer.chat.tokenizer import load_tokenizer
 from trainer.checkpoints.folders import Checkpoints
-from trainer.cluster.stopping import STOPPED
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
-from trainer.errors import ConfigError, RunError
+from trainer.errors import STOPPED, ConfigError, RunError
 from trainer.metrics import read, samples
 from trainer.rollout import slow
 from trainer.rollout.engines import RolloutEngines

@@ -25,12 +25,12 @@ from support.ray_actors import stop_process
 from lab.waiting import wait_for
 from trainer import train_ppo
 from trainer.chat.tokenizer import load_tokenizer
-from trainer.cluster.stopping import STOPPED
 from trainer.configs.ppo import PpoConfig
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
 from trainer.data.tasks import sort_digits
 from trainer.episodes import Episode, Prompt, Turn
+from trainer.errors import STOPPED
 from trainer.metrics import read, samples
 from trainer.online import elastic
 from trainer.rewards.model import reward_model

@@ -21,10 +21,9 @@ from support.ray_actors import after_step, until_gone, when
 
 from lab.waiting import wait_for
 from trainer import train_ppo
-from trainer.cluster.stopping import STOPPED
 from trainer.compare import compare
 from trainer.configs.ppo import PpoConfig
-from trainer.errors import ConfigError, RunError
+from trainer.errors import STOPPED, ConfigError, RunError
 from trainer.metrics import read
 
 ROWS = {"path": "support.environments:rows", "args": {"count": 60}, "max_prompt_tokens": 8}

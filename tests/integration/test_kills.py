@@ -17,9 +17,9 @@ import ray
 from support.ray_actors import local_ray, until_gone
 
 from trainer import train_ppo
-from trainer.cluster.stopping import STOPPED
 from trainer.configs.ppo import PpoConfig
 from trainer.data import tasks
+from trainer.errors import STOPPED
 from trainer.metrics import read, samples
 
 KILLS, EVERY = 18, 10  # SIGKILLs, and seconds from one to the next

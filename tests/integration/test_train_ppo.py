@@ -17,9 +17,8 @@ from support.configs import here, settings
 from support.ray_actors import stop_process, until_gone, when
 
 from trainer import export, runs, train_ppo, weights
-from trainer.cluster.stopping import STOPPED
 from trainer.compare import compare
-from trainer.errors import ConfigError, RunError
+from trainer.errors import STOPPED, ConfigError, RunError
 from trainer.metrics import read
 from trainer.online import processes
 from trainer.rollout.engines import Pending, RolloutEngines

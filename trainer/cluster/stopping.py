@@ -6,8 +6,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-STOPPED = 143
-
 
 class Stopped(Exception):
     """Raised out of a wait that went on after the run was asked to stop."""

@@ -23,7 +23,7 @@ from trainer.checkpoints.folders import Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
 from trainer.cluster.actors import free_port
-from trainer.cluster.stopping import STOPPED, Stopping, stop_signals
+from trainer.cluster.stopping import Stopping, stop_signals
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.sections import values_read
 from trainer.data.loader import Loader, Mixture, hold_out, make_loader
@@ -31,7 +31,7 @@ from trainer.data.packing import Sequence, select, split
 from trainer.data.positions import positions
 from trainer.data.prompts import chat_for, say_day
 from trainer.episodes import Denominators, Prompt
-from trainer.errors import ConfigError, RunError
+from trainer.errors import STOPPED, ConfigError, RunError
 from trainer.metrics import Metrics, model_card, plot
 from trainer.metrics.progress import JOB
 from trainer.metrics.sinks import sinks
