@@ -86,7 +86,7 @@ def agents(guard: int) -> dict[str, int]:
                 children += supervisor.children()
         for agent in children:
             with contextlib.suppress(psutil.NoSuchProcess):  # orphans that the supervisor adopted end at any time
-                if rank := agent.environ().get("DSTACK_NODE_RANK"):
+                if agent.status() != psutil.STATUS_ZOMBIE and (rank := agent.environ().get("DSTACK_NODE_RANK")):
                     found.append((agent.create_time(), rank, agent.pid))
     except psutil.AccessDenied:
         raise DebugError(f"the cluster's processes belong to another user than you; run this as who started pid {guard}") from None

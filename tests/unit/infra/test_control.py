@@ -86,7 +86,8 @@ def test_the_server_gets_the_token_of_the_parameter_and_no_file_has_it(tmp_path:
     """The launcher as it is written on the node, against moto; `dstack` shows what it was started with."""
     text = boots().replace("/opt/flotilla", str(tmp_path / "opt")).replace("/usr/local/bin", str(tmp_path))
     (tmp_path / "opt/bin").mkdir(parents=True)
-    (tmp_path / "opt/bin/python").symlink_to(sys.executable)
+    (tmp_path / "opt/bin/python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (tmp_path / "opt/bin/python").chmod(0o755)
     (tmp_path / "opt/bin/dstack").write_text('#!/bin/sh\necho "$DSTACK_SERVER_ADMIN_TOKEN $*"\n')
     (tmp_path / "opt/bin/dstack").chmod(0o755)
     begin, _, rest = text.partition("\nconfigure_server() {")
