@@ -102,8 +102,8 @@ def plan(stack: Stack, recipe: Recipe, words: Sequence[str], root: Path) -> Plan
     if packages not in ("install", "image"):
         raise RecipeError(f"packages={packages} is not one of: install (by Ray, for this job), image (flotilla:task.image brings them)")
     if packages == "install" and not recipe.installable:
-        text = f"Ray cannot install what {recipe.name} needs beside itself; build an image for flotilla:task.image (docs/other-trainers)"
-        raise RecipeError(f"packages=install: {text}")
+        text = f"Ray cannot install what {recipe.name} needs beside itself; build an image with it for flotilla:task.image"
+        raise RecipeError(f"packages=install: {text} (docs/other-trainers)")
     place = place_for(stack, recipe, run, root)
     if place.vendor == "amd" and packages == "install" and recipe.packages:
         text = f"those of the package index are built for NVIDIA; set flotilla:task.image to one with {' '.join(recipe.packages)}"
