@@ -18,6 +18,7 @@ from stacks.schema import Stack
 from stacks.settings.backends import BACKENDS
 
 ROOT = Path(__file__).parents[1]
+ALL = "all"  # places
 PAGE, SCHEMA = ROOT / "docs/settings.md", ROOT / "stacks/schema.json"
 HEAD = """\
 # Settings
@@ -27,7 +28,8 @@ not this page. A run has [other settings](trainer-settings.md).
 
 Editors check a stack file against [stacks/schema.json](../stacks/schema.json) if its first line is
 `# yaml-language-server: $schema=schema.json`. Files are YAML 1.2: text is read as written, including `0022`, `2.10` and `off`. Numbers and
-booleans may be bare or quoted. The column `Places` lists the values of `flotilla:cloud` that have the setting.
+booleans may be bare or quoted. `Places` are the values of `flotilla:cloud` that have a
+setting. A table without them applies to all.
 """
 
 
@@ -72,12 +74,18 @@ def _properties(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _table(locations: list[tuple[int | str, ...]]) -> str:
-    rows = ["| Key | Value | Default | Places | |", "|---|---|---|---|---|"]
-    for at in locations:
+    """Of settings that all have the same places these are named once, and not at all where they are all places."""
+    places = [_places(at) for at in locations]
+    same = len(set(places)) == 1
+    rows = (
+        ["| Key | Value | Default | |", "|---|---|---|---|"] if same else ["| Key | Value | Default | Places | |", "|---|---|---|---|---|"]
+    )
+    for at, where in zip(locations, places, strict=True):
         node = node_at(at)
         key = f"`{PROJECT}:{at[0]}`" if len(at) == 1 else f"`{at[-1]}`"
-        rows.append(f"| {key} | {_cell(_value(at))} | {_default(at)} | {_places(at)} | {_cell(node.get('description', _about(at)))} |")
-    return "\n".join(rows) + "\n"
+        about = _cell(node.get("description", _about(at)))
+        rows.append(f"| {key} | {_cell(_value(at))} | {_default(at)} | {about if same else f'{where} | {about}'} |")
+    return "\n".join([*([f"Places: {places[0]}.\n"] if same and places[0] != ALL else []), *rows]) + "\n"
 
 
 def _value(at: tuple[int | str, ...]) -> str:
@@ -102,7 +110,7 @@ def _places(at: tuple[int | str, ...]) -> str:
     for key in (path, str(at[0])):
         if any(key in place.settings for place in PLACES.values()):
             return ", ".join(name for name, place in PLACES.items() if key in place.settings)
-    return "all"
+    return ALL
 
 
 def _about(at: tuple[int | str, ...]) -> str:

@@ -41,7 +41,8 @@ def test_the_page_says_which_places_have_a_setting_its_values_and_default():
     assert "| `flotilla:project` | a project id: 6 to 30 characters, a-z first, then a-z, 0-9 and - | - | gcp |" in page
     assert "| `nics` | an integer >= 1 | - | aws |" in page
     assert '| `provision` | one of dstack, pulumi | `"dstack"` | aws, gcp |' in page
-    assert "| `dashboard_port` | an integer between 1 and 65535 | `8265` | all |" in page
+    assert "| `dashboard_port` | an integer between 1 and 65535 | `8265` | Port of" in page, "the same places in all of a section"
+    assert "## `flotilla:slurm`\n\nThe allocation on a Slurm cluster.\n\nPlaces: slurm.\n\n| Key |" in page
     assert "| `flotilla:cloud` | one of local, ssh, slurm, aws, gcp, dstack | **required** | all |" in page
 
 
