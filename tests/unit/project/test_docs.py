@@ -35,6 +35,7 @@ TRAINERS: dict[str, type[Config]] = {
 }
 SECTIONS = tuple(PpoConfig.model_fields)
 FOREIGN = [ROOT / "docs" / f"from-{name}.md" for name in ("openrlhf", "verl", "trl")]  # tables, whose last column is ours
+FORMS = [ROOT / "CHANGELOG.md", *ROOT.glob("docs/*settings.md"), *ROOT.glob("docs/decisions/0*.md")]  # pages with a form of their own
 # Other trainers' versions are those of their recipes.
 OTHERS = {re.sub(r"\[.*\]", "", package) for recipe in recipes().values() for package in recipe.packages}
 RENDERED = {
@@ -114,6 +115,13 @@ def test_every_page_is_two_clicks_from_the_readme_and_links_on(page):
     reached = {ROOT / "README.md", *near, *(page for first in near for page in links(first))}
     assert page in reached, f"link to {page.relative_to(ROOT)} from docs/README.md"
     assert links(page) or page in FOREIGN, f"{page.relative_to(ROOT)} links to no other page"
+
+
+@named([page for page in PAGES if page not in FOREIGN and page not in FORMS])
+def test_every_page_begins_with_its_purpose_and_ends_with_links_on(page):
+    title, purpose, *_, last = (part for part in page.read_text().strip().split("\n\n"))
+    assert title.startswith("# ") and not purpose.startswith(("#", "|", "```"))
+    assert "](" in last, "end with: Next: ..."
 
 
 @named(PAGES)
