@@ -29,7 +29,8 @@ Generated from `trainer/configs/` by `python -m trainer.cli.reference`; edit the
 and checks work: [training](training/README.md#settings). The stack file has [other settings](settings.md).
 
 "Read by" lists entry points: `ppo` is `train_ppo`, `sft` `train_sft`, `rm` `train_rm`, `dpo` `train_dpo`; `all` is all four.
-`flotilla eval` takes a settings file of `train_ppo` and uses its sections {scored} and `trainer.eval_*`.
+`flotilla eval` takes a settings file of `train_ppo` and uses its sections {scored},
+and `run.seed`, `trainer.eval_*`, `trainer.timeout` and `trainer.silence`.
 "Read only with" names the setting that a key depends on; without it, the key is refused.
 
 Sections: {sections}.
