@@ -35,7 +35,7 @@ and `run.seed`, `trainer.eval_*`, `trainer.timeout` and `trainer.silence`.
 
 Sections: {sections}.
 """
-# Values of keys whose form is not plain from their type; tests read each as an override.
+# Values of keys whose type does not show their form; a test validates each.
 EXAMPLES = {
     "model.init": "{model_type: qwen2, hidden_size: 64, num_hidden_layers: 2}",
     "data.args": "{digits: 3}",

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
+import yaml
+from pydantic import TypeAdapter
 
 from trainer.cli import reference
 from trainer.cli.help import allowed, find, settings
@@ -38,7 +41,10 @@ def test_a_key_that_entry_points_read_differently_has_a_row_for_each_meaning():
 
 
 @pytest.mark.parametrize("key", reference.EXAMPLES)
-def test_examples_are_of_keys_that_take_lists_or_maps(key):
-    kinds = [allowed(find(model, key)[1]) for model in reference.ENTRY_POINTS if key in settings(model)]
-    assert kinds and all("a list of" in kind or "a map of" in kind for kind in kinds)
+def test_an_example_is_a_value_of_a_key_that_takes_lists_or_maps(key):
+    fields = [find(model, key)[1] for model in reference.ENTRY_POINTS if key in settings(model)]
+    assert fields and all("a list of" in allowed(field) or "a map of" in allowed(field) for field in fields)
+    for field in fields:
+        kind: Any = field.annotation
+        TypeAdapter(kind).validate_python(yaml.safe_load(reference.EXAMPLES[key]))
     assert f"such as `{reference.EXAMPLES[key]}`" in PAGE
