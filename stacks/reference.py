@@ -83,7 +83,8 @@ def _table(locations: list[tuple[int | str, ...]]) -> str:
     for at, where in zip(locations, places, strict=True):
         node = node_at(at)
         key = f"`{PROJECT}:{at[0]}`" if len(at) == 1 else f"`{at[-1]}`"
-        about = _cell(node.get("description", _about(at)))
+        anchor = ".".join(part for part in at if isinstance(part, str))  # behind the text: the key begins the row
+        about = f'{_cell(node.get("description", _about(at)))}<a id="{anchor}"></a>'
         rows.append(f"| {key} | {_cell(_value(at))} | {_default(at)} | {about if same else f'{where} | {about}'} |")
     return "\n".join([*([f"Places: {places[0]}.\n"] if same and places[0] != ALL else []), *rows]) + "\n"
 

@@ -46,8 +46,12 @@ def test_the_page_says_which_places_have_a_setting_its_values_and_default():
     assert "| `flotilla:cloud` | one of local, ssh, slurm, aws, gcp, dstack | **required** | all |" in page
 
 
-def test_every_setting_has_a_description():
-    assert not re.findall(r"^\| `.*\|  \|$", reference.page(), re.M)
+def test_every_setting_has_a_description_and_an_anchor_of_its_own():
+    page = reference.page()
+    assert not re.findall(r"^\| `.*\| (?:<a .*)?\|$", page, re.M)
+    anchors = re.findall(r'<a id="([\w.]+)"></a> \|$', page, re.M)
+    assert len(anchors) == len(set(anchors)) == len(re.findall(r"^\| `", page, re.M))
+    assert {"task.retry", "fleets.ssh.hosts.port", "task.services.NAME.port"} <= set(anchors)
 
 
 @pytest.mark.parametrize("name", load.names(ROOT))
