@@ -6,23 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trainer.configs.algorithm import WITH_CRITIC, WITH_KL, AlgorithmConfig
 from trainer.configs.data import DataConfig, EvalConfig, EvalName
 from trainer.configs.environment import EnvironmentConfig
 from trainer.configs.reward import RewardConfig
-from trainer.configs.sections import (
-    WITH_CRITIC,
-    WITH_KL,
-    AlgorithmConfig,
-    Config,
-    LogConfig,
-    ModelConfig,
-    Only,
-    OptimConfig,
-    OtherModel,
-    PlacementConfig,
-    RolloutConfig,
-    TrainerConfig,
-)
+from trainer.configs.rollout import RolloutConfig
+from trainer.configs.sections import Config, LogConfig, ModelConfig, Only, OptimConfig, OtherModel, PlacementConfig, TrainerConfig
 from trainer.configs.teacher import TeacherConfig
 
 WITH_EVALUATION = Only("trainer.eval_prompts", why="without prompts nothing is evaluated", other="evals")

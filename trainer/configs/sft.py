@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from trainer.configs.algorithm import LossConfig
 from trainer.configs.data import DataConfig
 from trainer.configs.offline import OfflineConfig
-from trainer.configs.sections import LossConfig, Only, Rule
+from trainer.configs.sections import Only, Rule
 
 Author = Literal["system", "user", "assistant", "tool"]
 

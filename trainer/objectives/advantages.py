@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 
 Estimate = tuple[torch.Tensor, torch.Tensor | None]
 

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.configs.teacher import TeacherConfig
 from trainer.episodes import Batch
 from trainer.objectives import Stats

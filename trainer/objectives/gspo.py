@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.episodes import Batch
 from trainer.objectives.clip import clipped
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainer.configs.sections import LossConfig
+from trainer.configs.algorithm import LossConfig
 from trainer.episodes import Batch
 from trainer.objectives import Stats
 from trainer.objectives.aggregation import mean

@@ -8,9 +8,9 @@ from statistics import fmean
 
 import torch
 
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import OverlongConfig, RewardConfig
-from trainer.configs.sections import AlgorithmConfig
 from trainer.data.packing import flatten, select
 from trainer.episodes import Episode
 from trainer.errors import ConfigError

@@ -13,7 +13,7 @@ from support.talks import CHARACTERS, CHATML, TOOL, Talk, with_template
 from transformers import PreTrainedTokenizerFast
 
 from trainer.chat.calls import Form
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.environments import resolve
 from trainer.environments.calculator import calculate, calculator
 from trainer.environments.guess import guess

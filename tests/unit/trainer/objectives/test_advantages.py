@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.objectives.advantages import (
     ADVANTAGES,
     estimate,

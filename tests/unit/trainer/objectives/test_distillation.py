@@ -13,7 +13,7 @@ from support.configs import settings
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trainer.cluster.actors import free_port
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.configs.teacher import TeacherConfig
 from trainer.data.packing import Sequence, attach, pack
 from trainer.models import heads

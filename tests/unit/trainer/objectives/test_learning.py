@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.episodes import Batch
 from trainer.objectives.advantages import estimate
 from trainer.objectives.aggregation import denominators

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainer.configs.sections import AlgorithmConfig
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.data.packing import Sequence, attach, balance, pack, select
 from trainer.episodes import Batch, Denominators
 from trainer.objectives.aggregation import denominators, part

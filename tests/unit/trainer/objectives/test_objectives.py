@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.configs.sections import AlgorithmConfig, LossConfig
+from trainer.configs.algorithm import AlgorithmConfig, LossConfig
 from trainer.episodes import Batch, Denominators
 from trainer.objectives.aggregation import aggregate, denominators, part
 from trainer.objectives.policy import policy, policy_loss

@@ -11,9 +11,9 @@ import torch
 
 from trainer.cli.changes import differences
 from trainer.cluster.stopping import Stopped, Stopping
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.reward import RewardConfig
-from trainer.configs.sections import AlgorithmConfig
 from trainer.data.packing import flatten
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from trainer import models
+from trainer.configs.algorithm import AlgorithmConfig
 from trainer.configs.ppo import PpoConfig
-from trainer.configs.sections import AlgorithmConfig, ModelConfig
+from trainer.configs.sections import ModelConfig
 from trainer.data.packing import Sequence, attach, flatten, pack, scatter
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.models import heads
