@@ -22,6 +22,7 @@ from .waiting import pause
 BLAME_SECONDS = 5  # after a job failed, within which a node's loss is known that may be the cause
 # What the head does per second is much the same for 16 nodes and for hundreds: of 256 a host that is cut off is known after 8 s, not one.
 LISTED = 64  # nodes per second of Ray's list, which is read as a whole
+SELDOM = 20  # seconds between two readings at most, however many nodes: within 30 a loss is named
 PROBED = 32  # hosts per second that are asked whether they are there
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class Liveness:
     @property
     def period(self) -> int:
         """Seconds between two looks at the nodes."""
-        return max(1, len(self.settings.addresses) // LISTED)
+        return min(max(1, len(self.settings.addresses) // LISTED), SELDOM)
 
     def update(self, alive: Mapping[str, Mapping[str, float]]) -> None:
         """Reports who is gone and who is back. Raises Failure when one is gone for too long."""

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -266,3 +267,9 @@ def test_a_machine_that_is_taken_back_ends_the_run_while_jobs_can_save(
     with pytest.raises(Reclaimed, match=r"takes the machine of 127\.0\.0\.3 back") as failure:
         watched(scene, "--spot", "imdsv2")
     assert (failure.value.code, scene.now) == (NODE_LOST, 1004)
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, 1), (16, 1), (256, 4), (1024, 16), (4096, 20)])
+def test_rays_list_is_read_seldom_of_many_nodes_and_often_enough_to_name_a_loss_within_30_s(nodes: int, seconds: int) -> None:
+    addresses = ",".join(f"10.0.{index // 250}.{index % 250}" for index in range(nodes))
+    assert Liveness(read_settings(["--rank", "0", "--addresses", addresses], {}), deque()).period == seconds
