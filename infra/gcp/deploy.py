@@ -19,8 +19,10 @@ MAKING = "resource.type == 'cloudresourcemanager.googleapis.com/Project'"
 READ = ("viewer", "iam.securityReviewer")  # what a refresh reads
 # What the deployments' own account changes beside what it reads. Not accounts, custom roles, pools and who may act as whom: whoever
 # could change these could raise himself, so they are made by a person's `up`.
-WRITE = ("compute.admin", "file.editor", "monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin")
-OWNED = ("storage.admin", "cloudkms.admin")  # of this stack's own bucket and key ring alone
+WRITE = ("file.editor", "monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin")
+OWNED = ("storage.admin", "cloudkms.admin", "compute.admin")  # of what has this stack's own name alone
+# Of these Compute Engine tells IAM the name; of networks, groups and addresses it does not, so they are the project's.
+NAMED = {"Instance": "instances", "Disk": "disks", "InstanceTemplate": "instanceTemplates"}
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ class Deploy(pulumi.ComponentResource):
         )
 
     def _owns(self, name: str, args: DeployArgs, member: pulumi.Output[str]) -> None:
-        """Buckets and keys of this stack's names. One that is not made yet is asked for of the project, or of its place.
+        """Buckets, keys and machines of this stack's names. One that is not made yet is asked for of the project, or of its place.
 
         https://docs.cloud.google.com/iam/docs/conditions-resource-attributes
         """
@@ -132,13 +134,14 @@ class Deploy(pulumi.ComponentResource):
                 f"resource.name.startsWith('{place}/keyRings/flotilla-{args.stack}-')",
             ],
         }
+        whole = {role: " || ".join([MAKING, *names]) for role, names in within.items()} | {"compute.admin": named(args.stack)}
         for role in OWNED:
             projects.IAMMember(
                 f"{name}-{role}",
                 project=args.project,
                 role=f"roles/{role}",
                 member=member,
-                condition={"title": f"what {args.stack} makes", "expression": " || ".join([MAKING, *within[role]])},
+                condition={"title": f"what {args.stack} makes", "expression": whole[role]},
                 opts=self._child,
             )
 
@@ -199,3 +202,12 @@ class Deploy(pulumi.ComponentResource):
         if args.billing_account:
             kind = "roles/billing.costsManager" if writes else "roles/billing.viewer"
             billing.AccountIamMember(f"{name}-billing", billing_account_id=args.billing_account, role=kind, member=member, opts=self._child)
+
+
+def named(stack: str) -> str:
+    """That a machine, disk or template has a name of the stack, as an IAM condition; of other kinds of resources it says nothing."""
+    kinds = (
+        f"(resource.type != 'compute.googleapis.com/{kind}' || resource.name.extract('/{path}/{{name}}').startsWith('flotilla-{stack}-'))"
+        for kind, path in NAMED.items()
+    )
+    return " && ".join(kinds)

@@ -78,7 +78,11 @@ CONDITIONED = {
     "storage.objectViewer": NAMES,
 }
 # of the account for deployments alone, by the grant's name
-DEPLOYS = ("compute.admin", "file.editor", "monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin")
+DEPLOYS = ("file.editor", "monitoring.notificationChannelEditor", "serviceusage.serviceUsageAdmin")
+MACHINES = (  # the same, of machines with a name of the stack
+    r"(\(resource\.type != 'compute\.googleapis\.com/\w+' \|\| "
+    r"resource\.name\.extract\('/\w+/\{name\}'\)\.startsWith\('flotilla-[\w-]+-'\)\)( && |$)){3}"
+)
 CUSTOM_ROLE = r"projects/[\w.:-]+/roles/flotilla_\w+"
 PERMISSION = r"compute\.\w+\.(?!setIamPolicy)\w+"
 
@@ -144,4 +148,6 @@ def _may_be_given(resource: Resource, role: str) -> bool:
     if short in CONDITIONED:
         return re.fullmatch(CONDITIONED[short], str(expression)) is not None
     deployer = bool(resource.stack) and resource.name.startswith(f"flotilla-{resource.stack}-up-")
+    if deployer and short == "compute.admin":
+        return re.fullmatch(MACHINES, str(expression)) is not None
     return (deployer and short in DEPLOYS) or re.fullmatch(CUSTOM_ROLE, role) is not None

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from support.gcp_plans import every, on_gcp
 from support.plans import of
+
+from infra.gcp.deploy import NAMED, named
 
 
 def test_the_server_may_act_as_the_nodes_and_as_nobody_else(planned):
@@ -97,7 +101,7 @@ def test_who_deploys_has_no_way_to_raise_himself(name, gcp_plan):
         one.inputs["role"] for one in grants if one.kind == "IAMMember" and "projects" in one.type and not one.inputs.get("condition")
     }
     assert everywhere == {
-        *("roles/viewer", "roles/iam.securityReviewer", "roles/compute.admin", "roles/file.editor"),
+        *("roles/viewer", "roles/iam.securityReviewer", "roles/file.editor"),
         *("roles/monitoring.notificationChannelEditor", "roles/serviceusage.serviceUsageAdmin"),
     }
     [grant] = [one for one in grants if one.inputs["role"] == "roles/resourcemanager.projectIamAdmin"]
@@ -126,3 +130,24 @@ def test_who_deploys_changes_buckets_and_keys_of_the_stack_alone(role, own, othe
     prefixes = [name.split("'")[1] for name in names if ".startsWith(" in name]
     assert any(own.startswith(prefix) for prefix in prefixes)
     assert not [other for other in others if any(other.startswith(prefix) for prefix in prefixes)]
+
+
+@pytest.mark.parametrize("stack", ["gcp-prod", "gcp-dev"])
+def test_who_deploys_changes_machines_with_names_of_the_stack_alone(stack, planned):
+    """As Google's conditions do, which ask other kinds of resources for no name."""
+
+    def allowed(kind: str, path: str) -> bool:
+        clause = r"resource\.type != '([^']+)' \|\| resource\.name\.extract\('([^']+)\{name\}'\)\.startsWith\('([^']+)'\)"
+        clauses = re.findall(clause, expression)
+        assert len(clauses) == 3
+        return all(f"compute.googleapis.com/{kind}" != each or path.partition(before)[2].startswith(own) for each, before, own in clauses)
+
+    expression = named(stack)
+    at = "projects/my-project-id/zones/europe-west1-b"
+    assert not allowed("Instance", f"{at}/instances/theirs") and not allowed("Disk", f"{at}/disks/flotilla-other-x")
+    assert not allowed("InstanceTemplate", "projects/my-project-id/global/instanceTemplates/theirs")
+    assert allowed("Network", "projects/my-project-id/global/networks/theirs")
+    made = [one for one in planned(stack).resources if one.type.startswith("gcp:compute/")]
+    kinds = {"InstanceFromTemplate": "Instance", "Instance": "Instance", "Disk": "Disk", "InstanceTemplate": "InstanceTemplate"}
+    ours = [(kinds[one.kind], one.inputs.get("name") or f"{one.name}-1a2b3c4") for one in made if one.kind in kinds]
+    assert ours and all(allowed(kind, f"{at}/{NAMED[kind]}/{name}") for kind, name in ours)

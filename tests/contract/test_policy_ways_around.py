@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from infra.gcp.deploy import named
 from infra.policy import rules
 from infra.policy.shared import Resource
 
@@ -195,6 +196,7 @@ GCP = [
     (GRANT, {"role": "roles/iam.serviceAccountAdmin"}, "gives roles/iam.serviceAccountAdmin"),
     (GRANT, {"role": "roles/iam.roleAdmin"}, "gives roles/iam.roleAdmin"),
     (GRANT, {"role": "roles/compute.admin"}, "gives roles/compute.admin"),
+    (GRANT, {"role": "roles/compute.admin", "condition": {"expression": named("x")}}, "gives roles/compute.admin"),  # to whom it is not
     (GRANT, {"role": "roles/resourcemanager.projectIamAdmin"}, "gives roles/resourcemanager.projectIamAdmin"),
     (GRANT, {"role": "roles/resourcemanager.projectIamAdmin", "condition": {"expression": "true"}}, "gives roles/resource"),
     (GRANT, {"role": "roles/storage.objectUser"}, "gives roles/storage.objectUser"),
