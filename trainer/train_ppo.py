@@ -9,6 +9,7 @@ last complete checkpoint; with rollout.mode=sync it computes the very numbers th
 from __future__ import annotations
 
 import math
+import signal
 import sys
 import time
 from contextlib import closing
@@ -44,6 +45,7 @@ from trainer.checkpoints.background import Background
 from trainer.checkpoints.folders import Checkpoint, Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
+from trainer.cluster.start_signals import ENDED
 from trainer.cluster.stopping import Stopped, Stopping, stop_signals
 from trainer.data.loader import make_loader
 from trainer.data.prompts import say_day
@@ -312,6 +314,11 @@ def main(config: PpoConfig) -> int:
             faults.note(folder, None, str(error))
             print(f"error: {error}", file=sys.stderr)
             return 1
+        except SystemExit as error:  # with a code of Ray's, where it was waited for
+            if not ENDED and error.code != signal.SIGTERM:  # the latter while Ray itself starts
+                raise
+            print("SIGTERM: stopped before it began; the same command starts again", flush=True)
+            return STOPPED
 
 
 if __name__ == "__main__":

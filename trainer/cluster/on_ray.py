@@ -22,6 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from trainer.cluster import heartbeat, placement
 from trainer.cluster.reservation import Reservation, reserve
+from trainer.cluster.start_signals import end_by_sigterm
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError, RunError
 
@@ -284,6 +285,8 @@ def connect() -> None:
             raise  # a bare one is of a node that did not start in time
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"RAY_ADDRESS={address or '(not set)'}: no connection to a Ray cluster: {reason}") from error
+    if threading.current_thread() is threading.main_thread():
+        end_by_sigterm()
 
 
 def own_token() -> None:
