@@ -94,7 +94,7 @@ def render(stack: Stack, site: Site, script: Script) -> str:
             ],
             [*_start(stack), *_environment(stack, fleets, env)],
             _launch(stack, site, fleets, script, env),
-            [END.format(requeue=stack.slurm.requeue)],
+            [END.format(requeue=stack.slurm.requeue, killed=KILLED["torchrun" if script.runs == "torchrun" else "ray"])],
         )
     )
 
@@ -277,13 +277,20 @@ while [ "$notice" ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; do
 [[ $code == 7[57] ]] && echo "back into the queue" && scontrol requeue "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID" && exit
 exit "$code"
 """
+KILLED = {
+    "ray": """\
+137 where the head's note stays: the agent was killed, not its job.
+[ "$code" != 137 ] || [ ! -e "$FLOTILLA_RUNS/.head-$SLURM_JOB_ID.json" ] || code=75""",
+    "torchrun": """\
+137: torchrun was killed; of a rank that was it says 1.
+[ "$code" != 137 ] || code=75""",
+}
 END = """\
 notice=
 trap 'notice=1; kill -USR1 "$step"' USR1 # before the time limit and on preemption: the job saves and ends
 wait "$step"; code=$?
 while [ "$notice" ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
-# 75 to 77: the node agent lost a node, or did not find it. 137 where the head's note stays: the agent was killed, not its job.
-[ "$code" != 137 ] || [ ! -e "$FLOTILLA_RUNS/.head-$SLURM_JOB_ID.json" ] || code=75
+# 75 to 77: the node agent lost a node, or did not find it. {killed}
 if {{ ((code)) && [ "$notice" ]; }} || [[ $code == 7[567] ]]; then
   again=$((${{SLURM_RESTART_COUNT:-0}} + 1))
   ((again <= {requeue})) && echo "back into the queue, time $again of {requeue}" && scontrol requeue "$SLURM_JOB_ID" && exit

@@ -101,14 +101,18 @@ def test_a_time_limit_shorter_than_the_notice_is_one_line(left, fails, tmp_path)
 
 @pytest.mark.parametrize(
     ("code", "note", "again"),
-    [(0, True, False), (75, False, True), (77, True, True), (137, True, True), (137, False, False), (1, True, False), (143, True, False)],
+    [
+        *((0, True, False), (75, False, True), (77, True, True), (137, True, True), (137, False, False), (1, True, False)),
+        *((143, True, False), (0, None, False), (137, None, True), (1, None, False), (143, None, False)),
+    ],
 )
 def test_what_is_put_back_into_the_queue(code, note, again, tmp_path):
-    """137 is the agent's own where the head's note stays: it goes when a job has ended, by whatever signal."""
+    """137 is the agent's own where the head's note stays: it goes when a job has ended, by whatever signal. None: torchrun in its place."""
     env = stubs(tmp_path, scontrol='echo "$@"')
     if note:
         (tmp_path / ".head-7.json").touch()
-    script = f"set -uo pipefail\n(exit {code}) & step=$!\n{slurm.END.format(requeue=10)}"
+    end = slurm.END.format(requeue=10, killed=slurm.KILLED["torchrun" if note is None else "ray"])
+    script = f"set -uo pipefail\n(exit {code}) & step=$!\n{end}"
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
     assert ("requeue 7" in done.stdout) == again
     assert done.returncode == (0 if again else code)
