@@ -182,6 +182,7 @@ def test_every_client_of_slurm_asks_the_cluster_that_took_the_job(cluster: str, 
     lab.program("sbatch", f'echo "sbatch $*" >>"{told}"; touch "{queue}"; echo "7{cluster and f";{cluster}"}"')
     lab.program("squeue", f'echo "squeue $*" >>"{told}"; {header}[ ! -e "{queue}" ] || for a; do case "$a" in {rows} esac; done')
     lab.log(f"attempt 1 of job 7 on n1\n{READY}")
+    (lab.build / "dashboard.url").write_text("http://localhost:1")  # a port that no cluster of this machine has
     assert slurm.up(ELASTIC, lab.root, Up(None, 20)) == 0
     assert slurm.running(ELASTIC, lab.root) == "7"
     assert slurm.elastic(ELASTIC, lab.root, ELASTIC.elastic_fleets()[0], "7") == {1: ("9_1", "RUNNING n2")}
