@@ -1,4 +1,4 @@
-"""SIGTERM while a run starts, before it looks for signals itself (trainer/runs/stopping.py). Runs in the driver."""
+"""SIGTERM while a run starts, before it looks for signals itself (trainer/cluster/stopping.py). Runs in the driver."""
 
 from __future__ import annotations
 
