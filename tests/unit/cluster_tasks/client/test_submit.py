@@ -288,5 +288,11 @@ def test_a_working_dir_is_a_folder_a_zip_or_a_url(name: str, content: str | None
 @pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED", "STOPPED"])
 def test_the_end_of_a_job_is_not_said_as_what_it_waits_for(status, capsys, monkeypatch):
     monkeypatch.setattr(submit, "QUIET_SECONDS", 0.01)
-    submit.say_state(cast(Any, SimpleNamespace(ask=lambda _: {"status": status, "message": "exit code 3"})), "job-1", threading.Event())
+    quiet = threading.Event()
+
+    def ask(_: str) -> dict[str, str]:
+        threading.Timer(0.1, quiet.set).start()
+        return {"status": status, "message": "exit code 3"}
+
+    submit.say_state(cast(Any, SimpleNamespace(ask=ask)), "job-1", quiet)
     assert capsys.readouterr().err == ""
