@@ -38,6 +38,7 @@ VERL = {
     "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": "trainer.micro_batch_tokens",
     "actor_rollout_ref.rollout.enable_chunked_prefill": "rollout.options",
     "actor_rollout_ref.rollout.enforce_eager": "rollout.options",
+    "actor_rollout_ref.rollout.expert_parallel_size": "rollout.expert_parallel",
     "actor_rollout_ref.rollout.gpu_memory_utilization": "rollout.gpu_memory",
     "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": "trainer.micro_batch_tokens",
     "actor_rollout_ref.rollout.max_num_batched_tokens": "rollout.options",

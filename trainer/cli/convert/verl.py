@@ -111,6 +111,7 @@ def _model(given: Given, made: Made) -> None:
     made.set("model.tokenizer", given.text(f"{MODEL}.tokenizer_path") or None)
     made.set("model.gradient_checkpointing", given.take(f"{MODEL}.enable_gradient_checkpointing"), False)
     rank, alpha, layers = (given.take(f"{MODEL}.{key}") for key in ("lora_rank", "lora_alpha", "target_modules"))
+    rank, alpha = given.take(f"{MODEL}.lora.rank") or rank, given.take(f"{MODEL}.lora.alpha") or alpha
     if rank:
         made.set("model.lora.rank", rank)
         made.set("model.lora.alpha", alpha, 32)
@@ -179,6 +180,9 @@ def _rollout(given: Given, made: Made) -> None:
     made.set("rollout.gpu_memory", given.take(f"{ROLLOUT}.gpu_memory_utilization"), 0.5)
     made.set("rollout.max_sequences", given.take(f"{ROLLOUT}.max_num_seqs"), 256)
     options = {key: given.take(f"{ROLLOUT}.{key}") for key in OPTIONS if given.has(f"{ROLLOUT}.{key}")}
+    vllm = f"{ROLLOUT}.engine_kwargs.vllm."
+    options |= {key.removeprefix(vllm): given.take(key) for key in given.values if key.startswith(vllm)}
+    made.set("rollout.bucket_mb", given.take(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"), 256)
     made.set("rollout.options", options or None)
     if given.text(f"{ROLLOUT}.top_k") == "-1":
         given.read.add(f"{ROLLOUT}.top_k")
@@ -233,7 +237,8 @@ def _run(given: Given, made: Made) -> None:
 
 def _optimizer(given: Given, made: Made) -> None:
     optimizer(given, made, f"{ACTOR}.optim", "optim", 1e-6)
-    made.set("optim.grad_clip", given.take(f"{ACTOR}.grad_clip"), 1.0)
+    clip = given.take(f"{ACTOR}.optim.clip_grad")  # Megatron's name
+    made.set("optim.grad_clip", clip if clip is not None else given.take(f"{ACTOR}.grad_clip"), 1.0)
     schedule = given.text(f"{ACTOR}.optim.lr_scheduler_type")
     made.set("optim.schedule", schedule, "constant")
 
