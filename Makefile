@@ -69,16 +69,16 @@ image: ## a container image with Ray, vLLM and the lock: images/
 
 # Tests
 
-# Two files at a time, as most tests wait for processes to start; more would want more than 8 GB of memory.
+# Three files at a time on two cores, as most tests wait for processes to start.
 .PHONY: test
 test: .venv/dev ## all tests but slow ones and those of make test-hosts
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --durations=25 -m "not slow and not hosts"
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 -m "not slow and not hosts"
 
-# Real dstack servers and Slurms, with hosts in namespaces: root alone can make those. Labs of two workers do not meet.
+# Real dstack servers and Slurms, with hosts in namespaces: root alone can make those. Labs of several workers do not meet.
 .PHONY: test-hosts
 test-hosts: .venv/dev ## dstack, Slurm tests; root installs Docker, sshd, Slurm
 	@bash .ci/setup hosts
-	$(BIN)/pytest -n 2 --dist loadfile -m "hosts and not slow"
+	$(BIN)/pytest -n 3 --dist loadfile -m "hosts and not slow"
 
 # Where requirements/gpu.txt is installed, such as in an image, with pytest and pytest-timeout; elsewhere they are skipped.
 # A process for each file: vLLM has one engine per process that can sleep.
