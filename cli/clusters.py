@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from functools import partial
@@ -13,33 +12,38 @@ from cli.places import place
 from cli.places.protocol import Down, Up
 from cli.project import CommandError, console, run
 from cluster_tasks.client.render import check_shell, pulumi_is_here, render
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
 
 ABOUT = {
-    "up": "Renders the stack, starts its cluster, waits until every node is there, and opens the dashboard on this machine.",
-    "down": "Stops the stack's cluster, and all that `flotilla up` started for it.",
-    "status": "The stack's nodes and jobs. Exit code 0 when all is there, 1 when not.",
+    "up": "Render the stack, start its cluster, wait for every node, and forward its\ndashboard to this machine.",
+    "down": "Stop the stack's cluster and everything that `flotilla up` started for it.",
+    "status": "Show the stack's nodes and jobs. Exit code 0: all nodes are up. 1: some are not.",
+}
+EXAMPLES = {
+    "up": ("flotilla up local --port auto", "flotilla up onprem --timeout 3600", "flotilla up aws-dev --yes"),
+    "down": ("flotilla down local", "flotilla down onprem --job ppo-1", "flotilla down aws-dev --keep-machines"),
+    "status": ("flotilla status local", "flotilla status onprem --json"),
 }
 PULUMI = "https://www.pulumi.com/docs/install/"
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(prog=f"flotilla {verb}", description=ABOUT[verb])
+    parser = command_line.parser(f"flotilla {verb}", ABOUT[verb], EXAMPLES[verb])
     add = parser.add_argument
-    add("stack", help=STACK_HELP)
+    command_line.add_stack(parser)
     if verb == "up":
-        add("--port", help="of the dashboard on this machine; for local also auto, the next free one")
-        add("--timeout", type=float, help="seconds until all nodes are there (local 120, else 1800)")
+        add("--port", help="dashboard port on this machine; with local also auto, the next free one")
+        add("--timeout", type=float, help="seconds to wait for all nodes (local 120, else 1800)")
     if verb in ("up", "down"):
         add("-y", "--yes", action="store_true", help="do not ask before something is created or destroyed")
     if verb == "down":
-        add("--job", help="stop this job alone; it saves first, and the cluster stays up")
-        add("--keep-machines", action="store_true", help="stop the cluster; leave dstack's fleets and the cloud's resources")
+        add("--job", help="stop only this job: it saves first, and the cluster stays up")
+        add("--keep-machines", action="store_true", help="stop the cluster, keep dstack's fleets and cloud resources")
     if verb == "status":
-        add("--json", action="store_true")
+        add("--json", action="store_true", help="print one JSON object")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)
     if verb == "down" and options.job:

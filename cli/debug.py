@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 from pathlib import Path
@@ -12,24 +11,31 @@ from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError, environment, folder
 from cluster_tasks.debug import gather, harvest, post_mortem, stacks
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
 
+STACKS = ("flotilla debug stacks local", "flotilla debug stacks onprem --all")
+COLLECT = ("flotilla debug collect onprem --output hang.tar.gz",)
+POST_MORTEM = ("flotilla debug post-mortem local",)
+
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(prog="flotilla debug", description="Says why a cluster hangs.")
-    kinds = parser.add_subparsers(dest="what", required=True, metavar="stacks|collect|post-mortem")
-    add = kinds.add_parser("stacks", help="what every process is doing, equal stacks together, and who waits for whom").add_argument
-    add("stack", help=STACK_HELP)
-    add("--all", action="store_true", help="also Ray's own processes, the node agents, and the stacks of idle workers")
-    add("--node", help="of this node alone: its rank on a local cluster, else its address")
-    add = kinds.add_parser("collect", help="one archive of logs, versions, the rendered stack and stacks, without secrets").add_argument
-    add("stack", help=STACK_HELP)
-    add("--output", metavar="FILE", help="a new file (flotilla-STACK-TIME.tar.gz in this folder)")
-    add = kinds.add_parser("post-mortem", help="tasks that Ray's debugger holds at an uncaught error, and how to attach").add_argument
-    add("stack", help=f"{STACK_HELP}; its job was submitted with --post-mortem")
+    parser = command_line.parser(prog := "flotilla debug", "Find out why a cluster hangs.", (*STACKS, *COLLECT, *POST_MORTEM))
+    kinds = parser.add_subparsers(dest="what", required=True, metavar="stacks|collect|post-mortem", prog=prog)
+    about = "Print the Python stack of every process, identical stacks grouped, and which\nprocess waits for which."
+    shows = kinds.add_parser("stacks", help="stack of every process, and who waits for whom", **command_line.settings(about, STACKS))
+    about = "Write one archive of logs, versions, rendered files and process stacks, without\nsecrets."
+    collects = kinds.add_parser("collect", help="one archive of logs, versions and stacks", **command_line.settings(about, COLLECT))
+    about = "List tasks that Ray's debugger holds at an uncaught error, and how to attach."
+    pauses = kinds.add_parser("post-mortem", help="tasks held at an uncaught error", **command_line.settings(about, POST_MORTEM))
+    command_line.add_stack(shows)
+    shows.add_argument("--all", action="store_true", help="also Ray's own processes, node agents and idle workers")
+    shows.add_argument("--node", help="only this node: its rank on a local cluster, else its address")
+    command_line.add_stack(collects)
+    collects.add_argument("--output", metavar="FILE", help="a new file (flotilla-STACK-TIME.tar.gz in this folder)")
+    command_line.add_stack(pauses, "; its job was submitted with --post-mortem")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)
     return {"stacks": show_stacks, "collect": collect, "post-mortem": show_paused}[options.what](stack, root, options)

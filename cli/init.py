@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import yaml
 
 from cli.project import console
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 
 NAME = re.compile(r"[a-z][a-z0-9-]*")
@@ -28,10 +27,10 @@ class Question:
     default: str | None = None
 
 
-NODES = Question("nodes", "how many nodes", "2")
-CPUS = Question("cpus", "CPUs of each node that Ray may use", "8")
-GPU = Question("gpu", "GPU of each node and how many, such as H100:8; none without", "none")
-SHARED = Question("checkpoints", "folder that every node shares, for checkpoints")
+NODES = Question("nodes", "number of nodes", "2")
+CPUS = Question("cpus", "CPUs per node for Ray", "8")
+GPU = Question("gpu", "GPUs per node, e.g. H100:8 or none", "none")
+SHARED = Question("checkpoints", "shared folder for checkpoints")
 REGION = {"aws": "us-east-1", "gcp": "us-central1"}
 MACHINE = {"aws": "g6.8xlarge", "gcp": "g2-standard-8"}
 
@@ -39,8 +38,8 @@ MACHINE = {"aws": "g6.8xlarge", "gcp": "g2-standard-8"}
 def _cloud(place: str) -> tuple[Question, ...]:
     return (
         Question("region", "region", REGION[place]),
-        Question("machine", "machine type; stacks/places/aws.py and gcp.py list those that are known", MACHINE[place]),
-        Question("nodes", "how many machines at most", "2"),
+        Question("machine", "machine type", MACHINE[place]),
+        Question("nodes", "maximum number of machines", "2"),
         Question("capacity", "spot or on-demand", "spot"),
     )
 
@@ -48,9 +47,9 @@ def _cloud(place: str) -> tuple[Question, ...]:
 QUESTIONS = {
     "local": (NODES, Question("cpus", CPUS.text, "1")),
     "ssh": (
-        Question("hosts", "machines, with commas between them; NAME=ADDRESS where they reach each other by another address"),
-        Question("user", "who logs in, and may sudo without password"),
-        Question("identity-file", "private key, without passphrase", "~/.ssh/id_ed25519"),
+        Question("hosts", "machines, comma-separated; NAME=ADDRESS if nodes use another address among themselves"),
+        Question("user", "SSH user with passwordless sudo"),
+        Question("identity-file", "private key without passphrase", "~/.ssh/id_ed25519"),
         CPUS,
         GPU,
         SHARED,
@@ -62,39 +61,44 @@ QUESTIONS = {
         CPUS,
         GPU,
         SHARED,
-        Question("account", "account; none without", "none"),
-        Question("login", "user@host from which nodes are reached by SSH, for the dashboard; none without", "none"),
+        Question("account", "account, or none", "none"),
+        Question("login", "user@host of the login node, for the dashboard, or none", "none"),
     ),
     "aws": _cloud("aws"),
-    "gcp": (Question("project", "id of a project with billing"), *_cloud("gcp")),
+    "gcp": (Question("project", "project ID, with billing"), *_cloud("gcp")),
 }
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(
-        prog="flotilla init",
-        description="Writes stacks/Pulumi.STACK.yaml. What flags leave open is asked on a terminal; elsewhere it is an error.",
-        epilog="\n".join(f"{place:6} reads {', '.join(f'--{question.flag}' for question in asked)}" for place, asked in QUESTIONS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command_line.parser(
+        "flotilla init",
+        "Write stacks/Pulumi.STACK.yaml. On a terminal, asks for missing flags; otherwise\nthey take their defaults.",
+        (
+            "flotilla init laptop --place local",
+            "flotilla init mine --place ssh --hosts gpu1,gpu2 --user ubuntu --gpu H100:8 \\",
+            "    --checkpoints /mnt/shared/flotilla",
+        ),
+        usage="STACK --place PLACE [flags]",
+        more="\n".join(f"{place:6} reads {' '.join(f'--{question.flag}' for question in asked)}" for place, asked in QUESTIONS.items()),
     )
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("--place", choices=QUESTIONS, required=True, help="where its nodes are")
+    command_line.add_stack(parser)
+    parser.add_argument("--place", choices=QUESTIONS, required=True, help="where the nodes are")
     flags = {question.flag: question.text for asked in QUESTIONS.values() for question in asked}
     for flag, text in flags.items():
-        parser.add_argument(f"--{flag}", help=text)
+        parser.add_argument(f"--{flag}", metavar=flag.rpartition("-")[2].upper(), help=text)
     options: Any = vars(parser.parse_args(arguments))
     stack, place = options["stack"], options["place"]
     file = root / "stacks" / f"Pulumi.{stack}.yaml"
     if not NAME.fullmatch(stack):
-        raise UserError(f"STACK: {stack!r} is no name; it begins with a letter and has a-z, 0-9 and -")
+        raise UserError(f"STACK: {stack!r} is not a stack name: a lowercase letter, then a-z, 0-9 and -")
     if file.exists():
-        raise UserError(f"stacks/{file.name} is there already; edit it, or choose another name")
+        raise UserError(f"stacks/{file.name} already exists; edit it, or choose another name")
     given = {name.replace("_", "-"): value for name, value in options.items() if value is not None}
     own = {question.flag for question in QUESTIONS[place]}
     if foreign := sorted(given.keys() - own - {"stack", "place"}):
-        raise UserError(f"--{foreign[0]}: is nothing that {place} reads; it reads {', '.join(f'--{flag}' for flag in sorted(own))}")
+        raise UserError(f"--{foreign[0]}: {place} does not read it; it reads {', '.join(f'--{flag}' for flag in sorted(own))}")
     answers = {question.flag: given.get(question.flag) or ask(question) for question in QUESTIONS[place]}
-    text = f"# Made by `flotilla init`; docs/ and the other stacks here show what else may stand in it.\n{to_yaml(place, answers)}"
+    text = f"# Made by `flotilla init`; docs/settings.md lists all settings.\n{to_yaml(place, answers)}"
     file.write_text(text)
     try:
         load(stack, root)

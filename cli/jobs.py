@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
@@ -20,7 +19,7 @@ from cluster_tasks.client.submit import Job, uploaded
 from cluster_tasks.client.submit import submit as submit_job
 from cluster_tasks.debug import post_mortem
 from cluster_tasks.node.dashboard import Dashboard
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
@@ -34,32 +33,37 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
 
 def submit(arguments: list[str], root: Path) -> int:
     """Uploads the project's folder, runs the command in it on the cluster, ends with its exit code."""
-    parser = argparse.ArgumentParser(
-        prog="flotilla submit",
-        usage="%(prog)s STACK [flags] -- COMMAND\n       %(prog)s STACK --recipe NAME [flags] [key=value ...]",
-        description="Runs a job on the stack's cluster, prints its output, ends with its exit code. Ctrl-C ends the watching, not the job.",
+    parser = command_line.parser(
+        "flotilla submit",
+        "Run a job on the stack's cluster, print its output, exit with its exit code.\nCtrl-C stops following the job, not the job.",
+        (
+            "flotilla submit local -- python -m trainer.train_ppo --config run.yaml",
+            "flotilla submit onprem --name ppo-1 --retries 3 -- python -m trainer.train_ppo",
+            "flotilla submit onprem --recipe verl/ppo-gsm8k trainer.total_epochs=1",
+        ),
+        usage="STACK [flags] -- COMMAND\nSTACK --recipe NAME [flags] [key=value ...]",
     )
     add = parser.add_argument
-    add("stack", help=STACK_HELP)
-    add("settings", nargs="*", metavar="key=value", help="of the recipe: flotilla recipe show --help")
-    add("--recipe", help="another trainer's run, such as verl/ppo-gsm8k, in place of a command; flotilla recipe list shows all")
-    add("--name", help="of the job")
-    add("--working-dir", help="folder, or .zip file, that is uploaded; the job starts in it (the project)")
-    add("--post-mortem", action="store_true", help="tasks pause at an uncaught error: flotilla debug post-mortem says how to attach")
-    add("--retries", type=int, metavar="N", help="start the trainer again on the cluster when its driver died, at most N times")
+    command_line.add_stack(parser)
+    add("settings", nargs="*", metavar="key=value", help="recipe settings, as in flotilla recipe show")
+    add("--recipe", metavar="NAME", help="run another trainer's recipe (flotilla recipe list)")
+    add("--name", help="job name (default: job-TIME)")
+    add("--working-dir", metavar="PATH", help="folder or .zip to upload as the job's folder (project)")
+    add("--post-mortem", action="store_true", help="pause tasks at an uncaught error, for flotilla debug")
+    add("--retries", type=int, metavar="N", help="restart the trainer up to N times if its driver dies")
     add("--no-wait", action="store_true", help="return once the job is accepted")
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options: Any = parser.parse_intermixed_args(arguments[:cut])
     command = arguments[cut + 1 :]
     if options.settings and not options.recipe:
-        parser.error(f"{options.settings[0]} belongs to --recipe NAME, or to a command behind --")
+        parser.error(f"{options.settings[0]} needs --recipe NAME, or a command after --")
     if options.recipe and options.working_dir:
         parser.error(f"--working-dir {options.working_dir} is for a command; --recipe {options.recipe} brings its own folder")
     if options.retries is not None and options.recipe:
         parser.error("--retries is for a trainer's command; --recipe resumes when it is submitted again")
     run = recipes.planned(options.stack, options.recipe, options.settings, command, root) if options.recipe else None
     if not command and not run:
-        parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
+        parser.error("COMMAND is missing; write it after --, e.g. -- python -m trainer.train_ppo --config run.yaml")
     stack = load(options.stack, root)
     if options.post_mortem and not place_of(stack).remote and find_spec("debugpy") is None:
         raise CommandError("--post-mortem needs debugpy, which this environment does not have: pip install 'debugpy>=1.8'")
@@ -98,24 +102,25 @@ def _supervised(command: list[str], retries: int, folder: str) -> list[str]:
 
 
 def logs(arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(
-        prog="flotilla logs", description="Prints a job's output until it ends, and ends with its exit code. Ctrl-C ends the watching."
+    parser = command_line.parser(
+        "flotilla logs",
+        "Print a job's output until it ends, and exit with its exit code. Ctrl-C stops\nfollowing the job, not the job.",
+        ("flotilla logs local", "flotilla logs onprem ppo-1 --no-follow", "flotilla logs local --node 1"),
+        usage="STACK [JOB] [flags]",
     )
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("job", nargs="?", help="the newest, where none is named")
-    parser.add_argument("--job", dest="named", metavar="JOB", help="the same")
-    parser.add_argument("-f", "--follow", action="store_true", help="until it ends, which is the default")
-    parser.add_argument("--no-follow", action="store_true", help="print what there is and return")
-    parser.add_argument(
-        "--node", metavar="N", help="what the workers of this node print, not a job's output: rank on a local cluster, else address"
-    )
+    command_line.add_stack(parser)
+    parser.add_argument("job", nargs="?", metavar="JOB", help="job name (default: the newest job)")
+    parser.add_argument("--job", dest="named", metavar="JOB", help="the same as JOB")
+    parser.add_argument("-f", "--follow", action="store_true", help="follow until the job ends (the default)")
+    parser.add_argument("--no-follow", action="store_true", help="print the output so far and return")
+    parser.add_argument("--node", metavar="N", help="output of this node's workers instead: its rank on a local cluster, else its address")
     options: Any = parser.parse_args(arguments)
     if options.follow and options.no_follow:
         parser.error("-f and --no-follow exclude each other")
     if options.job and options.named and options.job != options.named:
-        parser.error(f"two jobs are named, {options.job} and --job {options.named}")
+        parser.error(f"JOB {options.job} and --job {options.named} differ; give one")
     if options.node is not None and (options.job or options.named or options.follow):
-        parser.error("--node prints what there is of a node, so it takes neither a job nor -f")
+        parser.error("--node prints a node's output so far; it cannot be combined with JOB or -f")
     options.job = options.job or options.named
     stack = load(options.stack, root)
     if options.node is not None:
@@ -154,5 +159,5 @@ def stop(stack: Stack, root: Path, job: str) -> int:
 def newest(asked: Dashboard, stack: Stack) -> str:
     listed = submitted(asked)
     if not listed:
-        raise CommandError(f"the cluster {stack.name} has had no job; first: flotilla submit {stack.name} -- COMMAND")
+        raise CommandError(f"the cluster {stack.name} has had no job; start one: flotilla submit {stack.name} -- COMMAND")
     return listed[-1]["submission_id"]

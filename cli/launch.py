@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from pathlib import Path
 from typing import Any
 
 from cli import clusters, jobs, recipes
 from cli.places.protocol import Up
+from stacks.host import command_line
 from stacks.load import load
 from stacks.places import place_of
 
@@ -23,18 +23,19 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         here = Path.cwd()
         os.chdir(root)  # where `python -m ...` is typed
         return on_dstack(arguments, prog=f"flotilla {verb}", here=here)
-    parser = argparse.ArgumentParser(
-        prog=f"flotilla {verb}",
-        usage="%(prog)s STACK --recipe NAME [flags] [key=value ...]",
-        description="Starts the stack's cluster where it is not up, and runs a recipe on it; ends with the trainer's exit code.",
+    parser = command_line.parser(
+        f"flotilla {verb}",
+        "Start the stack's cluster if it is not up, run a recipe on it, and exit with the\ntrainer's exit code.",
+        ("flotilla launch onprem --recipe verl/ppo-gsm8k", "flotilla launch slurm --recipe trl/sft run=first"),
+        usage="STACK --recipe NAME [flags] [key=value ...]",
     )
     add = parser.add_argument
-    add("stack", help="such as local, onprem, slurm or aws-dev")
+    command_line.add_stack(parser)
     add("settings", nargs="*", metavar="key=value", help=recipes.SETTINGS)
-    add("--recipe", required=True, help="such as verl/ppo-gsm8k; flotilla recipe list shows all")
-    add("--name", help="of the job; run and time when left out")
-    add("--port", help="of the dashboard on this machine")
-    add("--timeout", type=float, help="seconds until all nodes are there")
+    add("--recipe", required=True, metavar="NAME", help="recipe, e.g. verl/ppo-gsm8k (flotilla recipe list)")
+    add("--name", help="job name (default: RUN-TIME)")
+    add("--port", help="dashboard port on this machine")
+    add("--timeout", type=float, help="seconds to wait for all nodes")
     options: Any = parser.parse_intermixed_args(flags)
     run = recipes.planned(options.stack, options.recipe, options.settings, arguments[cut + 1 :], root)
     stack, at = load(options.stack, root), Up(options.port, options.timeout)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 from collections.abc import Iterator
@@ -12,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from cli.project import CommandError, console, run
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Stack
 
 TIMEOUT = 1800
 EVENTS = 3  # of a machine
+LISTS = ("flotilla node list onprem", "flotilla node list onprem --json")
+REPLACES = ("flotilla node replace onprem gpus-1 --restart",)
 
 
 @dataclass(frozen=True)
@@ -43,19 +44,22 @@ class Node:
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(
-        prog=f"flotilla {verb}",
-        description="list: each machine with its state, health and run. replace: ends what runs on a machine, gives the machine back to "
-        "dstack, and starts it on another; the other nodes go on. A node of the cluster itself takes the cluster with it: --restart.",
+    prog = f"flotilla {verb}"
+    parser = command_line.parser(prog, "List a stack's machines and their health, or replace one.", (*LISTS, *REPLACES))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|replace", prog=prog)
+    about = "List each machine with its state, health and run. Exit code 1 if one is not healthy."
+    lists = commands.add_parser("list", help="each machine's state, health and run", **command_line.settings(about, LISTS))
+    about = (
+        "Stop the run on a machine, return the machine to dstack, and start the run on\nanother. Other nodes keep running, but replacing "
+        "a node of the cluster itself\nrestarts the cluster, which needs --restart."
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    lists, replaces = commands.add_parser("list"), commands.add_parser("replace")
+    replaces = commands.add_parser("replace", help="replace a machine by another", **command_line.settings(about, REPLACES))
     for command in (lists, replaces):
-        command.add_argument("stack", help=STACK_HELP)
-    lists.add_argument("--json", action="store_true")
-    lists.add_argument("--events", action="store_true", help="last events of all machines; else of those that are not healthy")
-    replaces.add_argument("node", help="a machine's name or host, as `flotilla node list` shows them")
-    replaces.add_argument("--restart", action="store_true", help="also a node that the whole cluster needs; the cluster starts again")
+        command_line.add_stack(command)
+    lists.add_argument("--json", action="store_true", help="print one JSON list")
+    lists.add_argument("--events", action="store_true", help="last events of all machines, not only of unhealthy ones")
+    replaces.add_argument("node", metavar="NODE", help="a machine's name or host, from flotilla node list")
+    replaces.add_argument("--restart", action="store_true", help="allow replacing a cluster node, which restarts the cluster")
     replaces.add_argument("--timeout", type=float, default=TIMEOUT, help=f"seconds for each wait ({TIMEOUT})")
     options: Any = parser.parse_args(arguments)
     stack = load(options.stack, root)

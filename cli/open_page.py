@@ -6,7 +6,6 @@ shown a file of the person's own, whose form posts a ticket to the cluster (clus
 
 from __future__ import annotations
 
-import argparse
 import html
 import os
 import sys
@@ -16,7 +15,7 @@ from pathlib import Path
 from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError, console, folder
 from cluster_tasks.node import identity
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 
 PAGE = """\
@@ -27,8 +26,8 @@ PAGE = """\
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(prog="flotilla open", description="Opens the cluster's dashboard in the browser, logged in.")
-    parser.add_argument("stack", help=STACK_HELP)
+    parser = command_line.parser(f"flotilla {verb}", "Open the cluster's dashboard in the browser, logged in.", ("flotilla open local",))
+    command_line.add_stack(parser)
     stack = load(parser.parse_args(arguments).stack, root)
     asked = dashboard(stack, root)
     try:

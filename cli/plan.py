@@ -22,7 +22,6 @@ def words(arguments: list[str], root: Path) -> list[str]:
         print(USAGE, file=sys.stderr)
         return []
     if {"-h", "--help"} & set(arguments):
-        print(f"{USAGE}\n\nWith STACK, for its GPUs, nodes, network and price. The rest is passed to this program:\n", flush=True)
         return ["--help"]
     run, *rest = arguments
     if not rest or rest[0].startswith("-") or "=" in rest[0]:

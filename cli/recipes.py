@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,34 @@ from cluster_tasks.client.submit import Job
 from cluster_tasks.recipes import find, recipes
 from cluster_tasks.recipes.as_file import as_file
 from cluster_tasks.recipes.planned import COMMAND, OWN, Planned, plan, write
-from stacks.host.project import STACK_HELP
+from cluster_tasks.recipes.recipe import Recipe
+from stacks.host import command_line
 from stacks.load import load
 
 KEYS = "; ".join(f"{key}: {about}" for key, about in OWN.items())
-SETTINGS = f"settings of the trainer as key=value, which replace the recipe's; and of ours: {KEYS}"
+SETTINGS = f"trainer settings, which override the recipe's, and {KEYS}"
+
+LIST = ("flotilla recipe list", "flotilla recipe list --json")
+SHOW = ("flotilla recipe show verl/ppo-gsm8k onprem", "flotilla recipe show trl/sft onprem --as dstack run=first")
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
     """`flotilla recipe list`, `flotilla recipe show NAME [STACK] [--as dstack|sbatch] [key=value ...]`."""
-    parser = argparse.ArgumentParser(prog=f"flotilla {verb}", description="Other people's trainers on a stack's cluster.")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="list|show")
-    commands.add_parser("list", help="all recipes")
-    show = commands.add_parser("show", help="what a recipe runs on a stack, each command to be copied; as a file, --as")
-    show.add_argument("recipe", help="such as verl/ppo-gsm8k")
-    show.add_argument("stack", nargs="?", help=f"{STACK_HELP}; default: a Slurm cluster of two nodes with 8 GPUs each")
+    parser = command_line.parser(prog := f"flotilla {verb}", "List other trainers' recipes, or show what one runs.", (*LIST, *SHOW))
+    commands = parser.add_subparsers(dest="command", required=True, metavar="list|show", prog=prog)
+    about = "List all recipes with the GPUs they need at least, and their model."
+    lists = commands.add_parser("list", help="all recipes, their GPUs and models", **command_line.settings(about, LIST))
+    lists.add_argument("--json", action="store_true", help="print one JSON list")
+    about = "Print every command that a recipe runs on a stack. Starts nothing."
+    use = "NAME [STACK] [--as dstack|sbatch] [key=value ...]"
+    show = commands.add_parser("show", help="commands that a recipe runs on a stack", **command_line.settings(about, SHOW, use))
+    show.add_argument("recipe", metavar="NAME", help="recipe, e.g. verl/ppo-gsm8k")
+    command_line.add_stack(show, "; default: Slurm, two nodes with 8 GPUs each", nargs="?")
     show.add_argument("settings", nargs="*", metavar="key=value", help=SETTINGS)
-    about = "a file for dstack apply or sbatch: a cluster of its own, and the run on it; written below build/STACK/ and printed"
+    about = "write and print one file with a cluster and this run, below build/STACK/"
     show.add_argument("--as", dest="kind", choices=("dstack", "sbatch"), help=about)
     if arguments[:1] != ["show"]:
-        parser.parse_args(arguments)  # which ends with --help and mistakes
-        for recipe in recipes().values():
-            print(f"{recipe.name:<32} {recipe.title}")
+        listed(parser.parse_args(arguments).json)
         return 0
     options: Any = show.parse_intermixed_args(arguments[1:])
     words = [*options.settings]
@@ -52,10 +58,29 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
     return 0
 
 
+def listed(as_json: bool) -> None:
+    """Every recipe, in columns or as JSON."""
+    found = list(recipes().values())
+    if as_json:
+        keys = ("name", "title", "nodes", "gpus", "model", "guide")
+        known = [{key: getattr(each, key) for key in keys} for each in found]
+        print(json.dumps(known, indent=2))
+        return
+    table = [("RECIPE", "GPUS", "MODEL", "RUNS"), *((each.name, _gpus(each), each.model, each.title) for each in found)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _gpus(recipe: Recipe) -> str:
+    """The least that it runs on."""
+    return f"{recipe.nodes} x {recipe.gpus}" if recipe.nodes > 1 else str(recipe.gpus)
+
+
 def planned(stack: str, name: str, words: list[str], command: list[str], root: Path) -> Planned:
     """Raises UserError, before anything is created."""
     if command:
-        raise CommandError(f"--recipe {name} brings its own command; leave out what stands behind --: {' '.join(command)}")
+        raise CommandError(f"--recipe {name} brings its own command; remove what follows --: {' '.join(command)}")
     return plan(load(stack, root), find(name), words, root)
 
 

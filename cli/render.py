@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 
 from cli.project import CommandError, console, output, show
 from cluster_tasks import build_folder
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 
-ABOUT = "Writes build/STACK/ from what `pulumi up` deployed, whoever ran it and wherever: the same files, and the cluster's token."
+ABOUT = "Write build/STACK/ from what `pulumi up` deployed, on this machine or another:\nthe same files, and the cluster's token."
 
 
 def main(_verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(prog="flotilla render", description=ABOUT)
-    parser.add_argument("stack", help=f"{STACK_HELP}, deployed to the backend of `pulumi login`")
+    parser = command_line.parser("flotilla render", ABOUT, ("flotilla render onprem",))
+    command_line.add_stack(parser, ", deployed to the backend of `pulumi login`")
     stack = load(parser.parse_args(arguments).stack, root).name
     command = ["pulumi", "stack", "output", "--stack", stack, "--json", "--show-secrets", "--non-interactive"]
     show(command)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,17 @@ from typing import Any
 from cli import budget
 from cli.places import place
 from cli.project import CommandError
+from stacks.host import command_line
 from stacks.host.change import parse_change
-from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.schema import Fleet, Stack
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(
-        prog=f"flotilla {verb}", description="Starts or stops nodes of fleets with role: rollout, while the cluster runs."
-    )
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("changes", nargs="+", metavar="FLEET=N", help="how many nodes of the fleet are to run, such as rollout=6")
+    about = "Start or stop nodes of elastic fleets (role: rollout) while the cluster runs."
+    parser = command_line.parser(f"flotilla {verb}", about, ("flotilla scale onprem rollout=6", "flotilla scale onprem rollout=0"))
+    command_line.add_stack(parser)
+    parser.add_argument("changes", nargs="+", metavar="FLEET=N", help="number of nodes that the fleet should have")
     options: Any = parser.parse_args(arguments)
     changes = dict(map(parse_change, options.changes))
     stack = load(options.stack, root)

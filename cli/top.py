@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from dataclasses import asdict
@@ -19,7 +18,7 @@ from cli.jobs import LOST
 from cli.project import CommandError
 from cluster_tasks.client.usage import Node, Usage, look, price_of
 from cluster_tasks.node.dashboard import Dashboard
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 from stacks.schema import Stack
 
@@ -28,15 +27,16 @@ GIB = 2**30
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    parser = argparse.ArgumentParser(
-        prog="flotilla top",
-        description="Nodes, GPUs, jobs, the trainer's step, reward and tokens per second, and the cost so far; refreshed until Ctrl-C.",
+    parser = command_line.parser(
+        "flotilla top",
+        "Show nodes, GPUs, jobs, the trainer's step, reward, tokens per second and cost,\nrefreshed until Ctrl-C.",
+        ("flotilla top local", "flotilla top onprem --every 10", "flotilla top onprem --json"),
     )
     add = parser.add_argument
-    add("stack", help=STACK_HELP)
-    add("--every", type=float, default=2.0, help="seconds between two looks (2)")
-    add("--once", action="store_true", help="print it once; so it is too where the output is no terminal")
-    add("--json", action="store_true", help="once, as JSON")
+    command_line.add_stack(parser)
+    add("--every", type=float, default=2.0, metavar="SECONDS", help="refresh interval (2)")
+    add("--once", action="store_true", help="print one screen and exit; the default without a terminal")
+    add("--json", action="store_true", help="print one JSON object and exit")
     options: Any = parser.parse_args(arguments)
     if not 0.5 <= options.every <= 3600:
         parser.error(f"--every {options.every:g} is not from 0.5 to 3600 seconds")

@@ -17,7 +17,7 @@ from cluster_tasks import fabric
 from cluster_tasks.fabric import Setting
 from cluster_tasks.price import hourly
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP
+from stacks.host import command_line
 from stacks.load import load
 from stacks.places import place_of
 from stacks.schema import Fleet, Stack
@@ -123,7 +123,7 @@ def described(stack: Stack) -> Iterator[str]:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cluster_tasks.environment", description="Shows the environment of a stack's nodes.")
-    parser.add_argument("stack", help=STACK_HELP)
+    command_line.add_stack(parser)
     options = parser.parse_args(argv)
     try:
         lines = list(described(load(options.stack, Path(__file__).parents[1])))

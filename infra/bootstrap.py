@@ -1,21 +1,19 @@
 """Makes, once for an account, what Pulumi keeps its state in: a private versioned bucket, and a key for the secrets in it.
 
-flotilla bootstrap STACK
-
 For a team and continuous integration; to try a stack out, `pulumi login --local` needs none of it. It asks before it makes anything, leaves
 what is there as it is, and prints the commands that use both.
 """
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP, project_root
+from stacks.host import command_line
+from stacks.host.project import project_root
 from stacks.load import StackError, load
 from stacks.places import PLACES, place_of
 from stacks.places.place import Place
@@ -48,10 +46,16 @@ def _has(place: Place) -> bool:
     return find_spec(f"{place.program}.bootstrap") is not None
 
 
+ABOUT = """\
+Create, once per account, the storage for Pulumi's state: a private versioned
+bucket, and a key for its secrets. Asks first, keeps what exists, and prints the
+commands that use both. For one person, `pulumi login --local` is enough."""
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.bootstrap") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help=f"{STACK_HELP}; its account and region are used")
-    parser.add_argument("-y", "--yes", action="store_true", help="do not ask")
+    parser = command_line.parser(prog, ABOUT, ("flotilla bootstrap aws-dev",))
+    command_line.add_stack(parser, "; its account and region are used")
+    parser.add_argument("-y", "--yes", action="store_true", help="do not ask before creating")
     options = parser.parse_args(arguments)
     try:
         stack = load(options.stack, project_root())

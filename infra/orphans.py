@@ -1,16 +1,10 @@
 """Lists machines and volumes of a cloud that carry a stack's tag, but that neither Pulumi's state nor dstack knows. It ends none of them.
 
-flotilla orphans STACK
-flotilla orphans STACK --json
-
 An `up` that was killed leaves them, as nobody heard the cloud's answer. While an `up` is at work, what it is making is listed too.
-
-Exit code 0: there are none. 1: there are, and each has the command that ends it. 2: an error: cloud, Pulumi or dstack cannot be asked.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
@@ -24,7 +18,8 @@ from typing import Any, Literal
 
 from infra import prices
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP, project_root
+from stacks.host import command_line
+from stacks.host.project import project_root
 from stacks.load import StackError, load
 from stacks.places import PLACES, place_of
 from stacks.places.place import Place
@@ -141,10 +136,17 @@ def lines(orphans: list[Rented], hourly: dict[tuple[str, bool], prices.Listed]) 
         yield f"         {each.end}"
 
 
+ABOUT = """\
+List cloud machines and volumes that carry the stack's tag but are unknown to
+Pulumi and dstack, such as those of an `up` that was killed. Deletes nothing;
+while an `up` is running, its new resources are listed too.
+Exit code 0: none. 1: some, each with the command that deletes it. 2: an error."""
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.orphans") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("--json", action="store_true", help="print them as one JSON list")
+    parser = command_line.parser(prog, ABOUT, ("flotilla orphans aws-dev", "flotilla orphans aws-dev --json"))
+    command_line.add_stack(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
     options = parser.parse_args(arguments)
     root = project_root()
     try:

@@ -1,12 +1,7 @@
-"""The Pulumi program in this process, without CLI, account or plugins: shows what it costs, the plan, and writes build/<stack>/.
-
-flotilla preview local
-flotilla preview onprem --json
-"""
+"""The Pulumi program in this process, without CLI, account or plugins: shows what it costs, the plan, and writes build/<stack>/."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import gc
@@ -43,7 +38,8 @@ from rich.tree import Tree
 from cluster_tasks import build_folder
 from infra.summary import remark, summary
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP, project_root
+from stacks.host import command_line
+from stacks.host.project import project_root
 from stacks.load import load, settings
 from stacks.places import PLACES, cloud_of
 from stacks.schema import Stack
@@ -255,11 +251,16 @@ def _in_detail(stack: Stack, cost: Cost, resources: list[Resource]) -> tuple[dic
     return known, [*cost.lines(), f"not counted: {more}"]
 
 
+ABOUT = """\
+List what a stack would create and its price, and write its files to build/STACK/.
+Runs the Pulumi program in this process, without an account or the Pulumi CLI."""
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.preview") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help=STACK_HELP)
+    parser = command_line.parser(prog, ABOUT, ("flotilla preview local", "flotilla preview onprem --json"))
+    command_line.add_stack(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as one JSON object")
-    parser.add_argument("--no-prices", action="store_true", help="do not look up what the machines cost; asks nobody then")
+    parser.add_argument("--no-prices", action="store_true", help="do not look up prices, which needs a network")
     options = parser.parse_args(arguments)
     gc.disable()  # as above, where another command calls this
     try:

@@ -28,7 +28,8 @@ from gpuhunt._internal import storage
 from gpuhunt._internal.catalog import CATALOG_URL
 
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP, project_root
+from stacks.host import command_line
+from stacks.host.project import project_root
 from stacks.load import load
 from stacks.places import PLACES, cloud_of, control_of
 from stacks.schema import Fleet, Stack
@@ -261,8 +262,8 @@ def _read(file: Path, provider: str) -> list[CatalogItem]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m infra.prices", description="What the machines of a stack on a cloud cost.")
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("--json", action="store_true")
+    command_line.add_stack(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options: Any = parser.parse_args(arguments)
     try:
         stack = load(options.stack, project_root())

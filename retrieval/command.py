@@ -10,6 +10,7 @@ from typing import Any
 from retrieval import serve
 from retrieval.build import build, check
 from retrieval.serve import KINDS, BadIndex
+from trainer.cli import usage
 from trainer.errors import ConfigError
 
 PROG = "flotilla index"
@@ -22,29 +23,28 @@ PLAIN = {"query_prefix": "", "passage_prefix": "", "pooling": "mean"}
 
 
 def parser(prog: str = PROG) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog, description="A search engine for agents: an index made once, and a server of it on every node."
-    )
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    make = verbs.add_parser(
-        "build", help="make an index", description="Make an index of a corpus: JSON lines with contents, or title and text."
-    )
-    make.add_argument("corpus", metavar="CORPUS.jsonl", help="may end with .gz; or package.module:function, which yields documents")
-    make.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="of the index, such as on shared storage")
-    make.add_argument("--kind", default="bm25", choices=KINDS, help="by words, by vectors, or both fused (default: bm25)")
-    make.add_argument("--model", help="that embeds texts: a folder or a hub name, such as intfloat/e5-base-v2")
-    make.add_argument("--device", default="cpu", help="of that model: cpu, cuda")
-    make.add_argument("--batch", type=int, default=64, help="texts at a time")
-    make.add_argument("--max-tokens", type=int, default=256, help="of a text; what is longer is cut")
-    make.add_argument("--pooling", choices=("mean", "cls"), help="default: as the model's authors say, else mean")
-    make.add_argument(
-        "--faiss", default="Flat", metavar="FACTORY", help="of FAISS's index_factory, such as IVF4096,PQ64 (default: Flat, exact)"
-    )
-    make.add_argument("--stopwords", default="english", help="language of bm25s, or none")
-    make.add_argument("--k1", type=float, default=1.5, help="of BM25")
-    make.add_argument("--b", type=float, default=0.75, help="of BM25")
-    look = verbs.add_parser("check", help="compare an index with its checksums")
-    look.add_argument("index", type=Path, metavar="INDEX")
+    builds = f"{prog} build corpus.jsonl --out index"
+    checks, serves = f"{prog} check index", f"{prog} serve index --port 8000"
+    parser = usage.parser(prog, "Build a search index for agents, and serve it on every node.", builds, checks, serves)
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="build|check|serve")
+    about = "Build an index of a corpus: JSON lines with contents, or title and text."
+    dense = f"{builds} --kind dense --model intfloat/e5-base-v2"
+    use = "CORPUS.jsonl --out FOLDER [flags]"
+    make = verbs.add_parser("build", help="build an index", **usage.settings(about, builds, dense, usage=use))
+    make.add_argument("corpus", metavar="CORPUS.jsonl", help="also .jsonl.gz, or package.module:function that yields documents")
+    make.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="index folder, e.g. on shared storage")
+    make.add_argument("--kind", default="bm25", choices=KINDS, help="words, vectors, or both fused (bm25)")
+    make.add_argument("--model", help="embedding model: folder or hub name, e.g. intfloat/e5-base-v2")
+    make.add_argument("--device", default="cpu", help="device of that model: cpu or cuda")
+    make.add_argument("--batch", type=int, default=64, metavar="N", help="texts per batch (64)")
+    make.add_argument("--max-tokens", type=int, default=256, metavar="N", help="longer texts are cut (256)")
+    make.add_argument("--pooling", choices=("mean", "cls"), help="default: the model authors' choice, else mean")
+    make.add_argument("--faiss", default="Flat", metavar="FACTORY", help="FAISS index_factory, e.g. IVF4096,PQ64 (Flat, exact)")
+    make.add_argument("--stopwords", default="english", metavar="LANGUAGE", help="stop words of bm25s, or none")
+    make.add_argument("--k1", type=float, default=1.5, help="BM25's k1 (1.5)")
+    make.add_argument("--b", type=float, default=0.75, help="BM25's b (0.75)")
+    look = verbs.add_parser("check", help="check an index", **usage.settings("Compare an index with its checksums.", checks))
+    look.add_argument("index", type=Path, metavar="INDEX", help="folder of flotilla index build")
     verbs.add_parser("serve", add_help=False, help="answer searches over HTTP")
     return parser
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None, prog: str = PROG) -> int:
     try:
         if given.verb == "check":
             found = check(given.index)
-            print(f"{given.index}: whole; {found['kind']}, {found['documents']:,} documents")
+            print(f"{given.index}: complete; {found['kind']}, {found['documents']:,} documents")
         else:
             build(given.corpus, given.out, given.kind, settings(given), device=given.device, batch=given.batch, say=_say)
     except (BadIndex, ConfigError) as error:

@@ -427,17 +427,15 @@ def serve(folder: Path, host: str, port: int, processes: int, topk: int, device:
 
 
 def parser(prog: str | None = None) -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog, description="Answer searches in an index over HTTP, until it is ended.")
+    found = argparse.ArgumentParser(prog, description="Answer searches in an index over HTTP until stopped.")
     found.add_argument("index", nargs="?", type=Path, default=Path(__file__).parent, metavar="INDEX", help="folder of flotilla index build")
-    found.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
+    found.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1)")
     found.add_argument("--port", type=int, default=8000)
-    found.add_argument("--processes", type=int, default=1, help="that answer; they share the index in memory")
-    found.add_argument("--topk", type=int, default=3, help="documents, where a request does not say")
-    found.add_argument("--device", default="cpu", help="of the model that embeds queries: cpu, cuda")
-    found.add_argument(
-        "--copy-to", type=Path, metavar="FOLDER", help="of this node's own disk: the index is copied there once, and read there"
-    )
-    found.add_argument("--copy-timeout", type=float, default=3600, metavar="SECONDS", help="for that (default: 3600)")
+    found.add_argument("--processes", type=int, default=1, help="server processes, which share the index in memory (1)")
+    found.add_argument("--topk", type=int, default=3, help="documents per answer, unless the request sets it (3)")
+    found.add_argument("--device", default="cpu", help="device of the embedding model: cpu or cuda")
+    found.add_argument("--copy-to", type=Path, metavar="FOLDER", help="copy the index once to this folder on the node's disk")
+    found.add_argument("--copy-timeout", type=float, default=3600, metavar="SECONDS", help="time limit of the copy (3600)")
     return found
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer import preflight
-from trainer.cli import exits_cleanly, parse
+from trainer.cli import exits_cleanly, parse, usage
 from trainer.cli.streams import stdout_is_stderr
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
@@ -29,32 +29,34 @@ PROG = "flotilla eval"
 
 def arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """What is this command's own, and what is the run's."""
-    parser = argparse.ArgumentParser(prog=PROG, description="What a model is worth on the evaluation sets of a run of train_ppo.")
-    parser.add_argument("run", metavar="RUN.yaml", help="settings of train_ppo; what follows as key=value is on top")
-    parser.add_argument("--model", help="a folder, a hub name, or run:NAME; default: the run's model.path")
-    parser.add_argument("--samples", type=int, metavar="K", help="answers to each prompt, for pass@k; default: trainer.eval_samples")
-    parser.add_argument("--endpoint", metavar="URL", help="of a server that completes token ids, such as http://127.0.0.1:8000/v1")
-    parser.add_argument("--chat", action="store_true", help="that server takes messages alone, as hosted models do; no environments")
-    parser.add_argument("--served", metavar="NAME", help="model name on that server; default: the one of --model")
-    parser.add_argument("--key-env", metavar="VARIABLE", help="environment variable that holds the key of that server")
-    parser.add_argument("--concurrency", type=int, default=64, help="requests to that server at a time")
-    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="a line for each answer")
-    parser.add_argument("--json", action="store_true", help="the numbers as JSON, and nothing else on stdout")
+    about = "Evaluate a model on the evaluation sets of a train_ppo run, without training."
+    examples = (f"{PROG} trainer/recipes/demo.yaml --model run:demo", f"{PROG} run.yaml --samples 8 --json")
+    parser = usage.parser(PROG, about, *examples, usage="RUN.yaml [flags] [key=value ...]")
+    parser.add_argument("run", metavar="RUN.yaml", help="settings of train_ppo; key=value overrides them")
+    parser.add_argument("--model", help="folder, hub name or run:NAME (default: the run's model.path)")
+    parser.add_argument("--samples", type=int, metavar="K", help="answers per prompt, for pass@k (trainer.eval_samples)")
+    parser.add_argument("--endpoint", metavar="URL", help="use this server, which completes token ids")
+    parser.add_argument("--chat", action="store_true", help="the server accepts only messages; no environments")
+    parser.add_argument("--served", metavar="NAME", help="model name on the server (default: that of --model)")
+    parser.add_argument("--key-env", metavar="VARIABLE", help="environment variable that holds the server's key")
+    parser.add_argument("--concurrency", type=int, default=64, help="parallel requests to the server (64)")
+    parser.add_argument("--out", type=Path, metavar="FILE.jsonl", help="write one line per answer")
+    parser.add_argument("--json", action="store_true", help="print only the metrics, as one JSON object")
     return parser.parse_known_args(argv)
 
 
 def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
     """The run's settings, with no ranks to train. Raises ConfigError as train_ppo does, and for what is this command's own."""
     if args.endpoint and not args.endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"--endpoint {args.endpoint}: an address is needed, such as http://127.0.0.1:8000/v1")
+        raise ConfigError(f"--endpoint {args.endpoint}: not a URL, e.g. http://127.0.0.1:8000/v1")
     if args.key_env and not os.environ.get(args.key_env):
-        raise ConfigError(f"--key-env {args.key_env}: not set")
+        raise ConfigError(f"--key-env {args.key_env}: the environment variable is not set")
     if args.chat and not args.endpoint:
-        raise ConfigError("--chat: is how a server is asked; name it with --endpoint, such as https://api.openai.com/v1")
+        raise ConfigError("--chat needs --endpoint, e.g. --endpoint https://api.openai.com/v1")
     if args.concurrency < 1:
-        raise ConfigError(f"--concurrency {args.concurrency}: 1 or more")
+        raise ConfigError(f"--concurrency {args.concurrency} is not an integer >= 1")
     if args.out and not args.out.absolute().parent.is_dir():
-        raise ConfigError(f"--out {args.out}: {args.out.absolute().parent} is no folder")
+        raise ConfigError(f"--out {args.out}: the folder {args.out.absolute().parent} does not exist")
     own = []
     if args.model:
         own += [f"model.path={args.model}", "model.init=null", "model.lora=null", "model.freeze=[]"]
@@ -65,12 +67,12 @@ def read(args: argparse.Namespace, overrides: list[str]) -> PpoConfig:
     argv, look = ["--config", args.run, *overrides, *own], partial(first_look.prompts, to_learn=False)
     config = parse(argv, prog=PROG, model=PpoConfig, checks=checks, before_start=(preflight.hub,), without_start=(look,))
     if config.model.path is None:
-        raise ConfigError("model.init: random weights are worth nothing; name a model with --model, such as run:NAME")
+        raise ConfigError("model.init: random weights cannot be evaluated; name a model with --model, e.g. run:NAME")
     if args.chat and config.environment.function:
-        text = f"--chat: environment.function={config.environment.function} speaks by token ids"
-        raise ConfigError(f"{text}; give a server that completes them, without --chat")
+        text = f"--chat: environment.function={config.environment.function} needs token ids"
+        raise ConfigError(f"{text}; name a server that completes token ids, without --chat")
     if not config.trainer.eval_prompts and not config.evals:
-        raise ConfigError("trainer.eval_prompts=0: nothing to evaluate on; hold some of data out, or name sets in evals")
+        raise ConfigError("trainer.eval_prompts=0: there is nothing to evaluate on; hold out part of data, or add sets to evals")
     alone = {"rollout": {"mode": "sync", "elastic": False}, "placement": {"colocate": False}}  # there is nobody to share with
     return config.model_copy(update={key: getattr(config, key).model_copy(update=values) for key, values in alone.items()})
 

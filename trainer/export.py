@@ -5,7 +5,6 @@ On CPUs, also while the run trains or after it failed. What comes out is what th
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from pydantic import ValidationError
 
 from trainer.checkpoints.folders import Checkpoint, CheckpointError, Checkpoints
-from trainer.cli import exits_cleanly, yaml_io
+from trainer.cli import exits_cleanly, usage, yaml_io
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
 from trainer.metrics import model_card
@@ -112,20 +111,21 @@ def _settings(run: Path) -> dict[str, Any]:
         raise ConfigError(f"{run / 'run.yaml'}: {error}") from None
 
 
-def main(arguments: list[str], prog: str = "python -m trainer.export") -> int:
+def main(arguments: list[str], prog: str = "flotilla export") -> int:
     """Exports one checkpoint. Raises ConfigError."""
-    parser = argparse.ArgumentParser(prog=prog, description="Writes a checkpoint of a run as a Hugging Face model.")
-    parser.add_argument("run", metavar="RUN", help="its name, or its folder")
+    about = "Write a run's checkpoint as a Hugging Face model."
+    parser = usage.parser(prog, about, f"{prog} demo", f"{prog} demo --best --output my-model")
+    parser.add_argument("run", metavar="RUN", help="name or folder of the run")
     which = parser.add_mutually_exclusive_group()
-    which.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (the newest)")
-    which.add_argument("--best", action="store_true", help="the one with the best evaluation")
-    parser.add_argument("--output", type=Path, metavar="FOLDER", help="a new folder (RUN/models/step_N)")
+    which.add_argument("--step", type=int, metavar="N", help="checkpoint of step N (default: the newest)")
+    which.add_argument("--best", action="store_true", help="checkpoint with the best evaluation")
+    parser.add_argument("--output", type=Path, metavar="FOLDER", help="new folder (RUN/models/step_N)")
     options = parser.parse_args(arguments)
     run = run_of(options.run)
     checkpoint = chosen(run, options.step, options.best)
     output = options.output or run / "models" / f"step_{checkpoint.step}"
     if options.output and output.exists():
-        raise ConfigError(f"--output {output}: is there already; name a new folder")
+        raise ConfigError(f"--output {output} already exists; name a new folder")
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     try:
         export(run, checkpoint, output)

@@ -6,7 +6,6 @@ also while a run trains: everything is read from the runs' folders.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import sys
@@ -20,7 +19,7 @@ from typing import Any
 import yaml
 
 from trainer import metrics
-from trainer.cli import exits_cleanly, yaml_io
+from trainer.cli import exits_cleanly, usage, yaml_io
 from trainer.cli.changes import dotted
 from trainer.cli.paths import runs_root
 from trainer.errors import ConfigError
@@ -162,18 +161,19 @@ def render(stories: Sequence[Story]) -> str:
     return page.render(stories=stories, curves=curves, changes=changes(stories), settings=texts, now=now, dumps=json.dumps)
 
 
-def main(arguments: list[str], prog: str = "python -m trainer.report") -> int:
+def main(arguments: list[str], prog: str = "flotilla report") -> int:
     """Writes the page. Raises ConfigError."""
-    parser = argparse.ArgumentParser(prog=prog, description="Writes one HTML file of what runs did; it opens without a network.")
-    parser.add_argument("runs", metavar="RUN", nargs="+", help="its name, or its folder")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="(RUN/report.html; of several runs report.html beside them)")
+    about = "Write one HTML file with curves, answers and settings of runs. It opens offline."
+    parser = usage.parser(prog, about, f"{prog} demo", f"{prog} ppo-1 ppo-2 --output compared.html")
+    parser.add_argument("runs", metavar="RUN", nargs="+", help="name or folder of a run")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="HTML file (RUN/report.html; several runs: next to them)")
     options = parser.parse_args(arguments)
     folders = list(dict.fromkeys(run_of(name) for name in options.runs))
     output = options.output or (folders[0] / "report.html" if len(folders) == 1 else runs_root() / "report.html")
     if output.is_dir():
-        raise ConfigError(f"--output {output}: is a folder; name a file")
+        raise ConfigError(f"--output {output} is a folder; name a file")
     if not output.parent.is_dir():
-        raise ConfigError(f"--output {output}: there is no folder {output.parent}")
+        raise ConfigError(f"--output {output}: the folder {output.parent} does not exist")
     page = render([Story.of(folder) for folder in folders])
     draft = output.with_name(f".{output.name}.tmp")
     try:

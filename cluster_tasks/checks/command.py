@@ -29,6 +29,7 @@ from cluster_tasks.checks.rules import CheckError, Expected, Measured, check_err
 from cluster_tasks.node.network import ALONE
 from cluster_tasks.node.ray import NODE_GPUS
 from cluster_tasks.node.settings import Settings, counts, who_am_i
+from stacks.host import command_line
 
 SPEED_LIMIT = 120  # seconds for the bandwidth test, the start of torch included
 
@@ -165,19 +166,25 @@ def _expected_gpus(known: tuple[int, list[str], int | None] | None) -> list[int]
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=prog, description="Is this cluster fit for a job?")
+    parser = command_line.parser(
+        prog,
+        "Check whether a cluster's nodes, GPUs, folders and links are fit for a job.",
+        ("flotilla check --here", "flotilla check --here --quick --json"),
+        usage="[--here] [flags]",
+        more="To check a running cluster, submit the check as a job:\n  flotilla submit onprem -- python -m cluster_tasks.checks",
+    )
     add, floor = parser.add_argument, os.environ.get("FLOTILLA_BANDWIDTH_FLOOR")
-    add("--here", action="store_true", help="this machine alone")
-    add("--rank", type=int, help="of this node; with --addresses")
-    add("--addresses", type=lambda text: text.split(","), help="of all nodes in order of rank, with commas")
-    add("--network", type=ip_network, help="CIDR of the nodes' addresses, under Slurm")
-    add("--port", type=int, default=29431, help="on which nodes meet without Ray")
-    add("--wait", type=float, default=120, help="seconds for nodes to meet without Ray")
-    add("--nodes", type=int, help="that there should be; as the scheduler says by default")
-    add("--gpus", type=counts, help="that nodes should have: 8, or 0,8,8 by rank; as the scheduler says by default")
-    add("--free", type=float, default=10, help="GB that the folders of checkpoints, cache and temporary files should have")
-    add("--floor", type=float, default=float(floor) if floor else None, help="GB/s that an all-reduce should reach; as the stack's fabric")
-    add("--seconds", type=float, default=2, help="of each bandwidth measurement")
-    add("--quick", action="store_true", help="without bandwidth")
-    add("--json", action="store_true", help="one line of JSON in place of the table")
+    add("--here", action="store_true", help="check only this machine")
+    add("--rank", type=int, help="rank of this node, with --addresses")
+    add("--addresses", type=lambda text: text.split(","), help="addresses of all nodes by rank, comma-separated")
+    add("--network", type=ip_network, metavar="CIDR", help="network of the nodes' addresses, under Slurm")
+    add("--port", type=int, default=29431, help="rendezvous port without Ray (29431)")
+    add("--wait", type=float, default=120, metavar="SECONDS", help="rendezvous timeout without Ray (120)")
+    add("--nodes", type=int, help="expected nodes (default: the scheduler's)")
+    add("--gpus", type=counts, help="expected GPUs: 8, or 0,8,8 by rank (the scheduler's)")
+    add("--free", type=float, default=10, metavar="GB", help="free disk for checkpoints, cache and /tmp (10)")
+    add("--floor", type=float, metavar="GB/S", default=float(floor) if floor else None, help="least all-reduce bandwidth (the fabric's)")
+    add("--seconds", type=float, default=2, help="length of each bandwidth test (2)")
+    add("--quick", action="store_true", help="skip the bandwidth tests")
+    add("--json", action="store_true", help="print one JSON line")
     return parser

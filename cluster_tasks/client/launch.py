@@ -14,7 +14,6 @@ something did not come in time; 130 where the watching was interrupted, while th
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import signal
@@ -36,6 +35,7 @@ from cluster_tasks.client.follow import Follower
 from cluster_tasks.client.render import check_shell
 from cluster_tasks.client.submit import Job, check, uploaded
 from stacks.errors import UserError
+from stacks.host import command_line
 from stacks.host.forward import forwarded
 from stacks.load import load
 from stacks.schema import Stack
@@ -134,30 +134,39 @@ def answer(question: str) -> str:
     return ""
 
 
+ABOUT = """\
+Start the stack's cluster on dstack if it is not up, run a job on it, and exit
+with the job's exit code. Survives lost connections and lost nodes."""
+
+
 def main(argv: list[str] | None = None, prog: str = "python -m cluster_tasks.client.launch", here: Path | None = None) -> int:
     """`here`: the folder that it is typed in, which paths are seen from."""
     here = here or Path.cwd()
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        usage="%(prog)s STACK [flags] -- COMMAND",
-        epilog="flotilla launch STACK --recipe NAME [key=value ...] runs another trainer, on any stack: flotilla recipe list",
-        description="Starts the stack's Ray cluster on dstack where it is not up, runs one job on it and ends with the job's exit code.",
+    parser = command_line.parser(
+        prog,
+        ABOUT,
+        (
+            "flotilla launch onprem -- python -m trainer.train_ppo --config run.yaml",
+            "flotilla launch onprem --attach ppo-1",
+            "flotilla launch onprem --recipe verl/ppo-gsm8k",
+        ),
+        usage="STACK [flags] -- COMMAND\nSTACK --recipe NAME [flags] [key=value ...]",
     )
     add = parser.add_argument
-    add("stack", help="such as onprem, for stacks/Pulumi.onprem.yaml")
-    add("--attach", metavar="JOB", help="watch a job that was submitted before")
-    add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}", help="of the job")
-    add("--working-dir", help="folder, or .zip file, that is uploaded; the job starts in it (the project)")
-    add("--runtime-env", type=Path, help="file with Ray's runtime environment, in place of build/STACK/runtime-env.yaml")
-    add("--port", type=int, help="of the dashboard on this machine; default: flotilla:task.dashboard_port")
-    add("--timeout", type=float, default=SECONDS, help="seconds within which nodes, dashboard and Ray must each be there")
+    command_line.add_stack(parser)
+    add("--attach", metavar="JOB", help="follow a job that was submitted earlier")
+    add("--name", default=f"job-{time.strftime('%Y%m%d-%H%M%S')}", help="job name (default: job-TIME)")
+    add("--working-dir", metavar="PATH", help="folder or .zip to upload as the job's folder (project)")
+    add("--runtime-env", type=Path, metavar="FILE", help="Ray runtime environment (build/STACK/runtime-env.yaml)")
+    add("--port", type=int, help="dashboard port on this machine (flotilla:task.dashboard_port)")
+    add("--timeout", type=float, default=SECONDS, help="seconds to wait for each of nodes, dashboard and Ray")
     add("--down", action="store_true", help="stop the cluster when the job has ended")
     cut = argv.index("--") if "--" in argv else len(argv)
     options: Any = parser.parse_args(argv[:cut])
     command = argv[cut + 1 :]
     if bool(command) == bool(options.attach):
-        parser.error("either --attach JOB, or a command behind --, such as -- python -m trainer.train_ppo --config run.yaml")
+        parser.error("give either --attach JOB or a command after --, e.g. -- python -m trainer.train_ppo --config run.yaml")
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         stack = load(options.stack, ROOT)

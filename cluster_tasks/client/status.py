@@ -35,8 +35,8 @@ from cluster_tasks.identity import WrongCluster
 from cluster_tasks.price import hourly
 from stacks.dstack_api import JobStatus, Run
 from stacks.errors import UserError
+from stacks.host import command_line
 from stacks.host.forward import LOOK_SECONDS, forwarded
-from stacks.host.project import STACK_HELP
 from stacks.load import load
 from stacks.schema import Stack
 
@@ -159,8 +159,8 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m cluster_tasks.client.status", description="One screen about a stack's cluster on dstack."
     )
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("--json", action="store_true")
+    command_line.add_stack(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
     options: Any = parser.parse_args(argv)
     try:
         return show_stack(load(options.stack, ROOT), options.json)

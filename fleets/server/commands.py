@@ -1,18 +1,4 @@
-"""A dstack server on this machine, for those who have none.
-
-    flotilla server up [STACK]     start it; with build/STACK/server-config.yml, where a stack is named
-    flotilla server login          let `dstack` and `pulumi` of this user find it: writes ~/.dstack/config.yml
-    flotilla server status         exit code 0 when it answers, 1 when not
-    flotilla server down           stop it; refused while it has machines
-
-The server of a stack's control node (flotilla:dstack.host: cloud) is reached by a port of this machine:
-
-    flotilla server login STACK    the same as `login`, for that server
-    flotilla server forward STACK  leave its port here until Ctrl-C, for `dstack` and `pulumi` in other terminals
-
-The one here is the installed `dstack server`, on loopback, with this shell's environment (credentials, DSTACK_* settings) and its data in
-build/server/, the token of its admin among them, in a file that only you can read.
-"""
+"""A dstack server on this machine, for places that have none, and the way to a control node's server."""
 
 from __future__ import annotations
 
@@ -27,8 +13,8 @@ import yaml
 from fleets import credentials
 from fleets.server.process import Server, ServerError, token
 from stacks.errors import UserError
+from stacks.host import command_line
 from stacks.host.locks import one_at_a_time
-from stacks.host.project import STACK_HELP
 from stacks.host.proxies import go_direct
 from stacks.load import load
 
@@ -223,23 +209,38 @@ def port_number(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not a port between 1 and 65535")
 
 
+ABOUT = """\
+Run a dstack server on this machine, or reach the one on a stack's control node
+(flotilla:dstack.host: cloud) by a port of this machine."""
+MORE = """\
+The server here is the installed `dstack server`, on loopback, with this shell's
+environment. Its data and its admin token are in build/server/, readable only by you."""
+EXAMPLES = ("flotilla server up onprem", "flotilla server login", "flotilla server login aws-dev")
+
+
 def read_arguments(arguments: list[str] | None, prog: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(dest="command", required=True)
-    starts, logs_in = commands.add_parser("up", help="start it"), commands.add_parser("login", help="write ~/.dstack/config.yml")
-    leaves = commands.add_parser("forward", help="the port of a control node, until Ctrl-C")
-    leaves.add_argument("stack", help=f"{STACK_HELP}, with a control node")
-    leaves.add_argument("--timeout", type=float, default=600, help="seconds that the server has to answer (600)")
-    shows, stops = commands.add_parser("status", help="what it has"), commands.add_parser("down", help="stop it")
+    parser = command_line.parser(prog, ABOUT, EXAMPLES, more=MORE)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="up|login|forward|status|down", prog=prog)
+
+    def add(name: str, about: str, *examples: str) -> argparse.ArgumentParser:
+        return commands.add_parser(name, help=about, **command_line.settings(f"{about[0].upper()}{about[1:]}.", examples))
+
+    starts = add("up", "start the server", "flotilla server up", "flotilla server up onprem")
+    logs_in = add("login", "write ~/.dstack/config.yml", "flotilla server login", "flotilla server login aws-dev")
+    leaves = add("forward", "forward a control node's server to this machine until Ctrl-C", "flotilla server forward aws-dev")
+    shows = add("status", "show the server's projects and machines", "flotilla server status")
+    stops = add("down", "stop the server, if it has no machines", "flotilla server down", "flotilla server down --force")
     for command in (starts, logs_in, leaves, shows, stops):
-        command.add_argument("--folder", type=Path, default=FOLDER, help=f"of its data ({FOLDER})")
-    starts.add_argument("stack", nargs="?", help=f"{STACK_HELP}, rendered before; without it the server has no backends yet")
-    starts.add_argument("--port", type=port_number, help=f"on 127.0.0.1 ({PORT})")
-    starts.add_argument("--timeout", type=float, default=120, help="seconds that it has to answer (120)")
-    logs_in.add_argument("stack", nargs="?", help=f"{STACK_HELP}, with a control node")
-    logs_in.add_argument("--timeout", type=float, default=600, help="seconds that a control node has to answer (600)")
-    logs_in.add_argument("--project", default="main", help="(main)")
-    stops.add_argument("--force", action="store_true", help="even while it has machines, or does not answer")
+        command.add_argument("--folder", type=Path, default=FOLDER, help=f"data folder ({FOLDER})")
+    command_line.add_stack(starts, ", rendered; without it the server has no backends yet", nargs="?")
+    starts.add_argument("--port", type=port_number, help=f"port on 127.0.0.1 ({PORT})")
+    starts.add_argument("--timeout", type=float, default=120, help="seconds to wait for an answer (120)")
+    command_line.add_stack(logs_in, ", with a control node", nargs="?")
+    logs_in.add_argument("--timeout", type=float, default=600, help="seconds to wait for a control node (600)")
+    logs_in.add_argument("--project", default="main", help="dstack project (main)")
+    command_line.add_stack(leaves, ", with a control node")
+    leaves.add_argument("--timeout", type=float, default=600, help="seconds to wait for the server (600)")
+    stops.add_argument("--force", action="store_true", help="stop it even if it has machines or does not answer")
     return parser.parse_args(arguments)
 
 

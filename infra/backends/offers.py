@@ -1,16 +1,12 @@
 """Where a stack's nodes can be had now, and for how much: the offers of its backends that fit each fleet, the cheapest first.
 
-    flotilla offers STACK           --json for programs
-
 By gpuhunt's catalogue, the one that dstack's server plans with; kept for a day. Where it cannot be had, the dated list that comes with
 this project stands in, which is a part of what there is. Of backends whose offers dstack asks the cloud itself for, with your key, only
 the server knows: `dstack offer` lists them.
-Exit code 0: every fleet has an offer. 1: one has none, and the reason. 2: an error in the stack file or the command.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +22,8 @@ from rich.table import Table
 
 from infra import prices
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP, project_root
+from stacks.host import command_line
+from stacks.host.project import project_root
 from stacks.load import load
 from stacks.places import PLACES, gpu_of, like, machines, place_of
 from stacks.schema import Fleet, Gpu, Stack
@@ -288,12 +285,19 @@ def rows(found: list[Offer]) -> list[list[Offer]]:
     return list(alike.values())
 
 
+ABOUT = """\
+List current offers of the stack's backends that fit each fleet, cheapest first.
+Prices are gpuhunt's, kept for a day; offline, from the dated list shipped here.
+Some backends tell their offers only to the dstack server: see `dstack offer`.
+Exit code 0: every fleet has an offer. 1: one has none. 2: an error."""
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.backends.offers") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("--json", action="store_true", help="all offers as one JSON object")
-    parser.add_argument("--spot", action="store_true", help="spot machines, whatever the stack file says")
-    parser.add_argument("--all", action="store_true", help=f"more than the {SHOWN} cheapest of a fleet")
+    parser = command_line.parser(prog, ABOUT, ("flotilla offers anywhere", "flotilla offers aws-dev --spot --json"))
+    command_line.add_stack(parser)
+    parser.add_argument("--json", action="store_true", help="print all offers as one JSON object")
+    parser.add_argument("--spot", action="store_true", help="only spot machines, instead of the stack file's choice")
+    parser.add_argument("--all", action="store_true", help=f"all offers, not only the {SHOWN} cheapest per fleet")
     options: Any = parser.parse_args(arguments)
     try:
         stack = load(options.stack, project_root())

@@ -1,18 +1,11 @@
-"""Asks, before anything is made, whether a stack can be had.
+"""Checks, before anything is created, whether a stack can be started.
 
 A cloud: credentials, zones, quota, capacity, images, addresses, budget. Your own machines, all at once and a line each: name, port, login,
 sudo, Docker, GPUs and their driver, disk, clock, shared folder, the network between them.
-
-flotilla preflight STACK
-flotilla preflight STACK --json
-
-Exit code 0: nothing failed. 1: a check failed, and its line says how to fix it. 2: an error in the stack file or the command.
-Nothing is created or changed.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -26,7 +19,8 @@ from rich.markup import escape
 from infra import prices
 from infra.preflight.answers import Answer, failed, ok, unknown
 from stacks.errors import UserError
-from stacks.host.project import STACK_HELP, project_root
+from stacks.host import command_line
+from stacks.host.project import project_root
 from stacks.load import StackError, load
 from stacks.places import PLACES, machines, place_of
 from stacks.places.place import Place
@@ -97,10 +91,18 @@ def lines(answers: list[Answer]) -> Iterator[str]:
             yield f"{'':<7}  {'':<{checks}}  [cyan]{escape(answer.fix)}[/]"
 
 
+ABOUT = """\
+Check, before anything is created, whether a stack can be started.
+Cloud: credentials, zones, quota, capacity, images, addresses, budget.
+SSH hosts: name, port, login, sudo, Docker, GPUs, driver, disk, clock, shared
+folder, and the network between them.
+Exit code 0: no check failed. 1: one failed; its line says how to fix it. 2: an error."""
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m infra.preflight") -> int:
-    parser = argparse.ArgumentParser(prog=prog, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("stack", help=STACK_HELP)
-    parser.add_argument("--json", action="store_true", help="print the answers as one JSON list")
+    parser = command_line.parser(prog, ABOUT, ("flotilla preflight onprem", "flotilla preflight aws-dev --json"))
+    command_line.add_stack(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON list")
     options = parser.parse_args(arguments)
     try:
         found = preflight(load(options.stack, project_root()))

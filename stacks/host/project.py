@@ -6,8 +6,6 @@ from pathlib import Path
 
 from stacks.errors import UserError
 
-STACK_HELP = "stack name, e.g. onprem (stacks/Pulumi.onprem.yaml)"  # of every command that takes one
-
 
 def project_root() -> Path:
     """The nearest folder, from the current one upwards, that holds Pulumi.yaml. Raises UserError."""

@@ -209,17 +209,17 @@ def failed(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["trainer.eval_prompts=0"], "error: trainer.eval_prompts=0: nothing to evaluate on; hold some of data out, or name sets in evals"),
+        (["trainer.eval_prompts=0"], "error: trainer.eval_prompts=0: there is nothing to evaluate on; hold out part of data, or add sets to evals"),
         (["--model", "run:nobody"], "error: command line: model.path=run:nobody: "),
-        (["--endpoint", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY"], "error: --key-env NO_SUCH_KEY: not set"),
-        (["--endpoint", "127.0.0.1:8000"], "error: --endpoint 127.0.0.1:8000: an address is needed, such as http://"),
-        (["--endpoint", "http://127.0.0.1:1", "--concurrency", "0"], "error: --concurrency 0: 1 or more"),
-        (["--chat"], "error: --chat: is how a server is asked; name it with --endpoint"),
+        (["--endpoint", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY"], "error: --key-env NO_SUCH_KEY: the environment variable is not set"),
+        (["--endpoint", "127.0.0.1:8000"], "error: --endpoint 127.0.0.1:8000: not a URL, e.g. http://"),
+        (["--endpoint", "http://127.0.0.1:1", "--concurrency", "0"], "error: --concurrency 0 is not an integer >= 1"),
+        (["--chat"], "error: --chat needs --endpoint"),
         (
             ["--endpoint", "http://127.0.0.1:1", "--chat", "environment.function=guess", "reward.function=null"],
-            "error: --chat: environment.function=guess speaks",
+            "error: --chat: environment.function=guess needs token ids",
         ),
-        (["--out", "/no/such/answers.jsonl"], "error: --out /no/such/answers.jsonl: /no/such is no folder"),
+        (["--out", "/no/such/answers.jsonl"], "error: --out /no/such/answers.jsonl: the folder /no/such does not exist"),
         (["--samples", "0"], "error: command line: trainer.eval_samples: 0 is not "),
         (["trainer.eval_promts=3"], "error: command line: trainer.eval_promts: unknown key"),
     ],
@@ -234,4 +234,4 @@ def test_what_cannot_be_evaluated_is_one_line(tiny_model, tmp_path, words, text)
 def test_random_weights_are_refused(tiny_model, tmp_path):
     file, _ = written(tmp_path, tiny_model, evals={})
     said = failed(file, "model.path=null", "model.init.model_type=qwen2", "model.tokenizer=characters:0123456789s=")
-    assert said.startswith("error: model.init: random weights are worth nothing; name a model with --model, such as run:NAME")
+    assert said.startswith("error: model.init: random weights cannot be evaluated; name a model with --model, e.g. run:NAME")

@@ -1,8 +1,8 @@
-"""What a run is going to need and to cost, before anything starts: GPU memory by role, seconds by phase, money.
+"""Estimates what a run needs and costs before anything starts: GPU memory by role, seconds by phase, money.
 
     python -m trainer.plan run.yaml [--gpu H100 --gpus-per-node 8 --nodes 2 --network 3200 --price 200] [key=value ...]
 
-`flotilla plan run.yaml STACK` fills in what stands in brackets. Arithmetic alone: no process starts, no weights are read.
+`flotilla plan run.yaml STACK` fills in the flags in brackets. Arithmetic only: no process starts, no weights are read.
 Exit codes: 0 it fits, 1 it does not, 2 a mistake.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from trainer import cli, preflight
-from trainer.cli import yaml_io
+from trainer.cli import usage, yaml_io
 from trainer.cluster import placement
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.preferences import DpoConfig, RmConfig
@@ -30,12 +30,17 @@ from trainer.plan.memory import Shape
 from trainer.plan.shapes import SHAPES
 from trainer.plan.step_time import Cluster, Lengths
 
-PROG = "python -m trainer.plan"
+PROG = "flotilla plan"
 TRAINERS: dict[str, type[Config]] = {"ppo": PpoConfig, "sft": SftConfig, "rm": RmConfig, "dpo": DpoConfig}
 PPO_SECTIONS = {"rollout", "reward", "environment", "evals", "critic", "teacher"}  # that other trainers refuse
 MOST = 1024  # GPUs up to which --scale goes
 ETHERNET = 100  # Gbit/s of a node whose network nobody named
 Found = dict[str, Any]
+ABOUT = f"""\
+Estimate a run's GPU memory, step time and cost. Starts nothing. STACK sets the
+GPU, nodes, network and price from a stack file, e.g. stacks/Pulumi.onprem.yaml.
+GPU types: {", ".join(GPUS)}.
+Exit code 0: the run fits. 1: it does not. 2: an error."""
 
 
 def main(argv: list[str]) -> int:
@@ -187,22 +192,23 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         def error(self, message: str) -> NoReturn:
             raise ConfigError(f"{message}; {self.prog} --help lists the flags")
 
-    parser = Parser(prog=PROG, description=(__doc__ or "").splitlines()[0], allow_abbrev=False)
+    examples = (f"{PROG} trainer/recipes/grpo-8b.yaml onprem", f"{PROG} run.yaml --gpu H100 --nodes 2 --price 40 --scale")
+    parser = Parser(prog=PROG, allow_abbrev=False, **usage.settings(ABOUT, *examples, usage="RUN.yaml [STACK] [flags] [key=value ...]"))
     add = parser.add_argument
-    add("config", help="the run's settings")
-    add("settings", nargs="*", metavar="key=value", help="on top of the file")
-    add("--train", choices=sorted(TRAINERS), help="whose settings they are; ppo where the file has a section of it alone")
-    add("--gpu", help=f"{', '.join(GPUS)}; without it all are tried")
-    add("--gpu-memory", type=_positive, metavar="GB", help="where it differs from the data sheet's")
-    add("--gpus-per-node", type=_count, default=8)
-    add("--nodes", type=_count, default=1)
-    add("--network", type=_positive, default=ETHERNET, metavar="GBIT", help="Gbit/s of a node, in one direction (%(default)s)")
+    add("config", metavar="RUN.yaml", help="the run's settings")
+    add("settings", nargs="*", metavar="key=value", help="settings that override the file's")
+    add("--train", choices=sorted(TRAINERS), help="trainer that reads the file (default: by its sections)")
+    add("--gpu", metavar="NAME", help="GPU type; without it, all known types are tried")
+    add("--gpu-memory", type=_positive, metavar="GB", help="memory per GPU, if it is not the data sheet's")
+    add("--gpus-per-node", type=_count, default=8, metavar="N", help="GPUs per node (%(default)s)")
+    add("--nodes", type=_count, default=1, metavar="N", help="number of nodes (%(default)s)")
+    add("--network", type=_positive, default=ETHERNET, metavar="GBIT", help="Gbit/s per node, in one direction (%(default)s)")
     add("--price", type=_positive, metavar="USD", help="price per hour of all nodes together")
-    add("--ranks", type=_count, help="of torchrun, for train_sft; all GPUs when left out")
-    add("--prompt-tokens", type=_positive, help="mean; half of data.max_prompt_tokens when left out")
-    add("--answer-tokens", type=_positive, help="mean; half of rollout.max_new_tokens when left out")
-    add("--scale", action="store_true", help=f"the same batch on 2, 4, ... times the nodes, up to {MOST} GPUs")
-    add("--json", action="store_true")
+    add("--ranks", type=_count, metavar="N", help="torchrun ranks for sft, rm and dpo (all GPUs)")
+    add("--prompt-tokens", type=_positive, metavar="N", help="mean prompt length (data.max_prompt_tokens / 2)")
+    add("--answer-tokens", type=_positive, metavar="N", help="mean answer length (rollout.max_new_tokens / 2)")
+    add("--scale", action="store_true", help=f"also 2, 4, ... times the nodes, up to {MOST} GPUs")
+    add("--json", action="store_true", help="print one JSON object")
     return parser.parse_intermixed_args(argv)
 
 

@@ -121,7 +121,7 @@ def test_what_is_wrong_is_one_line_before_anything_is_started(lab: Lab):
         "python -m cluster_tasks.client.launch nowhere -- true": "there is no stack 'nowhere'",
         "python -m cluster_tasks.client.launch local -- true": "flotilla:cloud: local needs no dstack; there it is flotilla up",
         f"{LAUNCH} --working-dir gone -- true": "project/gone: no such folder",
-        f"{LAUNCH}": "either --attach JOB, or a command behind --",
+        f"{LAUNCH}": "give either --attach JOB or a command after --",
         f"DSTACK_PROJECT=other {LAUNCH} -- true": "no dstack server is known here",
         "python -m cluster_tasks.client.status nowhere": "there is no stack 'nowhere'",
     }

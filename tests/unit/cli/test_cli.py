@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -104,6 +105,40 @@ def test_every_verb_has_help_everywhere_without_a_traceback(verb, tmp_path, flot
     assert "\x1b" not in done.stdout
 
 
+LONG = {"init": 41, "check": 26}  # lines of help; its flags depend on the place
+
+
+@pytest.mark.parametrize("verb", [*main.PASSED, *main.OURS])
+def test_help_fits_on_a_screen_says_one_thing_of_stack_and_ends_with_commands_to_copy(verb, flotilla):
+    shown = flotilla(verb, "--help").stdout
+    lines = shown.splitlines()
+    assert len(lines) <= LONG.get(verb, 25)
+    assert [line.split(maxsplit=1)[1] for line in lines if re.match(r"  STACK ", line)] in (
+        [],
+        ["stack name, e.g. onprem (stacks/Pulumi.onprem.yaml)"],
+        ["stack name, e.g. onprem (stacks/Pulumi.onprem.yaml), deployed to"],
+        ["stack name, e.g. onprem (stacks/Pulumi.onprem.yaml); its account"],
+    )
+    examples = shown.partition("\nexamples:\n")[2].replace("\\\n", " ").splitlines()
+    assert examples
+    for example in examples:
+        name, known, *words = shlex.split(example.partition(" -- ")[0])
+        assert (name, known) == ("flotilla", verb), example
+        kind = words[:1] if "|" in shown and f"flotilla {verb} {words[0]}" in shown and "STACK" not in shown.splitlines()[0] else []
+        more = flotilla(verb, *kind, "--help").stdout if kind and not kind[0].startswith("-") else shown
+        more += flotilla(verb, "--recipe", "x", "--help").stdout if verb == "launch" else ""
+        assert all(word in more for word in words if word.startswith("--")), example
+
+
+def test_recipe_list_shows_what_each_needs(flotilla):
+    head, first, *rest = flotilla("recipe", "list").stdout.splitlines()
+    assert head.split() == ["RECIPE", "GPUS", "MODEL", "RUNS"]
+    assert first.split()[:3] == ["verl/ppo-gsm8k", "1", "Qwen/Qwen2.5-7B-Instruct"]
+    assert any(line.startswith("openrlhf/ppo-70b ") and " 4 x 8 " in line for line in rest)
+    listed = json.loads(flotilla("recipe", "list", "--json").stdout)
+    assert len(listed) == len(rest) + 1 and listed[0]["gpus"] == 1 and listed[0]["model"] == "Qwen/Qwen2.5-7B-Instruct"
+
+
 def test_a_word_that_is_no_verb_and_a_stack_that_is_none_are_one_line(flotilla):
     assert error(typed("pu")) == "error: 'pu' is no verb; flotilla --help lists them"
     assert "there is no stack 'nowhere'" in error(flotilla("up", "nowhere"))
@@ -160,7 +195,7 @@ def test_train_lists_the_entry_points_and_runs_one(flotilla):
 
 
 def test_jobs_need_a_rendered_stack_and_a_command(tmp_path, flotilla):
-    assert "no command; it stands behind --" in flotilla("submit", "local").stderr
+    assert "COMMAND is missing; write it after --" in flotilla("submit", "local").stderr
     with pytest.raises(UserError, match=r"build/local/env\.sh does not exist; first: flotilla up local"):
         project.folder("local", tmp_path)
 
@@ -203,8 +238,8 @@ def test_flags_make_a_stack_that_loads(place, empty):
     ("flags", "said"),
     [
         (["mine", "--place", "slurm"], "--partition is missing: partition"),
-        (["mine", "--place", "local", "--region", "x"], "--region: is nothing that local reads; it reads --cpus, --nodes"),
-        (["Mine", "--place", "local"], "STACK: 'Mine' is no name"),
+        (["mine", "--place", "local", "--region", "x"], "--region: local does not read it; it reads --cpus, --nodes"),
+        (["Mine", "--place", "local"], "STACK: 'Mine' is not a stack name"),
         (["mine", "--place", "local", "--nodes", "x"], "flotilla:fleets[0].nodes: 'x' is not an integer"),
     ],
 )
@@ -217,7 +252,7 @@ def test_a_mistake_writes_nothing(flags, said, empty, monkeypatch):
 
 def test_a_stack_that_is_there_is_not_overwritten(empty):
     (empty / "stacks/Pulumi.mine.yaml").write_text("mine")
-    with pytest.raises(UserError, match=r"stacks/Pulumi\.mine\.yaml is there already"):
+    with pytest.raises(UserError, match=r"stacks/Pulumi\.mine\.yaml already exists"):
         init.main("init", ["mine", "--place", "local"], empty)
     assert (empty / "stacks/Pulumi.mine.yaml").read_text() == "mine"
 

@@ -130,7 +130,7 @@ def test_the_newest_the_best_and_any_step_are_chosen(runs):
         ({}, ["a"], "no complete checkpoint; the first is written after trainer.checkpoint_every steps"),
         ({1: None, 2: None}, ["a", "--step", "3"], "--step 3: .*a has checkpoints of the steps 2, 1"),
         ({1: None}, ["a", "--best"], r"--best: no checkpoint of .*a was evaluated \(steps 1; trainer.eval_prompts"),
-        ({1: None}, ["a", "--output", "{runs}/a"], "--output .*/a: is there already; name a new folder"),
+        ({1: None}, ["a", "--output", "{runs}/a"], "--output .*/a already exists; name a new folder"),
         ({1: None}, ["a"], "model.path: /none: "),
     ],
 )

@@ -127,8 +127,8 @@ def test_a_metric_with_a_dollar_is_no_formula(runs):
     ("arguments", "message"),
     [
         (["b"], "RUN=b: no run of that name in "),
-        (["a", "--output", "{runs}"], "--output {runs}: is a folder; name a file"),
-        (["a", "--output", "{runs}/no/x.html"], "--output {runs}/no/x.html: there is no folder {runs}/no"),
+        (["a", "--output", "{runs}"], "--output {runs} is a folder; name a file"),
+        (["a", "--output", "{runs}/no/x.html"], "--output {runs}/no/x.html: the folder {runs}/no does not exist"),
         (["damaged"], "damaged/metrics.jsonl:1: not JSON"),
         (["unread"], "unread/run.yaml: "),
     ],

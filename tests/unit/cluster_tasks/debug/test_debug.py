@@ -206,8 +206,8 @@ def test_without_a_cluster_it_says_how_to_make_one(what):
     ("flags", "said"),
     [
         (["-f", "--no-follow"], "-f and --no-follow exclude each other"),
-        (["a", "--job", "b"], "two jobs are named, a and --job b"),
-        (["--node", "1", "-f"], "--node prints what there is of a node, so it takes neither a job nor -f"),
+        (["a", "--job", "b"], "JOB a and --job b differ; give one"),
+        (["--node", "1", "-f"], "--node prints a node's output so far; it cannot be combined with JOB or -f"),
     ],
 )
 def test_flags_of_logs_that_do_not_go_together(flags, said, capsys):

@@ -207,15 +207,15 @@ def error(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_the_list_and_a_recipe_are_shown() -> None:
     done = flotilla("recipe", "list")
-    assert done.returncode == 0 and [line.split()[0] for line in done.stdout.splitlines()] == list(recipes())
+    assert done.returncode == 0 and [line.split()[0] for line in done.stdout.splitlines()[1:]] == list(recipes())
     done = flotilla("recipe", "show", "verl/ppo-gsm8k", "slurm", "trainer.total_epochs=1")
     assert done.returncode == 0 and "  trainer.total_epochs=1" in done.stdout and "\n# on the head\npython -m verl." in done.stdout
 
 
 def test_a_recipe_and_a_command_or_settings_without_recipe_are_refused() -> None:
     both = flotilla("submit", "local", "--recipe", "trl/sft", "--", "true")
-    assert error(both) == "error: --recipe trl/sft brings its own command; leave out what stands behind --: true"
-    assert "a=1 belongs to --recipe NAME" in flotilla("submit", "local", "a=1", "--", "true").stderr
+    assert error(both) == "error: --recipe trl/sft brings its own command; remove what follows --: true"
+    assert "a=1 needs --recipe NAME" in flotilla("submit", "local", "a=1", "--", "true").stderr
     folder = flotilla("submit", "local", "--recipe", "trl/sft", "--working-dir", "mine").stderr
     assert "--working-dir mine is for a command; --recipe trl/sft brings its own folder" in folder
     assert "did you mean trl/sft" in error(flotilla("launch", "local", "--recipe", "trl/sf"))
