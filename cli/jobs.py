@@ -130,15 +130,14 @@ def logs(arguments: list[str], root: Path) -> int:
     asked = dashboard(stack, root)
     try:
         name = options.job or newest(asked, stack)
-        if options.no_follow:
-            printed = asked.ask(f"/api/jobs/{name}/logs").get("logs") or ""
-            for line in without_noise(printed.encode().splitlines(keepends=True), name):
-                sys.stdout.buffer.write(shown(line))
-            sys.stdout.flush()
-            return 0
+        printed = asked.ask(f"/api/jobs/{name}/logs").get("logs") or "" if options.no_follow else ""
         asked.exit_code(name)
     except OSError as error:
         raise unreachable(asked, stack, error) from None
+    if options.no_follow:
+        for line in without_noise(printed.encode().splitlines(keepends=True), name):
+            sys.stdout.buffer.write(shown(line))
+        return 0
     code = Follower(asked, name, os.environ | environment(stack.name, root)).follow()
     if code is None:
         raise CommandError(f"the connection to {asked.url} is lost; {name} may still be running", LOST)

@@ -15,6 +15,7 @@ from cli.project import CODE, console, find_root
 from stacks.errors import UserError
 from stacks.host.extras import missing
 from stacks.host.proxies import go_direct
+from stacks.host.reader import ends_with_the_reader
 
 # Verbs that are another module's main(arguments, prog) -> exit code.
 PASSED = {
@@ -56,6 +57,11 @@ VERBS = (*PASSED, *OURS, *TRAINER, "train", "plan")
 def main(arguments: list[str] | None = None) -> int:
     """The exit code: 2 for a mistake, 130 after Ctrl-C, else the verb's own."""
     words = sys.argv[1:] if arguments is None else arguments
+    with ends_with_the_reader():
+        return answer(words)
+
+
+def answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(verbs.help_text(), end="")
         return 0
@@ -63,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
     if verb not in VERBS:
         near = difflib.get_close_matches(verb, VERBS, n=1)
         hint = f"did you mean {near[0]}?" if near else "flotilla --help lists them"
-        console.print(f"error: {verb!r} is no verb; {hint}", markup=False)
+        console.print(f"error: {verb!r} is not a verb; {hint}", markup=False)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):  # until now cli/__init__.py has had the latter
         signal.signal(number, signal.default_int_handler)

@@ -99,7 +99,7 @@ def main(argv: list[str]) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     options, command = parser.parse_args(argv[:cut]), argv[cut + 1 :]
     if not command:
-        parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
+        parser.error("COMMAND is missing; write it after --, e.g. -- python -m trainer.train_ppo --config run.yaml")
     if options.retries < 0:
         parser.error(f"--retries {options.retries}: must be 0 or more")
     supervisor = Supervisor(command, options.retries)

@@ -39,13 +39,14 @@ class Follower:
         version("ray")  # brings the command; raises ModuleNotFoundError, the command's absence would be an OSError
         self.dashboard, self.job, self.env = dashboard, job, direct(env, dashboard.url)
         self.printed = 0  # lines
+        self.unread: BrokenPipeError | None = None  # once nobody reads stdout
 
     @property
     def command(self) -> list[str]:
         return ["ray", "job", "logs", "--address", self.dashboard.url, "--follow", self.job]
 
     def follow(self) -> int | None:
-        """The job's exit code; None where the connection broke."""
+        """The job's exit code; None where the connection broke. Raises BrokenPipeError once nobody reads stdout."""
         program, *arguments = self.command
         with subprocess.Popen(
             [str(Path(sys.executable).with_name(program)), *arguments],
@@ -70,6 +71,8 @@ class Follower:
     def _poll(self, client: subprocess.Popen[bytes]) -> int | None:
         heard = time.monotonic()
         while time.monotonic() - heard < SILENT_SECONDS:
+            if self.unread:
+                raise self.unread
             with contextlib.suppress(OSError):
                 code = self.dashboard.exit_code(self.job)
                 heard = time.monotonic()
@@ -83,8 +86,12 @@ class Follower:
     def _print(self, output: IO[bytes]) -> None:
         for number, line in enumerate(without_noise(output, self.job)):
             if number >= self.printed:
-                sys.stdout.buffer.write(shown(line))
-                sys.stdout.flush()
+                try:
+                    sys.stdout.buffer.write(shown(line))
+                    sys.stdout.flush()
+                except BrokenPipeError as error:  # in a thread: _poll raises it
+                    self.unread = error
+                    return
                 self.printed = number + 1
 
 

@@ -185,6 +185,9 @@ def submit(dashboard: Dashboard, source: str, job: Job, following: str, env: Map
             client.kill()
             say(f"{job.name} is still running\n{following}" if submitted else f"interrupted before {job.name} was accepted")
             return 130
+        except BrokenPipeError:  # nobody reads stdout; without this, `with` would wait for the job
+            client.kill()
+            raise
         finally:
             quiet.set()
     if "--no-wait" in flags:
@@ -234,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     cut = argv.index("--") if "--" in argv else len(argv)
     options, flags = parser.parse_known_args(argv[:cut])
     if not argv[cut + 1 :]:
-        parser.error("no command; it stands behind --, such as -- python -m trainer.train_ppo --config run.yaml")
+        parser.error("COMMAND is missing; write it after --, e.g. -- python -m trainer.train_ppo --config run.yaml")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that `ray job submit` ends with this process
     version("ray")  # its command does the work; raises ModuleNotFoundError where it is not installed
     try:

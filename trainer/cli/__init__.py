@@ -20,7 +20,7 @@ from trainer.cli import yaml_io
 from trainer.cli.help import print_settings
 from trainer.cli.mistakes import COMMAND_LINE, DEFAULT, explain_rule, left_aside, named, placed, source, touches, validated
 from trainer.cli.paths import derived_name, resolved_paths, several_runs
-from trainer.cli.streams import stdout_is_stderr
+from trainer.cli.streams import ends_with_the_reader, stdout_is_stderr
 from trainer.cli.typed import override, read_file
 from trainer.configs.base import Check
 from trainer.configs.sections import Config, broken_rules, values_read
@@ -37,7 +37,8 @@ def exits_cleanly() -> Iterator[None]:
     """
     sys.excepthook = _said
     try:
-        yield
+        with ends_with_the_reader():
+            yield
     except ConfigError as error:
         # Ray raises what an actor raised as a subclass whose text is the remote traceback; `cause` is the error itself.
         for line in str(getattr(error, "cause", error)).splitlines():
