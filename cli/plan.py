@@ -17,7 +17,7 @@ MODULE = "trainer.plan"
 
 
 def words(arguments: list[str], root: Path) -> list[str]:
-    """The arguments of `python -m trainer.plan` that the stack's name, if there is one, stands for. Raises UserError."""
+    """The arguments of `python -m trainer.plan`; a stack's name becomes its flags. Raises UserError."""
     if not arguments:
         print(USAGE, file=sys.stderr)
         return []

@@ -33,7 +33,7 @@ C = TypeVar("C", bound=Config)
 def exits_cleanly() -> Iterator[None]:
     """Around an entry point: a person's mistake becomes one line per mistake on stderr and exit code 2, without a traceback.
 
-    Ctrl-C is one line too, from now on: imports follow that take seconds.
+    Ctrl-C becomes one line and exit code 130; also from now on, as imports follow that take seconds.
     """
     sys.excepthook = _said
     try:
@@ -44,6 +44,9 @@ def exits_cleanly() -> Iterator[None]:
         for line in str(getattr(error, "cause", error)).splitlines():
             print(f"error: {line}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except OSError as error:
         full = next((reason for reason in reasons(error) if isinstance(reason, OSError) and reason.errno in NO_SPACE), None)
         if full is None:

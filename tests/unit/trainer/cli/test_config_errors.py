@@ -7,7 +7,7 @@ import re
 import pytest
 from support.configs import BASE, PROG, errors, recipe, unplaced
 
-from trainer.cli import parse
+from trainer.cli import exits_cleanly, parse
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import ConfigError
 
@@ -141,3 +141,9 @@ def test_null_takes_back_what_a_file_sets_also_of_settings_that_are_never_null(t
 )
 def test_a_misspelt_setting_of_a_named_section_is_compared_with_those_of_such_sections(setting, hint):
     assert hint in errors(*BASE, setting)
+
+
+def test_ctrl_c_in_an_entry_point_is_one_line(capsys):
+    with pytest.raises(SystemExit) as raised, exits_cleanly():
+        raise KeyboardInterrupt
+    assert (raised.value.code, capsys.readouterr().err) == (130, "interrupted\n")
