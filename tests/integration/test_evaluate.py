@@ -209,9 +209,15 @@ def failed(*words: str) -> str:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["trainer.eval_prompts=0"], "error: trainer.eval_prompts=0: there is nothing to evaluate on; hold out part of data, or add sets to evals"),
+        (
+            ["trainer.eval_prompts=0"],
+            "error: trainer.eval_prompts=0: there is nothing to evaluate on; hold out part of data, or add sets to evals",
+        ),
         (["--model", "run:nobody"], "error: command line: model.path=run:nobody: "),
-        (["--endpoint", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY"], "error: --key-env NO_SUCH_KEY: the environment variable is not set"),
+        (
+            ["--endpoint", "http://127.0.0.1:1", "--key-env", "NO_SUCH_KEY"],
+            "error: --key-env NO_SUCH_KEY: the environment variable is not set",
+        ),
         (["--endpoint", "127.0.0.1:8000"], "error: --endpoint 127.0.0.1:8000: not a URL, e.g. http://"),
         (["--endpoint", "http://127.0.0.1:1", "--concurrency", "0"], "error: --concurrency 0 is not an integer >= 1"),
         (["--chat"], "error: --chat needs --endpoint"),
