@@ -23,8 +23,9 @@ FILES = [file for package in ("stacks", "fleets", "cluster_tasks", "infra") for 
 DECIDING = [file for file in [*FILES, *sorted((ROOT / "cli").glob("*.py"))] if ".venv" not in file.parts and file != ROOT / "cli/init.py"]
 # Names that are not of places: a plugin for NCCL, the headers of a metadata service, modules of dstack, variables and hosts of S3.
 OTHERS = re.compile(
-    r"https?://\S+|aws-ofi-nccl|X-aws-ec2-metadata-token\S*|core\.backends\.\S+|AWS_[A-Z]+\S*|\.amazonaws\.com|flotilla [a-z ]+ \w+-(?:dev|prod)"
-)  # the last are examples in a help
+    r"https?://\S+|aws-ofi-nccl|X-aws-ec2-metadata-token\S*|core\.backends\.\S+|AWS_[A-Z]+\S*|\.amazonaws\.com"
+    r"|flotilla [a-z ]+ \w+-(?:dev|prod)"  # examples in a help
+)
 # Also who launches machines, and a section of the stack file: no comparison with it is one of places.
 WORDS = {"dstack"}
 
