@@ -71,8 +71,13 @@ image: ## a container image with Ray, vLLM and the lock: images/
 
 # Three files at a time on two cores, as most tests wait for processes to start.
 .PHONY: test
-test: .venv/dev ## all tests but slow ones and those of make test-hosts
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 -m "not slow and not hosts"
+test: .venv/dev ## all but slow tests, those of test-wide and test-hosts
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations=25 -m "not slow and not wide and not hosts"
+
+# What a unit test and one run of its kind in `make test` hold already, over a cluster's or a run's life.
+.PHONY: test-wide
+test-wide: .venv/dev ## local clusters, engines, deadlines through their lives
+	@$(BIN)/pytest -n 3 --dist loadfile -m "wide and not slow and not hosts"
 
 # Real dstack servers and Slurms, with hosts in namespaces: root alone can make those. Labs of several workers do not meet.
 .PHONY: test-hosts

@@ -69,7 +69,7 @@ print("LOSSES", json.dumps([(row["loss"], row["grad_norm"]) for row in trainer.s
 
 OWN = ("model.tokenizer=null", "trainer.eval_prompts=0")
 slow = partial(pytest.param, marks=pytest.mark.slow)
-pytestmark = pytest.mark.skipif(not find_spec("trl"), reason="TRL is not installed")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(not find_spec("trl"), reason="TRL is not installed")]
 
 
 def run(*words: str, runs: Path) -> str:

@@ -17,7 +17,7 @@ import pytest
 from cluster_tasks.node.ports import free_port
 from lab.local import PROJECT, ROOT, Cluster, render
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are namespaces and loopback addresses of Linux")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="nodes are namespaces and loopback addresses of Linux")]
 
 CHECKS = [sys.executable, "-m", "cluster_tasks.checks"]
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="mounts and network namespaces need root")

@@ -34,6 +34,8 @@ from trainer.rollout import slow
 from trainer.rollout.engines import RolloutEngines
 from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its seconds are not those of a test
 
+pytestmark = pytest.mark.wide
+
 EPOCH = 23  # steps of 8 prompts
 # Ends after the numbers of a step, once a checkpoint has prompts that were begun: a step here takes less time than to begin some.
 RUN = """

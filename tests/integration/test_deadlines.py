@@ -18,6 +18,8 @@ from support.ray_actors import local_ray  # noqa: E402
 from trainer.cluster import heartbeat, on_ray  # noqa: E402
 from trainer.errors import RunError  # noqa: E402
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[list]:

@@ -22,7 +22,7 @@ from lab.local import Cluster, render
 from lab.waiting import wait_for
 from stacks.schema import Stack
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
 ROOT = Path(__file__).parents[2]
 FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}

@@ -18,7 +18,7 @@ from cluster_tasks.local.plan import MARKER
 from cluster_tasks.node.ports import free_port
 from lab.copied import copy_project
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
 
 class Project:

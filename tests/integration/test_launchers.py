@@ -20,6 +20,8 @@ from trainer.compare import compare
 from trainer.configs.sections import values_read
 from trainer.metrics import read
 
+pytestmark = pytest.mark.wide
+
 ROOT = Path(__file__).parents[2]
 RUNS: dict[str, dict[str, Any]] = {
     "grpo": {"rollout": {"engines": 2}, "trainer": {"eval_samples": 2}},

@@ -24,7 +24,7 @@ from cluster_tasks.ray import NODE_AGENT
 from lab.local import LOCAL, RAY, ROOT, Cluster, command, render
 from lab.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
 
 # Two nodes, and a short time for a lost one to come back; on a busy machine Ray takes twenty seconds to start.

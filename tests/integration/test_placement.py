@@ -23,6 +23,8 @@ from trainer.cluster.actors import free_port
 from trainer.cluster.reservation import reserve
 from trainer.configs.ppo import PpoConfig
 
+pytestmark = pytest.mark.wide
+
 
 @pytest.fixture
 def cluster():

@@ -26,7 +26,7 @@ from lab.waiting import wait_for
 from stacks.schema import Stack
 
 pytest.importorskip("debugpy")
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
 FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}
 STACK = Stack.model_validate({"name": "local", "cloud": "local", "fleets": [FLEET], "task": {"fleets": ["laptop"]}})

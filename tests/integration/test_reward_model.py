@@ -21,7 +21,7 @@ from trainer.errors import ConfigError
 from trainer.metrics import read
 from trainer.rewards.scorer import Scorer
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("cluster")]
 
 CHARACTERS = "0123456789= :su"
 CHAT = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }} {% endfor %}"

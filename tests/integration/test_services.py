@@ -14,7 +14,7 @@ from cluster_tasks.node.ports import free_port
 from lab.local import Cluster, command, render
 from lab.waiting import wait_for
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
 
 FLEET = {"name": "laptop", "nodes": 2, "cpus": 1}
 ASK = """

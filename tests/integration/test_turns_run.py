@@ -19,7 +19,7 @@ from trainer.metrics import read
 from trainer.online import processes
 from trainer.rollout.engines import RolloutEngines
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [pytest.mark.wide, pytest.mark.usefixtures("cluster")]
 
 
 def same_bits(plain: Path, turns: Path) -> None:

@@ -22,7 +22,10 @@ from trainer.metrics import read
 from trainer.models import character_tokenizer
 
 TASKSETS = Path(__file__).parents[1] / "tasksets"
-pytestmark = pytest.mark.skipif(not PYTHON.exists(), reason="the library has no environment; `make install-verifiers` makes it")
+pytestmark = [
+    pytest.mark.wide,
+    pytest.mark.skipif(not PYTHON.exists(), reason="the library has no environment; `make install-verifiers` makes it"),
+]
 
 
 @pytest.fixture(autouse=True)

@@ -78,7 +78,7 @@ def test_a_request_to_stop_reaches_the_driver_and_is_the_end(tmp_path):
 
 @pytest.mark.parametrize(
     ("arguments", "word"),
-    [(["--retries", "-1", "--", "x"], "must be 0 or more"), ([], "no command"), (["--", "/no/such/program"], "No such file")],
+    [(["--retries", "-1", "--", "x"], "must be 0 or more"), ([], "COMMAND is missing"), (["--", "/no/such/program"], "No such file")],
 )
 def test_mistakes_end_with_2_and_a_line(arguments, word):
     done = subprocess.run(
