@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import sys
 from collections.abc import Iterator
+from types import TracebackType
 
 STOPPED = 143  # the exit code of a run that was asked to stop: 128 + SIGTERM
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -22,3 +24,11 @@ def reasons(error: BaseException | None) -> Iterator[BaseException]:
     while isinstance(error, BaseException):
         yield error
         error = getattr(error, "cause", None) or error.__cause__
+
+
+def said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """As sys.excepthook: Ctrl-C is one line, not the traceback of whatever was running."""
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, trace)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn, TypeVar
 
 from trainer.cli import yaml_io
@@ -24,7 +23,7 @@ from trainer.cli.streams import ends_with_the_reader, stdout_is_stderr
 from trainer.cli.typed import override, read_file
 from trainer.configs.base import Check
 from trainer.configs.sections import Config, broken_rules, values_read
-from trainer.errors import NO_SPACE, ConfigError, reasons
+from trainer.errors import NO_SPACE, ConfigError, reasons, said
 
 C = TypeVar("C", bound=Config)
 
@@ -35,7 +34,7 @@ def exits_cleanly() -> Iterator[None]:
 
     Ctrl-C becomes one line and exit code 130; also from now on, as imports follow that take seconds.
     """
-    sys.excepthook = _said
+    sys.excepthook = said
     try:
         with ends_with_the_reader():
             yield
@@ -56,13 +55,6 @@ def exits_cleanly() -> Iterator[None]:
             file=sys.stderr,
         )
         raise SystemExit(2) from None
-
-
-def _said(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if issubclass(kind, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr)
-    else:
-        sys.__excepthook__(kind, error, trace)
 
 
 def parse(

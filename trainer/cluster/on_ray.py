@@ -277,6 +277,8 @@ def connect() -> None:
     settings: dict[str, Any] = {}
     if not address and not placement.own_ray_runs():
         own_token()
+        # It advises against the token that was just made.
+        logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
         settings = {"address": "local"} | ({} if os.environ.get("RAY_TMPDIR") else {"_temp_dir": own_folder()})
     try:
         ray.init(logging_level=logging.WARNING, **settings)

@@ -5,6 +5,7 @@ https://docs.vllm.ai/en/latest/training/rlhf.html
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import warnings
@@ -18,6 +19,9 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # The number of threads is the placement's; vLLM would pin its own to all cores that it sees.
 os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+
+# It sets its logger up when it first needs to, and warns before that.
+logging.getLogger("vllm").setLevel(os.environ["VLLM_LOGGING_LEVEL"])
 
 import torch
 

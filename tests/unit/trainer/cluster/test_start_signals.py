@@ -63,3 +63,14 @@ def test_ctrl_c_before_a_run_begins_is_one_line(inside):
     code = f"import os, signal\nfrom trainer.cli import exits_cleanly\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{body}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (130 if inside else -signal.SIGINT, "interrupted\n")
+
+
+def test_ctrl_c_in_the_first_imports_is_one_line(tmp_path):
+    """`python -m trainer.NAME` imports the package before the module; what that imports first interrupts it."""
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich/__init__.py").write_text("raise KeyboardInterrupt\n")  # what trainer.compare imports first
+    path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "trainer.compare", "a", "b"]
+    cold = {name: value for name, value in os.environ.items() if name != "FLOTILLA_TEST_WARM"}
+    done = subprocess.run(command, env=cold | {"PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "interrupted\n")
