@@ -216,9 +216,9 @@ def check_sizes(folder: Path, manifest: dict[str, Any]) -> None:
     for name, of in manifest["files"].items():
         path = folder / name
         if not path.is_file():
-            raise BadIndex(f"{path}: missing; the index is not whole, copy or build it again")
+            raise BadIndex(f"{path}: missing; the index is incomplete; copy or build it again")
         if path.stat().st_size != of["bytes"]:
-            raise BadIndex(f"{path}: {path.stat().st_size} bytes, not {of['bytes']}; the index is not whole, copy or build it again")
+            raise BadIndex(f"{path}: {path.stat().st_size} bytes, not {of['bytes']}; the index is incomplete; copy or build it again")
 
 
 def sha256(path: Path) -> str:
@@ -403,7 +403,7 @@ def serve(folder: Path, host: str, port: int, processes: int, topk: int, device:
         with socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET):
             pass
     except (OSError, OverflowError) as error:
-        raise BadIndex(f"--host {host} --port {port}: {error}; another process has it, or it is no address of this machine") from error
+        raise BadIndex(f"--host {host} --port {port}: {error}; another process has it, or the address is not this machine's") from error
     os.environ |= {"FLOTILLA_INDEX": str(folder), "FLOTILLA_INDEX_TOPK": str(topk), "FLOTILLA_INDEX_DEVICE": device}
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

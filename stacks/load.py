@@ -83,7 +83,7 @@ def settings(name: str, root: Path) -> dict[str, Any]:
     for key in config:
         if f"{PROJECT}:{key}" in config:
             number = key_line(stack_file(name, root), key)
-            raise StackError(f"{_source(name)}:{number}: {key}: is {PROJECT}:{key}, which stands in this file too; leave one")
+            raise StackError(f"{_source(name)}:{number}: {key}: is {PROJECT}:{key}, which is in this file too; remove one")
     return {_full(key): value for key, value in (defaults | config).items()}
 
 

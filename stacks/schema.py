@@ -87,9 +87,9 @@ class Host(Model):
         if at is None:
             return
         if at.version == 6:
-            yield setting_error(f"{at} is an IPv6 address, and dstack's server knows nodes by IPv4 ones alone", "internal_ip")
+            yield setting_error(f"{at} is an IPv6 address, and dstack's server knows nodes only by IPv4 ones", "internal_ip")
         elif at.is_loopback or at.is_unspecified or at.is_link_local or at.is_multicast:
-            yield setting_error(f"{at} is no address by which another host reaches this one", "internal_ip")
+            yield setting_error(f"{at} is not an address by which another host reaches this one", "internal_ip")
         elif at in DOCKER:
             yield setting_error(f"{at} is in {DOCKER}, which Docker uses on every node", "internal_ip")
         elif not at.is_private:
@@ -131,7 +131,7 @@ class Ssh(Model):
             yield from known(self._address(index, host))
 
         if self.network and self.network.version == 6:
-            yield setting_error(f"{self.network} is of IPv6, and dstack's server looks for IPv4 addresses alone", "network")
+            yield setting_error(f"{self.network} is of IPv6, and dstack's server looks only for IPv4 addresses", "network")
         elif self.network and not self.network.is_private:
             yield setting_error(f"{self.network} is not private, and dstack's server takes no other", "network")
 
@@ -144,7 +144,7 @@ class Ssh(Model):
         if host.internal_ip and host.internal_ip in [other.internal_ip for other in self.hosts[:index]]:
             yield setting_error(f"{host.internal_ip} is another host's too", *at)
         if not host.internal_ip and any(other.internal_ip for other in self.hosts):
-            yield setting_error("is missing; dstack wants it of all hosts or of none", *at)
+            yield setting_error("is missing; dstack needs it for all hosts or for none", *at)
         if self.network and host.internal_ip and host.internal_ip not in self.network:
             yield setting_error(f"{host.internal_ip} is not in network {self.network}", *at)
 

@@ -48,7 +48,7 @@ class Plain(str):
 
 
 class Loader(yaml.CSafeLoader):
-    """Refuses a key that stands twice, as Pulumi does; plain YAML silently takes the last. Every key is text."""
+    """Refuses a key that is set twice, as Pulumi does; plain YAML silently takes the last. Every key is text."""
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  # none of YAML 1.1
 
@@ -56,7 +56,7 @@ class Loader(yaml.CSafeLoader):
         keys = [key.value for key, _ in node.value]
         for key, _ in node.value:
             if keys.count(key.value) > 1:
-                raise yaml.MarkedYAMLError(problem=f"{key.value} stands twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{key.value} is set twice", problem_mark=key.start_mark)
             if isinstance(key, yaml.ScalarNode) and key.tag != f"{TAG}merge":
                 key.tag = f"{TAG}str"
         return super().construct_mapping(node, deep)
@@ -79,7 +79,7 @@ def load(text: str) -> Any:
     try:
         json.dumps(value, default=str)
     except (TypeError, ValueError, RecursionError):
-        raise yaml.YAMLError("an alias refers to itself, or a key is no text") from None
+        raise yaml.YAMLError("an alias refers to itself, or a key is not text") from None
     return value
 
 

@@ -211,7 +211,7 @@ def _check_answers(section: str, data: DataConfig, config: PpoConfig) -> None:
         except ValueError as error:
             names = ", ".join(spec for spec, _ in functions.values())
             with rows.of_set(section):
-                raise ConfigError(f"data.answer: {where}: {error}; mend the row, or choose another reward than {names}") from error
+                raise ConfigError(f"data.answer: {where}: {error}; fix the row, or choose another reward than {names}") from error
 
 
 def _try_reward(config: PpoConfig, data: DataConfig) -> None:

@@ -133,7 +133,7 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
             yield setting_error(f"{subnet!r} is not a valid subnet id, such as subnet-0123456789abcdef0", "network", "subnets", index)
     if network.vpc and stack.access and stack.access.via == "bastion":
         yield setting_error(
-            "bastion needs a public subnet, but network.vpc lists private ones alone; take tunnel or direct", "access", "via"
+            "bastion needs a public subnet, but network.vpc lists only private ones; take tunnel or direct", "access", "via"
         )
 
 
@@ -260,7 +260,7 @@ def cut(cidr: IPv4Network, zones: list[str]) -> dict[str, Blocks]:
     found = {}
     for zone in zones:
         if zone[-1] not in LETTERS or not zone[-2].isdigit() or zone.count("-") > 3:
-            raise ValueError(f"{zone!r} is no availability zone with a letter from a to h")
+            raise ValueError(f"{zone!r} is not an availability zone with a letter from a to h")
         slot = LETTERS.index(zone[-1])
         found[zone] = Blocks(blocks[slot], blocks[slot + len(LETTERS)])
     return found

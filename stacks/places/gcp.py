@@ -62,7 +62,7 @@ def _network(stack: Stack) -> Iterator[PydanticCustomError]:
         text = f"{network.cidr} is a /{network.cidr.prefixlen}; take /8 to /22, which is cut into the subnets of nodes and fabric"
         yield setting_error(text, "network", "cidr")
     if len(network.subnets) > 1:
-        yield setting_error(f"{len(network.subnets)} subnets, but nodes of a region share one; name it alone", "network", "subnets")
+        yield setting_error(f"{len(network.subnets)} subnets, but nodes of a region share one; name only that", "network", "subnets")
 
 
 def _fleet(stack: Stack, fleet: Fleet, index: int) -> Iterator[PydanticCustomError]:

@@ -201,7 +201,7 @@ class BackendEntry(Model):
                 if details["type"] == "extra_forbidden" and len(at) == 1:
                     near = get_close_matches(str(at[0]), settings, n=1)
                     guess = f"; did you mean {near[0]}?" if near else ""
-                    yield setting_error(f"is no setting of dstack's backend {self.type}{guess} (allowed: {', '.join(settings)})", *at)
+                    yield setting_error(f"is not a setting of dstack's backend {self.type}{guess} (allowed: {', '.join(settings)})", *at)
                 else:
                     yield setting_error(f"{details['input']!r}, but dstack says: {details['msg']}", *at)
 

@@ -27,4 +27,4 @@ class Cache(Model):
         if not path.is_absolute() or path == PurePosixPath("/") or set(str(path)) & set(": \t\n"):
             yield setting_error(f"{str(path)!r} is not the absolute path of a folder (without ':' and blanks)", "path")
         if self.offline and self.endpoint:
-            yield setting_error("names a mirror, but with offline: true nothing is asked of it", "endpoint")
+            yield setting_error("names a mirror, but with offline: true it is never used", "endpoint")

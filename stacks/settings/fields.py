@@ -70,7 +70,7 @@ def _number(value: Any) -> Any:
     except ValueError as error:
         raise setting_error(str(error)) from None
     if isinstance(read, bool):  # else pydantic reads true as 1
-        raise PydanticCustomError("bool", "a boolean is no number")
+        raise PydanticCustomError("bool", "a boolean is not a number")
     return read
 
 
@@ -85,7 +85,7 @@ def _ids(user: str) -> str:
     """Docker's range of user and group ids."""
     for part in user.split(":"):
         if part.isdecimal() and int(part) >= 2**31:
-            raise setting_error(f"{user!r} has {part}, which is no id of a user or group (allowed: 0 to {2**31 - 1}, or a name)")
+            raise setting_error(f"{user!r} has {part}, which is not the id of a user or group (allowed: 0 to {2**31 - 1}, or a name)")
     return user
 
 

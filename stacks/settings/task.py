@@ -36,7 +36,7 @@ class Image(Model):
             yield setting_error(f"{self.image!r} is not the name of an image; leave {found[0]} out", "image")
         elif self.image is not None and re.search(r"^~|\$", self.image):
             yield setting_error(
-                f"{self.image!r} is not the name of an image, nor a file's whole path; nothing replaces ~ and $ in it", "image"
+                f"{self.image!r} is not the name of an image, nor a file's full path; ~ and $ in it are not replaced", "image"
             )
         elif self.image is not None and not PINNED.search(self.image):
             yield setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")
@@ -59,7 +59,7 @@ def variable_errors(name: str, value: str | None) -> Iterator[PydanticCustomErro
     if "\n" in value.rstrip("\n"):
         yield setting_error("has more than one line, which dstack does not take", "env", name)
     elif "\n" in value:
-        yield setting_error("ends with a line's end, which dstack does not take; write |- in place of |", "env", name)
+        yield setting_error("ends with a line's end, which dstack does not take; write |- instead of |", "env", name)
     if "\0" in value:
         yield setting_error("has the character 0, which no variable can hold", "env", name)
     if (size := len(f"{name}={value}".encode(errors="replace")) + 1) > LONGEST:

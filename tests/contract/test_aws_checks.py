@@ -70,7 +70,10 @@ def complete(text: str) -> bool:
             {"network.zones": ["us-east-1f"]},
             "network.zones[0]: 'us-east-1f' does not offer g6.8xlarge (zones that do: us-east-1a,",
         ),
-        ({"network.zones": ["us-east-1-bos-1a"]}, "network.zones: 'us-east-1-bos-1a' is no availability zone with a letter from a to h"),
+        (
+            {"network.zones": ["us-east-1-bos-1a"]},
+            "network.zones: 'us-east-1-bos-1a' is not an availability zone with a letter from a to h",
+        ),
     ],
 )
 def test_what_the_machine_types_do_not_bear_is_told_before_anything_is_made(settings, message, changed):

@@ -181,7 +181,7 @@ def test_a_checkpoint_of_a_reward_model_is_exported_as_one(runs, tmp_path, run, 
     [
         ("rm", ["data.chosen=good"], ["data.chosen: ", "column 'good' is missing; the columns are prompt, chosen, rejected"]),
         ("rm", ["data.margin=by"], ["data.margin: ", "column 'by' is missing"]),
-        ("rm", ["data.margin=chosen"], ["data.margin: row 0: '", "is no number"]),
+        ("rm", ["data.margin=chosen"], ["data.margin: row 0: '", "is not a number"]),
         (
             "rm",
             ["model.init=null", "model.path=run:rm", "model.tokenizer=null", "data.path=trainer.data.tasks:sort_digits"],

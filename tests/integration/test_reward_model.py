@@ -93,7 +93,7 @@ def test_a_model_that_dies_is_started_again_and_an_answer_that_is_too_long_fails
     ("labels", "args", "said"),
     [
         (2, {}, r"its model .*/model does not load: ValueError: it has 2 outputs, a reward model has 1"),
-        (1, {"prompt": "prompt"}, r"its argument prompt='prompt' is no column of row 0"),
+        (1, {"prompt": "prompt"}, r"its argument prompt='prompt' is not a column of row 0"),
         (
             1,
             {"gpus": 1, "start_seconds": 3},

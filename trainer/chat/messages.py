@@ -54,7 +54,7 @@ def text(content: Any, where: str) -> str:
 def _part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if kind not in TEXTS or not isinstance(part.get("text"), str):
-        raise Unreadable(f"{where}: a part of type {kind!r}; texts alone are read")
+        raise Unreadable(f"{where}: a part of type {kind!r}; only text is read")
     return part["text"]
 
 
@@ -75,7 +75,7 @@ def arguments(given: Any, name: str, where: str) -> Message:
             try:
                 found = json.loads(found or "{}")
             except ValueError as error:
-                raise Unreadable(f"{where}: arguments of {name} are no JSON: {error}") from None
+                raise Unreadable(f"{where}: arguments of {name} are not JSON: {error}") from None
     if not isinstance(found, dict):
         raise Unreadable(f"{where}: arguments of {name} are {found!r}; an object is needed")
     return found

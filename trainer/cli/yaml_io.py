@@ -56,7 +56,7 @@ def construct(node: yaml.Node | None) -> Any:
     try:
         json.dumps(value, default=str)
     except (TypeError, ValueError, RecursionError):
-        raise yaml.YAMLError("an alias refers to itself, or a key is no text") from None
+        raise yaml.YAMLError("an alias refers to itself, or a key is not text") from None
     return value
 
 

@@ -270,7 +270,7 @@ def connect() -> None:
     if address.startswith(("http://", "https://")):
         raise ConfigError(
             f"RAY_ADDRESS={address}: that is where jobs are submitted: ray job submit --working-dir . -- python -m trainer.train_ppo ...; "
-            "unset RAY_ADDRESS to train on this machine alone"
+            "unset RAY_ADDRESS to train on this machine only"
         )
     # The first error of a call to many processes is reported; without this Ray logs those of the others, tracebacks and all.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")

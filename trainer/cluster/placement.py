@@ -187,7 +187,7 @@ def check_domains(placement: Placement, found: Mapping[str, Sequence[Mapping[str
     have = sum(count // placement.per_domain for count in room.values())
     if have < engines:
         raise ConfigError(
-            f"rollout.nodes_per_engine={placement.per_domain}: {have} of {engines} rollout engines find so many nodes in one NVLink domain "
+            f"rollout.nodes_per_engine={placement.per_domain}: {have} of {engines} rollout engines find as many in one NVLink domain "
             f"({DOMAIN}); with {_words(bundle)} there are {', '.join(f'{count} in {name}' for name, count in room.items())}; lower "
             "rollout.engines or nodes_per_engine, or let them use slower links with rollout.one_domain=false"
         )

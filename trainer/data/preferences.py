@@ -31,7 +31,7 @@ def load_compared(config: RmDataConfig, tokenizer: PreTrainedTokenizerBase) -> P
     for prompt in found.prompts if config.margin else ():
         margin = prompt.row.get(config.margin or "")
         if not isinstance(margin, int | float) or isinstance(margin, bool) or not math.isfinite(margin):
-            raise ConfigError(f"data.margin: row {prompt.index}: {margin!r} is no number")
+            raise ConfigError(f"data.margin: row {prompt.index}: {margin!r} is not a number")
     return found
 
 

@@ -26,7 +26,7 @@ def task(name: str, rows: int = 1000, seed: int = 0, **config: Any) -> list[dict
     refuses, and where the package is missing or makes no rows in time.
     """
     if isinstance(rows, bool) or not isinstance(rows, int) or rows < 1:
-        raise ConfigError(f"data.args.rows: {rows!r}; must be a whole number of at least 1")
+        raise ConfigError(f"data.args.rows: {rows!r}; must be an integer >= 1")
     if find_spec("reasoning_gym") is None:
         raise ConfigError("data.path: trainer.data.reasoning_gym needs a package that is not installed; pip install reasoning-gym")
     code = f"import sys; sys.path[:] = {sys.path!r}; from trainer.data.reasoning_gym import print_rows; print_rows()"

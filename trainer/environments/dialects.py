@@ -61,14 +61,14 @@ class OpenAi:
         if body.get("logprobs"):
             raise Refused("logprobs: the run keeps them; leave it out")
         if (body.get("response_format") or {"type": "text"}).get("type") != "text":
-            raise Refused("response_format: text alone, there is no guided decoding")
+            raise Refused("response_format: only text; there is no guided decoding")
         if (choice := body.get("tool_choice") or "auto") not in ("auto", "none"):
             raise Refused(f"tool_choice: {choice!r}; the policy chooses: auto or none")
         if (kinds := body.get("modalities") or ["text"]) != ["text"]:
             raise Refused(f"modalities: {kinds}; text alone")
         stream, options = bool(body.get("stream")), body.get("stream_options") or {}
         if options and not stream:
-            raise Refused("stream_options: this is no stream; set stream, or leave it out")
+            raise Refused("stream_options: stream is not set; set it, or leave it out")
         return Asked(
             messages=[_openai_message(message) for message in _messages(body)],
             tools=[] if choice == "none" else list(body.get("tools") or []),
@@ -211,7 +211,7 @@ def _text(content: Any, where: str) -> str:
             texts.append(str(block["text"]))
         elif not (isinstance(block, Mapping) and block.get("type") in ("thinking", "redacted_thinking")):
             kind = block.get("type") if isinstance(block, Mapping) else type(block).__name__
-            raise Refused(f"{where}: {kind!r}; the policy reads text alone")
+            raise Refused(f"{where}: {kind!r}; the policy reads only text")
     return "".join(texts)
 
 
@@ -234,7 +234,7 @@ def _arguments(call: Json) -> Any:
     try:
         return json.loads(given) if isinstance(given, str) else given
     except ValueError as error:
-        raise Refused(f"messages: tool_calls: arguments of {call['function']['name']} are no JSON: {error}") from error
+        raise Refused(f"messages: tool_calls: arguments of {call['function']['name']} are not JSON: {error}") from error
 
 
 def _anthropic_message(message: Json) -> list[Message]:

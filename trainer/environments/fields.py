@@ -41,7 +41,7 @@ def limit(body: Json, *keys: str) -> int | None:
     key = next((key for key in keys if body.get(key) is not None), keys[0])
     value = body.get(key)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise Refused(f"{key}: {value!r}; a whole number of at least 1 is needed")
+        raise Refused(f"{key}: {value!r}; must be an integer >= 1")
     return value
 
 

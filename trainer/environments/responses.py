@@ -29,13 +29,13 @@ class Responses(OpenAi):
         require(body, FIELDS)
         for key in ("previous_response_id", "conversation"):
             if body.get(key):
-                raise Refused(f"{key}: nothing is kept between requests; send the whole input")
+                raise Refused(f"{key}: nothing is kept between requests; send the complete input")
         if others := [each for each in body.get("include") or [] if each not in KEPT]:
             raise Refused(f"include: {', '.join(map(str, others))}; the run keeps what it needs; leave it out")
         if (cut := body.get("truncation") or "disabled") != "disabled":
             raise Refused(f"truncation: {cut!r}; nothing is cut: disabled")
         if ((body.get("text") or {}).get("format") or {"type": "text"}).get("type") != "text":
-            raise Refused("text.format: text alone, there is no guided decoding")
+            raise Refused("text.format: only text; there is no guided decoding")
         given = {key: body[key] for key in ("model", "stream", "tool_choice") if body.get(key)}
         given["messages"] = _messages(body)
         given["max_tokens"] = limit(body, "max_output_tokens")
@@ -127,5 +127,5 @@ def _content(content: Any) -> Any:
 
 def _tool(tool: Json) -> Json:
     if tool.get("type") != "function":
-        raise Refused(f"tools: {tool.get('type')!r}; functions alone, tools that the server would run are not there")
+        raise Refused(f"tools: {tool.get('type')!r}; only functions; tools that a server would run do not exist")
     return {"type": "function", "function": {key: tool[key] for key in ("name", "description", "parameters") if tool.get(key) is not None}}

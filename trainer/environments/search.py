@@ -109,7 +109,7 @@ def addresses(url: str) -> list[str]:
             f"environment.args.url is missing, as the stack has no service named retriever ({VARIABLE}); such as http://127.0.0.1:8000"
         )
     if wrong := [each for each in found if not each.startswith(("http://", "https://"))]:
-        raise ConfigError(f"environment.args.url={wrong[0]!r} is no address; such as http://127.0.0.1:8000")
+        raise ConfigError(f"environment.args.url={wrong[0]!r} is not an address such as http://127.0.0.1:8000")
     return found
 
 

@@ -68,7 +68,7 @@ def _targets(lm: Any, lora: LoraConfig) -> list[str]:
     known = list(dict.fromkeys(name.rpartition(".")[2] for name in allowed))
     kind = lm.config.model_type
     if not allowed:
-        raise ConfigError(f"model.lora.rank={lora.rank}: {kind} has no linear layers besides its head; adapters need some")
+        raise ConfigError(f"model.lora.rank={lora.rank}: {kind} has no linear layers except its head; adapters need some")
     if lora.targets is None:
         return allowed
     chosen: list[str] = []
@@ -79,7 +79,7 @@ def _targets(lm: Any, lora: LoraConfig) -> list[str]:
         if not found:
             raise ConfigError(f"model.lora.targets: {kind} has no {target}; {hint} {', '.join(known)}")
         if not set(found) <= set(linear):
-            raise ConfigError(f"model.lora.targets: {target} is no linear layer below the head; allowed are {', '.join(known)}")
+            raise ConfigError(f"model.lora.targets: {target} is not a linear layer below the head; allowed are {', '.join(known)}")
         if lost := [name for name in found if name in without]:
             raise ConfigError(f"model.lora.targets: {target}: {without[lost[0]]}; allowed in {kind} are {', '.join(known)}")
         chosen += found

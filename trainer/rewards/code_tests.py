@@ -119,7 +119,7 @@ def _statements(text: str, name: str | None, setup: str) -> Statements:
     try:
         body = ast.parse(text).body
     except SyntaxError as error:
-        raise ValueError(f"row['answer'] has a test that is no Python: {error.msg}: {_shown(text)}") from None
+        raise ValueError(f"row['answer'] has a test that is not Python: {error.msg}: {_shown(text)}") from None
     calls = []
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name.startswith("test"):

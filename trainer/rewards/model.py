@@ -35,7 +35,7 @@ async def reward_model(
     from ray.exceptions import RayActorError, RayTaskError
 
     if missing := [e.prompt.index for e in episodes if prompt not in e.prompt.row]:
-        raise Mistake(None, f"its argument prompt={prompt!r} is no column of row {missing[0]}", final=True)
+        raise Mistake(None, f"its argument prompt={prompt!r} is not a column of row {missing[0]}", final=True)
     key = (model, gpus, max_tokens)
     try:
         if key not in ACTORS:
@@ -73,7 +73,7 @@ async def _started(model: str, gpus: float, max_tokens: int, seconds: float) -> 
         free = ray.available_resources()
         raise Mistake(
             None,
-            f"its model was not up within {seconds:g} s (start_seconds): it asks for 1 CPU and {gpus:g} GPU beside the run's own, and "
+            f"its model was not up within {seconds:g} s (start_seconds): it asks for 1 CPU and {gpus:g} GPU on top of the run's, and "
             f"{free.get('CPU', 0):g} and {free.get('GPU', 0):g} are free",
             final=True,
         ) from None

@@ -64,7 +64,7 @@ def worth(reward: Reward, value: Any, position: int) -> Scored:
             raise Mistake(position, f"returned the terms {_names(value)}, which have no weights; set reward.weights", final=True)
         return _number(value, position), {}
     if not isinstance(value, dict):
-        raise Mistake(position, f"returned {_shown(value)}; reward.weights wants a dict of {_names(reward.weights)}", final=True)
+        raise Mistake(position, f"returned {_shown(value)}; reward.weights needs a dict of {_names(reward.weights)}", final=True)
     if value.keys() != reward.weights.keys():
         raise Mistake(position, f"returned the terms {_names(value)}; reward.weights has {_names(reward.weights)}", final=True)
     terms = {name: _number(value[name], position, f" as {name}") for name in reward.weights}

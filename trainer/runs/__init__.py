@@ -102,7 +102,7 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
                 f"{key}={show(changed[key][1])}: this run was started with {show(changed[key][0])} ({file}); {why}"
                 for key, why in refused.items()
             ]
-            raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start anew"]))
+            raise ConfigError("\n".join([*lines, f"run.name={folder.name}: choose another run.name, or run.resume=never to start over"]))
         for key, (before, after) in changed.items():
             print(f"resumed with {key}={show(after)}, which was {show(before)}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,7 +140,7 @@ def _saved(file: Path, model: type[C]) -> C:
         return model.model_validate(yaml_io.load(file.read_text()), context={"rules": False})  # whoever wrote it has checked them
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start anew"
+            f"{file}: not the settings of this version; choose another run.name, or run.resume=never to start over"
         ) from error
 
 

@@ -146,7 +146,7 @@ def test_an_index_that_is_not_whole_or_of_another_program_is_refused(index, tmp_
         return Path(shutil.copytree(index, copy))
 
     (broken() / "corpus.jsonl").write_text("short")
-    with pytest.raises(BadIndex, match=r"corpus.jsonl: 5 bytes, not \d+; the index is not whole"):
+    with pytest.raises(BadIndex, match=r"corpus.jsonl: 5 bytes, not \d+; the index is incomplete"):
         Index(copy)
     (broken() / "bm25/vocab.index.json").unlink()
     with pytest.raises(BadIndex, match=r"vocab.index.json: missing"):

@@ -97,7 +97,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "misspelt": (
         {"backends": [{"type": "runpod", "region": ["EU"]}], "fleets": fleet(regions=["EU"]), "checkpoints": VOLUME},
-        "flotilla:backends[0].region: is no setting of dstack's backend runpod; did you mean regions? (allowed: regions,",
+        "flotilla:backends[0].region: is not a setting of dstack's backend runpod; did you mean regions? (allowed: regions,",
     ),
     "of another type": (
         {"backends": [{"type": "vultr", "regions": "ewr"}]},

@@ -121,7 +121,7 @@ def test_a_block_of_one_line_is_a_line():
         ("x" * 131070, "flotilla:task.env.A: is 131073 bytes with its name, and Linux takes 131072"),
         ("é" * 65535, "flotilla:task.env.A: is 131073 bytes"),
         ("a\nb", "flotilla:task.env.A: has more than one line"),
-        ("a\n", "flotilla:task.env.A: ends with a line's end, which dstack does not take; write |- in place of |"),
+        ("a\n", "flotilla:task.env.A: ends with a line's end, which dstack does not take; write |- instead of |"),
     ],
 )
 def test_a_variable_that_no_program_can_have(value, says):

@@ -102,10 +102,10 @@ def test_two_hosts_behind_one_address_have_ports_of_their_own():
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        ("127.0.0.1", "no address by which another host reaches this one"),
-        ("0.0.0.0", "no address by which another host"),
-        ("169.254.1.1", "no address by which another host"),
-        ("224.0.0.1", "no address by which another host"),
+        ("127.0.0.1", "not an address by which another host reaches this one"),
+        ("0.0.0.0", "not an address by which another host"),
+        ("169.254.1.1", "not an address by which another host"),
+        ("224.0.0.1", "not an address by which another host"),
         ("172.17.0.1", "is in 172.17.0.0/16, which Docker uses"),
         ("8.8.8.8", "is not private"),
         ("100.64.0.1", "is not private"),

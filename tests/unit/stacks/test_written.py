@@ -106,9 +106,9 @@ def test_keys_are_text(project):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ("  cloud: ssh\n", "stacks/Pulumi.test.yaml:6: cloud: is flotilla:cloud, which stands in this file too; leave one"),
-        ("  flotilla:cloud: ssh\n", "flotilla:cloud stands twice"),
-        ("  flotilla:task: {retry: true, retry: false}\n", "retry stands twice"),
+        ("  cloud: ssh\n", "stacks/Pulumi.test.yaml:6: cloud: is flotilla:cloud, which is in this file too; remove one"),
+        ("  flotilla:cloud: ssh\n", "flotilla:cloud is set twice"),
+        ("  flotilla:task: {retry: true, retry: false}\n", "retry is set twice"),
         ("  flotilla:task: &a [*a]\n", "an alias refers to itself"),
         ("  flotilla:task: {[1]: 2}\n", "is not YAML"),
     ],

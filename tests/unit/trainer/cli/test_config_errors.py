@@ -86,7 +86,7 @@ def test_all_mistakes_are_told_at_once_with_file_and_line(tmp_path):
             "{file}:3: trainer.steps: is set twice; first at {file}:2",
         ),
         ("trainer: [1", "{file}:1: is not YAML: expected ',' or ']', but got '<stream end>'"),
-        ("data: &d {args: *d}\n", "{file}: is not YAML: an alias refers to itself, or a key is no text"),
+        ("data: &d {args: *d}\n", "{file}: is not YAML: an alias refers to itself, or a key is not text"),
         (
             "data: {path: a:b}\nmodel: {path: a}\nlog: {on: 1}\n",
             "{file}:3: log.on: unknown key (allowed: tensorboard, wandb, mlflow, plot, samples_every, samples)",

@@ -146,7 +146,7 @@ def test_engines_that_find_no_domain_are_refused_with_what_the_domains_have(node
     with pytest.raises(ConfigError) as error:
         placement.fit(over_nodes(), nodes)
     assert str(error.value) == (
-        "rollout.nodes_per_engine=2: 1 of 2 rollout engines find so many nodes in one NVLink domain (ray.io/gpu-domain); with 1 CPU there "
+        "rollout.nodes_per_engine=2: 1 of 2 rollout engines find as many in one NVLink domain (ray.io/gpu-domain); with 1 CPU there "
         "are 2 in a, 1 in b, 1 in c; lower rollout.engines or nodes_per_engine, or let them use slower links with rollout.one_domain=false"
     )
 

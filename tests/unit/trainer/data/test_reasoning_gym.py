@@ -116,7 +116,7 @@ def test_what_a_task_does_not_know_is_one_error_of_whoever_makes_its_rows(name, 
     ("settings", "message"),
     [
         (["name=chain_sum", "min_terms=few"], "data.args.min_terms='few': Input should be a valid integer"),
-        (["name=chain_sum", "rows=0"], "data.args.rows: 0; must be a whole number of at least 1"),
+        (["name=chain_sum", "rows=0"], "data.args.rows: 0; must be an integer >= 1"),
         ([], "data.args: missing a required argument: 'name'; task takes "),
     ],
 )

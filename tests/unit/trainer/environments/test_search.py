@@ -130,7 +130,7 @@ def test_answers_are_compared_as_squad_does(text, answer, em, f1):
     "args, said",
     [
         ({}, "environment.args.url is missing, as the stack has no service named retriever"),
-        ({"url": "localhost:8000"}, "environment.args.url='localhost:8000' is no address"),
+        ({"url": "localhost:8000"}, "environment.args.url='localhost:8000' is not an address"),
         ({"url": "http://127.0.0.1:9"}, "no retriever answers; http://127.0.0.1:9: [Errno 111] Connection refused"),
         ({"url": "{server}", "score": "bleu"}, "environment.args.score='bleu'; allowed are em, f1"),
         ({"url": "{server}", "answers": "golden"}, "environment.args.answers='golden': the data have no such column, only prompt, answer"),

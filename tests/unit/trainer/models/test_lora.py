@@ -133,9 +133,9 @@ def test_what_does_not_learn_has_no_adapters(tiny_model):
     [
         ({"targets": ["q_prj"]}, "model.lora.targets: qwen2 has no q_prj; did you mean q_proj? It has q_proj, k_proj, v_proj, o_proj, "),
         ({"targets": ["q_proj", "xyzzy"]}, "model.lora.targets: qwen2 has no xyzzy; it has q_proj, "),
-        ({"targets": ["lm_head"]}, "model.lora.targets: lm_head is no linear layer below the head; allowed are q_proj, "),
-        ({"targets": ["embed_tokens"]}, "model.lora.targets: embed_tokens is no linear layer below the head; allowed are q_proj, "),
-        ({"targets": ["mlp"]}, "model.lora.targets: mlp is no linear layer below the head; allowed are q_proj, "),
+        ({"targets": ["lm_head"]}, "model.lora.targets: lm_head is not a linear layer below the head; allowed are q_proj, "),
+        ({"targets": ["embed_tokens"]}, "model.lora.targets: embed_tokens is not a linear layer below the head; allowed are q_proj, "),
+        ({"targets": ["mlp"]}, "model.lora.targets: mlp is not a linear layer below the head; allowed are q_proj, "),
     ],
 )
 @pytest.mark.parametrize("load", [lambda config: models.load_lm(config, 0, CPU), models.without_weights])

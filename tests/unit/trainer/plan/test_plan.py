@@ -205,8 +205,8 @@ def test_a_supervised_run_takes_all_gpus_of_the_cluster(tmp_path, capsys):
     [
         (["--gpu", "H10"], "--gpu H10: not known; did you mean H100? known are V100, "),
         (["--gpu", "abacus"], "--gpu abacus: not known; known are V100, "),
-        (["--nodes", "0"], "argument --nodes: '0' is not a whole number of at least 1"),
-        (["--gpus-per-node", "x"], "argument --gpus-per-node: 'x' is not a whole number of at least 1"),
+        (["--nodes", "0"], "argument --nodes: '0' is not an integer >= 1"),
+        (["--gpus-per-node", "x"], "argument --gpus-per-node: 'x' is not an integer >= 1"),
         (["--price", "-1"], "argument --price: '-1' is not a number above 0"),
         (["--gpu-memory", "nan"], "argument --gpu-memory: 'nan' is not a number above 0"),
         (["--network", "fast"], "argument --network: 'fast' is not a number above 0"),

@@ -22,7 +22,7 @@ def said(tmp_path: Path, reward: dict[str, Any], *answers: Any, **changes: Any) 
 @pytest.mark.parametrize(
     ("function", "answers", "message"),
     [
-        ("numeric", ["62", "yes"], "2: the answer 'yes' has no number; math_verify, exact or contains compare texts; mend the row, or"),
+        ("numeric", ["62", "yes"], "2: the answer 'yes' has no number; math_verify, exact or contains compare texts; fix the row, or"),
         ("contains", ["Paris", " "], "2: the answer ' ' is empty"),
         ("exact", [["a"], []], r"2: the answer \[\] is empty"),
         ("exact", [{"a": 1}], "1: the answer {'a': 1} is neither text nor a number"),

@@ -97,7 +97,7 @@ def test_other_settings_under_the_same_name_are_refused(runs):
     lines = str(caught.value).splitlines()
     assert [line.partition(":")[0] for line in lines] == ["optim.lr=0.1", "rollout.options.a=null", "rollout.options.b=1", "run.name=mine"]
     assert lines[0] == (f"optim.lr=0.1: this run was started with 1e-06 ({runs}/mine/run.yaml); run.allow=[optim.lr] takes it from here on")
-    assert lines[-1] == "run.name=mine: choose another run.name, or run.resume=never to start anew"
+    assert lines[-1] == "run.name=mine: choose another run.name, or run.resume=never to start over"
 
 
 def test_a_mapping_that_was_empty_is_one_change_as_a_whole(runs):
