@@ -152,7 +152,7 @@ async def refused(policy: Policy, path: str = "/chat/completions", key: str = ""
         ({"messages": [{"role": "tool", "tool_calls": [{}]}]}, r"the request is not understood: KeyError\('id'\)"),
         ({"path": "/responses", "input": []}, r"input: a text, or a list of at least one item"),
         ({"path": "/responses", "input": "1", "previous_response_id": "r"}, r"previous_response_id: nothing is kept between requests"),
-        ({"path": "/responses", "input": "1", "tools": [{"type": "web_search"}]}, r"tools: 'web_search'; functions alone"),
+        ({"path": "/responses", "input": "1", "tools": [{"type": "web_search"}]}, r"tools: 'web_search'; only functions"),
         ({"path": "/responses", "input": "1", "tool_choice": "required"}, r"tool_choice: 'required'; the policy chooses"),
         ({"path": "/responses", "input": "1", "text": {"format": {"type": "json_schema"}}}, r"text.format: only text"),
         ({"path": "/responses", "input": [{"type": "item_reference", "id": "1"}]}, r"input: an item of type 'item_reference'"),
