@@ -36,7 +36,7 @@ class Image(Model):
             yield setting_error(f"{self.image!r} is not the name of an image; leave {found[0]} out", "image")
         elif self.image is not None and re.search(r"^~|\$", self.image):
             yield setting_error(
-                f"{self.image!r} is not the name of an image, nor a file's full path; ~ and $ in it are not replaced", "image"
+                f"{self.image!r} is not the name of an image, nor a file's full path; nothing replaces ~ and $ in it", "image"
             )
         elif self.image is not None and not PINNED.search(self.image):
             yield setting_error(f"{self.image!r} is not pinned; end it with a tag other than latest, or with a digest @sha256:...", "image")

@@ -58,7 +58,7 @@ def test_a_subnet_has_room_for_all_but_the_addresses_that_aws_keeps():
     [
         ("10.0.0.0/25", "us-east-1a", "10.0.0.0/25 is too small to be cut into sixteen subnets; take a /24 or larger"),
         ("10.0.0.0/16", "us-east-1i", "'us-east-1i' is not an availability zone with a letter from a to h"),
-        ("10.0.0.0/16", "us-west-2-lax-1a", "'us-west-2-lax-1a' is no availability zone"),
+        ("10.0.0.0/16", "us-west-2-lax-1a", "'us-west-2-lax-1a' is not an availability zone"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(cidr, zone, problem):

@@ -73,7 +73,7 @@ def test_a_function_may_return_its_terms():
         ({"right": 1.0}, {}, r"returned the terms right, which have no weights; set reward\.weights$"),
         ({"right": 1.0, "styel": 1.0}, {"right": 1.0, "style": 1.0}, r"returned the terms right, styel; reward\.weights has right, style$"),
         ({"right": 1.0}, {"right": 1.0, "style": 1.0}, r"returned the terms right; reward\.weights has right, style$"),
-        (1.0, {"right": 1.0}, r"returned 1\.0; reward\.weights wants a dict of right$"),
+        (1.0, {"right": 1.0}, r"returned 1\.0; reward\.weights needs a dict of right$"),
         ({"right": float("nan")}, {"right": 1.0}, r"returned nan as right; a reward is finite$"),
         ({"right": "much"}, {"right": 1.0}, r"returned 'much' as right, which is not a number$"),
     ],
