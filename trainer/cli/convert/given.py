@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainer.cli import yaml_io
 from trainer.errors import ConfigError
+
+SECRET = re.compile(r"(^|[._])(token|secret|password|api_key)$")  # names of settings whose values no terminal shows
 
 
 @dataclass
@@ -62,7 +65,7 @@ class Made:
     def sort(self, given: Given, not_needed: dict[str, str], no_counterpart: dict[str, str]) -> None:
         """What was not read goes where a table has its name, or the beginning of it."""
         for key, value in given.unread().items():
-            shown = f"{key}={value}"
+            shown = f"{key}={'***' if SECRET.search(key) else value}"
             if (why := _named(not_needed, key)) is not None:
                 self.not_needed.append((shown, why))
             else:

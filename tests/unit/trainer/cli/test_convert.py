@@ -310,3 +310,7 @@ def test_the_defaults_of_trl_are_those_of_its_source(kind):
 def test_reasons_are_text_or_nothing():
     tables = [getattr(module, name) for module in (verl_tables, openrlhf_tables, trl_tables) for name in ("NOT_NEEDED", "NO_COUNTERPART")]
     assert all(isinstance(why, str) for table in tables for why in table.values())
+
+
+def test_a_secret_that_was_typed_is_not_shown():
+    assert ("hub_token=***", "no setting here does this") in made("trl", GRPO + "--hub_token hf_abc").left_out
