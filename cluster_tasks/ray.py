@@ -23,6 +23,8 @@ from stacks.settings.slurm import MARGIN
 from stacks.site import Site, present
 
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
+PAGE = Path(__file__).parents[1] / "trainer/page"  # which the head serves; copied, as the trainer comes with jobs alone
+PAGE_FILES = ("*.py", "*.html", "*.js", "*.css", "*.txt")
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
 RETRY = "1h"  # after a failure; dstack waits 15 s, 30 s, 1, 2, 5, then 10 minutes between attempts
 FOREVER = "3650d"  # of a node that may come and go; dstack has no word for no end
@@ -180,9 +182,10 @@ def stop_seconds(stack: Stack) -> int:
 
 
 def node_agent() -> dict[str, str]:
-    """The texts of the node agent's modules, and of what runs before it, by their paths in build/<stack>/."""
-    files = sorted([*NODE_AGENT.rglob("*.py"), *NODE_AGENT.rglob("*.sh")])
-    return {str(file.relative_to(NODE_AGENT.parent)): file.read_text() for file in files}
+    """The texts of the node agent's modules, of what runs before it, and of the page of runs, by their paths in build/<stack>/."""
+    files = {str(file.relative_to(NODE_AGENT.parent)): file for kind in ("*.py", "*.sh") for file in sorted(NODE_AGENT.rglob(kind))}
+    page = {f"{NODE_AGENT.name}/page/{file.relative_to(PAGE)}": file for kind in PAGE_FILES for file in sorted(PAGE.rglob(kind))}
+    return {path: file.read_text(encoding="utf-8") for path, file in (files | page).items()}
 
 
 def demo_job(on_gpus: bool) -> str:

@@ -15,8 +15,15 @@ Ray, byte by byte. The answer:
 cluster can make that does not hold it already. Both are null where the cluster asks for no token.
 
 Who shows the token gets a ticket, good once and for a minute: a browser that posts it is given Ray's cookie and sent to the page, so that
-nobody types the token, nor reads it in a command line. Run by its path, with -I: it imports the standard library alone and not its
-neighbours.
+nobody types the token, nor reads it in a command line.
+
+What else answers on the dashboard's port is in the folder of --routes, one file per name: `/flotilla/at/NAME/...` goes to the socket or
+address that the file NAME says, without the path's beginning.
+
+    {"socket": "/tmp/.../page.sock"}                      who shows the cluster's token is let through, without it
+    {"address": "10.0.0.2:41234", "sha256": "9f86d0..."}  who shows the token with that digest, the route's own, which goes along
+
+Run by its path, with -I: it imports the standard library alone and not its neighbours.
 """
 
 from __future__ import annotations
@@ -42,6 +49,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 PATH = "/flotilla/identity"
 TICKET, OPEN = "/flotilla/ticket", "/flotilla/open"
+ROUTE = re.compile(r"/flotilla/at/([a-z0-9][a-z0-9._-]{0,99})(?=[/?]|$)")
+PAGE = re.compile(r"/(flotilla/at/[a-z0-9][a-z0-9._-]{0,99}/(#[A-Za-z0-9/._~%=&+,-]*)?)?")  # to which `opened` leads
 TICKET_SECONDS = 60.0
 FORM_BYTES = 1000
 COOKIE = "ray-authentication-token"  # ray/_private/authentication/authentication_constants.py
@@ -54,6 +63,7 @@ JOBS = "/api/jobs"  # POST: a new job
 READS = ("GET", "HEAD", "OPTIONS")
 HEAD_SECONDS = 20.0  # for the whole head of a request
 MOST = 400  # connections at once; each takes two descriptors, and few systems give a process fewer than 1,024
+GONE = (OSError, TimeoutError, asyncio.TimeoutError)  # the latter are one from Python 3.11 on
 TOKEN = "RAY_AUTH_TOKEN"  # in the environment of this process; a command line is for all users to read
 
 
@@ -96,8 +106,8 @@ class Front:
     are too many, the oldest of those that have not shown the token goes first, whatever it is at.
     """
 
-    def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None, most: int = MOST):
-        self.ray, self.stack, self.token, self.gate, self.most = ray, stack, token, gate, most
+    def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None, most: int = MOST, routes: Path | None = None):
+        self.ray, self.stack, self.token, self.gate, self.most, self.routes = ray, stack, token, gate, most, routes
         self.open = 0
         self.tickets: dict[str, float] = {}  # until when each is good
         self.strangers: dict[asyncio.StreamWriter, None] = {}  # that have not shown the token; the oldest first
@@ -119,7 +129,7 @@ class Front:
                 del self.strangers[oldest]
                 oldest.transport.abort()
             self.strangers[writer] = None
-            with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError, asyncio.TimeoutError):  # gone, silent, or not HTTP
+            with contextlib.suppress(*GONE, EOFError, ValueError):  # gone, silent, or not HTTP
                 await self.answered(reader, writer)
         finally:
             self.open -= 1
@@ -142,6 +152,8 @@ class Front:
             if why and (known or (method not in READS and path == JOBS)):
                 writer.write(response(f"503 {why}", {"error": why}))
                 return await writer.drain()
+            if route := ROUTE.match(target):
+                return await self.to_route(route, head, reader, writer)
             if not known:
                 return await self.to_ray(alone(head) if why else b"".join(head), reader, writer, body(head) if why else None)
             said = answer(target, self.stack, self.token)
@@ -169,11 +181,13 @@ class Front:
 
     def opened(self, form: bytes) -> bytes:
         """The page, for a browser that has a ticket, with the cookie by which Ray knows it until it ends."""
-        [given] = parse_qs(form.decode("latin-1")).get("ticket", [""])[:1]
+        fields = parse_qs(form.decode("latin-1"))
+        [given], [to] = (fields.get(name, [""])[:1] for name in ("ticket", "to"))
         if self.tickets.pop(given, 0.0) < time.monotonic():
             return response("403 Forbidden", {"error": "this ticket was used, or is older than a minute; flotilla open gives another"})
         cookie = f"Set-Cookie: {COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict\r\n" if self.token else ""
-        return f"HTTP/1.1 303 See Other\r\nLocation: /\r\n{cookie}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
+        place = to if PAGE.fullmatch(to) else "/"
+        return f"HTTP/1.1 303 See Other\r\nLocation: {place}\r\n{cookie}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
 
     async def head(self, reader: asyncio.StreamReader) -> list[bytes]:
         """Lines of the next request's head, the empty one too; none at the end of the connection. Raises TimeoutError, ValueError."""
@@ -200,19 +214,39 @@ class Front:
     async def to_ray(self, head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int | None) -> None:
         """Passes on the head, and `size` bytes behind it, else all that comes."""
         try:
-            from_ray, to_ray = await asyncio.open_connection("127.0.0.1", self.ray)
+            to = await asyncio.open_connection("127.0.0.1", self.ray)
         except OSError:
             writer.write(response("503 Service Unavailable", {"error": "Ray's dashboard is not up"}))
             return await writer.drain()
-        to_ray.write(head)
-        asking = asyncio.create_task(pump(reader, to_ray, size))
+        return await passed(head, reader, writer, to, size)
+
+    async def to_route(self, route: re.Match[str], head: list[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request to what a file of --routes names, for who may."""
+        name = route[1]
         try:
-            await pump(from_ray, writer)  # when Ray has closed the connection there is nothing more to say
-        finally:
-            asking.cancel()
-            await asyncio.gather(asking, return_exceptions=True)
-            to_ray.close()
-        return None
+            found = json.loads((self.routes / name).read_text()) if self.routes else None
+        except (OSError, ValueError):
+            found = None
+        own = bool(found) and "sha256" in found
+        if not (has_digest(head, found["sha256"]) if own else self.shows_token(head)):
+            of = f"{name}'s own token" if own else "the cluster's token"
+            writer.write(response("401 Unauthorized", {"error": f"/flotilla/at/{name} asks for {of} (Authorization: Bearer ...)"}))
+            return await writer.drain()
+        if not found:
+            writer.write(response("404 Not Found", {"error": f"nothing of the name {name} answers on this cluster"}))
+            return await writer.drain()
+        self.strangers.pop(writer, None)
+        try:
+            host, _, port = found.get("address", "").rpartition(":")
+            connecting = asyncio.open_unix_connection(found["socket"]) if "socket" in found else asyncio.open_connection(host, port)
+            to = await asyncio.wait_for(connecting, HEAD_SECONDS)
+        except GONE:
+            writer.write(response("503 Service Unavailable", {"error": f"{name} does not answer (yet)"}))
+            return await writer.drain()
+        method, target, *rest = head[0].split(b" ", 2)
+        below = target[route.end() :]
+        first = b" ".join([method, below if below.startswith(b"/") else b"/" + below, *rest])
+        return await passed(alone([first, *(line for line in head[1:] if own or not secret(line))]), reader, writer, to, None)
 
 
 def headers(head: list[bytes], wanted: bytes) -> Iterator[bytes]:
@@ -221,6 +255,17 @@ def headers(head: list[bytes], wanted: bytes) -> Iterator[bytes]:
         name, _, value = line.partition(b":")
         if name.strip().lower() == wanted:
             yield value.strip()
+
+
+def has_digest(head: list[bytes], digest: str) -> bool:
+    """Whether a request shows the token that has this SHA-256, in hexadecimal digits."""
+    shown = (value.removeprefix(b"Bearer ") for value in headers(head, b"authorization") if value.startswith(b"Bearer "))
+    return any(hmac.compare_digest(hashlib.sha256(value).hexdigest(), digest) for value in shown)
+
+
+def secret(line: bytes) -> bool:
+    """Whether a line of a request's head may hold the token."""
+    return line.partition(b":")[0].strip().lower() in (*SHOWN, b"cookie")
 
 
 def plain_path(target: str) -> str:
@@ -241,6 +286,25 @@ def body(head: list[bytes]) -> int:
     if [*headers(head, b"transfer-encoding")] or len(sizes) > 1 or not all(size.isdigit() for size in sizes):
         raise ValueError("a body of a length that is not said")
     return int(sizes[0]) if sizes else 0
+
+
+async def passed(
+    head: bytes,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    to: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    size: int | None,
+) -> None:
+    """Passes on a request and its answer: the head, and `size` bytes behind it, else all that comes."""
+    answers, asks = to
+    asks.write(head)
+    asking = asyncio.create_task(pump(reader, asks, size))
+    try:
+        await pump(answers, writer)  # when that side has closed the connection there is nothing more to say
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        asks.close()
 
 
 async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size: int | None = None) -> None:
@@ -264,12 +328,14 @@ def main() -> int:
     parser.add_argument("--listen", type=int, required=True, help="port of the dashboard, as others know it")
     parser.add_argument("--ray", type=int, required=True, help="port on which Ray's own dashboard listens")
     parser.add_argument("--stack", default="", help="name of the stack that this is the cluster of")
+    parser.add_argument("--routes", type=Path, help="folder with a file for each other thing that answers on this port")
     parser.add_argument("--gate", type=Path, help="file that is there while jobs are to wait; its text says for what")
     options = parser.parse_args()
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(MOST, (soft - 32) // 2) if soft != resource.RLIM_INFINITY else MOST
     try:
-        asyncio.run(Front(options.ray, options.stack, os.environ.get(TOKEN), options.gate, most).serve(options.listen))
+        front = Front(options.ray, options.stack, os.environ.get(TOKEN), options.gate, most, options.routes)
+        asyncio.run(front.serve(options.listen))
     except OSError as error:
         print(f"the dashboard's port {options.listen}: {error}", file=sys.stderr)
         return 2

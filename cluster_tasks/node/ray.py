@@ -29,6 +29,7 @@ NODE_GPUS = "FLOTILLA_NODE_GPUS"  # for jobs that check: GPUs of each node in or
 # Beside those of the head, and 10002 to 19999, which Ray gives to workers.
 PINNED_PORTS = {"--node-manager-port": 6380, "--object-manager-port": 6381, "--runtime-env-agent-port": 6382}
 PINNED_PORTS |= {"--dashboard-agent-grpc-port": 6383, "--metrics-export-port": 6384}
+ROUTES = "FLOTILLA_ROUTES"  # for jobs that answer on the dashboard's port: the folder of their files for identity.py
 RAY_DEFAULTS = {  # where the environment does not say otherwise
     "RAY_AUTH_MODE": "disabled",  # left out, Ray decides by whether ~/.ray/auth_token happens to exist, and not alike on all nodes
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -111,7 +112,7 @@ def ray_node(settings: Settings) -> Iterator[Ray]:
         env[NODE_GPUS] = ",".join(map(str, settings.node_gpus))
     if settings.rank == 0:  # what jobs print of the dashboard: the port that is forwarded, not Ray's own behind it
         env.setdefault("RAY_OVERRIDE_DASHBOARD_URL", f"http://127.0.0.1:{settings.dashboard_port}")
-        env = ray_environment(settings.monitoring) | env
+        env = ray_environment(settings.monitoring) | env | {ROUTES: str(settings.routes)}
     with tempfile.TemporaryFile() as output, identity_front(settings, output) as front:
         process = spawn(ray_command(settings, nvlink.domain() if settings.gpus != 0 else None), env, output)
         try:
@@ -141,7 +142,8 @@ def identity_front(settings: Settings, output: IO[bytes]) -> Iterator[subprocess
     env = {name: value for name, value in os.environ.items() if name != identity.TOKEN}
     token = {identity.TOKEN: settings.dashboard.token} if settings.dashboard.token else {}
     gate = ["--gate", str(settings.gate)] if any(service.port for service in settings.services) else []
-    front = spawn([*program, *ports, "--stack", settings.stack, *gate], env | token, output)
+    routes = ["--routes", str(settings.routes)]
+    front = spawn([*program, *ports, "--stack", settings.stack, *gate, *routes], env | token, output)
     try:
         yield front
     finally:

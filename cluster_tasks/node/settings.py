@@ -59,6 +59,11 @@ class Settings(argparse.Namespace):
         """Is there on the head while services are not ready, and says which; no job is let in."""
         return self.place / "gate"
 
+    @property
+    def routes(self) -> Path:
+        """Of what answers on the dashboard's port beside Ray, a file for each (identity.py). Jobs may write there too."""
+        return self.place / "routes"
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="node", description="Starts this node of a Ray cluster.")

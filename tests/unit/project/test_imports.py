@@ -27,6 +27,8 @@ ALLOWED = {
     "cli": ("stacks", "cluster_tasks"),  # the others' commands by name alone
 }
 NODE_AGENT = "cluster_tasks/node"  # copied to every node alone, so it imports the standard library, and itself by relative names
+PAGE = "trainer/page"  # copied to the head, beside the node agent
+COPIED = (NODE_AGENT, PAGE)
 DSTACK_API = "stacks/dstack_api.py"  # where all who need it may import it
 # Tests that run dstack's own backends, to compare what they would do with what is rendered for them.
 RUNS_DSTACK = ("tests/contract/test_aws_dstack.py", "tests/contract/test_gcp_dstack.py")
@@ -53,7 +55,9 @@ def imports(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         else:
-            beside = 0 < node.level <= len(file.relative_to(ROOT).parts) - 2 and file.is_relative_to(ROOT / NODE_AGENT)
+            beside = 0 < node.level <= len(file.relative_to(ROOT).parts) - 2 and any(
+                file.is_relative_to(ROOT / copied) for copied in COPIED
+            )
             assert beside or not node.level, f"{shown(file)}:{node.lineno}: relative import; Pulumi runs infra/ without a package"
             found |= {f"{node.module}.{alias.name}" for alias in node.names} if not beside else set()
     return found
@@ -184,6 +188,11 @@ def test_what_renders_for_a_cloud_loads_no_sdk(cloud, name):
 def test_the_node_agent_needs_nothing_but_python_and_itself(file):
     own = {"torch"} if file.name == "burn_in.py" else set()  # which the agent runs, and does not import
     assert {module.split(".")[0] for module in imports(file)} <= sys.stdlib_module_names | own
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.is_relative_to(ROOT / PAGE)], ids=shown)
+def test_the_page_of_runs_needs_what_ray_brings_and_itself(file):
+    assert {module.split(".")[0] for module in imports(file)} <= sys.stdlib_module_names | {"yaml", "aiohttp"}
 
 
 def test_one_module_imports_dstacks_internals():
