@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
 
-from cli import plan, verbs
+from cli import plan, remote_runs, verbs
 from cli.project import CODE, console, find_root
 from stacks.errors import UserError
 from stacks.host.extras import missing
@@ -48,6 +48,7 @@ OURS = {
     "recipe": "cli.recipes",
     "top": "cli.top",
     "open": "cli.open_page",
+    "ui": "cli.ui",
     "debug": "cli.debug",
 }
 
@@ -98,6 +99,8 @@ def perform(verb: str, arguments: list[str]) -> int:
         return train(root, arguments)
     if verb == "plan":
         return run_trainer(root, plan.MODULE, plan.words(arguments, root))
+    if verb == "report" and remote_runs.names_a_stack(flags, root):
+        return remote_runs.report(arguments, root)
     if verb in TRAINER:
         return run_trainer(root, TRAINER[verb], arguments)
     if verb in OURS:

@@ -49,6 +49,7 @@ GROUPS = {
         Verb("status STACK", "machines, nodes, jobs, checkpoints, cost"),
         Verb("top STACK", "GPUs, step, reward and cost, refreshed"),
         Verb("open STACK", "its dashboard in the browser, logged in"),
+        Verb("ui STACK [RUN]", "its runs: curves, answers, timelines, cost"),
         Verb("scale STACK FLEET=N", "start or stop nodes of an elastic fleet"),
         Verb("node list | replace STACK", "machines and health; replace a bad one", DSTACK),
         Verb("check [--here]", "test GPUs and links before a job", "on the nodes"),
@@ -62,7 +63,7 @@ GROUPS = {
         Verb("train ppo|sft|rm|dpo", "train in this shell", "in this shell"),
         Verb("eval RUN.yaml", "score a model without training", "in this shell"),
         Verb("export RUN", "Hugging Face model of a checkpoint", "in this shell"),
-        Verb("report RUN [RUN...]", "write an HTML page of what runs did", "in this shell"),
+        Verb("report [STACK] RUN...", "the page of runs as one HTML file"),
         Verb("index WHAT", "build and serve a search index", "in this shell"),
     ),
 }

@@ -33,6 +33,7 @@ class Turn:
     finish: Literal["stop", "length"] | None = None  # sampling met a token that ends a turn (the last one here), or its limit
     version: int = 0  # of the weights it was sampled with: steps that the policy had learned
     switches: list[tuple[int, int]] = field(default_factory=list)  # position from which on tokens are of newer weights, and their version
+    engine: str = field(default="", compare=False)  # that sampled it; which one changes no token
 
     @property
     def sampled(self) -> bool:

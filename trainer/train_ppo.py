@@ -52,7 +52,7 @@ from trainer.data.prompts import say_day
 from trainer.episodes import Episode, Prompt
 from trainer.errors import STOPPED, ConfigError, RunError
 from trainer.metrics import Metrics, plot
-from trainer.metrics.samples import Samples
+from trainer.metrics.episodes import Episodes
 from trainer.metrics.sinks import sinks
 from trainer.objectives.kl import KlController, kl
 from trainer.online.clock import Clock
@@ -64,7 +64,7 @@ from trainer.online.scored import advantages, describe, evaluations, left_out, p
 from trainer.online.sets import read as read_sets
 from trainer.rewards.here import scorer_of
 from trainer.rewards.scorer import Scorer
-from trainer.runs import dated, held, save_resolved
+from trainer.runs import alive, dated, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
 
 # Mean difference of log-probabilities beyond that of any kernels, by model.dtype: experts that a weight sync garbles are off by 1.7.
@@ -83,7 +83,7 @@ class Run:
     rewards: Scorer | None  # None: an environment says what episodes are worth
     controller: KlController
     checkpoints: Background
-    samples: Samples
+    record: Episodes
     skips: Skips
 
     def restore(self, last: Checkpoint) -> None:
@@ -127,6 +127,7 @@ class Run:
             except (ConfigError, TimeoutError) as error:
                 raise type(error)(f"evals.{name}: {error}" if name else str(error)) from error
             by_set[name] = episodes
+        self.record.evaluated(step, by_set)
         return evaluations(by_set, self.config)
 
     def require_sound(self, rollout: Rollout, step: int) -> None:
@@ -146,22 +147,25 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     for step in range(done + 1, schedule.steps + 1):
         clock, last = Clock(), step == schedule.steps
         run.checkpoints.check()
+        alive.say(doing=f"step {step}: waiting for answers")
         try:
             episodes = run.producer.next(step, stopping, clock)
         except Stopped as late:
             return stopped(run, late, step - 1)
         rollout = Rollout.of(episodes, left_out(run.config, episodes), truncated(run.config, episodes))
         values = describe(rollout, run.config.reward, with_environment=bool(run.config.environment.function))
+        alive.say(doing=f"step {step}: learning")
         # The first step of a start has weights that were synced and not learned since, whatever rollout.mode.
         values |= learn(run.config, run.workers, rollout, run.controller, step, clock, newest=step == done + 1)
         run.workers.learned = step
         run.producer.sync_and_begin(step + 1, clock)  # the weight sync; with rollout.mode=one_step `next` has done it
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
+            alive.say(doing=f"step {step}: evaluating")
             values |= run.evaluate(step, stopping)
             clock.lap("evaluate")
         metrics.log(step, values | blocked | run.producer.metrics() | clock.report(rollout))
         blocked = {}
-        run.samples.log(step, episodes)
+        run.record.log(step, episodes, rollout.kept, rollout.known_N)
         run.skips.count(step, values)
         stop, exporting = bool(stopping), schedule.export_every and step % schedule.export_every == 0
         saving = last or stop or (step % schedule.checkpoint_every == 0 and not run.skips.in_row)
@@ -238,11 +242,10 @@ def _train(config: PpoConfig, folder: Path) -> int:
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         closing(kind(config, workers, loader, partial(score_to_learn, config, rewards, folder))) as producer,
         stop_signals() as stopping,
+        Episodes(folder, tokenizer, config.log.episodes, config.data.prompt, done) as record,
     ):
-        samples = Samples(folder, config.log, config.data.prompt, done)
-        run = Run(
-            config, folder, workers, producer, sets.evaluated, rewards, controller, background, samples, Skips(config.divergence.patience)
-        )
+        skips = Skips(config.divergence.patience)
+        run = Run(config, folder, workers, producer, sets.evaluated, rewards, controller, background, record, skips)
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(sets.prompts)} prompts ({sets.dropped} too long), in {folder}", flush=True)
@@ -277,6 +280,9 @@ def learn(
         config.algorithm, rollout, values_N, kl(tokens_N["old"], tokens_N["reference"], "k1") if kl_in_reward else None, controller.coef
     )
     stats = workers.policy.train(rollout, tokens_N, step, kl_coef=controller.coef)
+    if config.log.episodes:
+        policy_N = tokens_N["old"] if "old" in tokens_N else workers.policy.said(rollout)
+        rollout.known_N = {"policy": policy_N, "advantages": tokens_N["advantages"], "mask": flat.mask_N}
     if workers.critic and values_N is not None and returns_N is not None:
         targets_N = {"mask": flat.mask_N, "values": values_N, "returns": returns_N}
         of_critic = workers.critic.train(rollout, targets_N, step)

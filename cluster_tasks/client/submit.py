@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import getpass
 import json
 import os
 import signal
@@ -61,8 +62,7 @@ class Job:
     @property
     def flags(self) -> list[str]:
         given: dict[str, object] = {"--submission-id": self.name, "--working-dir": self.working_dir, "--runtime-env": self.runtime_env}
-        if known := commit_of(self.working_dir):
-            given["--metadata-json"] = json.dumps(known)
+        given["--metadata-json"] = json.dumps(owner() | commit_of(self.working_dir))
         return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
 
     def check(self) -> None:
@@ -75,6 +75,14 @@ class Job:
             raise SubmitError(f"--working-dir {self.working_dir}: no such folder")
         if not (str(self.working_dir).endswith(".zip") and is_zipfile(self.working_dir)):
             raise SubmitError(f"--working-dir {self.working_dir} is neither a folder nor a .zip file nor a URL of one")
+
+
+def owner() -> dict[str, str]:
+    """Who submits, for the job's metadata."""
+    try:
+        return {"owner": getpass.getuser()}
+    except (OSError, KeyError):  # a user whom this image does not know
+        return {"owner": str(os.getuid())}
 
 
 def commit_of(folder: str | Path | None) -> dict[str, str]:

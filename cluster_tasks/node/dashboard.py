@@ -35,12 +35,12 @@ class Dashboard:
         except ValueError as error:  # another service
             raise OSError(f"{path}: {error}") from error
 
-    def read(self, path: str, body: dict[str, Any] | None = None) -> bytes:
-        """The answer as it is. Raises OSError where there is none."""
+    def read(self, path: str, body: dict[str, Any] | None = None, seconds: float = ASK_SECONDS) -> bytes:
+        """The answer as it is, waited for so long. Raises OSError where there is none."""
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
         parts = urlsplit(self.url)
         connect = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        with contextlib.closing(connect(parts.hostname or "", parts.port, timeout=ASK_SECONDS)) as connection:
+        with contextlib.closing(connect(parts.hostname or "", parts.port, timeout=seconds)) as connection:
             self.verify(connection)
             text = None if body is None else json.dumps(body)
             try:

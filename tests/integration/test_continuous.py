@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import ray
 import yaml
+from support import recorded
 from support.configs import here, settings
 from support.ray_actors import after_step, stop_process, until_gone
 
@@ -29,7 +30,7 @@ from trainer.configs.sections import values_read
 from trainer.data.loader import hold_out
 from trainer.data.prompts import load_prompts
 from trainer.errors import STOPPED, ConfigError, RunError
-from trainer.metrics import read, samples
+from trainer.metrics import read
 from trainer.rollout import slow
 from trainer.rollout.engines import RolloutEngines
 from trainer.rollout.vllm import VllmEngine  # noqa: F401 - imported here, its seconds are not those of a test
@@ -58,12 +59,12 @@ def continuous(path: Path, steps: int = EPOCH, **changes: Any) -> PpoConfig:
     """A run that writes down every prompt that it learns from."""
     rollout = {"mode": "async", "max_staleness": 2, "max_sequences": 16} | changes.pop("rollout", {})
     trainer = {"steps": steps, "export_every": None} | changes.pop("trainer", {})
-    log = {"samples_every": 1, "samples": 8}
+    log = {"episodes": 32}
     return settings(path, rollout=rollout, trainer=trainer, log={"tensorboard": False, "plot": False} | log, **changes)
 
 
 def learned(folder: Path) -> Counter[str]:
-    return Counter(row["prompt"] for row in samples.read(folder))
+    return Counter(row["prompt"] for row in recorded.groups(folder))
 
 
 def epoch(config: PpoConfig) -> Counter[str]:

@@ -19,6 +19,7 @@ import ray
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
+from support import recorded
 from support.configs import settings
 from support.ray_actors import stop_process
 
@@ -31,7 +32,7 @@ from trainer.data.prompts import load_prompts
 from trainer.data.tasks import sort_digits
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import STOPPED
-from trainer.metrics import read, samples
+from trainer.metrics import read
 from trainer.online import elastic
 from trainer.rewards.model import reward_model
 from trainer.rewards.terms import Mistake
@@ -56,13 +57,13 @@ def run(path: Path, rows: int, **changes: Any) -> PpoConfig:
     rollout = {"mode": "async", "elastic": True, "max_sequences": 8, "max_new_tokens": 40} | changes.pop("rollout", {})
     trainer = {"steps": rows // 8 - 2, "micro_batch_tokens": 512, "export_every": None, "checkpoint_every": 1000}
     data = {"args": {"rows": rows, "length": 6}}
-    log = {"tensorboard": False, "plot": False, "samples_every": 1, "samples": 8}
+    log = {"tensorboard": False, "plot": False, "episodes": 32}
     return settings(path, rollout=rollout, trainer=trainer, data=data, log=log, **changes)
 
 
 def learned_once(config: PpoConfig, folder: Path) -> None:
     prompts, _ = hold_out(config.data, load_prompts(config.data, load_tokenizer(config.model)).prompts, config.trainer.eval_prompts)
-    assert Counter(row["prompt"] for row in samples.read(folder)) == Counter(prompt.row["prompt"] for prompt in prompts)
+    assert Counter(row["prompt"] for row in recorded.groups(folder)) == Counter(prompt.row["prompt"] for prompt in prompts)
     ages = [f"staleness/{age}" for age in range(3)]
     rows = read(folder)[1:]
     assert all(sum(row[age] for age in ages) == pytest.approx(1) for row in rows), "no token is older than that"
@@ -152,7 +153,7 @@ def test_an_engine_that_comes_and_is_killed_writes_turns_of_episodes(tiny_model,
     rows = read(tmp_path)[1:]
     assert max(row["engines"] for row in rows) == 2 and all(row["turns"] == 2 for row in rows)
     assert all(sum(row[f"staleness/{age}"] for age in range(3)) == pytest.approx(1) for row in rows), "no token is older than that"
-    learned = Counter(row["prompt"] for row in samples.read(tmp_path))
+    learned = Counter(row["prompt"] for row in recorded.groups(tmp_path))
     assert learned <= Counter(row["prompt"] for row in sort_digits(**config.data.args)), "every prompt is learned from once at most"
 
 
@@ -203,5 +204,5 @@ def test_an_engine_that_is_stopped_is_named_and_replaced_and_holds_nothing(tiny_
     out = capfd.readouterr().out
     assert re.search(why, out) and "started again" not in out
     assert (" is slow: " in out) == bool(rollout["slow"])
-    learned = Counter(row["prompt"] for row in samples.read(tmp_path))
+    learned = Counter(row["prompt"] for row in recorded.groups(tmp_path))
     assert learned <= Counter(row["prompt"] for row in sort_digits(**config.data.args)), "every prompt is learned from once at most"

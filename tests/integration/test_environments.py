@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+from support import recorded
 from support.configs import here, settings
 from support.killed import until_let_go
 from support.paths import python_path
@@ -182,12 +181,7 @@ def test_terms_are_weighed_and_remax_has_its_greedy_episodes(tiny_model, tmp_pat
     weighed = {"reward": {"weights": {"length": 0.1, "right": 1.0}}, "algorithm": {"name": "remax"}, "trainer": {"steps": 2}}
     assert train_ppo.train(here(played(tiny_model, "terms", **weighed)), tmp_path) == 0
     assert all({"reward/length", "reward/right", "reward_greedy"} <= row.keys() for row in read(tmp_path)[1:])
-    samples = (
-        [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
-        if (tmp_path / "samples.jsonl").exists()
-        else []
-    )
-    assert all(Counter(sample.keys())["terms"] for sample in samples)
+    assert all(row["terms"] for row in recorded.read(tmp_path))
 
 
 @pytest.mark.slow

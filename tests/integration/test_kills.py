@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import ray
+from support import recorded
 from support.ray_actors import local_ray, until_gone
 
 from trainer import train_ppo
 from trainer.configs.ppo import PpoConfig
 from trainer.data import tasks
 from trainer.errors import STOPPED
-from trainer.metrics import read, samples
+from trainer.metrics import read
 
 KILLS, EVERY = 18, 10  # SIGKILLs, and seconds from one to the next
 ROWS = 60_000
@@ -60,8 +61,7 @@ def test_engines_killed_every_ten_seconds_cost_time_and_nothing_that_is_learned(
             f"data.args={{rows: {ROWS}, length: 8, seed: 2}}",
             f"trainer.steps={steps}",
             "trainer.eval_every=20",
-            "log.samples_every=1",
-            "log.samples=512",
+            "log.episodes=512",
         ]
         return train_ppo.read(["--config", str(RECIPES / "demo.yaml"), *ASYNC, *SMALL, *data])
 
@@ -74,7 +74,7 @@ def test_engines_killed_every_ten_seconds_cost_time_and_nothing_that_is_learned(
         until_gone()
         assert train_ppo.train(config(steps), tmp_path / "whole") == 0
     assert len(killed) > KILLS / 2, "the others were being started again"
-    learned = Counter(row["prompt"] for row in samples.read(tmp_path / "killed"))
+    learned = Counter(row["prompt"] for row in recorded.read(tmp_path / "killed"))
     assert learned.total() == steps * 64 * 8 and all(count % 8 == 0 for count in learned.values()), "whole groups"
     there = Counter(row["prompt"] for row in tasks.sort_digits(rows=ROWS, length=8, seed=2))
     assert all(count <= 8 * there[prompt] for prompt, count in learned.items()), "each once"

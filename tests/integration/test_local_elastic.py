@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
+from support import recorded
 from support.configs import settings
 
 from cli.places import local
@@ -24,7 +25,7 @@ from lab.waiting import wait_for
 from stacks.schema import Stack
 from trainer.configs.sections import values_read
 from trainer.data.tasks import sort_digits
-from trainer.metrics import read, samples
+from trainer.metrics import read
 from trainer.online import elastic
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")
@@ -73,7 +74,7 @@ def test_a_run_trains_on_while_nodes_join_die_come_again_and_leave(cluster: Clus
         rollout={"mode": "async", "elastic": True, "max_sequences": 8, "max_new_tokens": 40},
         trainer={"steps": 2000, "checkpoint_every": 1000, "micro_batch_tokens": 512, "export_every": None},
         data={"args": ROWS, "max_prompt_tokens": 16},
-        log={"tensorboard": False, "plot": False, "samples_every": 1, "samples": 8},
+        log={"tensorboard": False, "plot": False, "episodes": 32},
         placement={"gpus_per_rank": 0, "wait": 60},
         run={"name": "words"},
     )
@@ -109,5 +110,5 @@ def test_a_run_trains_on_while_nodes_join_die_come_again_and_leave(cluster: Clus
     steps = read(run)[-1]["step"]
     wait_for("steps after it", lambda: read(run)[-1]["step"] > steps + 3, 120)
     assert cluster.local("status").returncode == 0
-    learned = Counter(row["prompt"] for row in samples.read(run))
+    learned = Counter(row["prompt"] for row in recorded.groups(run))
     assert learned <= Counter(row["prompt"] for row in sort_digits(**ROWS)), "every prompt is learned from once at most"

@@ -68,9 +68,10 @@ class RayPlacementConfig(PlacementConfig):
 
 
 class PpoLogConfig(LogConfig):
-    samples_every: int = Field(default=10, ge=0, description="Steps between those whose answers samples.jsonl keeps; 0 keeps none.")
-    samples: Annotated[int, Only("log.samples_every", why="without a step to keep answers of there are none")] = Field(
-        default=4, ge=1, description="Answers kept per such step."
+    episodes: int = Field(
+        default=16,
+        ge=0,
+        description="Episodes of each step whose tokens episodes.db keeps; the others have a line each.",
     )
 
 

@@ -30,7 +30,7 @@ from trainer.online.processes import WorkerGroups
 from trainer.online.producer import Score, seed_of
 from trainer.rollout.calls import Calls
 from trainer.rollout.slow import Slow
-from trainer.runs import faults
+from trainer.runs import alive, faults
 from trainer.runs.divergence import require_sampled
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Continuous:
             self.elastic = Elastic(config, workers, self.calls)
         self.slow = Slow(rollout.slow, self.calls) if rollout.slow else None
         self.values: dict[str, float] = {}  # of the last step
+        self.tokens: dict[str, int] = {}  # that each engine had sampled by then
         self.since = self.progress = time.monotonic()  # the last step; an answer
         self.changed = threading.Condition()  # guards all this
         self.error: BaseException | None = None
@@ -150,10 +151,20 @@ class Continuous:
         }
         if news := self.calls.news:
             self.values |= {"engines": len(self.calls.seats), "sync_bytes": news.bytes, "changed_weights": news.changed}
+        self._say(now - self.since)
         if self.config.rollout.no_signal == "replace":
             self.values["no_signal"] = groups.counts["no_signal"] / (groups.counts["no_signal"] + len(chosen))
         self.since = now
         groups.counts.clear()
+
+    def _say(self, seconds: float) -> None:
+        """For the page of runs: what each engine has to do, and how fast it was since the last step."""
+        engines = {}
+        for name, seat in self.calls.seats.items():
+            tokens = seat.tokens - self.tokens.get(name, 0)
+            engines[name] = {"asked": len(seat.asked), "tokens_per_second": round(tokens / seconds, 1), "seconds_per_step": seat.pace}
+        self.tokens = {name: seat.tokens for name, seat in self.calls.seats.items()}
+        alive.say(engines=engines)
 
     def settle(self) -> None:
         """Nothing: episodes here take new weights at any time."""

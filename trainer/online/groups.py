@@ -124,7 +124,7 @@ class Groups:
             reward = group.episodes[0].reward
             raise RunError(
                 f"rollout.no_signal=replace: in {self.in_vain} groups in a row all answers had the same reward, the last time {reward:g}; "
-                "look at samples.jsonl, or learn from what there is with rollout.no_signal=keep"
+                "look at flotilla ui, or learn from what there is with rollout.no_signal=keep"
             )
 
     # Learned

@@ -29,7 +29,7 @@ from trainer.online.roles import RoleGroup, roles_of
 from trainer.plan import memory
 from trainer.ranks.worker import Role
 from trainer.rollout.engines import Pending, RolloutEngines
-from trainer.runs import faults
+from trainer.runs import alive, faults
 from trainer.weights.published import Published
 
 
@@ -270,6 +270,10 @@ def _start(config: PpoConfig, folder: Path, model_path: str, members: list[Role]
     whole = placement.sync_backend(config) == "ipc" and config.trainer.zero_stage < 3
     plan = weights.plan(policy.call("parameters")[0], math.inf if whole else config.rollout.bucket_mb << 20)
     engines.connect(policy.ranks, plan, seconds)
+    everyone = {f"{name}-{i}": rank for name, role in roles.items() for i, rank in enumerate(role.ranks)}
+    everyone |= {f"rollout-{i}": actor for i, actor in engines.serving().items()}
+    found = starts.wait([each.address.remote() for each in everyone.values()], seconds, "addresses of all processes (trainer.timeout)")
+    alive.say(actors=[{"name": name, "node": address} for name, (address, _) in zip(everyone, found, strict=True)])
     sharing = Sharing([role for role in roles.values() if role.role.bundle is None])
     turns = Turns(engines, sharing, shared=config.placement.colocate)
     fingerprint = policy.call("fingerprint")[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ class Rollout:
     sequences: list[Sequence]
     flat: Flat
     kept: list[int]  # positions of the episodes that are learnt from, or compared with those; the mask is 0 throughout the others
+    known_N: Tokens = field(default_factory=dict)  # what is known of each token once it was learnt from, for the record
 
     @classmethod
     def of(cls, episodes: list[Episode], left_out: Collection[int] = (), compared: Collection[int] = ()) -> Rollout:
@@ -125,10 +126,19 @@ class RoleGroup:
         shares, count = self._split(rollout, list(range(len(rollout.sequences))))
         refs = [rank.score.remote([rollout.sequences[i] for i in mine], count) for rank, mine in self._dealt(shares)]
         parts = self.launcher.wait(refs, self.config.trainer.timeout, f"{self.role.name}.score (trainer.timeout)")[:: self.shared]
+        return self._laid(rollout, shares, parts)
+
+    def _laid(self, rollout: Rollout, shares: list[list[int]], parts: list[torch.Tensor]) -> torch.Tensor:
+        """What each group of ranks says of its sequences' tokens, in the order of all [N]."""
         out_N = torch.empty_like(rollout.flat.mask_N)
         for mine, values in zip(shares, parts, strict=True):
             out_N[select(rollout.flat.lengths_E, mine)] = values
         return out_N
+
+    def said(self, rollout: Rollout) -> torch.Tensor:
+        """The policy's log-probabilities of all response tokens [N] before the optimizer step that learned from all of them at once."""
+        shares, _ = self._split(rollout, list(range(len(rollout.sequences))))
+        return self._laid(rollout, shares, self.call("said")[:: self.shared])
 
     def train(self, rollout: Rollout, tokens_N: Tokens, step: int, **numbers: float) -> dict[str, float]:
         """All optimizer steps of one batch of episodes. Returns means over them."""

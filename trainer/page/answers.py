@@ -118,7 +118,11 @@ class Answers:
             engines = episodes.engines(folder)
         except episodes.NoRecord:
             engines = []
-        return {"alive": runs.read_json(folder / runs.ALIVE), "engines": engines, "now": time.time()}
+        alive = runs.read_json(folder / runs.ALIVE) or {}
+        known = {actor["name"]: actor for actor in alive.get("actors", [])}
+        for name, facts in alive.get("engines", {}).items():  # some came while the run trained
+            known[name] = known.get(name, {"name": name}) | facts
+        return {"alive": alive or None, "actors": [*known.values()], "engines": engines, "now": time.time()}
 
     def lanes(self, query: Query) -> dict[str, Any]:
         folder = self.folder(query)

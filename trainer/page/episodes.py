@@ -105,7 +105,7 @@ def facets(folder: Path) -> dict[str, Any]:
     """What there is to choose from: kinds, endings, engines, sources, first and last step. Raises NoRecord."""
     with opened(folder) as database:
         first, last = database.execute("SELECT MIN(step), MAX(step) FROM episodes WHERE kind = ''").fetchone()
-        kinds = [row[0] for row in database.execute("SELECT DISTINCT kind FROM episodes")]
+        kinds = sorted(row[0] for row in database.execute("SELECT DISTINCT kind FROM episodes"))
         recent = (last or 0) - 20  # what runs now is what there is to choose from
         some = {
             name: [row[0] for row in database.execute(f"SELECT DISTINCT {name} FROM episodes WHERE kind = '' AND step > ?", (recent,))]

@@ -11,8 +11,8 @@ import gzip
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
@@ -60,13 +60,14 @@ class Page:
         path = request.match_info["path"]
         if path not in self.answers.asked:
             return said({"error": f"no question {path!r}; there are {', '.join(self.answers.asked)}"}, 404)
-        return await self._said(lambda: json.dumps(self.answers.ask(path, request.query), default=str).encode(), "application/json")
+        query = dict(request.query)
+        return await self._said(request, lambda: json.dumps(self.answers.ask(path, query), default=str).encode(), "application/json")
 
     async def report(self, request: web.Request) -> web.Response:
         """Of a run, or of several with commas, as one file."""
         names = request.match_info["name"].split(",")
         roots = self.answers.roots
-        return await self._said(lambda: bundle.one_file([runs.folder_of(roots, name) for name in names]).encode(), "text/html")
+        return await self._said(request, lambda: bundle.one_file([runs.folder_of(roots, name) for name in names]).encode(), "text/html")
 
     async def trace(self, request: web.Request) -> web.Response:
         """Traced steps of a run for Perfetto: `steps`, with commas, or all."""
@@ -78,9 +79,9 @@ class Page:
             folder = runs.folder_of(self.answers.roots, name)
             return lanes.perfetto(folder, [int(step) for step in wanted.split(",") if step] or lanes.steps(folder))
 
-        return await self._said(made, "application/gzip")
+        return await self._said(request, made, "application/gzip")
 
-    async def _said(self, made: Any, kind: str) -> web.Response:
+    async def _said(self, request: web.Request, made: Callable[[], bytes], kind: str) -> web.Response:
         async with self.places:
             try:
                 content = await asyncio.to_thread(made)
@@ -88,19 +89,18 @@ class Page:
                 return said({"error": str(error)}, 404)
             except (episodes.BadQuestion, ValueError) as error:
                 return said({"error": str(error)}, 400)
-        return whole(content, kind)
+        packed = kind != "application/gzip" and "gzip" in request.headers.get("Accept-Encoding", "") and len(content) > COMPRESSED
+        return whole(await asyncio.to_thread(gzip.compress, content, 3) if packed else content, kind, packed=packed)
 
 
 def said(value: dict[str, str], status: int) -> web.Response:
     return web.json_response(value, status=status, headers=HEADERS)
 
 
-def whole(content: bytes, kind: str) -> web.Response:
-    headers = dict(HEADERS)
-    if kind != "application/gzip" and len(content) > COMPRESSED:
-        content, headers["Content-Encoding"] = gzip.compress(content, 3), "gzip"
-    if kind == "text/html":  # a file with scripts of its own, whose policy it brings
-        headers["Content-Security-Policy"] = "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"
+def whole(content: bytes, kind: str, *, packed: bool) -> web.Response:
+    headers = HEADERS | ({"Content-Encoding": "gzip"} if packed else {})
+    if kind == "text/html":  # a file with scripts of its own, whose policy it brings; here it is of no origin
+        headers |= {"Content-Security-Policy": "frame-ancestors 'none'; sandbox allow-scripts allow-downloads"}
     return web.Response(body=content, content_type=kind, headers=headers)
 
 

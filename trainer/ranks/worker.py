@@ -71,6 +71,7 @@ class Worker:
         self.files = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self.writing: Future[None] | None = None
         self.published: Published | None = None
+        self.said_N: torch.Tensor | None = None
 
     def beat(self, limit: float, silence: float | None) -> None:
         heartbeat.begin(limit, silence)
@@ -189,6 +190,10 @@ class Worker:
         sums["padded_tokens"] = sum(b.input_ids_RL.numel() for b in batches)
         return {**sums, **self.engine.step()}
 
+    def said(self) -> torch.Tensor | None:
+        """The policy's log-probabilities of all response tokens before the last optimizer step, flat [N], in the order of its sequences."""
+        return self.said_N
+
     @torch.no_grad()
     def evaluate(
         self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
@@ -204,13 +209,17 @@ class Worker:
         batches = self._pack(sequences, count)
         attach(batches, tokens_N, counts, numbers)
         sums: Counter[str] = Counter()
+        said: list[torch.Tensor] = []
         for i, batch in enumerate(map(self._to_device, batches)):
             if self.teacher:
                 self.teacher.read(batch)
-            loss, stats = self.role.objective(batch, self.engine(batch))
+            output = self.engine(batch)
+            said.append(output[0].detach())
+            loss, stats = self.role.objective(batch, output)
             if torch.is_grad_enabled():
                 self.engine.backward(loss, last=i == len(batches) - 1)
             sums.update({name: float(value) for name, value in {"loss": loss.detach(), **stats}.items()})
+        self.said_N = scatter(said, batches).cpu() if isinstance(self.engine.model, PolicyModel) else None
         return dict(sums), batches
 
     def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:

@@ -32,9 +32,9 @@ NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 class RolloutActor:
     """A process that holds one rollout engine, or an object of the run's own; an engine's kind is imported there only."""
 
-    def __init__(self, config: PpoConfig, model_path: str, seed: int, threads: int):
+    def __init__(self, name: str, config: PpoConfig, model_path: str, seed: int, threads: int):
         actors.settle(threads)
-        self.config, self.model_path, self.seed = config, model_path, seed
+        self.name, self.config, self.model_path, self.seed = name, config, model_path, seed
         self.version = -1  # of weights that were published
 
     def beat(self, limit: float, silence: float | None) -> None:
@@ -100,7 +100,10 @@ class RolloutActor:
 
     def sample(self, *args: Any) -> list[Episode]:
         """See `rollout.sample`."""
-        return asyncio.run(sample(self.engine, *args))
+        episodes = asyncio.run(sample(self.engine, *args))
+        for turn in (turn for episode in episodes for turn in episode.turns):
+            turn.engine = self.name
+        return episodes
 
     def answer(self, requests: list[tuple[list[int], Sampling]], seed: int) -> list[Turn]:
         """One turn to each, sampled together. The same weights, requests and seed give the same."""
@@ -109,7 +112,10 @@ class RolloutActor:
             return await asyncio.gather(*(self.engine.generate(*request) for request in requests))
 
         self.engine.seed(seed)
-        return [turn for turns in asyncio.run(together()) for turn in turns]
+        found = [turn for turns in asyncio.run(together()) for turn in turns]
+        for turn in found:
+            turn.engine = self.name
+        return found
 
     def work(self, requests: list[Request], sampling: Sampling, seconds: float) -> tuple[dict[int, Answers], float, int]:
         """Ask for these, by name and prompt, and work for so long on all that was asked (`RolloutEngine.work`).
@@ -120,6 +126,8 @@ class RolloutActor:
         for name, prompt_ids, own in requests:
             self.engine.ask(name, prompt_ids, own or sampling)
         complete = self.engine.work(seconds)
+        for turn in (turn for turns in complete.values() for turn in turns):
+            turn.engine = self.name
         answers = {name: (turns, self.engine.decode([turn.token_ids for turn in turns])) for name, turns in complete.items()}
         return answers, time.perf_counter() - begin, self.engine.steps - steps
 
@@ -215,7 +223,7 @@ class RolloutEngines:
 
     def _at(self, where: int | str, name: str, seed: int) -> Any:
         threads = placement.threads(self.config.placement, self.config.placement.cpus_per_engine)
-        given, share = (self.config, self.model_path, seed, threads), placement.engine_share(self.config)
+        given, share = (name, self.config, self.model_path, seed, threads), placement.engine_share(self.config)
         return self.launcher.start(RolloutActor, *given, share=share, threads=threads, name=name, where=where)
 
     def alone(self, name: str, node: str, seed: int, plan: weights.Plan) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fcntl
+import getpass
 import json
 import os
 import shlex
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date
 from importlib import metadata
 from pathlib import Path
@@ -28,6 +29,7 @@ from trainer.cli.help import show
 from trainer.cli.paths import elsewhere, is_run, not_clear, read_roots, runs_named
 from trainer.configs.sections import Config, values_read
 from trainer.errors import ConfigError
+from trainer.runs import alive
 
 C = TypeVar("C", bound=Config)
 FOLDER_FILE = "FLOTILLA_FOLDER_FILE"  # names a file that is told the run's folder: trainer/supervise.py asks it how far the run is
@@ -76,7 +78,8 @@ def held(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
-        yield
+        with alive.signs(folder):
+            yield
 
 
 def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
@@ -157,6 +160,7 @@ def provenance(argv: list[str]) -> dict[str, Any]:
         "command": shlex.join(argv),
         "folder": str(Path.cwd()),
         "host": socket.gethostname(),
+        "owner": _owner(),
         **_code(),
         "python": sys.version.split()[0],
         "packages": versions,
@@ -172,6 +176,16 @@ def _code() -> dict[str, Any]:
         return {"commit": known["commit"], "changed_files": int(known["changed_files"])}
     except (KeyError, ValueError, TypeError):
         return {"commit": None, "changed_files": 0}
+
+
+def _owner() -> str:
+    """Who submitted the job, or whose process this is."""
+    with suppress(KeyError, ValueError, TypeError):
+        return str(json.loads(os.environ["RAY_JOB_CONFIG_JSON_ENV_VAR"])["metadata"]["owner"])
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # a user whom the image does not know
+        return str(os.getuid())
 
 
 def _git(*args: str) -> str | None:

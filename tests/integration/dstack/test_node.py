@@ -8,12 +8,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support import recorded
 
 from lab.dstack.hosts import NETWORK
 from lab.dstack.lab import Lab
 from lab.waiting import wait_for
 from trainer.data.tasks import sort_digits
-from trainer.metrics import read, samples
+from trainer.metrics import read
 
 pytestmark = pytest.mark.hosts
 DATA = {"rows": 50000, "length": 8, "seed": 2}  # more than are learned from while the test runs
@@ -22,8 +23,8 @@ SFT = "python -m trainer.train_sft --config trainer/recipes/demo-sft.yaml traine
 GRPO = (
     "python -m trainer.train_ppo --config trainer/recipes/demo.yaml run.name=grpo rollout.engine=hf rollout.mode=async "
     "rollout.elastic=true rollout.max_logprob_diff=null rollout.max_sequences=16 algorithm.group_size=4 trainer.prompts_per_step=32 "
-    "trainer.eval_prompts=16 data.args.rows=50000 trainer.steps=100000 placement.threads=1 log.samples_every=1 "
-    "log.samples=128 log.tensorboard=false"
+    "trainer.eval_prompts=16 data.args.rows=50000 trainer.steps=100000 placement.threads=1 log.episodes=128 "
+    "log.tensorboard=false"
 )
 
 
@@ -90,7 +91,7 @@ def test_a_bad_node_is_replaced_by_another_machine_and_training_goes_on(lab: Lab
         job.wait(120)
         steps = [row["step"] for row in rows(lab)]
         assert steps == list(range(1, len(steps) + 1)) and 1 in {row["engines"] for row in rows(lab)[before:served]}
-        given, learned = (Counter(row["prompt"] for row in rows) for rows in (sort_digits(**DATA), samples.read(lab.shared / "grpo")))
+        given, learned = (Counter(row["prompt"] for row in rows) for rows in (sort_digits(**DATA), recorded.read(lab.shared / "grpo")))
         assert all(count % 4 == 0 and count <= 4 * given[prompt] for prompt, count in learned.items()), "no group is learned from twice"
     finally:
         lab.user("python -m cli down lab", timeout=300)

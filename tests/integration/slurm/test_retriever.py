@@ -7,10 +7,11 @@ import sys
 from typing import Any
 
 import pytest
+from support import recorded
 
 from lab.slurm.project import ROOT, SETTINGS
 from lab.waiting import wait_for
-from trainer.metrics import read, samples
+from trainer.metrics import read
 
 pytestmark = [pytest.mark.hosts, pytest.mark.slow]
 
@@ -34,7 +35,7 @@ RUN = [
     *("environment.function=look_up:look_up", "environment.args={}", "environment.workers=2", "environment.max_turns=1"),
     *("environment.max_tokens=null", "rollout.max_new_tokens=8", f"algorithm.group_size={GROUP}", f"trainer.prompts_per_step={PROMPTS}"),
     *(f"trainer.steps={STEPS}", "trainer.eval_prompts=8", "placement.threads=1", "log.tensorboard=false", "log.plot=false"),
-    *("log.samples_every=1", f"log.samples={GROUP * PROMPTS}"),
+    f"log.episodes={GROUP * PROMPTS}",
 ]
 
 
@@ -69,5 +70,5 @@ def test_a_retriever_that_is_killed_on_one_of_two_nodes_costs_no_episode(project
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert all(row["environment/found"] == 1 and row.get("reward_failed", 0) == 0 for row in rows)
     assert all(0 < row["environment/second_node"] < 1 for row in rows), "episodes are played on both nodes"
-    by_step = [row["step"] for row in samples.read(run)]
+    by_step = [row["step"] for row in recorded.read(run)]
     assert all(by_step.count(step) == GROUP * PROMPTS for step in range(1, STEPS + 1)), "no episode is missing"

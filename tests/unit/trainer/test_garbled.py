@@ -19,7 +19,7 @@ from trainer.train_ppo import learn
 
 def after(difference: float, *, newest: bool, dtype: str = "float32", **rollout: Any) -> None:
     stats = {"logprob_diff": difference, "kl": 0.0, "kl_old": 0.0}
-    policy = SimpleNamespace(train=lambda *_, **__: dict(stats))
+    policy = SimpleNamespace(train=lambda *_, **__: dict(stats), said=lambda rollout: rollout.flat.mask_N)
     workers: Any = SimpleNamespace(to_ranks=lambda: None, turns=SimpleNamespace(shared=False), reference=None, critic=None, policy=policy)
     algorithm = {"importance_cap": None} if "top_p" in rollout else {}
     config = settings(Path("model"), model={"dtype": dtype}, rollout=rollout, algorithm=algorithm)

@@ -43,4 +43,5 @@ def test_a_job_that_says_nothing_has_none(tmp_path, monkeypatch, text):
 
 @pytest.mark.parametrize("folder", [None, "https://example.com/a.zip", "/no/such"])
 def test_what_is_no_folder_has_no_commit(folder):
-    assert commit_of(folder) == {} and "--metadata-json" not in Job("a", ["x"], folder).flags
+    flags = Job("a", ["x"], folder).flags
+    assert commit_of(folder) == {} and json.loads(flags[flags.index("--metadata-json") + 1]).keys() == {"owner"}

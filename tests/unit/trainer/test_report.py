@@ -1,8 +1,11 @@
-"""The page of a run and of several: what it holds, that it needs no network, and one error for each mistake."""
+"""The page of runs as one file: what it holds, that it needs no network, and one error for each mistake."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -11,29 +14,36 @@ import pytest
 import yaml
 
 from trainer import report
-from trainer.configs.ppo_sections import PpoLogConfig
-from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError
-from trainer.metrics.samples import Samples, read
-from trainer.runs import faults
+from trainer.page.record import Record
+from trainer.runs import faults, run_of
 
 
 class Page(HTMLParser):
-    """Tags, what they refer to, and the words."""
+    """Tags, what they refer to, the texts of scripts, the policy."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.references: list[str] = []
-        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.policy = ""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append(tag)
         self.references += [value or "" for key, value in attrs if key in ("src", "href", "xlink:href")]
+        self.policy = dict(attrs).get("content") or "" if dict(attrs).get("http-equiv") else self.policy
 
     def handle_data(self, data: str) -> None:
-        self.words += filter(None, (part.strip() for part in data.split("\n")))
+        if self.tags[-1:] == ["script"] and data.strip():
+            self.scripts.append(data)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What the page would ask for."""
+        [data] = [text for text in self.scripts if text.startswith("window.FLOTILLA = ")]
+        return json.loads(data.removeprefix("window.FLOTILLA = ").removesuffix(";"))
 
 
 @pytest.fixture
@@ -62,65 +72,63 @@ def run(runs: Path, name: str, lr: float = 1e-3, steps: int = 4) -> Path:
 
 def page_of(name: str, *others: str) -> Page:
     assert report.main([name, *others]) == 0
-    folder = report.run_of(name)
+    folder = run_of(name)
     return Page(((folder.parent if others else folder) / "report.html").read_text())
 
 
-def test_the_page_of_a_run_tells_steps_curves_phases_answers_and_starts(runs, capsys):
+def test_the_file_of_a_run_tells_steps_curves_phases_answers_and_starts(runs, capsys):
     folder = run(runs, "a")
-    (folder / "samples.jsonl").write_text(
-        json.dumps({"step": 4, "prompt": "2<i>3", "answer": "x", "reward": 0.5, "finished": False}) + "\n"
-    )
-    page = page_of("a")
+    with Record(folder) as record:
+        record.add(4, [{"prompt": 1, "reward": 0.5, "start": "x", "whole": {"prompt": "2<i>3", "turns": [], "metrics": {}}}])
+    told = page_of("a").told["answers"]
     assert capsys.readouterr().out == f"report: {folder / 'report.html'}\n"
-    for words in ("4 of 4", "0:00:16", "0.25 (step 0)", "2.00 USD", "75.0 %", "12.5 %", "2<i>3", "(cut off)", "T1", "h2"):
-        assert words in page.words, words
-    assert "optim.lr: 1 → 0.001" in page.words
-    curves = [word for word in page.words if word in ("reward", "eval reward", "cost usd", "clipped", "loss", "seconds generate")]
-    assert curves.count("eval reward") == 1 and curves.count("cost usd") == 1
-    assert not {"clipped", "loss", "seconds generate"} & set(curves), "zero or never finite, or in the table of phases"
-    assert page.tags.count("svg") == 4  # reward, evaluation, cost, seconds
+    page = told["run?name=a"]
+    assert (page["step"], page["steps"], page["cost_usd"], page["eval_reward"]) == (4, 4, 2.0, None)
+    assert {phase["name"]: round(phase["share"], 3) for phase in page["phases"]} == {"generate": 0.75, "train": 0.125, "other": 0.125}
+    assert [event["text"] for event in page["events"]] == ["started on h1", "started on h2; optim.lr: 1 to 0.001"]
+    assert told["curves?name=a"]["curves"]["reward"] == {"step": [1, 2, 3, 4], "value": [0.1, 0.2, 0.3, 0.4]}
+    assert page["keys"][:2] == ["reward", "eval_reward"] and "clipped" not in page["keys"], "zero throughout"
+    assert told["episode?name=a&id=1"]["whole"]["prompt"] == "2<i>3"
+    assert [row["start"] for row in told["episodes?name=a"]] == ["x"]
 
 
-def test_a_page_needs_no_network_and_runs_no_script(runs):
-    run(runs, "a")
-    page = page_of("a")
-    assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert all(reference.startswith("#") for reference in page.references)
-    assert "@import" not in (runs / "a/report.html").read_text() and "url(http" not in (runs / "a/report.html").read_text()
+def test_a_file_needs_no_network_and_runs_no_script_but_its_own(runs):
+    folder = run(runs, "a")
+    with Record(folder) as record:
+        record.add(1, [{"prompt": 1, "start": "</script><script>alert(1)</script>"}])
+    page, text = page_of("a"), (runs / "a/report.html").read_text()
+    assert not {"img", "iframe"} & set(page.tags)
+    assert all(reference.startswith(("#", "data:")) for reference in page.references)
+    assert "@import" not in text and "url(http" not in text
+    digests = {base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts}
+    assert set(re.findall(r"'sha256-([^']+)'", page.policy)) == digests
+    assert "default-src 'none'" in page.policy and "</script><script>alert" not in text
 
 
 def test_several_runs_are_told_apart_and_their_settings_compared(runs):
     run(runs, "a")
     run(runs, "b", lr=5e-4)
-    page = page_of("a", "b")
-    at = page.words.index("where they differ")
-    assert page.words[at + 1 : at + 6] == ["a", "b", "optim.lr", "0.001", "0.0005"]
-    assert "trainer.steps" not in page.words
+    told = page_of("a", "b").told
+    assert told["names"] == ["a", "b"]
+    assert told["answers"]["compare?names=a,b"]["settings"] == [{"name": "optim.lr", "values": ["0.001", "0.0005"]}]
     run(runs, "c")
-    assert "The runs have the same settings." in page_of("a", "c").words
+    assert page_of("a", "c").told["answers"]["compare?names=a,c"]["settings"] == []
 
 
 def test_a_run_that_went_back_says_when_and_why(runs):
     folder = run(runs, "wild")
-    assert "Where training diverged" not in Page(report.render([report.Story.of(folder)])).words
     row = {"time": "2026-01-02", "step": 3, "why": "no numbers", "to": 2, "lr": 0.5, "factor": 0.25}
     (folder / "rollbacks.jsonl").write_text(json.dumps(row) + "\n")
-    words = Page(report.render([report.Story.of(folder)])).words
-    assert {"Where training diverged", "no numbers", "0.125"} <= set(words)
+    faults.note(folder, 2, "rollout-0 died")
+    events = page_of("wild").told["answers"]["run?name=wild"]["events"]
+    assert {"went back: why no numbers, to 2, lr 0.5, factor 0.25", "rollout-0 died"} <= {event["text"] for event in events}
 
 
 def test_a_run_that_has_only_begun_has_a_page(runs):
     run(runs, "a", steps=0)
     (runs / "a/metrics.jsonl").unlink()
-    page = page_of("a")
-    assert "No step was logged." in page.words and "0 of 4" in page.words
-
-
-def test_a_metric_with_a_dollar_is_no_formula(runs):
-    folder = run(runs, "a")
-    (folder / "metrics.jsonl").write_text('{"step": 1, "reward/$a_{$": 1.0}\n')
-    assert "reward/$a {$" in page_of("a").words
+    page = page_of("a").told["answers"]["run?name=a"]
+    assert (page["step"], page["keys"], page["phases"]) == (0, [], [])
 
 
 @pytest.mark.parametrize(
@@ -130,56 +138,12 @@ def test_a_metric_with_a_dollar_is_no_formula(runs):
         (["a", "--output", "{runs}"], "--output {runs} is a folder; name a file"),
         (["a", "--output", "{runs}/no/x.html"], "--output {runs}/no/x.html: the folder {runs}/no does not exist"),
         (["damaged"], "damaged/metrics.jsonl:1: not JSON"),
-        (["unread"], "unread/run.yaml: "),
     ],
 )
 def test_mistakes_are_one_error(runs, arguments, message):
     run(runs, "a")
     (run(runs, "damaged") / "metrics.jsonl").write_text("{\n{}\n")
-    (run(runs, "unread") / "run.yaml").write_text("a: [")
     with pytest.raises(ConfigError) as error:
         report.main([word.format(runs=runs) for word in arguments])
     assert message.format(runs=runs) in str(error.value)
     assert not (runs / "a/report.html").exists()
-
-
-def episode(group: int, text: str) -> Episode:
-    return Episode(Prompt(0, [1], {"prompt": f"p{group}"}), group, [Turn([2], [-0.5], "stop")], text, 0.5)
-
-
-def test_samples_are_of_different_prompts_first_and_of_some_steps(tmp_path):
-    kept = Samples(tmp_path, PpoLogConfig(samples=3, samples_every=2), "prompt")
-    for step in (1, 2, 3, 4):
-        kept.log(step, [episode(0, "a"), episode(0, "b"), episode(1, "c"), episode(1, "d")])
-    assert [(row["step"], row["prompt"], row["answer"]) for row in read(tmp_path)] == [
-        *[(2, "p0", "a"), (2, "p1", "c"), (2, "p0", "b")],
-        *[(4, "p0", "a"), (4, "p1", "c"), (4, "p0", "b")],
-    ]
-    assert read(tmp_path)[0] == {"step": 2, "prompt": "p0", "answer": "a", "reward": 0.5, "finished": True}
-
-
-def test_samples_of_steps_that_are_computed_again_are_written_once(tmp_path):
-    config = PpoLogConfig(samples=1, samples_every=1)
-    before = Samples(tmp_path, config, "prompt")
-    for step in (1, 2, 3):
-        before.log(step, [episode(0, "a")])
-    after = Samples(tmp_path, config, "prompt", done=1)
-    assert [row["step"] for row in read(tmp_path)] == [1]
-    after.log(2, [episode(0, "a")])
-    assert [row["step"] for row in read(tmp_path)] == [1, 2]
-
-
-def test_no_samples_are_kept_where_none_are_asked_for(tmp_path):
-    Samples(tmp_path, PpoLogConfig(samples_every=0), "prompt").log(10, [episode(0, "a")])
-    assert read(tmp_path) == []
-
-
-def test_faults_are_told_with_their_steps(runs):
-    folder = run(runs, "night")
-    faults.note(folder, 3, "rollout-0: the process died")
-    faults.note(folder, None, "<b>an error</b>")
-    page = Page(report.render([report.Story.of(folder)]))
-    at = page.words.index("rollout-0: the process died")
-    assert page.words[at - 1] == "3"
-    assert page.words[page.words.index("<b>an error</b>") - 1] == "-"
-    assert "Faults" not in Page(report.render([report.Story.of(run(runs, "calm"))])).words

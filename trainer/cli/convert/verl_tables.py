@@ -116,7 +116,7 @@ NOT_NEEDED = {
     "data.dataloader_num_workers": "",
     "data.val_batch_size": "all prompts of an evaluation are sampled at once",
     "trainer.val_before_train": "every run evaluates before its first step",
-    "trainer.log_val_generations": "samples.jsonl has answers",
+    "trainer.log_val_generations": "flotilla ui shows answers",
     "trainer.default_hdfs_dir": "the stack's checkpoints setting says where runs are kept",
     "trainer.default_local_dir": "runs are below the cluster's FLOTILLA_RUNS, by run.name",
     "trainer.balance_batch": "batches are always balanced by tokens",

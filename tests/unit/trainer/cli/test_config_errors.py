@@ -89,7 +89,7 @@ def test_all_mistakes_are_told_at_once_with_file_and_line(tmp_path):
         ("data: &d {args: *d}\n", "{file}: is not YAML: an alias refers to itself, or a key is not text"),
         (
             "data: {path: a:b}\nmodel: {path: a}\nlog: {on: 1}\n",
-            "{file}:3: log.on: unknown key (allowed: tensorboard, wandb, mlflow, plot, samples_every, samples)",
+            "{file}:3: log.on: unknown key (allowed: tensorboard, wandb, mlflow, plot, episodes)",
         ),
         ("- 1\n", "{file}: is not a map of sections (run, model, data, ...)"),
     ],

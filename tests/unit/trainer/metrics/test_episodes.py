@@ -1,0 +1,142 @@
+"""What a run's record keeps of its episodes, and that the pieces of tokens are their text."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from trainer.episodes import Episode, Prompt, Turn
+from trainer.metrics.episodes import HELD_OUT, Episodes, Pieces, chosen
+from trainer.page import episodes as asked
+from trainer.page.record import FILE, Record
+
+TEXT = "Let me think: 漢字, naïve café 👩‍🚀 <b>42</b>\n  x\ud800"
+
+
+def words(number: int) -> Any:
+    """Plays a tokenizer whose token 7 is " seven"."""
+    return SimpleNamespace(encode=lambda *_, **__: [1], decode=lambda ids, **_: "".join(f" {i}" for i in ids))
+
+
+@pytest.fixture(scope="module")
+def of_bytes() -> PreTrainedTokenizerFast:
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    made.train_from_iterator(["the cat"] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    return PreTrainedTokenizerFast(tokenizer_object=made)
+
+
+@pytest.fixture(scope="module")
+def of_pieces() -> PreTrainedTokenizerFast:
+    """As SentencePiece: a space is a part of the word behind it, and falls away in front."""
+    made = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    special = ["<unk>", *(f"<0x{i:02X}>" for i in range(256))]
+    made.train_from_iterator(["the cat sat on a mat"] * 9, trainers.BpeTrainer(vocab_size=400, special_tokens=special))
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("text", [TEXT.replace("\ud800", ""), "the cat", "👩‍🚀👩‍🚀", "é", ""])
+def test_the_pieces_of_tokens_are_one_for_each_and_together_the_text(of_bytes, text):
+    ids = of_bytes.encode(text)
+    pieces = Pieces(of_bytes)(ids)
+    assert len(pieces) == len(ids) and "".join(pieces) == text
+
+
+def test_a_word_keeps_the_space_before_it(of_pieces):
+    ids = of_pieces.encode("the cat sat", add_special_tokens=False)
+    pieces = Pieces(of_pieces)(ids)
+    assert len(pieces) == len(ids) and "".join(pieces).strip() == "the cat sat" and " cat" in "".join(pieces)
+
+
+def test_a_character_that_is_cut_off_is_no_loss_of_the_others(of_bytes):
+    ids = of_bytes.encode("ab漢")[:-1]
+    pieces = Pieces(of_bytes)(ids)
+    assert len(pieces) == len(ids) and "".join(pieces).startswith("ab")
+
+
+def episode(group: int, reward: float, **more: Any) -> Episode:
+    turns = [
+        Turn([5, 6], [-0.5, -1.0], "stop", version=2, switches=[(1, 3)], engine="rollout-1"),
+        Turn([7]),
+        Turn([8], [-2.0], "length", 3),
+    ]
+    return Episode(Prompt(group + 10, [1], {"prompt": f"p{group}", "mix": "a"}), group, turns, "text", reward, **more)
+
+
+def test_a_step_is_kept_with_what_is_known_of_each_token(tmp_path: Path):
+    some = [episode(0, 1.0, terms={"exact": 1.0}), episode(0, 0.0, failed=True), episode(1, 0.5, limited=True)]
+    known_N = {
+        "policy": torch.tensor([-0.5, -1.5, 9, -2.0] * 3),
+        "advantages": torch.tensor([1.0, 1, 0, 1] * 3),
+        "mask": torch.tensor([1.0, 1, 0, 1] * 3),
+    }
+    with Episodes(tmp_path, words(1), keep=1, prompt_column="prompt") as kept:
+        kept.log(5, some, kept=[0, 2], known_N=known_N)
+        kept.evaluated(5, {"": some[:1], "hard": some[2:]})
+    rows = {row["id"]: row for row in asked.page(tmp_path, {"order": "oldest"})["rows"]}
+    first = rows[1]
+    assert (first["step"], first["prompt"], first["source"], first["grp"], first["reward"], first["learned"]) == (5, 10, "a", 0, 1.0, 1)
+    assert (first["tokens"], first["turns"], first["finish"], first["engine"]) == (4, 2, "length", None) or first["engine"] == "rollout-1"
+    assert (
+        first["difference"] == pytest.approx(0.5 / 3) and first["staleness"] == pytest.approx((2 + 1 + 1) / 3) and first["advantage"] == 1.0
+    )
+    assert rows[2]["failed"] and rows[2]["reward"] is None and not rows[2]["learned"] and rows[3]["finish"] == "limit"
+    assert rows[2]["has_whole"], "what failed is kept, beside those that were asked for"
+    whole = next(asked.whole(tmp_path, number) for number in rows if rows[number]["has_whole"] and number != 2)
+    turns = whole["whole"]["turns"]
+    assert [turn["sampled"] for turn in turns] == [True, False, True] and turns[1]["text"] == " 7"
+    assert turns[0] == {
+        **{"sampled": True, "finish": "stop", "pieces": [" 5", " 6"], "logprobs": [-0.5, -1.0], "versions": [[0, 2], [1, 3]]},
+        **{"policy": [-0.5, -1.5], "advantages": [1.0, 1.0], "learned": [1, 1]},
+    }
+    assert asked.facets(tmp_path)["kinds"] == ["", "hard", HELD_OUT]
+
+
+def test_without_whole_episodes_there_is_a_line_for_each(tmp_path: Path):
+    with Episodes(tmp_path, words(1), keep=0, prompt_column="prompt") as kept:
+        kept.log(1, [episode(0, 1.0), episode(0, 0.0, failed=True)], kept=[0], known_N={})
+    assert [row["has_whole"] for row in asked.page(tmp_path, {})["rows"]] == [0, 0]
+
+
+def test_steps_that_are_computed_again_are_written_once(tmp_path: Path):
+    for done, steps in ((0, (1, 2, 3)), (1, (2,))):
+        with Episodes(tmp_path, words(1), keep=2, prompt_column="prompt", done=done) as kept:
+            for step in steps:
+                kept.log(step, [episode(0, 1.0), episode(1, 0.0)], kept=[0, 1], known_N={})
+    with sqlite3.connect(tmp_path / FILE) as database:
+        assert database.execute("SELECT step, COUNT(*), SUM(has_whole) FROM episodes GROUP BY step").fetchall() == [(1, 2, 2), (2, 2, 2)]
+        assert database.execute("SELECT COUNT(*) FROM wholes").fetchone() == (4,)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 3, 8, 100])
+def test_whole_groups_are_kept_first_and_others_at_other_steps(keep: int):
+    groups = [place // 4 for place in range(24)]
+    found = [[*chosen(groups, keep, step)] for step in range(12)]
+    assert all(len(some) == len(set(some)) == min(keep, 24) for some in found)
+    if keep == 8:
+        assert all(len({groups[i] for i in some}) == 2 for some in found)
+    if 0 < keep < 24:
+        assert {groups[i] for some in found for i in some} == set(range(6)), "each group is kept at some step"
+
+
+@pytest.mark.parametrize("broken", ["no database", "full"])
+def test_a_file_that_cannot_be_written_is_said_once_and_ends_nothing(tmp_path: Path, capsys, broken: str):
+    if broken == "no database":
+        (tmp_path / FILE).write_text("x" * 5000)
+    record = Record(tmp_path)
+    if broken == "full":
+        assert record.database is not None
+        record.database.execute("PRAGMA max_page_count = 8")
+    for step in range(1, 60):
+        record.add(step, [{"prompt": 1, "start": "x" * 200}] * 20)
+    record.close()
+    assert capsys.readouterr().err.count("warning: ") == 1
