@@ -43,6 +43,7 @@ OURS = {
     "scale": "cli.scale",
     "node": "cli.node",
     "submit": "cli.jobs",
+    "serve": "cli.serve",
     "logs": "cli.jobs",
     "launch": "cli.launch",
     "recipe": "cli.recipes",

@@ -45,6 +45,7 @@ GROUPS = {
     ),
     "use": (
         Verb("submit STACK -- COMMAND", "run a job, end with its exit code"),
+        Verb("serve STACK MODEL", "an OpenAI endpoint for a run's model"),
         Verb("logs STACK [JOB]", "follow a job; the newest by default"),
         Verb("status STACK", "machines, nodes, jobs, checkpoints, cost"),
         Verb("top STACK", "GPUs, step, reward and cost, refreshed"),

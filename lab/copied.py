@@ -6,7 +6,19 @@ import shutil
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PARTS = (".gitignore", "Pulumi.yaml", "cli", "infra", "stacks", "fleets", "cluster_tasks", "trainer", "retrieval", "requirements")
+PARTS = (
+    ".gitignore",
+    "Pulumi.yaml",
+    "cli",
+    "infra",
+    "stacks",
+    "fleets",
+    "cluster_tasks",
+    "trainer",
+    "retrieval",
+    "serving",
+    "requirements",
+)
 
 
 def copy_project(folder: Path) -> Path:

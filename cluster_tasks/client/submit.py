@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.error
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -58,11 +58,12 @@ class Job:
     command: list[str]
     working_dir: str | Path | None = None  # folder that is uploaded, or a URL; the job starts in it
     runtime_env: Path | None = None  # file with Ray's runtime environment
+    metadata: Mapping[str, str] = field(default_factory=dict)  # that its cluster shows with it
 
     @property
     def flags(self) -> list[str]:
         given: dict[str, object] = {"--submission-id": self.name, "--working-dir": self.working_dir, "--runtime-env": self.runtime_env}
-        given["--metadata-json"] = json.dumps(owner() | commit_of(self.working_dir))
+        given["--metadata-json"] = json.dumps(owner() | commit_of(self.working_dir) | self.metadata)
         return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
 
     def check(self) -> None:

@@ -1,0 +1,126 @@
+"""The endpoint that people know: passes each request on to the engine of the moment.
+
+An engine cannot take other weights while it answers: vLLM's reload (collective_rpc) needs its development mode, which lets whoever asks
+call anything, and mixes old and new weights in answers that are at work. So the next engine starts beside the old one, and this moves
+new requests to it once it is healthy; the old one ends when its last request has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from yarl import URL
+
+CONNECT_SECONDS = 10
+MOST_BYTES = 64 * 2**20  # of a request: images in messages
+WAIT_SECONDS = 120.0  # for an engine, where there is none for the moment
+HOP = {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "host"}
+
+
+@dataclass(eq=False)
+class Backend:
+    """An engine that answers, and how many requests it is at."""
+
+    url: str
+    at_work: int = 0
+
+
+class Switch:
+    """One port, whose requests go to `backend`. All but /health asks for the token."""
+
+    def __init__(self, token: str, wait: float = WAIT_SECONDS) -> None:
+        self.token, self.wait = token, wait
+        self.backend: Backend | None = None
+        self.draining = False
+        self.changed = asyncio.Condition()
+        self.session: ClientSession | None = None
+
+    @asynccontextmanager
+    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
+        """The port, a free one for 0. Raises OSError where it is taken."""
+        app = web.Application(client_max_size=MOST_BYTES)
+        app.router.add_route("*", "/{path:.*}", self.answered)
+        # A person who hangs up ends the answer too.
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
+        await runner.setup()
+        timeout = ClientTimeout(total=None, connect=CONNECT_SECONDS)
+        async with ClientSession(connector=TCPConnector(limit=0), timeout=timeout, auto_decompress=False) as self.session:
+            try:
+                site = web.TCPSite(runner, host, port)
+                await site.start()
+                yield runner.addresses[0][1]
+            finally:
+                await runner.cleanup()
+
+    async def move(self, backend: Backend | None) -> None:
+        """New requests go to this one."""
+        async with self.changed:
+            self.backend = backend
+            self.changed.notify_all()
+
+    async def quiet(self, backend: Backend, seconds: float) -> bool:
+        """Whether its last request ended within so long."""
+        async with self.changed:
+            try:
+                await asyncio.wait_for(self.changed.wait_for(lambda: not backend.at_work), seconds)
+            except TimeoutError:
+                return False
+        return True
+
+    async def answered(self, request: web.Request) -> web.StreamResponse:
+        if request.path == "/health":
+            there = self.backend is not None and not self.draining
+            return web.json_response({"ready": there}, status=200 if there else 503)
+        given = request.headers.get("Authorization", "")
+        if not hmac.compare_digest(given.encode("latin-1", "replace"), f"Bearer {self.token}".encode()):
+            return failed(401, "the token of this model is asked for: Authorization: Bearer TOKEN")
+        if self.draining:
+            return failed(503, "this endpoint is ending")
+        async with self.changed:
+            try:
+                await asyncio.wait_for(self.changed.wait_for(lambda: self.backend is not None), self.wait)
+            except TimeoutError:
+                return failed(503, f"no engine answers within {self.wait:g} s; flotilla serve --list says why")
+            backend = self.backend
+            assert backend is not None
+            backend.at_work += 1
+        try:
+            return await self.passed(request, backend)
+        except ClientError as error:
+            return failed(502, f"the engine has ended: {type(error).__name__}")
+        finally:
+            backend.at_work -= 1
+            if not backend.at_work:
+                async with self.changed:
+                    self.changed.notify_all()
+
+    async def passed(self, request: web.Request, backend: Backend) -> web.StreamResponse:
+        """Raises ClientError where the engine ends before it has answered."""
+        assert self.session
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in HOP]
+        body = await request.read() if request.can_read_body else None
+        url = URL(f"{backend.url}{request.raw_path}", encoded=True)
+        async with self.session.request(request.method, url, headers=headers, data=body, allow_redirects=False) as answer:
+            kept = [(name, value) for name, value in answer.headers.items() if name.lower() not in HOP]
+            if answer.content_length is not None:
+                return web.Response(status=answer.status, headers=kept, body=await answer.read())
+            response = web.StreamResponse(status=answer.status, headers=kept)
+            await response.prepare(request)
+            try:
+                async for chunk in answer.content.iter_any():
+                    await response.write(chunk)
+            except ClientError as error:
+                raise ConnectionResetError("the engine has ended within an answer") from error  # who asked sees it cut off, not complete
+            await response.write_eof()
+            return response
+
+
+def failed(status: int, why: str) -> web.Response:
+    """As OpenAI's API words errors, so that its clients show the text."""
+    headers = {"Retry-After": "5"} if status == 503 else {}
+    return web.json_response({"error": {"message": why, "type": "flotilla", "code": status}}, status=status, headers=headers)
