@@ -85,7 +85,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
         parser.error("MODEL is missing, e.g. run:demo; or --list, --stop NAME")
     name = options.name or called(options.models[0])
     if not re.fullmatch(endpoint.NAME, name):
-        raise CommandError(f"--name {name}: must be letters, digits, - or _, up to 60; it is a part of the address")
+        raise CommandError(f"--name {name}: must be {endpoint.ALLOWED}; it is a part of the address")
     check(options)
     words = [*flags(options), *(["--", *arguments[cut + 1 :]] if arguments[cut + 1 :] else [])]
     if options.service or options.sbatch:
@@ -96,7 +96,7 @@ def main(verb: str, arguments: list[str], root: Path) -> int:
 def called(model: str) -> str:
     """The name of an endpoint after its first model."""
     last = model.removeprefix("run:").partition("@")[0].rstrip("/").rpartition("/")[2]
-    return re.sub(r"[^A-Za-z0-9_-]", "-", last)[:60]
+    return re.sub(r"[^a-z0-9_-]", "-", last.lower())[:60]
 
 
 def check(options: Any) -> None:

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import json
 import logging
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from cluster_tasks.node.endpoint import NAME, token_of
+from cluster_tasks.node.endpoint import ALLOWED, NAME, token_of
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.recipes.job.process import MARGIN, stop_seconds
 from serving.engine import Engine, Room, command, lacking
@@ -70,6 +72,8 @@ class Service:
         self.gpus: int = options.gpus or 0
         self.switch = Switch(token)
         self.stopped = asyncio.Event()
+        folder = None if options.here else os.environ.get(ROUTES)
+        self.routes = Path(folder) if folder else None
         self.port = 0
         self.later = 0.0  # when there may be room again
         self.refused: set[str] = set()  # exports whose engine did not start
@@ -85,36 +89,43 @@ class Service:
 
     async def serve(self) -> None:
         """Until it is asked to stop. Raises RunError, ConfigError."""
+        with TemporaryDirectory(prefix="flotilla-serve-") as own:
+            socket = f"{own}/switch" if self.routes and not self.options.port else None  # which strangers do not even reach
+            try:
+                async with self.switch.listening(socket or (self.options.host, self.options.port)) as self.port:
+                    await self._serve(socket or "")
+            except OSError as error:
+                raise ConfigError(f"--port {self.options.port}: {error.strerror or error}") from None
+
+    async def _serve(self, address: str) -> None:
+        running = await self.started(load_of(self.models, self.options.name), GPU_SECONDS)
+        await self.switch.move(running.backend)
         try:
-            async with self.switch.listening(self.options.host, self.options.port) as self.port:
-                running = await self.started(load_of(self.models, self.options.name), GPU_SECONDS)
-                await self.switch.move(running.backend)
-                route = self.routed()
+            with self.routed(address):
                 if not self.stopped.is_set():
                     self.show("ready", running.load)
-                try:
-                    running = await self.watched(running)
-                finally:
-                    self.switch.draining = True
-                    if route:
-                        route.unlink(missing_ok=True)
-                    seconds = min(self.options.drain, max(stop_seconds() - MARGIN, MARGIN))
-                    self.show("draining", running.load, f"{running.backend.at_work} requests at work, at most {seconds:g} s")
-                    await self.switch.quiet(running.backend, seconds)
-                    await asyncio.gather(running.end(), *self.ending)
-        except OSError as error:
-            raise ConfigError(f"--port {self.options.port}: {error.strerror or error}") from None
+                running = await self.watched(running)
+        finally:
+            self.switch.draining = True
+            seconds = min(self.options.drain, max(stop_seconds() - MARGIN, MARGIN))
+            self.show("draining", running.load, f"{running.backend.at_work} requests at work, at most {seconds:g} s")
+            await self.switch.quiet(running.backend, seconds)
+            await asyncio.gather(running.end(), *self.ending)
 
-    def routed(self) -> Path | None:
-        """Lets the front of the dashboard's port lead to the switch."""
-        folder = os.environ.get(ROUTES)
-        if not folder:
-            return None
-        file = Path(folder) / self.options.name
+    @contextmanager
+    def routed(self, address: str) -> Iterator[None]:
+        """The front on the dashboard's port leads to the switch meanwhile; it looks at the token too."""
+        if self.routes is None:
+            yield
+            return
+        file = self.routes / self.options.name
         draft = file.with_name(f".{file.name}.{os.getpid()}")
-        draft.write_text(json.dumps({"address": f"127.0.0.1:{self.port}", "open": True}))
+        draft.write_text(json.dumps({"socket": address, "sha256": hashlib.sha256(self.token.encode()).hexdigest()}))
         draft.replace(file)
-        return file
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
     async def watched(self, running: Running) -> Running:
         """The engine of the moment: started again when it dies, replaced by that of a newer export. Raises RunError."""
@@ -281,7 +292,7 @@ def arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     cut = argv.index("--") if "--" in argv else len(argv)
     options = parser.parse_args(argv[:cut])
     if not re.fullmatch(NAME, options.name):
-        raise ConfigError(f"--name {options.name}: must be letters, digits, - or _, up to 60")
+        raise ConfigError(f"--name {options.name}: must be {ALLOWED}")
     if options.gpus is not None and options.gpus < 0:
         raise ConfigError(f"--gpus {options.gpus} is not an integer >= 0")
     if not 0 <= options.port < 2**16:

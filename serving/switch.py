@@ -41,8 +41,8 @@ class Switch:
         self.session: ClientSession | None = None
 
     @asynccontextmanager
-    async def listening(self, host: str, port: int) -> AsyncIterator[int]:
-        """The port, a free one for 0. Raises OSError where it is taken."""
+    async def listening(self, where: str | tuple[str, int]) -> AsyncIterator[int]:
+        """At a socket's path, or a host and a port, a free one for 0. The port; 0 of a socket. Raises OSError where it is taken."""
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_route("*", "/{path:.*}", self.answered)
         # A person who hangs up ends the answer too.
@@ -51,9 +51,9 @@ class Switch:
         timeout = ClientTimeout(total=None, connect=CONNECT_SECONDS)
         async with ClientSession(connector=TCPConnector(limit=0), timeout=timeout, auto_decompress=False) as self.session:
             try:
-                site = web.TCPSite(runner, host, port)
+                site = web.UnixSite(runner, where) if isinstance(where, str) else web.TCPSite(runner, *where)
                 await site.start()
-                yield runner.addresses[0][1]
+                yield 0 if isinstance(where, str) else runner.addresses[0][1]
             finally:
                 await runner.cleanup()
 

@@ -7,7 +7,8 @@ import hmac
 from collections.abc import Mapping
 from pathlib import Path
 
-NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,59}"  # of an endpoint: in an address, in a job's name and in that of a file
+NAME = r"(?!runs$)[a-z0-9][a-z0-9_-]{0,59}"  # of an endpoint: in an address, in a job's name and in that of a file; runs is the page's
+ALLOWED = "lower-case letters, digits, - or _, up to 60, and not runs"
 AT = "/flotilla/at"  # below which the front on the dashboard's port leads to names
 JOB = "serve"  # key of the metadata of its job
 

@@ -88,7 +88,7 @@ def test_a_wait_says_what_for():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--name", "a/b"], "--name a/b: must be letters, digits, - or _, up to 60"),
+        (["--name", "a/b"], "--name a/b: must be lower-case letters, digits, - or _, up to 60, and not runs"),
         (["--name", "a", "--gpus", "-1"], "--gpus -1 is not an integer >= 0"),
         (["--name", "a", "--port", "70000"], "--port 70000 is not a port (0 to 65535)"),
     ],

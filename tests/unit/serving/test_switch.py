@@ -43,7 +43,7 @@ def asked(*, wait: float = 5.0, **backends: Callable[[web.Request], Awaitable[we
         async def told() -> None:
             switch = Switch("t", wait)
             async with (
-                switch.listening("127.0.0.1", 0) as port,
+                switch.listening(("127.0.0.1", 0)) as port,
                 ClientSession(f"http://127.0.0.1:{port}", headers=TOKEN) as client,
             ):
                 known, open_ = {}, []
