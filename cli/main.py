@@ -44,6 +44,7 @@ OURS = {
     "node": "cli.node",
     "submit": "cli.jobs",
     "serve": "cli.serve",
+    "push": "cli.push",
     "logs": "cli.jobs",
     "launch": "cli.launch",
     "recipe": "cli.recipes",

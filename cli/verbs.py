@@ -65,6 +65,7 @@ GROUPS = {
         Verb("eval RUN.yaml", "score a model without training", "in this shell"),
         Verb("export RUN", "Hugging Face model of a checkpoint", "in this shell"),
         Verb("report [STACK] RUN...", "the page of runs as one HTML file"),
+        Verb("push MODEL TARGET", "send a model to a hub, S3 or GCS", "in this shell, or as a job"),
         Verb("index WHAT", "build and serve a search index", "in this shell"),
     ),
 }
