@@ -103,6 +103,8 @@ def perform(verb: str, arguments: list[str]) -> int:
         return run_trainer(root, plan.MODULE, plan.words(arguments, root))
     if verb == "report" and remote_runs.names_a_stack(flags, root):
         return remote_runs.report(arguments, root)
+    if verb == "eval" and any(word.partition("=")[0] == "--suite" for word in arguments):
+        return run_trainer(root, "serving.suites", arguments)
     if verb in TRAINER:
         return run_trainer(root, TRAINER[verb], arguments)
     if verb in OURS:
