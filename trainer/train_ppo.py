@@ -45,6 +45,7 @@ from trainer.checkpoints.background import Background
 from trainer.checkpoints.folders import Checkpoint, Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
+from trainer.cluster import spans
 from trainer.cluster.start_signals import ENDED
 from trainer.cluster.stopping import Stopped, Stopping, stop_signals
 from trainer.data.loader import make_loader
@@ -62,6 +63,7 @@ from trainer.online.producer import Batches, Producer
 from trainer.online.roles import Rollout
 from trainer.online.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
 from trainer.online.sets import read as read_sets
+from trainer.online.tracing import Tracing
 from trainer.rewards.here import scorer_of
 from trainer.rewards.scorer import Scorer
 from trainer.runs import alive, dated, held, save_resolved
@@ -85,6 +87,7 @@ class Run:
     checkpoints: Background
     record: Episodes
     skips: Skips
+    trace: Tracing
 
     def restore(self, last: Checkpoint) -> None:
         last.require_model(self.workers.fingerprint)
@@ -102,12 +105,14 @@ class Run:
         self.checkpoints.write(step, state, workers.save_shards, workers.saved, score=score, expected=workers.shards())
         if last:
             self.checkpoints.wait()
+        spans.lap("checkpoint")
         return time.perf_counter() - begin
 
     def export(self, step: int, folder: Path) -> None:
         self.workers.to_ranks()
         self.workers.policy.call("export", folder, model_card.files(self.folder, values_read(self.config), step))
         print(f"model: {folder}", flush=True)
+        spans.lap("export")
 
     def evaluate(self, step: int, stopping: Stopping) -> dict[str, float]:
         """What answers to the prompts of all sets are worth; nothing where the run is asked to stop first."""
@@ -142,9 +147,11 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
     schedule = run.config.trainer
     if done == 0 and run.sets:
         metrics.log(0, run.evaluate(0, stopping))
+    run.trace.ahead(done + 1)
     run.producer.sync_and_begin(done + 1, Clock())
     blocked: dict[str, float] = {}  # by the checkpoint of the step before
     for step in range(done + 1, schedule.steps + 1):
+        run.trace.begin(step)
         clock, last = Clock(), step == schedule.steps
         run.checkpoints.check()
         alive.say(doing=f"step {step}: waiting for answers")
@@ -158,6 +165,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         # The first step of a start has weights that were synced and not learned since, whatever rollout.mode.
         values |= learn(run.config, run.workers, rollout, run.controller, step, clock, newest=step == done + 1)
         run.workers.learned = step
+        run.trace.ahead(step + 1)
         run.producer.sync_and_begin(step + 1, clock)  # the weight sync; with rollout.mode=one_step `next` has done it
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
             alive.say(doing=f"step {step}: evaluating")
@@ -166,6 +174,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         metrics.log(step, values | blocked | run.producer.metrics() | clock.report(rollout))
         blocked = {}
         run.record.log(step, episodes, rollout.kept, rollout.known_N)
+        spans.lap("log")
         run.skips.count(step, values)
         stop, exporting = bool(stopping), schedule.export_every and step % schedule.export_every == 0
         saving = last or stop or (step % schedule.checkpoint_every == 0 and not run.skips.in_row)
@@ -241,11 +250,14 @@ def _train(config: PpoConfig, folder: Path) -> int:
         Background(checkpoints, schedule.timeout) as background,
         Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) as metrics,
         closing(kind(config, workers, loader, partial(score_to_learn, config, rewards, folder))) as producer,
+        Tracing(config.log.trace, folder, workers.launcher, done) as trace,
         stop_signals() as stopping,
         Episodes(folder, tokenizer, config.log.episodes, config.data.prompt, done) as record,
     ):
-        skips = Skips(config.divergence.patience)
-        run = Run(config, folder, workers, producer, sets.evaluated, rewards, controller, background, record, skips)
+        run = Run(
+            *(config, folder, workers, producer, sets.evaluated, rewards, controller, background, record),
+            *(Skips(config.divergence.patience), trace),
+        )
         if last:
             run.restore(last)
         print(f"step {done} of {schedule.steps}, {len(sets.prompts)} prompts ({sets.dropped} too long), in {folder}", flush=True)

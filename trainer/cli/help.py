@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from trainer.configs.sections import Only
+from trainer.configs.base import Form, Only
 from trainer.errors import ConfigError
 
 # The words of stacks/load.py, of which nothing is imported here; tests/unit/stacks/test_settings_errors.py holds both to one table.
@@ -110,6 +110,8 @@ def _type(annotation: Any, metadata: list[Any]) -> str:
         return words + null * (type(None) in args)
     if origin is Literal:
         return "one of " * (len(args) > 1) + ", ".join(map(str, args))
+    if form := next((m for m in metadata if isinstance(m, Form)), None):
+        return str(form)
     bounds: dict[str, Any] = {key: getattr(m, key) for m in metadata for key in BOUNDS if getattr(m, key, None) is not None}
     limits = " and ".join(BOUNDS[key].format(value) for key, value in bounds.items())
     if bounds.keys() == {"ge", "le"}:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
 
 from trainer.cluster.placement import Bundle, Placement, plan
+from trainer.cluster.spans import register
 from trainer.configs.ppo import PpoConfig
 from trainer.errors import RunError
 
@@ -30,6 +32,8 @@ class Launcher(Protocol):
 
     plan: Placement
     errors: ClassVar[tuple[type[Exception], ...]]  # that `wait` raises where a process may have died
+    recorded: MutableMapping[str, Any]  # what is there of objects with a lane in the timeline, by name
+    spans: str | None  # what the keys begin with under which processes publish what they recorded; None where there is but this one
 
     def start(
         self,
@@ -115,9 +119,13 @@ class OneProcess:
 
     def __init__(self, plan: Placement):
         self.plan, self.turn = plan, threading.RLock()
+        self.recorded: MutableMapping[str, Any] = WeakValueDictionary()
+        self.spans: str | None = None
 
-    def start(self, kind: type, *args: Any, threads: int, **_: Any) -> Any:
-        return Actor(self.turn, threads, kind, args)
+    def start(self, kind: type, *args: Any, threads: int, name: str | None = None, **_: Any) -> Any:
+        actor = Actor(self.turn, threads, kind, args)
+        register(self.recorded, kind, name, actor)
+        return actor
 
     def ask(self, function: Callable[..., Any], *args: Any, **_: Any) -> Any:
         return _result(function, args)

@@ -11,16 +11,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
+from weakref import WeakValueDictionary
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainer.cluster import heartbeat, placement
+from trainer.cluster import heartbeat, placement, spans
 from trainer.cluster.reservation import Reservation, reserve
 from trainer.cluster.start_signals import end_by_sigterm
 from trainer.configs.ppo import PpoConfig
@@ -72,6 +73,8 @@ class OnRay:
 
     def __init__(self, plan: placement.Placement, reserved: Reservation):
         self.plan, self.reserved = plan, reserved
+        self.recorded: MutableMapping[str, Any] = WeakValueDictionary()
+        self.spans: str | None = spans.prefix_of(ray.get_runtime_context().get_job_id())
 
     def start(
         self,
@@ -87,7 +90,9 @@ class OnRay:
             ray.method(concurrency_group=BESIDE)(getattr(kind, method))
         remote: Any = ray.remote
         made = remote(concurrency_groups={BESIDE: 1})(kind) if beside else remote(kind)
-        return made.options(**options(self._place(where), share, threads, name)).remote(*args)
+        actor = made.options(**options(self._place(where), share, threads, name)).remote(*args)
+        spans.register(self.recorded, kind, name, actor)
+        return actor
 
     def _place(self, where: int | str | None) -> Any:
         if isinstance(where, int):
@@ -103,7 +108,8 @@ class OnRay:
         actor.beat.remote(limit, silence)
 
     def wait(self, refs: Any, seconds: float, what: str) -> Any:
-        return wait(refs, seconds, what)
+        with spans.span(f"wait for {what.partition(' (')[0]}"):
+            return wait(refs, seconds, what)
 
     def get(self, ref: Any) -> Any:
         try:

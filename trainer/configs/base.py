@@ -29,6 +29,16 @@ class Only:
         return f"{text} or {self.other}" if self.other else text
 
 
+@dataclass(frozen=True)
+class Form:
+    """What a text may be, in words, where its type does not say it."""
+
+    words: str
+
+    def __str__(self) -> str:
+        return self.words
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, coerce_numbers_to_str=True)
 

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from trainer.configs.base import Only, Section
 from trainer.configs.data import DataConfig
+from trainer.configs.timeline import TraceConfig
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
 FLASH = ("varlen", "flash_attention_2")  # kernels that know borders of sequences by their places, without a mask
@@ -143,6 +144,7 @@ class LogConfig(Section):
         default=None, min_length=1, description="MLflow experiment; in the run's folder without MLFLOW_TRACKING_URI."
     )
     plot: bool = Field(default=True, description="Draw reward and throughput when the run ends.")
+    trace: TraceConfig = Field(default=TraceConfig(), description="The timeline of some steps (flotilla trace).")
 
 
 class Rule(NamedTuple):
@@ -236,6 +238,7 @@ class Config(Section):
                 "only one may be set; each source of data.mix has a path of its own",
             ),
             *(Rule(True, (*(f"data.{key}" for key in keys), "data.path"), why) for why, keys in data.in_vain().items()),
+            *self._trace_rules(),
             Rule(
                 step.offload_optimizer and step.zero_stage == 0,
                 ("trainer.offload_optimizer", "trainer.zero_stage"),
@@ -245,6 +248,18 @@ class Config(Section):
                 optim.schedule != "constant" and optim.warmup_steps >= self.updates(),
                 ("optim.warmup_steps", "optim.schedule", "trainer.steps"),
                 "the warm-up must end before the run does",
+            ),
+        ]
+
+    def _trace_rules(self) -> list[Rule]:
+        trace, one = self.log.trace, getattr(self.placement, "processes", "one") == "one"
+        beyond = "steps" in trace.model_fields_set and any(steps[-1] > self.trainer.steps for steps in trace.ranges())
+        return [
+            Rule(beyond, ("log.trace.steps", "trainer.steps"), "the run ends before that step"),
+            Rule(
+                "nsys" in trace.parts and (one or not self.placement.gpus_per_rank),
+                ("log.trace.with", *(["placement.processes"] if hasattr(self.placement, "processes") else []), "placement.gpus_per_rank"),
+                "Ray starts the processes of GPUs under nsys; this run has none",
             ),
         ]
 

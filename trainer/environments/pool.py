@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import environments
 from trainer.chat.tokenizer import load_tokenizer
 from trainer.cluster.launcher import Launcher
+from trainer.cluster.spans import Recorded
 from trainer.configs.ppo import PpoConfig
 from trainer.data.prompts import chat_for
 from trainer.environments.policy import Limits
@@ -32,8 +33,10 @@ class Lost(Exception):
         self.key, self.died = key, died
 
 
-class EnvironmentActor:
+class EnvironmentActor(Recorded):
     """A process that plays episodes."""
+
+    KIND, WAITS = "environment", "waiting"
 
     def __init__(self, config: PpoConfig, model_path: str):
         self.config, self.model_path = config, model_path

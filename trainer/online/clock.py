@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from trainer.cluster import spans
 from trainer.online.roles import Rollout
 
 
@@ -19,6 +20,7 @@ class Clock:
         now = time.perf_counter()
         key = f"seconds_{name}"
         self.laps[key], self.at = self.laps.get(key, 0.0) + now - self.at, now
+        spans.lap(name)
 
     def report(self, rollout: Rollout) -> dict[str, float]:
         """All laps, and rates: of all tokens, and of those that were sampled."""

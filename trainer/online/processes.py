@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from trainer import models, weights
-from trainer.cluster import placement
+from trainer.cluster import placement, spans
 from trainer.cluster.launcher import Launcher, launcher
 from trainer.cluster.turns import Turns
 from trainer.configs.ppo import PpoConfig
@@ -50,6 +51,7 @@ class WorkerGroups:
     restarts: int = 0  # of rollout engines, in this run
     published: Published | None = None  # with rollout.elastic: the newest weights, for engines outside the sync group
     learned: int = 0  # steps that the policy has learned: the version of its weights
+    saving: float | None = None  # since when a checkpoint is written (time.perf_counter)
 
     def sync(self) -> None:
         """Give the rollout engines the policy's weights. Returns when they have them; raises RunError at rollout.timeout."""
@@ -80,8 +82,9 @@ class WorkerGroups:
     def _send(self) -> None:
         new = self.published is None or self.published.version != self.learned
         version = self.learned if self.config.rollout.elastic and new else None
-        refs = [rank.send.remote(version) for rank in self.policy.ranks] + self.engines.receive(self.learned)
-        sent = self.launcher.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
+        with spans.aside("weights", "sync"):
+            refs = [rank.send.remote(version) for rank in self.policy.ranks] + self.engines.receive(self.learned)
+            sent = self.launcher.wait(refs, self.config.rollout.timeout, "weight sync (rollout.timeout)")
         if version is not None:
             self.published = sent[0]
 
@@ -148,12 +151,18 @@ class WorkerGroups:
 
     def save_shards(self, folder: Path) -> None:
         """Have every trained role copied to memory, and written below `folder` from there."""
+        self.saving = time.perf_counter()
         for role in self._trained():
             role.call("save_shard", folder / role.role.name)
+        spans.aside_ended("checkpoints", "copy", self.saving)
 
     def saved(self) -> bool:
         """Whether all ranks have written what `save_shards` began. Raises what went wrong on one."""
-        return all(done for role in self._trained() for done in role.call("saved"))
+        written = all(done for role in self._trained() for done in role.call("saved"))
+        if written and self.saving is not None:
+            spans.aside_ended("checkpoints", "write", self.saving)
+            self.saving = None
+        return written
 
     def load_shards(self, folder: Path, resharded: Path | None) -> None:
         for role in self._trained():

@@ -25,6 +25,7 @@ from torch import nn
 
 from trainer import models, weights
 from trainer.cluster import actors, heartbeat, placement
+from trainer.cluster.spans import Recorded, recording, span
 from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfig
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.episodes import Batch, Denominators
@@ -61,8 +62,10 @@ class Role:
     gpus_setting: str = "placement.gpus_per_rank"  # named where a GPU is missing
 
 
-class Worker:
+class Worker(Recorded):
     """Started by `trainer.online.roles`, each in a process of its own or all in one; `train_sft` uses it under torchrun."""
+
+    KIND = "rank"
 
     def __init__(self, config: Config, role: Role, rank: int, world: int, model_path: str | None, threads: int | None):
         actors.settle(threads)
@@ -176,7 +179,9 @@ class Worker:
     def score(self, sequences: list[Sequence], count: int) -> torch.Tensor:
         """What the model says of all response tokens (log-probabilities, values), flat [N], in the order of `sequences`."""
         batches = self._pack(sequences, count)
-        return scatter([self.engine(self._to_device(batch))[0] for batch in batches], batches).cpu()
+        found = [self._forward(self._to_device(batch))[0] for batch in batches]
+        with span("gather"):
+            return scatter(found, batches).cpu()
 
     def optimizer_step(
         self, sequences: list[Sequence], tokens_N: Tokens, counts: Denominators, count: int, numbers: dict[str, float] | None = None
@@ -188,7 +193,10 @@ class Worker:
         sums, batches = self._sums(sequences, tokens_N, counts, count, numbers)
         sums["real_tokens"] = sum(b.real_tokens for b in batches)
         sums["padded_tokens"] = sum(b.input_ids_RL.numel() for b in batches)
-        return {**sums, **self.engine.step()}
+        with span("optimizer"):
+            stepped = self.engine.step()
+            self._settle()
+        return {**sums, **stepped}
 
     def said(self) -> torch.Tensor | None:
         """The policy's log-probabilities of all response tokens before the last optimizer step, flat [N], in the order of its sequences."""
@@ -207,23 +215,41 @@ class Worker:
         """Of the objective over micro-batches, with gradients where they are enabled."""
         assert self.role.objective is not None, f"{self.role.name} does not learn"
         batches = self._pack(sequences, count)
-        attach(batches, tokens_N, counts, numbers)
+        with span("pack"):
+            attach(batches, tokens_N, counts, numbers)
         sums: Counter[str] = Counter()
         said: list[torch.Tensor] = []
         for i, batch in enumerate(map(self._to_device, batches)):
             if self.teacher:
-                self.teacher.read(batch)
-            output = self.engine(batch)
-            said.append(output[0].detach())
-            loss, stats = self.role.objective(batch, output)
+                with span("teacher"):
+                    self.teacher.read(batch)
+            out = self._forward(batch)
+            said.append(out[0].detach())
+            with span("loss"):
+                loss, stats = self.role.objective(batch, out)
             if torch.is_grad_enabled():
-                self.engine.backward(loss, last=i == len(batches) - 1)
-            sums.update({name: float(value) for name, value in {"loss": loss.detach(), **stats}.items()})
+                with span("backward"):
+                    self.engine.backward(loss, last=i == len(batches) - 1)
+                    self._settle()
+            with span("sum"):
+                sums.update({name: float(value) for name, value in {"loss": loss.detach(), **stats}.items()})
         self.said_N = scatter(said, batches).cpu() if isinstance(self.engine.model, PolicyModel) else None
         return dict(sums), batches
 
+    def _forward(self, batch: Batch) -> Any:
+        with span("forward", tokens=batch.real_tokens):
+            out = self.engine(batch)
+            self._settle()
+        return out
+
+    def _settle(self) -> None:
+        """Where spans are recorded, what was launched on a GPU belongs to the one that launched it."""
+        if self.device.type == "cuda" and recording():
+            torch.cuda.synchronize(self.device)
+
     def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:
-        return pack(sequences, **self.packing(), pad_id=self.pad_id, count=count, together=self.role.together)
+        with span("pack", sequences=len(sequences)):
+            return pack(sequences, **self.packing(), pad_id=self.pad_id, count=count, together=self.role.together)
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch if self.device.type == "cpu" else batch.to(self.device)

@@ -12,6 +12,7 @@ from multiprocessing.connection import wait
 from threading import Lock
 from typing import Any, Self
 
+from trainer.cluster.spans import aside
 from trainer.cluster.stopping import Stopped, Stopping
 from trainer.configs.reward import RewardConfig
 from trainer.episodes import Episode
@@ -67,7 +68,7 @@ class Scorer:
         reward.retries times. With reward.on_error=fail that raises ConfigError, or TimeoutError, naming the row of the data set and the
         line of code; with `drop` ConfigError is raised where all of a `whole` batch fail. Stopped is raised soon after `stopping` is set.
         """
-        with self.busy:
+        with self.busy, aside("rewards", "score", answers=len(episodes)):
             return self._score_all(episodes, step, stopping, whole)
 
     def _score_all(self, episodes: list[Episode], step: int, stopping: Stopping | None, whole: bool) -> list[float]:

@@ -13,6 +13,7 @@ from typing import Any
 from trainer import weights
 from trainer.cluster import actors, heartbeat, placement
 from trainer.cluster.launcher import Launcher
+from trainer.cluster.spans import Recorded, span
 from trainer.cluster.turns import Memory
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
@@ -29,8 +30,10 @@ Answers = tuple[list[Turn], list[str]]  # to one prompt, and their texts
 NOTICE_SECONDS = 10  # within which Ray knows that a process has died
 
 
-class RolloutActor:
+class RolloutActor(Recorded):
     """A process that holds one rollout engine, or an object of the run's own; an engine's kind is imported there only."""
+
+    KIND, WAITS = "engine", "idle"
 
     def __init__(self, name: str, config: PpoConfig, model_path: str, seed: int, threads: int):
         actors.settle(threads)
@@ -92,9 +95,10 @@ class RolloutActor:
         if not requests and not self.engine.asked():
             self.fetcher.done.wait(seconds)
         if (buckets := self.fetcher.take()) is not None:
-            for bucket in buckets:
-                self.engine.load(bucket)
-            self.engine.loaded(self.fetcher.version)
+            with span("take weights"):
+                for bucket in buckets:
+                    self.engine.load(bucket)
+                self.engine.loaded(self.fetcher.version)
             self.version = self.fetcher.version
         return *self.work(requests, sampling, seconds), self.version
 

@@ -15,6 +15,7 @@ from transformers import DynamicCache
 from trainer import weights
 from trainer.chat.template import stops
 from trainer.cluster import placement
+from trainer.cluster.spans import span
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
 from trainer.models import load_lm, load_tokenizer, saved_tensors
@@ -141,9 +142,12 @@ class HfEngine(SteppedEngine):
     def step(self) -> dict[int, list[Turn]]:
         """A token for every answer of the batch; when they are complete, the next requests are one, from their prompts on."""
         if self.batch is None:
-            self._begin()
+            with span("prefill", prompts=len(self.waiting)):
+                self._begin()
         assert self.batch is not None
-        if not self._step_batch(self.batch):
+        with span("decode", running=len(self.batch.rows), waiting=len(self.waiting), count=1):
+            complete = self._step_batch(self.batch)
+        if not complete:
             return {}
         batch, self.batch = self.batch, None
         turns = iter(batch.turns(self.ends.tolist()))

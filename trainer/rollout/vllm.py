@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from trainer import weights
 from trainer.chat.template import stops
 from trainer.cluster import actors, placement
+from trainer.cluster.spans import ended, recording
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.ppo_rules import RANKS
 from trainer.episodes import Turn
@@ -173,8 +175,7 @@ class VllmEngine(SteppedEngine):
             prompt = tokens_input(prompt_ids, cache_salt=str(self.version))
             self.llm.llm_engine.add_request(name, prompt, params, lora_request=receiver.ADAPTERS if self.adapters else None)
         complete: dict[int, list[Turn]] = {}
-        outputs: list[Any] = self.llm.llm_engine.step()  # RequestOutput, as no pooling is asked for
-        for output in outputs:
+        for output in self._work():
             self.admission.release(output.request_id)
             number, first = map(int, output.request_id.split(":"))
             request = self.requests[number]
@@ -188,6 +189,18 @@ class VllmEngine(SteppedEngine):
             running, waiting = self.scheduler.get_request_counts()
             self.gauges.show(running, waiting + len(self.admission.waiting), self.scheduler.get_kv_cache_usage())
         return complete
+
+    def _work(self) -> list[Any]:
+        """A step of vLLM's own: RequestOutputs, as no pooling is asked for. As a span it is a prefill where it read of a prompt."""
+        if not recording():
+            return self.llm.llm_engine.step()
+        scheduler: Any = self.scheduler
+        answering = {request.request_id for request in scheduler.running if request.num_computed_tokens >= request.num_prompt_tokens}
+        begin, outputs = time.perf_counter(), self.llm.llm_engine.step()
+        reads = any(request.request_id not in answering for request in scheduler.running)
+        running, waiting = scheduler.get_request_counts()
+        ended("prefill" if reads else "decode", begin, running=running, waiting=waiting + len(self.admission.waiting), count=1)
+        return outputs
 
 
 class Part:

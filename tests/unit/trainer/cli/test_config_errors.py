@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("runs")
     ("argument", "message"),
     [
         ("trainer.stpes=5", "command line: trainer.stpes: unknown key; did you mean trainer.steps?"),
-        ("steps=5", "command line: steps: unknown key; did you mean trainer.steps?"),
+        ("steps=5", "command line: steps: unknown key; did you mean trainer.steps or log.trace.steps?"),
         ("lr=5", "command line: lr: unknown key; did you mean optim.lr or critic.lr?"),
         ("trainer.steps.x=5", "command line: trainer.steps.x: unknown key; did you mean trainer.steps?"),
         ("trianer.steps=5", "command line: trianer.steps: unknown key; did you mean trainer.steps?"),
@@ -89,7 +89,7 @@ def test_all_mistakes_are_told_at_once_with_file_and_line(tmp_path):
         ("data: &d {args: *d}\n", "{file}: is not YAML: an alias refers to itself, or a key is not text"),
         (
             "data: {path: a:b}\nmodel: {path: a}\nlog: {on: 1}\n",
-            "{file}:3: log.on: unknown key (allowed: tensorboard, wandb, mlflow, plot, episodes)",
+            "{file}:3: log.on: unknown key (allowed: tensorboard, wandb, mlflow, plot, trace, episodes)",
         ),
         ("- 1\n", "{file}: is not a map of sections (run, model, data, ...)"),
     ],
