@@ -31,6 +31,7 @@ TRAINER = {
     "eval": "trainer.evaluate",
     "export": "trainer.export",
     "report": "trainer.report",
+    "trace": "trainer.runs.timeline",
     "convert": "trainer.cli.convert",
     "index": "retrieval.command",
 }

@@ -66,6 +66,7 @@ GROUPS = {
         Verb("export RUN", "Hugging Face model of a checkpoint", "in this shell"),
         Verb("report [STACK] RUN...", "the page of runs as one HTML file"),
         Verb("push MODEL TARGET", "send a model to a hub, S3 or GCS", "in this shell, or as a job"),
+        Verb("trace [STACK] RUN", "timeline of traced steps, for Perfetto"),
         Verb("index WHAT", "build and serve a search index", "in this shell"),
     ),
 }

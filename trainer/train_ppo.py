@@ -61,13 +61,13 @@ from trainer.online.continuous import Continuous
 from trainer.online.processes import WorkerGroups, start
 from trainer.online.producer import Batches, Producer
 from trainer.online.roles import Rollout
-from trainer.online.scored import advantages, describe, evaluations, left_out, punish_overlong, truncated
+from trainer.online.scored import advantages, describe, evaluations, left_out, punish_overlong, require_sampled, truncated
 from trainer.online.sets import read as read_sets
 from trainer.online.tracing import Tracing
 from trainer.rewards.here import scorer_of
 from trainer.rewards.scorer import Scorer
 from trainer.runs import alive, dated, held, save_resolved
-from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, require_sampled, slowed
+from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, slowed
 
 # Mean difference of log-probabilities beyond that of any kernels, by model.dtype: experts that a weight sync garbles are off by 1.7.
 GARBLED = {"float32": 0.1, "bfloat16": 0.5}

@@ -207,6 +207,7 @@ class Recorded:
     KIND: ClassVar[str] = "process"
     WAITS: ClassVar[str] = "waiting"  # what it does between two calls
     _lane: Lane | None = None
+    _profiled: ClassVar[list[str]] = []
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -218,7 +219,7 @@ class Recorded:
         return Here(boot(), _address(), time.perf_counter())
 
     def record(self, on: bool, name: str, parts: list[str], prefix: str | None) -> tuple[Here, bytes | None]:
-        """From now on, or no longer. `parts`: of `log.trace.with`; `prefix`: of the keys that a process of Ray publishes under.
+        """From now on, or no longer. `parts`: profilers that run from now on; `prefix`: of the keys that a process of Ray publishes under.
 
         Returns, at the end of a profile, what torch's profiler saw: a Chrome trace, compressed with gzip.
         """
@@ -226,10 +227,11 @@ class Recorded:
         profile = None
         if lane.on and not on:
             lane.lap(self.WAITS)
-        if on != lane.on and (needed := set(parts) & {"torch", "nsys"}):
+        if parts != self._profiled:
             from trainer.cluster import profiles
 
-            profile = profiles.switch(on, needed, lane.name)
+            profile = profiles.switch(bool(parts), {*parts, *self._profiled}, lane.name)
+            self._profiled = parts
         lane.switch(on)
         if prefix and on:
             _publish(prefix)
@@ -245,9 +247,9 @@ def _recorded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         if lane is None or not lane.on:
             return method(self, *args, **kwargs)
         known = args[0] if name == "call" else name
-        begin, within = time.perf_counter(), getattr(_thread, "lane", None) is lane
-        if not within:
+        if getattr(_thread, "lane", None) is not lane:  # it is no part of another one
             lane.lap(self.WAITS)
+        begin = time.perf_counter()
         try:
             with on_lane(lane):
                 return method(self, *args, **kwargs)

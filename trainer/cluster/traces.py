@@ -5,7 +5,7 @@
     {"lane": "policy-0", "kind": "rank", "node": "10.0.0.2", "error": 0.0, "spans": [[NAME, BEGIN, END, NUMBERS], ...]}
     {"end": 3.2}
 
-    step_20.policy-0.torch.json.gz: what torch's profiler saw of that rank, from step 20 to the end of the traced steps that follow it
+    step_20.policy-0.1.torch.json.gz: what torch's profiler saw of that rank until the end of step 20, the first such file
 
 Times are seconds since the step began, by the driver's clock; `error` is by how much those of a lane may be off. Lines are appended as
 spans come, so a run that is killed leaves what it has recorded. A run that does a step again writes its file anew.
@@ -31,6 +31,7 @@ class Traces:
 
     def __init__(self, folder: Path, done: int):
         self.folder = folder / FOLDER
+        self.profiles = 0
         self.steps: dict[int, tuple[float, float | None]] = {}  # begin and end of those that still may get spans
         for file in self.folder.glob("step_*"):
             if (number := file.name[5:].partition(".")[0]).isdecimal() and int(number) > done:
@@ -67,7 +68,8 @@ class Traces:
     def profile(self, lane: str, trace: bytes, offset: float) -> None:
         """Of torch, compressed; in each line of a step is when that step began by the clock of the trace."""
         with suppress(OSError):
-            file = self.folder / f"step_{min(self.steps)}.{lane}.torch.json.gz"
+            self.profiles += 1
+            file = self.folder / f"step_{max(self.steps)}.{lane}.{self.profiles}.torch.json.gz"
             file.write_bytes(trace)
             for step, (begin, _) in self.steps.items():
                 self._add(step, {"torch": file.name, "lane": lane, "begin": begin + offset})

@@ -22,6 +22,7 @@ from trainer import models, preflight
 from trainer.checkpoints.folders import Checkpoints
 from trainer.checkpoints.reshard import reshard
 from trainer.cli.paths import run_folder
+from trainer.cluster import spans
 from trainer.cluster.actors import free_port
 from trainer.cluster.stopping import Stopping, stop_signals
 from trainer.configs.offline import OfflineConfig
@@ -38,6 +39,7 @@ from trainer.metrics.sinks import sinks
 from trainer.models import attention, load_tokenizer, others
 from trainer.objectives.aggregation import denominators, part
 from trainer.offline.saver import Saver, from_rank_0, gather
+from trainer.offline.tracing import Tracing
 from trainer.ranks import packed
 from trainer.ranks.reduction import combine, means
 from trainer.ranks.worker import Role, Tokens, Worker
@@ -145,8 +147,9 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     task.prepare(worker, found, folder, fresh=done == 0)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
     saver = Saver(worker, checkpoints, rank, world)
-    with stop_signals() as stopping, saver.background, metrics or nullcontext():
-        code = _loop(Run(task, worker, folder, loader, held_out, saver, metrics, fingerprint), done, stopping)
+    trace = Tracing(config.log.trace, folder, rank, world, done)
+    with stop_signals() as stopping, saver.background, metrics or nullcontext(), trace:
+        code = _loop(Run(task, worker, folder, loader, held_out, saver, metrics, fingerprint, trace), done, stopping)
     if code == 0 and metrics:
         print(metrics.cost.report(schedule.steps))
         if config.log.plot:
@@ -166,6 +169,7 @@ class Run:
     saver: Saver
     metrics: Metrics | None  # of rank 0
     fingerprint: str  # of the model
+    trace: Tracing
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if self.metrics:
@@ -193,15 +197,19 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
         run.log(0, run.evaluate())
     skips = Skips(run.task.config.divergence.patience)
     for step in range(done + 1, schedule.steps + 1):
+        run.trace.begin(step)
         begin, last = time.perf_counter(), step == schedule.steps
         rows = run.loader.next()
         sequences = [sequence for row in rows for sequence in task.sequences(row)]
+        spans.lap("data")
         numbers = task.numbers(worker, rows)
         stats = optimizer_step(worker, sequences, numbers=numbers) | numbers
+        spans.lap("learn")
         seconds = time.perf_counter() - begin
         stats |= {"seconds": seconds, "tokens_per_second": sum(s.length for s in sequences) / seconds}
         if last or (schedule.eval_every and step % schedule.eval_every == 0):
             stats |= run.evaluate()
+            spans.lap("evaluate")
         run.log(step, stats | saver.blocked)
         skips.count(step, stats)
         stop, exporting = saver.look(bool(stopping))[0], schedule.export_every and step % schedule.export_every == 0
@@ -210,8 +218,10 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
             require_finite(worker.score(sequences[: task.together], 1).tolist(), step, step - skips.in_row)
         if exporting:
             run.export(step, run.folder / "models" / f"step_{step}")
+            spans.lap("export")
         if saving:
             run.save(step, last=stop or last)
+            spans.lap("checkpoint")
         if stop and not last:
             print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
@@ -255,7 +265,9 @@ def optimizer_step(
     """
     mine, mine_N, counts, local, count = _share(worker, sequences, tokens_N or {})
     stats = worker.optimizer_step(mine, mine_N, local, count, numbers)
-    return combine(gather(stats, worker.world)[:: _shared(worker)], counts.tokens, counts.sequences / worker.role.together)
+    with spans.span("gather"):
+        everyone = gather(stats, worker.world)
+    return combine(everyone[:: _shared(worker)], counts.tokens, counts.sequences / worker.role.together)
 
 
 def evaluate(task: Offline[Any], worker: Worker, rows: list[Prompt]) -> dict[str, float]:

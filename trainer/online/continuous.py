@@ -28,10 +28,10 @@ from trainer.online.clock import Clock
 from trainer.online.groups import Group, Groups, in_time
 from trainer.online.processes import WorkerGroups
 from trainer.online.producer import Score, seed_of
+from trainer.online.scored import require_sampled
 from trainer.rollout.calls import Calls
 from trainer.rollout.slow import Slow
 from trainer.runs import alive, faults
-from trainer.runs.divergence import require_sampled
 
 if TYPE_CHECKING:
     from trainer.online.elastic import Elastic

@@ -15,8 +15,8 @@ from trainer.environments.pool import Environments, Rounds
 from trainer.episodes import Episode
 from trainer.online.clock import Clock
 from trainer.online.processes import WorkerGroups
+from trainer.online.scored import require_sampled
 from trainer.rollout.engines import Pending
-from trainer.runs.divergence import require_sampled
 
 Group = list[Episode]  # answers to one prompt
 Score = Callable[[list[Episode], int, Stopping], None]  # sets rewards; `rewards.scorer.Scorer.score` says what it raises

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from math import comb
 from statistics import fmean
@@ -17,9 +18,19 @@ from trainer.errors import ConfigError
 from trainer.objectives.advantages import Estimate, estimate
 from trainer.online.roles import Rollout
 from trainer.rewards.verifiable import overlong
+from trainer.runs.divergence import RUINED, Diverged
 
 ONE_EACH = ("grpo", "dr_grpo", "rloo", "remax")  # have one advantage for an episode
 OVERLONG = "overlong"  # the term of reward.overlong
+
+
+def require_sampled(episodes: list[Episode], step: int) -> None:
+    """Raises Diverged where answers were sampled by a ruined model."""
+    for episode in episodes:
+        for turn in episode.turns:
+            if not math.isfinite(sum(turn.logprobs)):
+                bad = next(version for version, p in zip(turn.versions, turn.logprobs, strict=True) if not math.isfinite(p))
+                raise Diverged(step, bad, RUINED)
 
 
 def punish_overlong(episodes: list[Episode], config: OverlongConfig, max_new_tokens: int) -> None:

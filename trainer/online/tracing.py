@@ -25,7 +25,7 @@ class Tracing:
         self.config, self.launcher = config, launcher
         self.traces, self.clocks, self.boot = Traces(folder, done), Clocks(), spans.boot()
         self.prefix = launcher.spans
-        self.on = False
+        self.on = self.profiled = False
         self.nodes: dict[str, Here] = {}
         self.asked: dict[Any, tuple[str, float]] = {}  # answers to `record` that are still to come: of whom, and when it was asked
         self.lane = spans.new_lane("driver", "driver")
@@ -46,9 +46,8 @@ class Tracing:
     def ahead(self, step: int) -> None:
         """Before rollout engines are asked for anything of `step`: have all record, where it is traced, or the next one is, which they may
         begin early."""
-        on = self.config.traced(step) or self.config.traced(step + 1)
-        if on:
-            self._record(on=True)
+        if self.config.traced(step) or self.config.traced(step + 1):
+            self._record(on=True, profile=self.profiled or self.config.traced(step))
 
     def begin(self, step: int) -> None:
         """The step before has ended, if there was one."""
@@ -58,8 +57,8 @@ class Tracing:
         if traced:
             self.traces.begin(step, now)
             self.lane.since = now
-        elif self.on and not self.config.traced(step + 1):
-            self._record(on=False)
+        elif self.on:
+            self._record(on=self.config.traced(step + 1), profile=False)
         self._collect()
 
     def _end(self, now: float) -> None:
@@ -72,31 +71,29 @@ class Tracing:
         self._end(time.perf_counter())
         if not self.on and not self.asked:
             return
-        self._record(on=False)
+        self._record(on=False, profile=False)
         deadline = time.monotonic() + END
         while self.asked and time.monotonic() < deadline:
             self._answers(max(0.0, min(PATIENCE, deadline - time.monotonic())))
         self._collect()
 
-    def _record(self, *, on: bool) -> None:
+    def _record(self, *, on: bool, profile: bool) -> None:
         """Tell all processes, and hear what their clocks show."""
-        own = self._own_parts()
-        if own and on != self.on and (trace := profiles.switch(on, own, self.lane.name)):
-            self.traces.profile(self.lane.name, trace, 0.0)
+        parts = [part for part in self.config.parts if part != "spans"] if profile else []
+        if self.prefix is None:  # all that is in this process is profiled at once
+            if profile != self.profiled and (trace := profiles.switch(profile, {*self.config.parts}, self.lane.name)):
+                self.traces.profile(self.lane.name, trace, 0.0)
+            parts = []
+        self.profiled = profile
         for lane in (self.lane, *self.others):
             lane.switch(on)
         known, self.on = self.on == on and all(here.boot == self.boot for here in self.nodes.values()), on
-        theirs = [] if own else [*self.config.parts]
         for name, actor in [*self.launcher.recorded.items()]:
-            self.asked[actor.record.remote(on, name, theirs, self.prefix)] = name, time.perf_counter()
+            self.asked[actor.record.remote(on, name, parts, self.prefix)] = name, time.perf_counter()
         self._answers(0.0 if known else PATIENCE)
         for name, here in self.nodes.items():
             if on and here.boot != self.boot and name in self.launcher.recorded:
                 measure(self.clocks, name, lambda actor=self.launcher.recorded[name]: self._shown(actor))
-
-    def _own_parts(self) -> set[str]:
-        """What profiles this process with all that is in it."""
-        return set(self.config.parts) & {"torch", "nsys"} if self.prefix is None else set()
 
     def _shown(self, actor: Any) -> float | None:
         ref = actor.here.remote()

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from trainer.checkpoints.background import Memory, snapshot
+from trainer.cluster.spans import span
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 from trainer.ranks import offload
 
@@ -217,7 +218,9 @@ class Engine:
         self.away = False
 
     def _until_copied(self) -> None:
-        if not self.copied.wait(self.timeout):
+        with span("wait for the checkpoint"):
+            copied = self.copied.wait(self.timeout)
+        if not copied:
             raise TimeoutError(f"the checkpoint was not copied to memory within {self.timeout} s (trainer.timeout)")
 
     def weights(self, names: list[str]) -> list[torch.Tensor]:

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from trainer.checkpoints.folders import Checkpoints
 from trainer.configs.sections import Config
-from trainer.episodes import Episode
 from trainer.errors import RunError
 from trainer.runs import ROLLBACKS
 
@@ -54,15 +53,6 @@ def require_finite(logprobs: Iterable[float], step: int, bad: int) -> None:
     """Raises Diverged where a log-probability is none. `bad`: the step after which the model had these weights."""
     if not math.isfinite(sum(logprobs)):
         raise Diverged(step, bad, RUINED)
-
-
-def require_sampled(episodes: list[Episode], step: int) -> None:
-    """Raises Diverged where answers were sampled by a ruined model."""
-    for episode in episodes:
-        for turn in episode.turns:
-            if not math.isfinite(sum(turn.logprobs)):
-                bad = next(version for version, p in zip(turn.versions, turn.logprobs, strict=True) if not math.isfinite(p))
-                raise Diverged(step, bad, RUINED)
 
 
 def slowed(config: C, folder: Path) -> C:

@@ -15,8 +15,9 @@ from trainer.configs.ppo import PpoConfig
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import RunError
+from trainer.online.scored import require_sampled
 from trainer.ranks.engine import Engine, init_distributed
-from trainer.runs.divergence import Diverged, Skips, go_back, require_sampled, rows, slowed
+from trainer.runs.divergence import Diverged, Skips, go_back, rows, slowed
 
 
 @pytest.mark.usefixtures("one_rank", "small_buckets")
