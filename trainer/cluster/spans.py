@@ -184,7 +184,7 @@ def boot() -> str:
         return "here"
 
 
-GAP = 0.0005  # seconds
+GAP = 0.001  # seconds
 
 
 def merged(spans: list[Span]) -> list[Span]:
@@ -194,7 +194,7 @@ def merged(spans: list[Span]) -> list[Span]:
         if out and numbers.get("count"):
             last = out[-1]
             same = last[0] == name and {**last[3], "count": 0} == {**numbers, "count": 0}
-            if same and 0 <= begin - last[2] < GAP:
+            if same and abs(begin - last[2]) < GAP:
                 out[-1] = (name, last[1], end, {**numbers, "count": last[3]["count"] + numbers["count"]})
                 continue
         out.append((name, begin, end, numbers))
@@ -207,7 +207,7 @@ class Recorded:
     KIND: ClassVar[str] = "process"
     WAITS: ClassVar[str] = "waiting"  # what it does between two calls
     _lane: Lane | None = None
-    _profiled: ClassVar[list[str]] = []
+    _profiled: list[str] = []  # noqa: RUF012  # replaced, never changed
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -177,9 +177,11 @@ def _sampling(step: Step) -> Iterator[tuple[float, str]]:
 
 
 def _pace(spans: list[Any]) -> float | None:
-    """Seconds of a step of decoding, whatever the number of sequences: the median over the spans."""
-    paces = [(end - begin) / numbers.get("count", 1) for name, begin, end, numbers in spans if name == "decode"]
-    return median(paces) if paces else None
+    """Seconds of a step of decoding, while the engine had at least half of the most sequences that it had at once."""
+    decodes = [span for span in spans if span[0] == "decode"]
+    most = max((span[3].get("running", 1) for span in decodes), default=1)
+    full = [span for span in decodes if 2 * span[3].get("running", 1) >= most]
+    return sum(end - begin for _, begin, end, _ in full) / sum(span[3].get("count", 1) for span in full) if full else None
 
 
 def _tail(spans: list[Any], times: list[tuple[float, float]]) -> tuple[float, int]:
