@@ -146,7 +146,9 @@ def _took(name: str, share: float) -> str:
 
 def _sampling(step: Step) -> Iterator[tuple[float, str]]:
     """One engine is slow, or the last answers are long; both while the driver waits for all of them."""
-    times = step.when("generate")
+    if "wait" in step.laps:  # rollout.mode=async
+        return
+    times = step.when("generate") + step.when("sync")  # in one process they sample as soon as they have the weights
     engines = step.lanes["engine"]
     paces = {lane["name"]: _pace(lane["spans"]) for lane in engines}
     known = [pace for pace in paces.values() if pace]

@@ -42,7 +42,7 @@ def lanes(folder: Path, step: int) -> dict[str, Any]:
 def perfetto(folder: Path, wanted: list[int]) -> bytes:
     """These steps as a Chrome trace in gzip, which https://ui.perfetto.dev opens. Raises NoTimeline."""
     if not wanted:
-        raise NoTimeline(f"{folder}: no step is named; {_there(folder)}")
+        raise NoTimeline(f"{folder}: no step was traced; log.trace.steps says which are")
     return file([read(folder, step) for step in wanted], {step: profiles(folder, step) for step in wanted}, folder / FOLDER)
 
 

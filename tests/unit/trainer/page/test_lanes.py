@@ -62,7 +62,7 @@ def test_what_there_is_not_is_named_with_what_there_is(tmp_path):
     traced(traced(tmp_path, 20), 21)
     with pytest.raises(NoTimeline, match="no timeline of step 3; it has those of 20, 21"):
         lanes.lanes(tmp_path, 3)
-    with pytest.raises(NoTimeline, match="no step is named"):
+    with pytest.raises(NoTimeline, match="no step was traced"):
         lanes.perfetto(tmp_path, [])
 
 
