@@ -21,7 +21,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trainer.cluster import heartbeat, placement, spans
+from trainer.cluster import heartbeat, nsight, placement, spans
 from trainer.cluster.reservation import Reservation, reserve
 from trainer.cluster.start_signals import end_by_sigterm
 from trainer.configs.ppo import PpoConfig
@@ -47,8 +47,11 @@ def on_ray(config: PpoConfig, engines_alone: bool = False) -> Iterator[OnRay]:
     before = set(ray.util.list_named_actors())
     try:
         wanted = placement.fit(config, ray.nodes(), engines_alone)
+        nsys = "nsys" in config.log.trace.parts
+        if nsys:
+            nsight.require(ray.nodes())
         reserved = reserve(wanted, config.placement)
-        yield OnRay(wanted, reserved)
+        yield OnRay(wanted, reserved, nsys=nsys)
     finally:
         if ours:
             ray.shutdown()
@@ -71,8 +74,8 @@ class OnRay:
 
     errors: ClassVar[tuple[type[Exception], ...]] = (RunError, RayError)
 
-    def __init__(self, plan: placement.Placement, reserved: Reservation):
-        self.plan, self.reserved = plan, reserved
+    def __init__(self, plan: placement.Placement, reserved: Reservation, *, nsys: bool = False):
+        self.plan, self.reserved, self.nsys = plan, reserved, nsys
         self.recorded: MutableMapping[str, Any] = WeakValueDictionary()
         self.spans: str | None = spans.prefix_of(ray.get_runtime_context().get_job_id())
 
@@ -90,7 +93,8 @@ class OnRay:
             ray.method(concurrency_group=BESIDE)(getattr(kind, method))
         remote: Any = ray.remote
         made = remote(concurrency_groups={BESIDE: 1})(kind) if beside else remote(kind)
-        actor = made.options(**options(self._place(where), share, threads, name)).remote(*args)
+        profiled = self.nsys and bool(share.get("GPU"))
+        actor = made.options(**options(self._place(where), share, threads, name, nsys=profiled)).remote(*args)
         spans.register(self.recorded, kind, name, actor)
         return actor
 
@@ -250,8 +254,8 @@ def died(ref: Any) -> bool:
     return False
 
 
-def options(where: Any, share: dict[str, float], threads: int, name: str | None) -> dict[str, Any]:
-    """Options of an actor with `share` of what is there: a bundle, a node.
+def options(where: Any, share: dict[str, float], threads: int, name: str | None, *, nsys: bool = False) -> dict[str, Any]:
+    """Options of an actor with `share` of what is there: a bundle, a node. With `nsys` it runs under Nsight Systems.
 
     Ray restarts none: `worker_groups.py` restarts rollout engines, or a run resumes.
     """
@@ -266,7 +270,7 @@ def options(where: Any, share: dict[str, float], threads: int, name: str | None)
         "resources": share,
         "max_restarts": 0,
         "scheduling_strategy": where,
-        "runtime_env": {"env_vars": variables},
+        "runtime_env": {"env_vars": variables} | ({"nsight": nsight.options(name or "process")} if nsys else {}),
     }
 
 

@@ -69,7 +69,7 @@ def test_a_run_without_traces_a_damaged_file_and_a_run_that_there_is_not(run):
         timeline.main([str(run)])
     for each in run.glob("traces/*"):
         each.unlink()
-    with pytest.raises(ConfigError, match=r"no step is named; it has none: log\.trace\.steps says which steps are traced"):
+    with pytest.raises(ConfigError, match=r"demo: no step was traced; log\.trace\.steps says which are"):
         timeline.main([str(run)])
     with pytest.raises(ConfigError, match="RUN=nosuch: no run of that name"):
         timeline.main(["nosuch"])
