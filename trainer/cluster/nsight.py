@@ -6,6 +6,8 @@ https://docs.ray.io/en/latest/ray-observability/user-guides/profiling.html
 from __future__ import annotations
 
 import shutil
+import sys
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -31,14 +33,23 @@ def options(name: str) -> dict[str, str]:
 
 
 def require(nodes: list[dict[str, Any]]) -> None:
-    """Raises ConfigError where a node with GPUs, of those that `ray.nodes()` lists, has no nsys."""
+    """Raises ConfigError where a node with GPUs, of those that `ray.nodes()` lists, cannot start a process under nsys."""
     looks = {}
     remote: Any = ray.remote
     for node in nodes:
         if node["Alive"] and node["Resources"].get("GPU"):
             place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            looks[node["NodeManagerAddress"]] = remote(shutil.which).options(num_cpus=0, scheduling_strategy=place).remote("nsys")
-    found = dict(zip(looks, ray.get([*looks.values()], timeout=LOOK_SECONDS), strict=True))
-    if missing := [address for address, path in found.items() if path is None]:
-        where = ", ".join(missing)
-        raise ConfigError(f"log.trace.with=nsys: nsys is not on PATH of {where}; install Nsight Systems there, or leave nsys out")
+            looks[node["NodeManagerAddress"]] = remote(missing).options(num_cpus=0, scheduling_strategy=place).remote()
+    found = zip(looks, ray.get([*looks.values()], timeout=LOOK_SECONDS), strict=True)
+    if lines := [f"log.trace.with=nsys: {why} on node {address}; or leave nsys out" for address, why in found if why]:
+        raise ConfigError("\n".join(lines))
+
+
+def missing() -> str:
+    """What this node has not."""
+    if shutil.which("nsys") is None:
+        return "nsys is not on PATH: install Nsight Systems"
+    python = shutil.which("python")
+    if python is None or Path(python).parent != Path(sys.executable).parent:  # which Ray starts under nsys by that name
+        return f"python on PATH is {python or 'missing'}, Ray's is {sys.executable}: put its folder first on PATH"
+    return ""
