@@ -102,12 +102,11 @@ def perform(verb: str, arguments: list[str]) -> int:
         return train(root, arguments)
     if verb == "plan":
         return run_trainer(root, plan.MODULE, plan.words(arguments, root))
-    if verb == "report" and remote_runs.names_a_stack(flags, root):
-        return remote_runs.report(arguments, root)
-    if verb == "eval" and any(word.partition("=")[0] == "--suite" for word in arguments):
-        return run_trainer(root, "serving.suites", arguments)
+    if verb in remote_runs.VERBS and remote_runs.names_a_stack(flags, root):
+        return remote_runs.VERBS[verb](arguments, root)
     if verb in TRAINER:
-        return run_trainer(root, TRAINER[verb], arguments)
+        suites = verb == "eval" and any(word.partition("=")[0] == "--suite" for word in arguments)
+        return run_trainer(root, "serving.suites" if suites else TRAINER[verb], arguments)
     if verb in OURS:
         return import_module(OURS[verb]).main(verb, arguments, root)
     os.chdir(root)  # where `python -m ...` is typed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +15,7 @@ from cluster_tasks.node.run_page import ROUTE
 from stacks.load import load, names
 
 SECONDS = 300  # for a file of a long run
+MOST = 1000  # steps of one file
 
 
 def names_a_stack(words: list[str], root: Path) -> bool:
@@ -37,15 +39,70 @@ def fetch(stack_name: str, path: str, root: Path) -> bytes:
 
 
 def report(words: list[str], root: Path) -> int:
-    """`STACK RUN [RUN...] [--output FILE]`."""
+    """`STACK RUN [RUN...] [--output FILE]`: the page of these runs as one file."""
+    stack, runs, given = parsed("report", words)
+    if given.get("--steps"):
+        raise CommandError("flotilla report takes no --steps")
+    save(fetch(stack, f"report/{quote(','.join(runs))}", root), Path(given.get("--output") or f"{'-'.join(runs)}.report.html"), "report")
+    return 0
+
+
+def trace(words: list[str], root: Path) -> int:
+    """`STACK RUN [--steps STEPS] [--output FILE]`: the timeline of its traced steps, and in words where their time went."""
+    stack, runs, given = parsed("trace", words)
+    if len(runs) > 1:
+        raise CommandError(f"flotilla trace: one run, not {', '.join(runs)}")
+    name = quote(runs[0])
+    known = json.loads(fetch(stack, f"api/run?name={name}", root))["traced"]
+    steps = chosen(given["--steps"]) if given.get("--steps") else known
+    content = fetch(stack, f"trace/{name}?steps={','.join(map(str, steps))}", root)
+    for step in steps:
+        told = json.loads(fetch(stack, f"api/lanes?name={name}&step={step}", root))
+        print(f"step {step}: {told['seconds']:.2f} s{'' if told['words'] else '; nothing stands out'}")
+        print(*(f"  {line}" for line in told["words"]), sep="\n", end="\n" if told["words"] else "")
+    save(content, Path(given.get("--output") or f"{runs[0]}.trace.json.gz"), "timeline")
+    return 0
+
+
+VERBS = {"report": report, "trace": trace}
+
+
+def parsed(verb: str, words: list[str]) -> tuple[str, list[str], dict[str, str]]:
+    """The stack, runs, and flags with their values. Raises CommandError."""
     stack, *rest = words
-    output = Path(rest[rest.index("--output") + 1]) if "--output" in rest[:-1] else None
-    runs = [word for at, word in enumerate(rest) if word != "--output" and (at == 0 or rest[at - 1] != "--output")]
-    if not runs or any(word.startswith("-") for word in runs):
-        raise CommandError("usage: flotilla report STACK RUN [RUN...] [--output FILE]")
-    file = output or Path(f"{'-'.join(runs)}.report.html")
+    runs, given = [], dict[str, str]()
+    while rest:
+        word = rest.pop(0)
+        flag, equals, value = word.partition("=")
+        if flag not in ("--output", "--steps"):
+            runs.append(word)
+        elif equals or rest:
+            given[flag] = value if equals else rest.pop(0)
+        else:
+            raise CommandError(f"flotilla {verb} {stack}: {flag} needs a value")
+    if not runs or any(run.startswith("-") for run in runs):
+        raise CommandError(f"usage: flotilla {verb} STACK RUN{' [RUN...]' if verb == 'report' else ' [--steps STEPS]'} [--output FILE]")
+    return stack, runs, given
+
+
+def chosen(text: str) -> list[int]:
+    """Of 3,20..22. Raises CommandError."""
+    steps: list[int] = []
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part, re.ASCII)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+        if not first <= last < first + MOST:
+            raise CommandError(f"--steps {text}: {part!r} is not a step or a range such as 20..22 of at most {MOST}")
+        steps += range(first, last + 1)
+    return sorted(set(steps))
+
+
+def save(content: bytes, file: Path, what: str) -> None:
+    """Raises CommandError."""
     if file.is_dir() or not file.parent.is_dir():
         raise CommandError(f"--output {file}: a folder, or in one that is not there; name a file")
-    file.write_bytes(fetch(stack, f"report/{quote(','.join(runs))}", root))
-    print(f"report: {file}")
-    return 0
+    try:
+        file.write_bytes(content)
+    except OSError as error:
+        raise CommandError(f"--output {file}: {error.strerror}") from None
+    print(f"{what}: {file}")
