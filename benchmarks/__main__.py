@@ -35,6 +35,7 @@ NAMES = (
     "curves",
     "recipes",
     "monitoring",
+    "timeline",
     "debug",
     "dstack",
     "slurm",

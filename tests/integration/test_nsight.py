@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -33,6 +34,7 @@ def test_a_process_starts_under_nsys_and_nodes_without_it_are_named(tmp_path, mo
     nsys.chmod(0o755)
     python.parent.mkdir()
     python.symlink_to(sys.executable)
+    monkeypatch.delenv("FLOTILLA_TEST_WARM", raising=False)  # a forked process is under nobody
     monkeypatch.setenv("PATH", os.pathsep.join(map(str, (python.parent, tmp_path, Path(sys.executable).parent, "/usr/bin", "/bin"))))
     with local_ray(2, num_gpus=1):
         with pytest.raises(ConfigError, match=r"nsys: python on PATH is .*other/python, Ray's is .*: put its folder first on PATH on node"):
@@ -40,7 +42,8 @@ def test_a_process_starts_under_nsys_and_nodes_without_it_are_named(tmp_path, mo
         python.unlink()
         nsight.require(ray.nodes())
         options = on_ray.options("SPREAD", {"CPU": 1, "GPU": 1}, 1, "policy-0", nsys=True)
-        assert ray.get(ray.remote(Process).options(**options).remote().pid.remote(), timeout=120)
+        remote: Any = ray.remote(Process)
+        assert ray.get(remote.options(**options).remote().pid.remote(), timeout=120)
         nsys.unlink()
         with pytest.raises(
             ConfigError, match=r"log\.trace\.with=nsys: nsys is not on PATH: install Nsight Systems on node .*; or leave nsys out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +15,7 @@ from trainer.cluster.traces import Clocks, Traces, measure
 from trainer.configs.sections import TraceConfig
 
 PATIENCE = 0.2  # seconds for processes to say what their clocks show; one that is at work answers later
+COLLECT = 1.0  # seconds between two looks at what processes have published
 END = 10.0  # seconds for them to hand on the rest when the run ends
 ASIDE = {"rewards": "reward", "weights": "weights", "checkpoints": "checkpoint"}  # lanes of the driver's process besides its own
 
@@ -29,6 +31,9 @@ class Tracing:
         self.nodes: dict[str, Here] = {}
         self.asked: dict[Any, tuple[str, float]] = {}  # answers to `record` that are still to come: of whom, and when it was asked
         self.lane = spans.new_lane("driver", "driver")
+        self.guard = threading.RLock()  # of all this
+        self.thread: threading.Thread | None = None
+        self.ended = threading.Event()
         self.others = [spans.new_lane(name, kind) for name, kind in ASIDE.items()]
 
     def __enter__(self) -> Self:
@@ -38,7 +43,11 @@ class Tracing:
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._close()
+            with self.guard:
+                self._close()
+            self.ended.set()
+            if self.thread:
+                self.thread.join(END)
         finally:
             self._on.__exit__(None, None, None)
             spans.LANES.clear()
@@ -46,20 +55,32 @@ class Tracing:
     def ahead(self, step: int) -> None:
         """Before rollout engines are asked for anything of `step`: have all record, where it is traced, or the next one is, which they may
         begin early."""
-        if self.config.traced(step) or self.config.traced(step + 1):
+        if not (self.config.traced(step) or self.config.traced(step + 1)):
+            return
+        with self.guard:
             self._record(on=True, profile=self.profiled or self.config.traced(step))
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._look, name="tracing", daemon=True)
+            self.thread.start()
 
     def begin(self, step: int) -> None:
         """The step before has ended, if there was one."""
-        now = time.perf_counter()
-        self._end(now)
-        traced = self.config.traced(step)
-        if traced:
-            self.traces.begin(step, now)
-            self.lane.since = now
-        elif self.on:
-            self._record(on=self.config.traced(step + 1), profile=False)
-        self._collect()
+        with self.guard:
+            now = time.perf_counter()
+            self._end(now)
+            if self.config.traced(step):
+                self.traces.begin(step, now)
+                self.lane.since = now
+            elif self.on:
+                self._record(on=self.config.traced(step + 1), profile=False)
+            if self.prefix is None:
+                self._collect()
+
+    def _look(self) -> None:
+        """In a thread: what is published does not gather in Ray's store while a step takes minutes."""
+        while not self.ended.wait(COLLECT):
+            with self.guard:
+                self._collect()
 
     def _end(self, now: float) -> None:
         for step, (_, end) in [*self.traces.steps.items()]:
@@ -110,7 +131,9 @@ class Tracing:
             name, sent = self.asked.pop(ref)
             try:
                 here, profile = self.launcher.get(ref)
-            except self.launcher.errors:  # it has died; who needs it says so
+            except self.launcher.errors as error:
+                if not self.launcher.is_death(error):  # of one that has died says who needs it
+                    _warn(f"{name} does not record: {error}")
                 continue
             self.nodes[name] = here
             self.clocks.ping(name, sent, here.now, time.perf_counter())
@@ -125,7 +148,7 @@ class Tracing:
             try:
                 found += spans.published(self.prefix)
             except self.launcher.errors as error:
-                print(f"warning: log.trace: Ray does not hand on what its processes recorded: {error}", file=sys.stderr, flush=True)
+                _warn(f"Ray does not hand on what its processes recorded: {error}")
         for batch in found:
             self.traces.add(batch, *self._offset(batch.lane, batch.boot))
         if not self.on and not self.asked:
@@ -133,3 +156,7 @@ class Tracing:
 
     def _offset(self, name: str, boot: str) -> tuple[float, float]:
         return (0.0, 0.0) if boot == self.boot else self.clocks.offset(name, time.perf_counter())
+
+
+def _warn(text: str) -> None:
+    print(f"warning: log.trace: {text.strip().splitlines()[-1]}", file=sys.stderr, flush=True)
