@@ -70,6 +70,7 @@ def run() -> Report:
     before, train_ppo.Metrics = train_ppo.Metrics, Metrics
     try:
         with tempfile.TemporaryDirectory() as place:
+            os.environ["RAY_TMPDIR"] = place  # a Ray of its own
             folder = Path(place) / "timeline"
             if train_ppo.train(config, folder):
                 sys.exit("error: benchmarks timeline: the run did not end well")
