@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import wraps
+from inspect import isfunction
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -212,7 +213,7 @@ class Recorded:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         for name, method in [*vars(cls).items()]:
-            if callable(method) and not name.startswith("_") and name not in UNSEEN:
+            if isfunction(method) and not name.startswith("_") and name not in UNSEEN:
                 setattr(cls, name, _recorded(name, method))
 
     def here(self) -> Here:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,7 +17,7 @@ from trainer.configs.sections import TraceConfig
 
 PATIENCE = 0.2  # seconds for processes to say what their clocks show; one that is at work answers later
 COLLECT = 1.0  # seconds between two looks at what processes have published
-END = 10.0  # seconds for them to hand on the rest when the run ends
+END = 5.0  # seconds for them to hand on the rest when the run ends
 ASIDE = {"rewards": "reward", "weights": "weights", "checkpoints": "checkpoint"}  # lanes of the driver's process besides its own
 
 
@@ -41,10 +42,10 @@ class Tracing:
         self._on.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            with self.guard:
-                self._close()
+            with self.guard, suppress(*self.launcher.errors):  # what a run fails with is reported, not what it cannot trace any more
+                self._close(END if kind is None else PATIENCE)
             self.ended.set()
             if self.thread:
                 self.thread.join(END)
@@ -88,12 +89,12 @@ class Tracing:
                 self.lane.lap("end of the step")
                 self.traces.end(step, now)
 
-    def _close(self) -> None:
+    def _close(self, seconds: float) -> None:
         self._end(time.perf_counter())
         if not self.on and not self.asked:
             return
         self._record(on=False, profile=False)
-        deadline = time.monotonic() + END
+        deadline = time.monotonic() + seconds
         while self.asked and time.monotonic() < deadline:
             self._answers(max(0.0, min(PATIENCE, deadline - time.monotonic())))
         self._collect()

@@ -5,7 +5,7 @@
     runs        which runs there are, what each is and did
     reasons     in words: what moved at a step, which settings changed
     episodes    answers, found by what they were worth
-    lanes       where the time of a traced step went
+    lanes       where the time of a traced step went; causes: in words, perfetto: as a file for Perfetto
     answers     what the page asks, by path: for the server and for one file alike
     server      aiohttp on a socket; bundle: one file that opens offline
 
