@@ -97,7 +97,7 @@ def serving(private: Path, folders: list[Path], port: int, root: Path) -> Iterat
     token, socket, routes = secrets.token_hex(32), private / "page.sock", private / "routes"
     routes.mkdir()
     (routes / ROUTE).write_text(json.dumps({"socket": str(socket)}))
-    page = [sys.executable, "-m", "trainer.page", "--socket", str(socket), *(str(each.resolve()) for each in folders)]
+    page = [sys.executable, str(root / "trainer/page"), "--socket", str(socket), *(str(each.resolve()) for each in folders)]
     front = [sys.executable, "-I", identity.__file__, "--listen", str(port), "--ray", str(free_port()), "--routes", str(routes)]
     env = {**os.environ, identity.TOKEN: token}
     with (private / "log").open("wb") as log:

@@ -186,8 +186,12 @@ class Front:
         if self.tickets.pop(given, 0.0) < time.monotonic():
             return response("403 Forbidden", {"error": "this ticket was used, or is older than a minute; flotilla open gives another"})
         cookie = f"Set-Cookie: {COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict\r\n" if self.token else ""
-        place = to if PAGE.fullmatch(to) else "/"
-        return f"HTTP/1.1 303 See Other\r\nLocation: {place}\r\n{cookie}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
+        if not to or not PAGE.fullmatch(to):
+            return f"HTTP/1.1 303 See Other\r\nLocation: /\r\n{cookie}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
+        # A redirect would be the move of the file that posted the form, and a strict cookie stays behind; this page moves by itself.
+        page = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>'
+        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n{cookie}Content-Length: {len(page)}\r\nConnection: close\r\n\r\n"
+        return f"{head}{page}".encode()
 
     async def head(self, reader: asyncio.StreamReader) -> list[bytes]:
         """Lines of the next request's head, the empty one too; none at the end of the connection. Raises TimeoutError, ValueError."""

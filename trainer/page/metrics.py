@@ -76,7 +76,7 @@ class Metrics:
 
     def keys(self) -> list[str]:
         """Of metrics that are not 0 throughout."""
-        return [key for key, values in self.columns.items() if any(value and not math.isnan(value) for value in values)]
+        return [key for key, values in self.columns.items() if key in self.broken or any(v and not math.isnan(v) for v in values)]
 
     def last(self, key: str) -> float | None:
         """The newest value of it."""

@@ -26,7 +26,7 @@ F.chart = (title, curves, { marks = [], onStep = null, height = 180, points = fa
   const shown = F.h("span", { class: "soft" }, F.lastOf(curves));
   const box = F.h("div", {});
   const count = curves.reduce((sum, curve) => sum + curve.step.length, 0);
-  const figure = F.h("section", { class: "chart", "aria-label": `${title}: ${count} points; last ${F.lastOf(curves)}` }, F.h("h3", {}, F.h("span", {}, title), shown), box);
+  const figure = F.h("section", { class: "chart", "aria-label": `${title}: ${count} points; last ${F.lastOf(curves)}` }, F.h("h3", {}, F.h("span", {}, title), shown), F.brokenOf(curves), box);
   const axis = { stroke: F.css("--soft"), grid: { stroke: F.css("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
   const draw = () => {
     const width = Math.max(200, box.clientWidth || 320);
@@ -43,11 +43,16 @@ F.chart = (title, curves, { marks = [], onStep = null, height = 180, points = fa
     }, data, box);
     F.shared.plots.push({ plot, box, height });
   };
-  requestAnimationFrame(draw);
+  if (steps.length) requestAnimationFrame(draw);
   return figure;
 };
 
-F.lastOf = (curves) => curves.map((curve) => F.number(curve.value.at(-1))).join("  ");
+F.brokenOf = (curves) => {
+  const steps = curves.flatMap((curve) => curve.broken || []);
+  return steps.length ? F.h("p", { class: "bad small" }, `not finite at step ${steps[0]}${steps.length > 1 ? ` and ${steps.length - 1} more` : ""}`) : null;
+};
+
+F.lastOf = (curves) => curves.map((curve) => F.number(curve.value?.at(-1))).join("  ");
 
 F.drawMarks = (u, marks) => {
   for (const mark of marks) {

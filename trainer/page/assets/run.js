@@ -45,7 +45,7 @@ F.tabs[""] = async (run, body, head) => {
     );
   };
   const more = run.keys.length > F.SHOWN ? F.h("button", { type: "button", onclick: async (event) => { all = !all; last = -1; event.target.textContent = all ? "Fewer curves" : "All curves"; await draw(await F.ask("run", { name })); } }, "All curves") : null;
-  F.fill(body, summary, moved, F.h("h2", {}, "Curves"), run.keys.length ? F.note("Over steps. Click a step to see what moved there; drag to zoom, double-click to zoom out. Lines: ", F.h("span", { style: { color: F.MARKS.fault } }, "faults"), ", ", F.h("span", { style: { color: F.MARKS.rollback } }, "rollbacks"), ".") : F.note("No step was logged yet."), charts, more, F.h("h2", {}, "Where the time went"), F.phases(run.phases), F.suites(run.suites));
+  F.fill(body, summary, moved, F.h("h2", {}, "Curves"), run.keys.length ? F.note("Over steps. Click a step to see what moved there; drag to zoom, double-click to zoom out. Lines: ", F.h("span", { class: "bad" }, "errors"), ", ", F.h("span", { class: "warn" }, "rollbacks"), ".") : F.note("No step was logged yet."), charts, more, F.h("h2", {}, "Where the time went"), F.phases(run.phases), F.suites(run.suites));
   await draw(run);
   if (F.place().query.step) onStep(F.place().query.step);
   F.refresh = async () => { const now = await F.ask("run", { name }); F.fill(head, F.runHead(now)); await draw(now); };
