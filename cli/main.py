@@ -52,6 +52,8 @@ OURS = {
     "top": "cli.top",
     "open": "cli.open_page",
     "ui": "cli.ui",
+    "ssh": "cli.shell",
+    "code": "cli.shell",
     "debug": "cli.debug",
 }
 

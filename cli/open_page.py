@@ -61,7 +61,7 @@ def show(asked: Dashboard, ticket: str, to: str, what: str, beside: Path) -> int
     with os.fdopen(os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as out:
         out.write(PAGE.format(**{name: html.escape(value) for name, value in values.items()}))
     shown = page.resolve().as_uri()
-    if _has_browser() and webbrowser.open(shown):
+    if has_browser() and webbrowser.open(shown):
         console.print(f"{what}  {asked.url}{to}", markup=False)
         return 0
     token = page.with_name("ray.token")
@@ -70,6 +70,6 @@ def show(asked: Dashboard, ticket: str, to: str, what: str, beside: Path) -> int
     return 0
 
 
-def _has_browser() -> bool:
+def has_browser() -> bool:
     """On Linux without a display `webbrowser` would start one for terminals."""
     return sys.platform != "linux" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

@@ -51,6 +51,8 @@ GROUPS = {
         Verb("top STACK", "GPUs, step, reward and cost, refreshed"),
         Verb("open STACK", "its dashboard in the browser, logged in"),
         Verb("ui STACK [RUN]", "its runs: curves, answers, timelines, cost"),
+        Verb("ssh STACK [NODE]", "a shell on a node, or -- COMMAND"),
+        Verb("code STACK [NODE]", "VS Code on a node"),
         Verb("scale STACK FLEET=N", "start or stop nodes of an elastic fleet"),
         Verb("node list | replace STACK", "machines and health; replace a bad one", DSTACK),
         Verb("check [--here]", "test GPUs and links before a job", "on the nodes"),

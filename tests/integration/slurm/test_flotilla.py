@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -90,6 +92,45 @@ def test_up_waits_for_ray_opens_the_tunnel_takes_a_job_and_watches_the_nodes(
     seen = slurm.run(f"python {ROOT}/lab/targets.py 2", env=environment, seconds=120).stdout.split()
     code, output, error = flotilla("top slurm --once")
     assert code == 0 and all(node in output for node in seen), output + error
+
+
+def test_a_shell_is_a_step_of_the_clusters_job_on_the_node_that_is_named(clone: Path, flotilla: Flotilla) -> None:
+    code, output, error = flotilla("ssh slurm -- sh -c 'hostname; echo $SLURM_JOB_ID $FLOTILLA_STACK; exit 7'")
+    job = json.loads((clone / "build/slurm/allocation.json").read_text())["job"]
+    head, said = output.split("\n")[:2]
+    assert (code, said) == (7, f"{job} slurm"), output + error
+    assert f"$ srun --jobid={job} --overlap --export=ALL --nodes=1 --ntasks=1 --nodelist={head} " in error
+    code, other, error = flotilla("ssh slurm 1 -- hostname")
+    assert code == 0 and other.strip() != head, error
+    assert flotilla(f"ssh slurm {other.strip()} -- hostname")[1] == other
+    code, output, error = flotilla("ssh slurm n9")
+    assert code == 2 and f"NODE n9: the cluster slurm has no such node; it has 0 ({head}), 1 ({other.strip()})" in error
+    assert flotilla("code slurm")[1] == f"vscode://vscode-remote/ssh-remote+{head}{clone}\n"
+
+
+def test_a_model_is_served_by_a_job_of_its_own_and_beside_a_run(
+    slurm: Cluster, clone: Path, flotilla: Flotilla, wide_model: Path, environment: dict[str, str]
+) -> None:
+    shutil.copytree(wide_model, clone / "runs/demo/models/step_2")
+    (clone / "runs/demo/run.yaml").write_text("{}\n")
+    assert "--gpus 9: the largest node has 2; an engine is on one node" in flotilla("serve slurm run:demo --gpus 9")[2]
+    code, output, error = flotilla("serve slurm run:demo --gpus 0")
+    assert code == 0 and output == "http://localhost:8265/flotilla/at/demo/v1\n", error
+    ask = 'curl -sS -H "Authorization: Bearer $(cat build/slurm/serve-demo.token)" http://localhost:8265/flotilla/at/demo/v1/models'
+    assert "demo@2" in slurm.run(ask, folder=clone).stdout
+    assert flotilla("serve slurm --stop demo")[0] == 0
+    code, _, error = flotilla("serve slurm run:demo --name alone --gpus 0 --sbatch")
+    assert code == 0, error
+    try:
+        [job] = re.findall(r"serve-alone-(\d+)\.log", error)
+        log = clone / f"build/slurm/serve-alone-{job}.log"
+        wait_for("the engine", lambda: log.exists() and "serve: ready" in log.read_text(), 400)
+        assert f"alone  job {job} RUNNING" in flotilla("serve slurm --list")[1]
+        assert "serves it already" in flotilla("serve slurm run:demo --name alone --sbatch")[2]
+    finally:
+        assert flotilla("serve slurm --stop alone")[0] == 0
+    wait_for("its end", lambda: not slurm.run(f"squeue -h -j {job}", check=False).stdout.strip(), 120)
+    assert "serve: draining: 0 requests at work" in log.read_text()
 
 
 def test_a_node_of_an_elastic_fleet_joins_comes_again_after_a_notice_and_leaves(slurm: Cluster, clone: Path, flotilla: Flotilla) -> None:
