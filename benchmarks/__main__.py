@@ -20,6 +20,7 @@ NAMES = (
     "checkpoints",
     "rewards",
     "retrieval",
+    "serving",
     "data",
     "preview",
     "nodes",
