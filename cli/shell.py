@@ -22,6 +22,7 @@ from stacks.places import place_of
 from stacks.schema import Stack
 
 ATTACH_SECONDS = 60
+SSH_CONFIG = Path.home() / ".dstack/ssh/config"  # of dstack's own; it has ~/.ssh/config include it, for people
 ABOUT = {
     "ssh": """\
 Open a shell on a node of the cluster: in its container under dstack, in its
@@ -152,7 +153,7 @@ def _slurm_address(stack: Stack, root: Path, wanted: str | None, path: str | Non
 def on_dstack(stack: Stack, root: Path, wanted: str | None, command: list[str]) -> int:
     """By the name that `dstack attach` gives the node in SSH's configuration, in the container of the run."""
     with _attached(stack, root, wanted) as host:
-        words = ["ssh", *(["-t"] if _terminal() else []), host, *([shlex.join(command)] if command else [])]
+        words = ["ssh", "-F", str(SSH_CONFIG), *(["-t"] if _terminal() else []), host, *([shlex.join(command)] if command else [])]
         show(words)
         return call(words)
 
@@ -222,7 +223,7 @@ def _attach(words: list[str], env: dict[str, str], host: str) -> Iterator[None]:
 def _hosts() -> set[str]:
     """Names that dstack has put into SSH's configuration."""
     try:
-        lines = (Path.home() / ".dstack/ssh/config").read_text().splitlines()
+        lines = SSH_CONFIG.read_text().splitlines()
     except OSError:
         return set()
     return {line.split()[1] for line in lines if line.startswith("Host ")}

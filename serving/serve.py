@@ -18,7 +18,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -91,16 +91,18 @@ class Service:
         """Until it is asked to stop. Raises RunError, ConfigError."""
         with TemporaryDirectory(prefix="flotilla-serve-") as own:
             socket = f"{own}/switch" if self.routes and not self.options.port else None  # which strangers do not even reach
-            try:
-                async with self.switch.listening(socket or (self.options.host, self.options.port)) as self.port:
-                    await self._serve(socket or "")
-            except OSError as error:
-                raise ConfigError(f"--port {self.options.port}: {error.strerror or error}") from None
+            async with AsyncExitStack() as stack:
+                try:
+                    self.port = await stack.enter_async_context(self.switch.listening(socket or (self.options.host, self.options.port)))
+                except OSError as error:
+                    raise ConfigError(f"--port {self.options.port}: {error.strerror or error}") from None
+                await self._serve(socket or "")
 
     async def _serve(self, address: str) -> None:
         running = await self.started(load_of(self.models, self.options.name), GPU_SECONDS)
         await self.switch.move(running.backend)
         try:
+            await self.alone()
             with self.routed(address):
                 if not self.stopped.is_set():
                     self.show("ready", running.load)
@@ -111,6 +113,18 @@ class Service:
             self.show("draining", running.load, f"{running.backend.at_work} requests at work, at most {seconds:g} s")
             await self.switch.quiet(running.backend, seconds)
             await asyncio.gather(running.end(), *self.ending)
+
+    async def alone(self) -> None:
+        """Raises ConfigError where another job has the name; what one that was killed has left leads to nobody."""
+        if self.routes is None:
+            return
+        try:
+            known = json.loads((self.routes / self.options.name).read_text())
+            _, writer = await asyncio.open_unix_connection(known["socket"])
+        except (OSError, ValueError, KeyError):
+            return
+        writer.close()
+        raise ConfigError(f"--name {self.options.name}: another job of this cluster serves it meanwhile")
 
     @contextmanager
     def routed(self, address: str) -> Iterator[None]:
@@ -245,7 +259,7 @@ class Service:
             waited = asyncio.get_running_loop().time() - begin
             if waited > 2 * LOOK and line != said:
                 said = line
-                self.show("waiting", beside.load if beside else load, line)
+                self.show(*(("ready", beside.load, f"step {load.step}: {line}") if beside else ("waiting", load, line)))
             over = beside is None and waited > seconds
             if over or self.stopped.is_set() or (beside is not None and await self.dead(beside)):
                 ray.kill(actor)

@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from aiohttp import ClientError, ClientSession, ClientTimeout, TCPConnector, web
+from aiohttp import ClientConnectorError, ClientError, ClientSession, ClientTimeout, TCPConnector, web
 from yarl import URL
 
 CONNECT_SECONDS = 10
 MOST_BYTES = 64 * 2**20  # of a request: images in messages
+AGAIN_SECONDS = 0.2
+KEPT_SECONDS = 2.0  # a connection that is not used: less than vLLM's own 5, or a request would meet one that is just being closed
 WAIT_SECONDS = 120.0  # for an engine, where there is none for the moment
 HOP = {"connection", "keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailer", "transfer-encoding", "upgrade", "host"}
 
@@ -48,8 +50,8 @@ class Switch:
         # A person who hangs up ends the answer too.
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
         await runner.setup()
-        timeout = ClientTimeout(total=None, connect=CONNECT_SECONDS)
-        async with ClientSession(connector=TCPConnector(limit=0), timeout=timeout, auto_decompress=False) as self.session:
+        timeout, kept = ClientTimeout(total=None, connect=CONNECT_SECONDS), TCPConnector(limit=0, keepalive_timeout=KEPT_SECONDS)
+        async with ClientSession(connector=kept, timeout=timeout, auto_decompress=False) as self.session:
             try:
                 site = web.UnixSite(runner, where) if isinstance(where, str) else web.TCPSite(runner, *where)
                 await site.start()
@@ -81,23 +83,33 @@ class Switch:
             return failed(401, "the token of this model is asked for: Authorization: Bearer TOKEN")
         if self.draining:
             return failed(503, "this endpoint is ending")
+        deadline = asyncio.get_running_loop().time() + self.wait
+        while backend := await self.present(deadline):
+            backend.at_work += 1
+            try:
+                return await self.passed(request, backend)
+            except ClientConnectorError:  # it has died, and was sent nothing: the next one answers
+                await asyncio.sleep(AGAIN_SECONDS)
+            except ClientError as error:
+                return failed(502, f"the engine has ended: {type(error).__name__}")
+            finally:
+                backend.at_work -= 1
+                if not backend.at_work:
+                    async with self.changed:
+                        self.changed.notify_all()
+        return failed(503, f"no engine answers within {self.wait:g} s; flotilla serve --list says why")
+
+    async def present(self, deadline: float) -> Backend | None:
+        """The engine of the moment, waited for until the deadline on the loop's clock."""
+        left = deadline - asyncio.get_running_loop().time()
+        if left > 0 and self.backend is not None:
+            return self.backend
         async with self.changed:
             try:
-                await asyncio.wait_for(self.changed.wait_for(lambda: self.backend is not None), self.wait)
+                await asyncio.wait_for(self.changed.wait_for(lambda: self.backend is not None), max(left, 0))
             except TimeoutError:
-                return failed(503, f"no engine answers within {self.wait:g} s; flotilla serve --list says why")
-            backend = self.backend
-            assert backend is not None
-            backend.at_work += 1
-        try:
-            return await self.passed(request, backend)
-        except ClientError as error:
-            return failed(502, f"the engine has ended: {type(error).__name__}")
-        finally:
-            backend.at_work -= 1
-            if not backend.at_work:
-                async with self.changed:
-                    self.changed.notify_all()
+                return None
+            return self.backend if left > 0 else None
 
     async def passed(self, request: web.Request, backend: Backend) -> web.StreamResponse:
         """Raises ClientError where the engine ends before it has answered."""

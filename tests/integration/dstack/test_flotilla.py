@@ -27,8 +27,8 @@ def test_up_ends_with_a_dashboard_that_takes_jobs_and_metrics_and_down_leaves_ne
         seen = lab.must(f"python {ROOT}/lab/targets.py 2").split()
         shown = lab.must("python -m cli top lab --once")
         assert all(node in shown for node in seen), shown
-        done = lab.user("python -m cli ssh lab -- sh -c 'ls -d /checkpoints; exit 7' 2>/dev/null")
-        assert (done.returncode, done.stdout) == (7, "/checkpoints\n")
+        done = lab.user("python -m cli ssh lab -- sh -c 'ls -d /checkpoints; exit 7'")
+        assert done.returncode == 7 and "/checkpoints\n" in done.stdout, done.stdout
         head, other = (lab.must(f"python -m cli ssh lab {node} -- hostname 2>/dev/null").strip() for node in (0, 1))
         assert head != other
         done = lab.user("python -m cli ssh lab 7 -- hostname")

@@ -159,7 +159,7 @@ def test_who_hangs_up_ends_the_answer_and_an_engine_that_dies_within_one_cuts_it
 
 
 @asked(wait=0.05, one=named("one"))
-async def test_without_an_engine_it_waits_and_says_so_and_one_that_is_gone_is_a_502(switch, client, one):
+async def test_without_an_engine_it_waits_and_says_so_and_for_one_in_place_of_one_that_is_gone(switch, client, one):
     async with client.get("/x") as answer:
         assert answer.status == 503 and "no engine answers within 0.05 s" in await answer.text()
     switch.wait = 5.0
@@ -167,9 +167,15 @@ async def test_without_an_engine_it_waits_and_says_so_and_one_that_is_gone_is_a_
     await asyncio.sleep(0.05)
     await switch.move(one)
     assert (await waits).status == 200
+    await switch.move(Backend("http://127.0.0.1:1"))  # nothing listens there: another is waited for
+    waits = asyncio.create_task(client.get("/x"))
+    await asyncio.sleep(0.05)
+    await switch.move(one)
+    assert (await waits).status == 200
+    switch.wait = 0.1
     await switch.move(Backend("http://127.0.0.1:1"))
     async with client.get("/x") as answer:
-        assert answer.status == 502
+        assert answer.status == 503
     switch.draining = True
     async with client.get("/x") as answer:
         assert answer.status == 503 and answer.headers["Retry-After"]
