@@ -28,7 +28,7 @@ from serving.engine import CPU_CACHE, ON_CPU, QUIET, Room, command
 from serving.guard import KEY
 from serving.models import load_of, model_of
 
-CLIENTS, SECONDS, ROUNDS = 16, 8.0, 3
+CLIENTS, SECONDS, ROUNDS = 16, 4.0, 9
 TOKENS = 64
 TOKEN = "a" * 64
 READY_SECONDS = 300

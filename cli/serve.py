@@ -133,6 +133,8 @@ def start(stack: Stack, root: Path, name: str, words: Sequence[str], seconds: fl
     job = Job(f"serve-{name}-{begin}", command, str(root), root / "build" / stack.name / "runtime-env.yaml", {endpoint.JOB: name})
     following = f"  follow  flotilla logs {stack.name} {job.name}\n  stop    flotilla serve {stack.name} --stop {name}"
     code = submit(asked, f"build/{stack.name}", job, following, os.environ | environment(stack.name, root), ["--no-wait"])
+    if code:
+        file.unlink()
     return code if code or not wait else until_ready(stack, root, asked, name, job.name, seconds)
 
 
@@ -154,6 +156,7 @@ def until_ready(stack: Stack, root: Path, asked: Dashboard, name: str, job: str,
         raise unreachable(asked, stack, error) from None
     if code is not None:
         console.print(last_words(asked, job), markup=False)
+        token_file(stack, root, name).unlink(missing_ok=True)
         return code or 1
     if line or found is None:
         raise CommandError(f"{line}: not within {seconds:g} s (--timeout); its job goes on: flotilla logs {stack.name} {job}", 76)

@@ -29,7 +29,7 @@ def test_up_ends_with_a_dashboard_that_takes_jobs_and_metrics_and_down_leaves_ne
         assert all(node in shown for node in seen), shown
         done = lab.user("python -m cli ssh lab -- sh -c 'ls -d /checkpoints; exit 7'")
         assert done.returncode == 7 and "/checkpoints\n" in done.stdout, done.stdout
-        head, other = (lab.must(f"python -m cli ssh lab {node} -- hostname 2>/dev/null").strip() for node in (0, 1))
+        head, other = (lab.must(f"python -m cli ssh lab {node} -- hostname").splitlines()[-1] for node in (0, 1))
         assert head != other
         done = lab.user("python -m cli ssh lab 7 -- hostname")
         assert done.returncode == 2 and "NODE 7: the cluster lab has no such node; it has 0 (" in done.stdout
