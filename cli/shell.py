@@ -169,6 +169,8 @@ def _dstack_address(stack: Stack, root: Path, wanted: str | None, path: str | No
 def _attached(stack: Stack, root: Path, wanted: str | None, only: bool = False) -> Iterator[str]:
     """The node's name for SSH, meanwhile; `only` where something is attached already. Raises CommandError."""
     from cluster_tasks.client.cluster import cluster
+    from cluster_tasks.node.ports import free_port
+    from cluster_tasks.node.settings import DASHBOARD_PORT
     from stacks.host.forward import forwarded
 
     os.chdir(root)
@@ -187,6 +189,8 @@ def _attached(stack: Stack, root: Path, wanted: str | None, only: bool = False) 
             yield host
             return
         attach = ["dstack", "attach", run.name, *(["--job", str(node.rank)] if node.rank else [])]
+        for port in (DASHBOARD_PORT, *run.more_ports):  # the run's own are forwarded here by `flotilla up`
+            attach += ["-p", f"{free_port()}:{port}"]
         if only:
             raise CommandError(f"nothing is attached to node {node}; in another terminal: {shlex.join(attach)}")
         with _attach(attach, run.env, host):
