@@ -211,6 +211,7 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
             stats |= run.evaluate()
             spans.lap("evaluate")
         run.log(step, stats | saver.blocked)
+        spans.lap("log")
         skips.count(step, stats)
         stop, exporting = saver.look(bool(stopping))[0], schedule.export_every and step % schedule.export_every == 0
         saving = stop or last or (step % schedule.checkpoint_every == 0 and not skips.in_row)
