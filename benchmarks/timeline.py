@@ -1,8 +1,8 @@
 """What a timeline costs a step, and how much of it the timeline accounts for: steps with spans recorded, and without, in one run.
 
-Blocks of steps are traced in the order off, on, on, off, so that what changes slowly on the machine cancels out; the ends of blocks, at
-which processes are told, count as traced. Each step is timed from one line of metrics.jsonl to the next, with all that tracing adds to it.
-The third step alone is traced by default, so a run pays this once.
+Blocks of steps are traced in the order off, on, on, off, so that what changes slowly on the machine cancels out. Held to the limit is the
+CPU time of all processes, driver, ranks, engines and Ray, with all that tracing adds to it: what else a busy machine does scatters the
+seconds of a step by more than the limit. The third step alone is traced by default, so a run pays this once.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks.monitoring import interval, words
 from benchmarks.report import Ratio, Report
@@ -25,7 +28,7 @@ from trainer.cli import parse
 from trainer.configs.ppo import PpoConfig
 from trainer.page import lanes
 
-BLOCK, CYCLES, WARM = 10, 24, 10  # steps, cycles of four blocks, and steps before the first
+BLOCK, CYCLES, WARM = 10, 16, 10  # steps, cycles of four blocks, and steps before the first
 LIMIT, ACCOUNTED = 1.01, 0.97
 KINDS = ("driver", "rank", "engine")
 EVEN = ["trainer.prompts_per_step=32", "rollout.max_new_tokens=4", "optim.lr=1e-6", "rollout.engine=hf"]  # the same work in each block
@@ -37,14 +40,20 @@ def traced() -> list[range]:
     return [range(start, start + 2 * BLOCK) for start in starts]
 
 
-def ratios(seconds: list[float]) -> list[float]:
-    """Traced over untraced, of each cycle, by medians of its steps. The first step of a block is left out: it follows another kind."""
-    found = []
-    for cycle in range(CYCLES):
-        at = WARM + 4 * BLOCK * cycle
-        blocks = [seconds[at + BLOCK * i + 1 : at + BLOCK * (i + 1)] for i in range(4)]
-        found.append(statistics.median(blocks[1] + blocks[2]) / statistics.median(blocks[0] + blocks[3]))
-    return found
+def ratios(blocks: list[float]) -> list[float]:
+    """Traced over untraced, of each cycle of four blocks."""
+    cycles = (blocks[at : at + 4] for at in range(0, 4 * CYCLES, 4))
+    return [(second + third) / (first + fourth) for first, second, third, fourth in cycles]
+
+
+def cpu() -> float:
+    """Seconds of CPU time that this process and all below it have used."""
+    here, used = psutil.Process(), 0.0
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            used += times.user + times.system
+    return used
 
 
 def run() -> Report:
@@ -52,12 +61,14 @@ def run() -> Report:
     os.environ.setdefault("RAY_worker_niceness", "0")  # as the driver has, or what else the machine does would slow them alone
     steps = WARM + 4 * BLOCK * CYCLES
     chosen = ",".join(f"{each[0]}..{each[-1]}" for each in traced())
-    times: list[float] = []
+    times, used = [], []  # by the ends of blocks: seconds, and those of CPU time
 
     class Metrics(metrics.Metrics):
         def log(self, step: int, values: Mapping[str, float]) -> None:
             super().log(step, values)
-            times.append(time.perf_counter())
+            if step >= WARM and (step - WARM) % BLOCK == 0:
+                times.append(time.perf_counter())
+                used.append(cpu())
 
     many = [
         f"trainer.steps={steps}",
@@ -78,20 +89,21 @@ def run() -> Report:
             size = sum(file.stat().st_size for file in (folder / lanes.FOLDER).iterdir()) / len(lanes.steps(folder))
     finally:
         train_ppo.Metrics = before
-    seconds = [0.0, *(after - earlier for earlier, after in pairwise(times))]
-    found = ratios(seconds)
+    seconds, work = ([after - before for before, after in pairwise(each)] for each in (times, used))
+    found = ratios(work)
     facts = {
-        "a step with spans / without": words(found),
-        "step": f"{statistics.median(seconds[WARM:]):.3f} s, of which {size:,.0f} bytes are written",
+        "CPU time of a step with spans / without": words(found),
+        "seconds of a step with spans / without": words(ratios(seconds)),
+        "step": f"{statistics.median(seconds) / BLOCK:.3f} s, {statistics.median(work) / BLOCK:.3f} s of CPU time, {size:,.0f} bytes",
         "accounted, least of all lanes and steps": f"{min(shares):.4f}",
         "a span": f"{cost(on=True):.2f} us, and {cost(on=False):.2f} us where nothing is recorded",
         "load": f"{os.getloadavg()[0]:.1f}",
     }
     found_ratios = [
-        Ratio("step with spans / without, median", statistics.median(found), LIMIT),
+        Ratio("CPU time of a step with spans / without, median", statistics.median(found), LIMIT),
         Ratio("share of the wall clock that spans account for, median", statistics.median(shares), ACCOUNTED, "at least"),
     ]
-    return Report("timeline", found_ratios, facts, {"seconds": seconds, "ratios": found, "interval": interval(found), "shares": shares})
+    return Report("timeline", found_ratios, facts, {"seconds": seconds, "work": work, "interval": interval(found), "shares": shares})
 
 
 def accounted(folder: Path) -> list[float]:
