@@ -1,4 +1,4 @@
-"""`flotilla push [STACK] MODEL TARGET`: in this shell, or as a job on the stack's cluster, where the model of its run lies."""
+"""`flotilla push STACK MODEL TARGET`: as a job on the stack's cluster, where the model of its run lies."""
 
 from __future__ import annotations
 
@@ -11,16 +11,11 @@ from stacks.load import load
 MODULE = "serving.push"
 
 
-def main(verb: str, arguments: list[str], root: Path) -> int:
+def push(arguments: list[str], root: Path) -> int:
+    """`arguments` begin with a stack's name. Returns the job's exit code."""
     from cli import jobs
-    from cli.main import run_trainer
 
-    words = [word for word in arguments if not word.startswith("-")]
-    if len(words) != 3:
-        run_trainer(root, MODULE, arguments)
-    stack = load(words[0], root)
-    rest = [*arguments]
-    rest.remove(words[0])
-    name = f"{verb}-{time.strftime('%Y%m%d-%H%M%S')}"
-    job = Job(name, ["python", "-m", MODULE, *rest], str(root), root / "build" / stack.name / "runtime-env.yaml")
+    stack = load(arguments[0], root)
+    name = f"push-{time.strftime('%Y%m%d-%H%M%S')}"
+    job = Job(name, ["python", "-m", MODULE, *arguments[1:]], str(root), root / "build" / stack.name / "runtime-env.yaml")
     return jobs.run_job(stack, job, root)

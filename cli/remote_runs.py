@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError
+from cli.push import push
 from cluster_tasks.node.run_page import ROUTE
 from stacks.load import load, names
 
@@ -64,7 +65,7 @@ def trace(words: list[str], root: Path) -> int:
     return 0
 
 
-VERBS = {"report": report, "trace": trace}
+VERBS = {"report": report, "trace": trace, "push": push}
 
 
 def parsed(verb: str, words: list[str]) -> tuple[str, list[str], dict[str, str]]:

@@ -140,7 +140,7 @@ def test_recipe_list_shows_what_each_needs(flotilla):
 
 
 def test_a_word_that_is_no_verb_and_a_stack_that_is_none_are_one_line(flotilla):
-    assert error(typed("pu")) == "error: 'pu' is not a verb; flotilla --help lists them"
+    assert error(typed("qz")) == "error: 'qz' is not a verb; flotilla --help lists them"
     assert "there is no stack 'nowhere'" in error(flotilla("up", "nowhere"))
 
 
