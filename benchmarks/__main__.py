@@ -37,6 +37,7 @@ NAMES = (
     "recipes",
     "monitoring",
     "timeline",
+    "page",
     "debug",
     "dstack",
     "slurm",

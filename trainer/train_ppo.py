@@ -101,6 +101,7 @@ class Run:
         begin = time.perf_counter()
         workers, ranks = self.workers, self.config.placement.ranks
         workers.to_ranks()
+        self.record.flush()
         state = {"model": workers.fingerprint, "world_size": ranks, "loader": self.producer.state(), "kl": self.controller.state()}
         self.checkpoints.write(step, state, workers.save_shards, workers.saved, score=score, expected=workers.shards())
         if last:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,17 +25,36 @@ class Episodes:
     def __init__(self, folder: Path, tokenizer: PreTrainedTokenizerBase, keep: int, prompt_column: str, done: int = 0):
         self.record, self.keep = Record(folder, done), keep
         self.prompt_column, self.pieces = prompt_column, Pieces(tokenizer)
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="episodes")
+        self.writing: Future[None] = self.writer.submit(lambda: None)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.record.close()
+        try:
+            self.flush()
+        finally:
+            self.writer.shutdown()
+            self.record.close()
+
+    def flush(self) -> None:
+        """Returns once all is written: before a checkpoint, whose steps no resumed run computes again."""
+        self.writing.result()
 
     def log(self, step: int, episodes: Sequence[Episode], kept: Iterable[int], known_N: Mapping[str, torch.Tensor]) -> None:
         """Of a step that was learned from. `kept`: positions of episodes that it learned from or compared with; `known_N` [N] over the
-        tokens of all episodes: advantages, mask, and policy, the policy's log-probabilities before it learned."""
-        learned, lengths = set(kept), [len(e.response_ids) for e in episodes]
+        tokens of all episodes: advantages, mask, and policy, its log-probabilities before it learned. Written while the run goes on."""
+        self.flush()
+        self.writing = self.writer.submit(self._log, step, episodes, set(kept), known_N)
+
+    def evaluated(self, step: int, by_set: Mapping[str, Sequence[Episode]]) -> None:
+        """Of evaluations after a step: of each set some episodes whole."""
+        self.flush()
+        self.writing = self.writer.submit(self._evaluated, step, by_set)
+
+    def _log(self, step: int, episodes: Sequence[Episode], learned: set[int], known_N: Mapping[str, torch.Tensor]) -> None:
+        lengths = [len(e.response_ids) for e in episodes]
         known = {name: iter(values.split(lengths)) for name, values in known_N.items()}
         whole = set(chosen([e.group for e in episodes], self.keep, step)) | {i for i, e in enumerate(episodes) if e.failed and self.keep}
         rows = []
@@ -44,8 +64,7 @@ class Episodes:
             rows.append(row | {"kind": "", "learned": int(place in learned)})
         self.record.add(step, rows)
 
-    def evaluated(self, step: int, by_set: Mapping[str, Sequence[Episode]]) -> None:
-        """Of evaluations after a step: of each set some episodes whole."""
+    def _evaluated(self, step: int, by_set: Mapping[str, Sequence[Episode]]) -> None:
         for name, episodes in by_set.items():
             whole = set(chosen([e.group for e in episodes], self.keep, 0))
             rows = (self._row(e, {}, step, whole=i in whole) | {"kind": name or HELD_OUT, "learned": 0} for i, e in enumerate(episodes))

@@ -57,7 +57,8 @@ class Record:
         self.database: sqlite3.Connection | None = None
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.database = sqlite3.connect(self.file, timeout=WAIT)
+            self.database = sqlite3.connect(self.file, timeout=WAIT, check_same_thread=False)  # one thread at a time
+            self.database.execute("PRAGMA synchronous = NORMAL")
             self.database.executescript(SCHEMA)
             with self.database:
                 self.database.execute("DELETE FROM wholes WHERE id IN (SELECT id FROM episodes WHERE step > ?)", (done,))
