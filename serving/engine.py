@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from cluster_tasks.node.ports import free_port
 from cluster_tasks.recipes.job import process
 from serving.guard import KEY
 from serving.models import Load
+from trainer.errors import ConfigError
 
 GIB = 2**30
 CPU_CACHE = 1  # GiB of keys and values on CPUs
@@ -63,6 +64,23 @@ def lacking(load: Load, room: Room, gpus: int) -> str | None:
         parts = f"{load.size / GIB:.1f} weights, {CPU_CACHE} cache, {OVERHEAD // GIB} vLLM"
         return f"{load.path}: an engine needs {needed / GIB:.1f} GiB ({parts}), {room.memory / GIB:.1f} GiB are free on {room.address}"
     return None
+
+
+def waiting(total: Mapping[str, float], free: Mapping[str, float], gpus: int, cpus: float) -> str:
+    """What an engine waits for."""
+    wanted = [(name, count) for name, count in (("GPU", gpus), ("CPU", cpus)) if count]
+    parts = [f"{count:g} {name}s on one node ({free.get(name, 0):g} of {total.get(name, 0):g} are free)" for name, count in wanted]
+    return f"waiting for {' and '.join(parts)}"
+
+
+def sized(asked: int | None, nodes: list[dict[str, Any]]) -> int:
+    """GPUs of an engine: those asked for, else one where a node has some. Raises ConfigError."""
+    most = max((int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"]), default=0)
+    if asked is None:
+        return min(1, most)
+    if asked > most:
+        raise ConfigError(f"--gpus {asked}: the largest node has {most}; an engine is on one node")
+    return asked
 
 
 class Engine:

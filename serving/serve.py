@@ -17,7 +17,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from typing import Any
 from cluster_tasks.node.endpoint import ALLOWED, NAME, token_of
 from cluster_tasks.node.ports import port_is_free
 from cluster_tasks.recipes.job.process import MARGIN, stop_seconds
-from serving.engine import Engine, Room, command, lacking
+from serving.engine import Engine, Room, command, lacking, sized, waiting
 from serving.guard import KEY
 from serving.models import Load, Model, as_model, exports, load_of, model_of
 from serving.switch import Backend, Switch
@@ -270,23 +270,6 @@ class Service:
         return Running(load, await room, call, lambda: ray.kill(actor))
 
 
-def waiting(total: Mapping[str, float], free: Mapping[str, float], gpus: int, cpus: float) -> str:
-    """What an engine waits for."""
-    wanted = [(name, count) for name, count in (("GPU", gpus), ("CPU", cpus)) if count]
-    parts = [f"{count:g} {name}s on one node ({free.get(name, 0):g} of {total.get(name, 0):g} are free)" for name, count in wanted]
-    return f"waiting for {' and '.join(parts)}"
-
-
-def sized(options: argparse.Namespace, nodes: list[dict[str, Any]]) -> int:
-    """GPUs of an engine: those asked for, else one where a node has some. Raises ConfigError."""
-    most = max((int(node["Resources"].get("GPU", 0)) for node in nodes if node["Alive"]), default=0)
-    if options.gpus is None:
-        return min(1, most)
-    if options.gpus > most:
-        raise ConfigError(f"--gpus {options.gpus}: the largest node has {most}; an engine is on one node")
-    return options.gpus
-
-
 def arguments(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """What is this command's own, and flags for vLLM. Raises ConfigError."""
     parser = usage.parser(
@@ -337,7 +320,7 @@ def main(argv: list[str]) -> int:
         import ray
 
         ray.init(logging_level=logging.WARNING)
-        options.gpus = sized(options, ray.nodes())
+        options.gpus = sized(options.gpus, ray.nodes())
     try:
         service = Service(options, more, models, token)
         asyncio.run(perform(service))

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from serving import serve
-from serving.engine import GIB, Engine, Room, command, lacking, reason
+from serving.engine import GIB, Engine, Room, command, lacking, reason, sized, waiting
 from serving.models import Load
 from trainer.errors import ConfigError
 
@@ -69,19 +69,17 @@ NODES = [{"Alive": True, "Resources": {"GPU": 8.0}}, {"Alive": False, "Resources
 
 @pytest.mark.parametrize(("asked", "nodes", "found"), [(None, NODES, 1), (None, NODES[2:], 0), (8, NODES, 8), (0, NODES, 0)])
 def test_an_engine_has_one_gpu_where_there_are_some(asked, nodes, found):
-    options, _ = serve.arguments(["a", "--name", "a", *([] if asked is None else ["--gpus", str(asked)])])
-    assert serve.sized(options, nodes) == found
+    assert sized(asked, nodes) == found
 
 
 def test_more_gpus_than_a_node_has_is_one_line():
-    options, _ = serve.arguments(["a", "--name", "a", "--gpus", "9"])
     with pytest.raises(ConfigError, match=r"^--gpus 9: the largest node has 8; an engine is on one node$"):
-        serve.sized(options, NODES)
+        sized(9, NODES)
 
 
 def test_a_wait_says_what_for():
     free = {"GPU": 1.0, "CPU": 30.0}
-    said = serve.waiting({"GPU": 8.0, "CPU": 32.0}, free, 2, 1)
+    said = waiting({"GPU": 8.0, "CPU": 32.0}, free, 2, 1)
     assert said == "waiting for 2 GPUs on one node (1 of 8 are free) and 1 CPUs on one node (30 of 32 are free)"
 
 
