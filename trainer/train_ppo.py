@@ -190,6 +190,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         elif stop:
             print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
+    run.trace.end()
     run.export(schedule.steps, run.folder / "model")
     return 0
 

@@ -104,6 +104,12 @@ def test_each_moment_of_rays_processes_has_a_name(tiny_model, tmp_path, changes,
     require_accounted(tmp_path, [2, 3], kinds)
 
 
+def test_the_export_at_the_end_of_a_run_is_of_no_step(tiny_model, tmp_path):
+    assert train_ppo.train(here(traced(tiny_model, steps="4")), tmp_path) == 0
+    [driver] = [lane for lane in lanes.lanes(tmp_path, 4)["lanes"] if lane["kind"] == "driver"]
+    assert "export" not in {span[0] for span in driver["spans"]} and lanes.accounted(driver, driver["spans"][-1][2]) >= ACCOUNTED
+
+
 def test_the_third_step_is_traced_unasked_and_off_traces_none(tiny_model, tmp_path):
     asked, off = tmp_path / "unasked", tmp_path / "off"
     assert train_ppo.train(here(settings(tiny_model, trainer={"steps": 4})), asked) == 0

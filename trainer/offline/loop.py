@@ -226,6 +226,7 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
         if stop and not last:
             print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
+    run.trace.end()
     run.export(schedule.steps, run.folder / "model")
     return 0
 

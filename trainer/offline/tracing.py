@@ -54,6 +54,10 @@ class Tracing:
         if self.traces:
             self.traces.begin(*self.begun)
 
+    def end(self) -> None:
+        """The last step has ended; what follows is of none. Collective."""
+        self._end(more=False)
+
     def _end(self, *, more: bool) -> None:
         if self.begun is None:
             return

@@ -77,6 +77,11 @@ class Tracing:
             if self.prefix is None:
                 self._collect()
 
+    def end(self) -> None:
+        """The last step has ended; what follows is of none."""
+        with self.guard:
+            self._end(time.perf_counter())
+
     def _look(self) -> None:
         """In a thread: what is published does not gather in Ray's store while a step takes minutes."""
         while not self.ended.wait(COLLECT):

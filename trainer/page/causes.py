@@ -174,7 +174,7 @@ def _sampling(step: Step) -> Iterator[tuple[float, str]]:
         answers = "one answer" if left == 1 else f"the last {left} answers"
         yield (
             step.share(seconds),
-            f"{longest} worked {step.share(seconds):.0%} of the step on {answers}, while others waited: {TAIL_ADVICE}",
+            f"{longest} worked {step.share(seconds):.0%} of the step on {answers} while the rest had ended: {TAIL_ADVICE}",
         )
 
 
