@@ -63,7 +63,7 @@ class Job:
     @property
     def flags(self) -> list[str]:
         given: dict[str, object] = {"--submission-id": self.name, "--working-dir": self.working_dir, "--runtime-env": self.runtime_env}
-        given["--metadata-json"] = json.dumps(owner() | commit_of(self.working_dir) | self.metadata)
+        given["--metadata-json"] = json.dumps({**owner(), **commit_of(self.working_dir), **self.metadata})
         return [word for flag, value in given.items() if value is not None for word in (flag, str(value))]
 
     def check(self) -> None:

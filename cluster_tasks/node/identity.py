@@ -228,10 +228,10 @@ class Front:
         """One request to what a file of --routes names, for who may."""
         name = route[1]
         try:
-            found = json.loads((self.routes / name).read_text()) if self.routes else None
+            found = json.loads((self.routes / name).read_text()) if self.routes else {}
         except (OSError, ValueError):
-            found = None
-        own = bool(found) and "sha256" in found
+            found = {}
+        own = "sha256" in found
         if not (has_digest(head, found["sha256"]) if own else self.shows_token(head)):
             of = f"{name}'s own token" if own else "the cluster's token"
             writer.write(response("401 Unauthorized", {"error": f"/flotilla/at/{name} asks for {of} (Authorization: Bearer ...)"}))

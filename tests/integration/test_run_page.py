@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import page_runs
@@ -43,7 +44,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Dashboard
     with page_runs.Record(odd, done=1) as record:
         draw = page_runs.random.Random(0)
         long = "x" * 10_000_000
-        content = page_runs.whole(draw, prompt=EVIL) | {"metrics": {EVIL: 1.0}}
+        content: dict[str, Any] = page_runs.whole(draw, prompt=EVIL) | {"metrics": {EVIL: 1.0}}
         content["turns"] = [content["turns"][0] | {"pieces": [EVIL] * 40}, {"sampled": False, "text": EVIL + long}]
         record.add(2, [page_runs.episode(draw, 1, 0, 1.0, start=EVIL, source=EVIL, engine=EVIL, whole=content, terms={EVIL: 1.0})])
     (root / "empty").mkdir()
@@ -329,7 +330,7 @@ def test_the_socket_and_the_folder_are_their_owners_alone(served, tmp_path):
     with ui.serving(tmp_path, [served[1]], free_port(), CODE) as asked:
         assert stat.S_IMODE((tmp_path / "page.sock").stat().st_mode) == 0o600
         lines = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
-        assert "page.sock" in lines and asked.token not in lines
+        assert "page.sock" in lines and str(asked.token) not in lines
 
 
 def test_nothing_of_it_is_left_when_its_command_is_killed(served, tmp_path):

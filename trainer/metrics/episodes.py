@@ -131,7 +131,7 @@ class Pieces:
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer, self.known = tokenizer, dict[int, str]()
         anchor = tokenizer.encode("a", add_special_tokens=False)
-        self.anchor, self.before = anchor[-1:], tokenizer.decode(anchor[-1:])  # alone some tokenizers take a word's space away
+        self.anchor, self.before = anchor[-1:], str(tokenizer.decode(anchor[-1:]))  # alone some tokenizers take a word's space away
 
     def __call__(self, ids: Sequence[int]) -> list[str]:
         pieces, open_from = [], 0

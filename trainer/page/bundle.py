@@ -72,7 +72,7 @@ def told(answers: Answers, names: list[str]) -> dict[str, Any]:
 def of_episodes(answers: Answers, name: str) -> dict[str, Any]:
     """The newest, best, worst episodes, and some of them whole. Raises NoRecord."""
     folder = runs.folder_of(answers.roots, name)
-    found = {key("facets", name=name): episodes.facets(folder), key("prompts", name=name): episodes.prompts(folder, {})}
+    found: dict[str, Any] = {key("facets", name=name): episodes.facets(folder), key("prompts", name=name): episodes.prompts(folder, {})}
     rows: dict[int, Any] = {}
     for order in ("newest", "worst", "best"):
         for page in range(LISTED // 3 // episodes.PAGE):

@@ -56,7 +56,8 @@ def opened(folder: Path) -> Iterator[sqlite3.Connection]:
 
 def conditions(query: Mapping[str, str]) -> tuple[str, list[Any]]:
     """SQL of a question's filters, and its values. Raises BadQuestion."""
-    words, values = ["kind = ?"], [query.get("kind", "")]
+    words = ["kind = ?"]
+    values: list[Any] = [query.get("kind", "")]
     for name, column in NUMBERS.items():
         if query.get(name):
             words.append(f"{column} = ?")

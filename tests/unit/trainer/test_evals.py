@@ -153,7 +153,8 @@ def test_one_answer_to_each_prompt_is_the_likeliest_and_several_are_sampled(tmp_
     nothing: Any = None
     noted: list[Any] = []
     record: Any = SimpleNamespace(evaluated=lambda *row: noted.append(row))
-    run = train_ppo.Run(config, tmp_path, workers, producer, {"": [Prompt(0, [1], {})]}, *[nothing] * 3, record, nothing, nothing)
+    given = (config, tmp_path, workers, producer, {"": [Prompt(0, [1], {})]})
+    run = train_ppo.Run(*given, nothing, nothing, nothing, record, nothing, nothing)
     assert run.evaluate(0, nothing)["eval_reward"] == 1.0
     assert asked == [(1, samples, 7, {"greedy": greedy})]
     assert [(step, len(by_set[""])) for step, by_set in noted] == [(0, samples)]
