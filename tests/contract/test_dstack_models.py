@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster_tasks.ray import NODE_AGENT, node_agent
+from cluster_tasks.ray import node_agent
 from stacks.dstack_api import FleetConfiguration, TaskConfiguration, create_file_archive, parse_apply_configuration
 from stacks.load import load, names
 from stacks.places import machine, place_of
@@ -92,7 +92,9 @@ def test_every_file_that_the_task_carries_exists_beside_it_or_in_the_repository(
 def test_dstack_uploads_all_of_the_node_agent_although_git_ignores_where_it_is_published(tmp_path: Path) -> None:
     shutil.copy(ROOT / ".gitignore", tmp_path)
     folder = tmp_path / "build/any/node"
-    shutil.copytree(NODE_AGENT, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for path, text in node_agent().items():
+        (folder.parent / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder.parent / path).write_text(text)
     with io.BytesIO() as archive:
         create_file_archive(folder, archive)
         archive.seek(0)

@@ -120,7 +120,8 @@ def said(kind: str, row: dict[str, Any]) -> str:
         commit = f", commit {row['commit'][:10]}" if row.get("commit") else ""
         dirty = f" with {row['changed_files']} changed files" if row.get("changed_files") else ""
         changed = "".join(f"; {key}: {was!r} to {now!r}" for key, (was, now) in (row.get("changed") or {}).items())
-        return f"started on {row.get('host')}{commit}{dirty}{changed}"
+        after = f" after step {row['step']}" if row.get("step") else ""
+        return f"started on {row.get('host')}{after}{commit}{dirty}{changed}"
     if kind == "rollback":
         rest = ", ".join(f"{key} {value}" for key, value in row.items() if key not in ("time", "step"))
         return f"went back: {rest}"

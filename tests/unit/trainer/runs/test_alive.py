@@ -1,0 +1,50 @@
+"""A run's sign of life: there while it lives, with what it does, and an end that a kill does not write."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from trainer.runs import alive
+
+
+def told(folder: Path) -> dict[str, object]:
+    return json.loads((folder / alive.FILE).read_text())
+
+
+def test_it_is_written_while_the_run_lives_and_says_that_it_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(alive, "EVERY", 0.02)
+    with alive.signs():
+        time.sleep(0.1)
+        assert not (tmp_path / alive.FILE).exists(), "the folder is not the run's yet: it may still be moved aside"
+        alive.begin(tmp_path)
+        alive.say(doing="step 3: learning")
+        while not (tmp_path / alive.FILE).exists() or "doing" not in told(tmp_path):
+            time.sleep(0.01)
+        first = told(tmp_path)
+        assert first["doing"] == "step 3: learning" and not first["ended"] and abs(time.time() - float(str(first["time"]))) < 60
+        while told(tmp_path)["time"] == first["time"]:
+            time.sleep(0.01)
+    assert told(tmp_path)["ended"] is True
+
+
+def test_a_folder_that_is_gone_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(alive, "EVERY", 0.01)
+    with alive.signs():
+        alive.begin(tmp_path / "gone")
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(
+    ("env", "page"),
+    [
+        ({}, None),
+        ({alive.URL: "http://127.0.0.1:8265"}, None),
+        ({alive.ROUTES: "/r", alive.URL: "http://127.0.0.1:8265"}, "http://127.0.0.1:8265/flotilla/at/runs/#/run/a%2Fb"),
+    ],
+)
+def test_a_job_says_where_its_page_is(env, page):
+    assert alive.page("a/b", env) == page
