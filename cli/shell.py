@@ -52,7 +52,7 @@ class Node:
 
 
 def main(verb: str, arguments: list[str], root: Path) -> int:
-    usage = "STACK [NODE] [-- COMMAND]" if verb == "ssh" else "STACK [NODE] [flags]"
+    usage = "STACK [NODE] [flags]" if verb == "code" else "STACK [NODE] [-- COMMAND]"
     parser = command_line.parser(f"flotilla {verb}", ABOUT[verb], EXAMPLES[verb], usage)
     command_line.add_stack(parser)
     parser.add_argument("node", nargs="?", metavar="NODE", help="rank, address or name (default: 0, the head)")

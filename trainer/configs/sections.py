@@ -253,7 +253,8 @@ class Config(Section):
 
     def _trace_rules(self) -> list[Rule]:
         trace, one = self.log.trace, getattr(self.placement, "processes", "one") == "one"
-        beyond = "steps" in trace.model_fields_set and any(steps[-1] > self.trainer.steps for steps in trace.ranges())
+        wished = trace.steps != TraceConfig.model_fields["steps"].default  # run.yaml of a short run has the default too
+        beyond = wished and any(steps[-1] > self.trainer.steps for steps in trace.ranges())
         return [
             Rule(beyond, ("log.trace.steps", "trainer.steps"), "the run ends before that step"),
             Rule(
