@@ -99,7 +99,6 @@ def test_each_moment_of_a_run_in_one_process_has_a_name(tiny_model, tmp_path, ch
     ],
     ids=["sync", "one-step-environment", "async", "async-environment"],
 )  # evaluations have environments of their own, which wait
-@pytest.mark.slow
 def test_each_moment_of_rays_processes_has_a_name(tiny_model, tmp_path, changes, kinds):
     assert train_ppo.train(traced(tiny_model, **changes), tmp_path) == 0
     require_accounted(tmp_path, [2, 3], kinds)

@@ -96,9 +96,10 @@ class Tracing:
 
     def _close(self, seconds: float) -> None:
         self._end(time.perf_counter())
-        if not self.on and not self.asked:
+        if not (self.on or self.asked or self.traces.steps):  # the last are written late: the thread looks once in COLLECT
             return
-        self._record(on=False, profile=False)
+        if self.on:
+            self._record(on=False, profile=False)
         deadline = time.monotonic() + seconds
         while self.asked and time.monotonic() < deadline:
             self._answers(max(0.0, min(PATIENCE, deadline - time.monotonic())))
