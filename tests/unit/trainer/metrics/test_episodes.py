@@ -98,6 +98,7 @@ def test_a_step_is_kept_with_what_is_known_of_each_token(tmp_path: Path):
         **{"sampled": True, "finish": "stop", "pieces": [" 5", " 6"], "logprobs": [-0.5, -1.0], "versions": [[0, 2], [1, 3]]},
         **{"policy": [-0.5, -1.5], "advantages": [1.0, 1.0], "learned": [1, 1]},
     }
+    assert (turns[2]["policy"], turns[2]["logprobs"]) == ([-2.0], [-2.0]), "each token has its own numbers"
     assert asked.facets(tmp_path)["kinds"] == ["", "hard", HELD_OUT]
 
 
