@@ -12,6 +12,8 @@ import yaml
 
 from trainer.page.record import Record
 
+AT = "/flotilla/at/runs/"  # of the page, at the front that asks for the token
+EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">'
 WORDS = ("Let", " me", " think", " <b>", "so", "</b>", "\n", "42", "é", "漢")
 
 
