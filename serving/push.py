@@ -68,6 +68,8 @@ def allow(target: Target, there: There | None, step: int | None, public: bool, y
     if is_public and not (yes and (public or target.new_is_public is None)):
         flags = "--public --yes" if target.new_is_public else "--yes"
         raise ConfigError(f"{target.name}: anybody can read what lies there; to push all the same: {flags}")
+    if there and there.public is None and not yes:
+        raise ConfigError(f"{target.name}: whether anybody can read what lies there takes {there.unknown}; to push all the same: --yes")
     if public and there and not there.public:
         raise ConfigError(f"--public: {target.name} is private already; change that on the hub")
     if there is None or force or not there.files:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -21,6 +21,7 @@ MANIFEST = "flotilla.json"
 FORMS = "hub:ORGANIZATION/NAME, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
 SECONDS = 60  # for one answer
 RIGHTS = (401, 403)
+EVERYBODY = {"allUsers", "allAuthenticatedUsers"}  # as GCS calls it
 HUB_OWN = {".gitattributes"}  # what a new repository has
 
 
@@ -41,11 +42,12 @@ class File:
 
 @dataclass(frozen=True)
 class There:
-    """What a place has: its manifest, names of other files, and whether anybody may read it."""
+    """What a place has: its manifest, names of other files, and whether anybody may read it; None where `unknown` keeps that from us."""
 
     manifest: dict[str, Any] | None
     files: tuple[str, ...]
-    public: bool
+    public: bool | None
+    unknown: str = ""  # the right that is missing, and what the place answered
 
 
 class Target(Protocol):
@@ -106,7 +108,7 @@ class Hub:
         disable_progress_bars()
         with self._errors():
             if self.parent is None:
-                self.api.create_repo(self.repository, private=not public, exist_ok=True)
+                self.api.create_repo(self.repository, private=not public)  # one that somebody has made meanwhile may be public
             there = self.api.list_repo_files(self.repository)
             adds = [CommitOperationAdd(file.path, file.source) for file in files]
             kept = {MANIFEST, *HUB_OWN, *(file.path for file in files)}
@@ -134,7 +136,7 @@ class Hub:
             code = error.response.status_code if error.response is not None else 0
             if code in RIGHTS:
                 why = f"HF_TOKEN may not write there (HTTP {code}); take one with write access to {self.repository.partition('/')[0]}"
-            elif code == 412:
+            elif code in (409, 412):
                 why = "somebody has pushed there meanwhile; nothing was changed, push again"
             else:
                 why = f"the hub answers with HTTP {code}: {error.server_message or error}".splitlines()[0]
@@ -163,19 +165,23 @@ class S3:
         with self._errors():
             pages = self.client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket, Prefix=f"{self.prefix}/")
             keys = [each["Key"].removeprefix(f"{self.prefix}/") for page in pages for each in page.get("Contents", ())]
-            public = self._public()
             found = self.client.get_object(Bucket=self.bucket, Key=self._key(MANIFEST))["Body"].read() if MANIFEST in keys else None
-        return There(json.loads(found) if found else None, tuple(keys), public) if keys or public else None
+            return There(json.loads(found) if found else None, tuple(keys), *self._public())
 
-    def _public(self) -> bool:
+    def _public(self) -> tuple[bool | None, str]:
+        """As in There. New objects have no list of rights that opens them, so only a policy can."""
         from botocore.exceptions import ClientError
 
         try:
-            return bool(self.client.get_bucket_policy_status(Bucket=self.bucket)["PolicyStatus"]["IsPublic"])
+            return bool(self.client.get_bucket_policy_status(Bucket=self.bucket)["PolicyStatus"]["IsPublic"]), ""
         except ClientError as error:
-            if error.response["Error"]["Code"] in ("NoSuchBucketPolicy", "AccessDenied", "MethodNotAllowed", "NotImplemented"):
-                return False  # without a policy nobody else reads it; S3 blocks public lists of rights since 2023
-            raise
+            code = error.response["Error"]["Code"]
+        if code == "NoSuchBucketPolicy":
+            return False, ""
+        with suppress(ClientError):  # who may not ask for the one may often ask for the other
+            if self.client.get_public_access_block(Bucket=self.bucket)["PublicAccessBlockConfiguration"].get("RestrictPublicBuckets"):
+                return False, ""
+        return None, f"s3:GetBucketPolicyStatus ({code})"
 
     def write(self, files: list[File], manifest: dict[str, Any], public: bool, say: Callable[[str], None]) -> str:
         with self._errors():
@@ -249,17 +255,24 @@ class Gcs:
                 for blob in self.bucket.list_blobs(prefix=f"{self.prefix}/", timeout=SECONDS)
             }
             text = found[MANIFEST].download_as_bytes(timeout=SECONDS) if MANIFEST in found else None
-            public = self._public()
-        return There(json.loads(text) if text else None, tuple(found), public) if found or public else None
+            return There(json.loads(text) if text else None, tuple(found), *self._public())
 
-    def _public(self) -> bool:
+    def _public(self) -> tuple[bool | None, str]:
+        """As in There: by the bucket's policy, or by the rights that its new objects get."""
         from google.api_core.exceptions import GoogleAPICallError
 
+        right = "storage.buckets.get"
         try:
+            self.bucket.reload(timeout=SECONDS)
+            rules = self.bucket.iam_configuration
+            if rules.public_access_prevention == "enforced":
+                return False, ""
+            members = set() if rules.uniform_bucket_level_access_enabled else {each["entity"] for each in self.bucket.default_object_acl}
+            right = "storage.buckets.getIamPolicy"
             policy = self.bucket.get_iam_policy(requested_policy_version=3, timeout=SECONDS)
-        except GoogleAPICallError:  # not for everybody to ask
-            return False
-        return any({"allUsers", "allAuthenticatedUsers"} & set(binding["members"]) for binding in policy.bindings)
+        except GoogleAPICallError as error:
+            return None, f"{right} (HTTP {error.code})"
+        return bool(EVERYBODY & members.union(*(binding["members"] for binding in policy.bindings))), ""
 
     def write(self, files: list[File], manifest: dict[str, Any], public: bool, say: Callable[[str], None]) -> str:
         with self._errors():

@@ -114,7 +114,8 @@ def flow_logs(group: str) -> Document:
 def checkpoints(bucket: str, key: str | None) -> Document:
     """Of the nodes: read and write checkpoints; versions that were replaced stay out of their reach. `key`: None where S3's own is used."""
     return document(
-        allow(["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation"], bucket),
+        # The last for flotilla push, which asks who can read what it sends.
+        allow(["s3:ListBucket", "s3:ListBucketMultipartUploads", "s3:GetBucketLocation", "s3:GetBucketPolicyStatus"], bucket),
         allow(["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:ListMultipartUploadParts"], f"{bucket}/*"),
         *([allow(["kms:Decrypt", "kms:GenerateDataKey"], key)] if key else []),
     )

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -16,7 +17,7 @@ from support.json_server import JsonHandler, served
 from support.played_hub import Repository, hub
 
 from serving import push
-from serving.targets import S3
+from serving.targets import S3, Hub
 from trainer.errors import ConfigError
 
 KEY = "hf_" + "Z" * 34
@@ -124,6 +125,15 @@ def test_nothing_is_public_without_a_word(run, played):
     assert said("run:demo", "hub:me/closed", "--public", "--yes") == "--public: hub:me/closed is private already; change that on the hub"
 
 
+def test_a_repository_that_somebody_makes_public_meanwhile_gets_nothing(run, played, monkeypatch):
+    def looked(self: Hub) -> None:
+        played.repositories["me/demo"] = Repository(False)
+
+    monkeypatch.setattr(Hub, "look", looked)
+    assert said("run:demo", "hub:me/demo") == "hub:me/demo: somebody has pushed there meanwhile; nothing was changed, push again"
+    assert played.repositories["me/demo"].files == {}
+
+
 def test_without_rights_it_is_one_line_and_no_token_in_it(run, played, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", KEY)
     line = said("run:demo", "hub:me/demo")
@@ -205,6 +215,24 @@ def test_s3_that_is_missing_or_open_to_all_is_one_line(run, bucket):
     assert push.main(["run:demo", "s3://models/demo", "--yes"]) == 0
 
 
+@pytest.mark.parametrize("code", ["AccessDenied", "MethodNotAllowed", "NotImplemented", "InternalError"])
+def test_s3_that_does_not_say_who_may_read_it_is_asked_about(run, bucket, monkeypatch, code):
+    """Refused at botocore's edge, as moto asks for no rights."""
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", session := boto3.Session())
+    refused = SimpleNamespace(status_code=403), {"Error": {"Code": code, "Message": "no"}}
+    for name in ("GetBucketPolicyStatus", "GetPublicAccessBlock"):
+        session.events.register(f"before-call.s3.{name}", lambda **_: refused, unique_id=name)
+    assert said("run:demo", "s3://models/demo") == (
+        f"s3://models/demo: whether anybody can read what lies there takes s3:GetBucketPolicyStatus ({code}); to push all the same: --yes"
+    )
+    assert "Contents" not in bucket.list_objects_v2(Bucket="models")
+    assert push.main(["run:demo", "s3://models/demo", "--yes"]) == 0
+    session.events.unregister("before-call.s3.GetPublicAccessBlock", unique_id="GetPublicAccessBlock")
+    assert "s3:GetBucketPolicyStatus" in said("run:demo", "s3://models/demo")
+    bucket.put_public_access_block(Bucket="models", PublicAccessBlockConfiguration={"RestrictPublicBuckets": True})
+    assert push.main(["run:demo", "s3://models/demo"]) == 0
+
+
 def test_s3_without_credentials_is_one_line(run, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
@@ -221,7 +249,9 @@ class Bucket:
     def __init__(self) -> None:
         self.objects: dict[str, tuple[bytes, dict[str, str]]] = {}
         self.members = ["user:me@example.com"]
-        self.denied = False
+        self.rules: dict[str, Any] = {"uniformBucketLevelAccess": {"enabled": True}, "publicAccessPrevention": "inherited"}
+        self.new_objects = "allUsers"  # who may read those, where there is no uniform access
+        self.denied: tuple[str, ...] = ("nothing",)  # ends of paths
 
     def handler(self):
         bucket = self
@@ -233,10 +263,14 @@ class Bucket:
 
             def do_GET(self) -> None:
                 path, _, query = unquote(self.path).partition("?")
-                if bucket.denied:
+                if path.endswith(bucket.denied):
                     self.send(403, {"error": {"message": "no", "code": 403}})
                 elif "/b/models" not in path:
                     self.send(404, {"error": {"message": "no bucket", "code": 404}})
+                elif path.endswith("/b/models"):
+                    self.send(200, {"name": "models", "iamConfiguration": bucket.rules})
+                elif path.endswith("/defaultObjectAcl"):
+                    self.send(200, {"items": [{"entity": bucket.new_objects, "role": "READER"}]})
                 elif path.endswith("/iam"):
                     self.send(200, {"bindings": [{"role": "roles/storage.objectViewer", "members": bucket.members}]})
                 elif path.endswith("/o"):
@@ -279,5 +313,28 @@ def test_gcs_has_the_model_with_checksums_and_is_not_sent_twice(run, monkeypatch
         assert said("run:demo", "gs://nothing/demo") == "gs://nothing/demo: there is no such bucket"
         bucket.members.append("allUsers")
         assert said("run:demo", "gs://models/demo").endswith("anybody can read what lies there; to push all the same: --yes")
-        bucket.denied = True
+        bucket.denied = ("/o",)
         assert said("run:demo", "gs://models/demo") == "gs://models/demo: these credentials may not use the bucket (HTTP 403)"
+
+
+@pytest.mark.parametrize(("denied", "right"), [("/b/models", "storage.buckets.get"), ("/iam", "storage.buckets.getIamPolicy")])
+def test_gcs_that_does_not_say_who_may_read_it_is_asked_about(run, monkeypatch, denied, right):
+    bucket = Bucket()
+    with served(bucket.handler()) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        bucket.denied = (denied,)
+        line = f"gs://models/demo: whether anybody can read what lies there takes {right} (HTTP 403); to push all the same: --yes"
+        assert said("run:demo", "gs://models/demo") == line and not bucket.objects
+        bucket.rules["publicAccessPrevention"] = "enforced"  # which anybody's rights do not matter to
+        assert (push.main(["run:demo", "gs://models/demo"]) == 0) if denied == "/iam" else said("run:demo", "gs://models/demo") == line
+        assert push.main(["run:demo", "gs://models/demo", "--yes"]) == 0
+
+
+def test_gcs_whose_new_objects_anybody_may_read_is_public(run, monkeypatch):
+    bucket = Bucket()
+    bucket.rules["uniformBucketLevelAccess"] = {"enabled": False}
+    with served(bucket.handler()) as url:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", url)
+        assert "anybody can read what lies there" in said("run:demo", "gs://models/demo")
+        bucket.new_objects = "project-owners-1"
+        assert push.main(["run:demo", "gs://models/demo"]) == 0

@@ -102,7 +102,9 @@ def hub() -> Iterator[Hub]:
 
         def create(self, asked: dict) -> None:
             name = f"{asked.get('organization') or 'me'}/{asked['name']}"
-            state.repositories.setdefault(name, Repository(asked.get("visibility") == "private"))
+            if name in state.repositories:
+                return self.send(409, {"error": "You already created this model repo"})
+            state.repositories[name] = Repository(asked.get("visibility") == "private")
             return self.send(200, {"url": f"{state.url}/{name}"})
 
         def place(self, asked: dict) -> dict:
