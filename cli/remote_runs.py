@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -16,7 +15,6 @@ from cluster_tasks.node.run_page import ROUTE
 from stacks.load import load, names
 
 SECONDS = 300  # for a file of a long run
-MOST = 1000  # steps of one file
 
 
 def names_a_stack(words: list[str], root: Path) -> bool:
@@ -53,14 +51,9 @@ def trace(words: list[str], root: Path) -> int:
     stack, runs, given = parsed("trace", words)
     if len(runs) > 1:
         raise CommandError(f"flotilla trace: one run, not {', '.join(runs)}")
-    name = quote(runs[0])
-    known = json.loads(fetch(stack, f"api/run?name={name}", root))["traced"]
-    steps = chosen(given["--steps"]) if given.get("--steps") else known
-    content = fetch(stack, f"trace/{name}?steps={','.join(map(str, steps))}", root)
-    for step in steps:
-        told = json.loads(fetch(stack, f"api/lanes?name={name}&step={step}", root))
-        print(f"step {step}: {told['seconds']:.2f} s{'' if told['words'] else '; nothing stands out'}")
-        print(*(f"  {line}" for line in told["words"]), sep="\n", end="\n" if told["words"] else "")
+    name, steps = quote(runs[0]), f"steps={quote(given['--steps'])}" if given.get("--steps") else ""
+    content = fetch(stack, f"trace/{name}?{steps}", root)
+    print(*json.loads(fetch(stack, f"api/told?name={name}&{steps}", root)), sep="\n")
     save(content, Path(given.get("--output") or f"{runs[0]}.trace.json.gz"), "timeline")
     return 0
 
@@ -84,18 +77,6 @@ def parsed(verb: str, words: list[str]) -> tuple[str, list[str], dict[str, str]]
     if not runs or any(run.startswith("-") for run in runs):
         raise CommandError(f"usage: flotilla {verb} STACK RUN{' [RUN...]' if verb == 'report' else ' [--steps STEPS]'} [--output FILE]")
     return stack, runs, given
-
-
-def chosen(text: str) -> list[int]:
-    """Of 3,20..22. Raises CommandError."""
-    steps: list[int] = []
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part, re.ASCII)
-        first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-        if not first <= last < first + MOST:
-            raise CommandError(f"--steps {text}: {part!r} is not a step or a range such as 20..22 of at most {MOST}")
-        steps += range(first, last + 1)
-    return sorted(set(steps))
 
 
 def save(content: bytes, file: Path, what: str) -> None:

@@ -39,6 +39,7 @@ class Answers:
             "prompts": lambda query: episodes.prompts(self.folder(query), query),
             "machines": self.machines,
             "lanes": self.lanes,
+            "told": self.told,
         }
 
     def ask(self, path: str, query: Query) -> Any:
@@ -133,6 +134,10 @@ class Answers:
         if step not in traced:
             raise episodes.BadQuestion(f"step={step}: not traced; {', '.join(map(str, traced[:50]))} are (log.trace.steps)")
         return {"steps": traced} | lanes.lanes(folder, step)
+
+    def told(self, query: Query) -> list[str]:
+        folder = self.folder(query)
+        return lanes.told(folder, lanes.chosen(folder, query.get("steps")))
 
 
 def phases(metrics: Metrics) -> list[dict[str, Any]]:

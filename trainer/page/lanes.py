@@ -1,6 +1,7 @@
 """The timeline of a traced step: what each process of a run did when, read from its folder (trainer/cluster/traces.py writes it).
 
     steps(folder)        the steps that were traced
+    told(folder, [20])   in words where their time went, line by line
     lanes(folder, 20)    {"step": 20, "seconds": 3.2, "lanes": [{"name": "policy-0", "node": "10.0.0.2", "kind": "rank", "error": 0.0,
                          "spans": [["forward", 0.01, 1.2, {"tokens": 812}], ...]}, ...], "words": [...], "complete": true}
 
@@ -10,15 +11,17 @@ Times are seconds since the step began. A span lies within another one or beside
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from .causes import causes, words
 from .perfetto import file
 
-__all__ = ["NoTimeline", "accounted", "causes", "lanes", "perfetto", "read", "steps"]
+__all__ = ["NoTimeline", "accounted", "causes", "chosen", "lanes", "perfetto", "read", "steps", "told"]
 
 FOLDER = "traces"
+MOST = 1000  # steps of one file
 KINDS = ("driver", "rank", "engine", "environment", "reward", "weights", "checkpoint")  # from top to bottom
 Span = list[Any]  # name, begin, end, numbers
 
@@ -31,6 +34,28 @@ def steps(folder: Path) -> list[int]:
     """The traced steps of a run's folder, in order."""
     names = [file.name.removeprefix("step_").removesuffix(".jsonl") for file in (folder / FOLDER).glob("step_*.jsonl")]
     return sorted(int(name) for name in names if name.isdecimal())
+
+
+def chosen(folder: Path, text: str | None) -> list[int]:
+    """Steps of a text such as 3,20..22; those that were traced where there is none. Raises NoTimeline."""
+    found: set[int] = set()
+    for part in text.split(",") if text else ():
+        match = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part, re.ASCII)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < first + MOST:
+            raise NoTimeline(f"--steps {text}: {part!r} is not a step or a range such as 20..22 of at most {MOST}")
+        found.update(range(first, last + 1))
+    return sorted(found) if text else steps(folder)
+
+
+def told(folder: Path, wanted: list[int]) -> list[str]:
+    """A line for each step, and one for each cause that its time went into. Raises NoTimeline."""
+    lines = []
+    for step in (lanes(folder, step) for step in wanted):
+        cut = "" if step["complete"] else ", which a kill cut short"
+        lines += [f"step {step['step']}: {step['seconds']:.2f} s{cut}" + ("" if step["words"] else "; nothing stands out")]
+        lines += [f"  {line}" for line in step["words"]]
+    return lines
 
 
 def lanes(folder: Path, step: int) -> dict[str, Any]:

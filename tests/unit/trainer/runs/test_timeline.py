@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from trainer.errors import ConfigError
+from trainer.page import lanes
+from trainer.page.answers import Answers
 from trainer.runs import timeline
 
 
@@ -37,6 +39,14 @@ def test_all_traced_steps_are_in_the_file_and_in_words(run, capsys):
     events = json.loads(gzip.decompress((run / "trace.json.gz").read_bytes()))["traceEvents"]
     assert [event["name"] for event in events if event["name"].startswith("step")] == ["step 20", "step 21"]
     assert [file.name for file in run.glob(".*")] == []
+
+
+def test_the_page_takes_steps_as_a_person_writes_them_and_tells_the_same(run, capsys):
+    timeline.main([str(run), "--steps", "20..21"])
+    asked = Answers([run])
+    assert [*asked.ask("told", {"name": "demo", "steps": "20..21"}), ""] == capsys.readouterr().out.partition("timeline:")[0].split("\n")
+    with pytest.raises(lanes.NoTimeline, match=r"^--steps 22\.\.20: "):
+        asked.ask("told", {"name": "demo", "steps": "22..20"})
 
 
 def test_steps_and_file_can_be_chosen(run, tmp_path, capsys):
@@ -87,4 +97,4 @@ def test_a_file_that_cannot_be_written_leaves_nothing(run, monkeypatch):
 
 @pytest.mark.parametrize(("text", "steps"), [("20", [20]), ("20..22", [20, 21, 22]), ("3, 20..21,3", [3, 20, 21])])
 def test_steps_are_chosen_as_in_the_settings(text, steps):
-    assert timeline.chosen(text) == steps
+    assert lanes.chosen(Path("/nowhere"), text) == steps
