@@ -98,12 +98,21 @@ def line(stack: Stack, root: Path, name: str, known: dict[str, Any]) -> str:
     """Of `flotilla serve --list`."""
     if "service" in known:
         return f"{name}  service {known['service']}  dstack ps -v"
-    at = ["-M", known["cluster"]] if "cluster" in known else []
+    return f"{name}  job {known['job']} {_state(root, known) or 'ended'}  {known['log']}"
+
+
+def _state(root: Path, known: dict[str, Any]) -> str:
+    """Of a Slurm job, with its nodes; nothing where it has ended. Raises CommandError where Slurm does not answer."""
     try:
-        state = output(["squeue", "-h", *at, "-j", known["job"], "-o", "%T %N"], root).strip()
-    except CommandError:  # Slurm has forgotten it
-        state = ""
-    return f"{name}  job {known['job']} {state or 'ended'}  {known['log']}"
+        return output(["squeue", "-h", *_cluster(known), "-j", known["job"], "-o", "%T %N"], root).strip()
+    except CommandError as error:
+        if "Invalid job id" in str(error):  # Slurm has forgotten it
+            return ""
+        raise
+
+
+def _cluster(known: dict[str, Any]) -> list[str]:
+    return ["-M", known["cluster"]] if "cluster" in known else []
 
 
 def stop(stack: Stack, root: Path, name: str, known: dict[str, Any]) -> None:
@@ -115,9 +124,10 @@ def stop(stack: Stack, root: Path, name: str, known: dict[str, Any]) -> None:
         os.chdir(root)
         with forwarded(stack, say=lambda text: console.print(text, markup=False)):
             run(["dstack", "stop", "-y", known["service"]], root, cluster(stack, None).env)
-    else:
-        at = ["-M", known["cluster"]] if "cluster" in known else []
-        command = ["scancel", "--signal=USR1", "--batch", *at, known["job"]]  # the script's notice: requests at work end first
+    elif state := _state(root, known):
+        # The script then lets requests at work end, and does not go back into the queue. Who waits has none.
+        gently = ["--signal=USR2", "--batch"] if state.startswith("RUNNING") else []
+        command = ["scancel", *gently, *_cluster(known), known["job"]]
         show(command)
         output(command, root)
     note(stack, root, name).unlink(missing_ok=True)

@@ -286,10 +286,12 @@ KILLED = {
 [ "$code" != 137 ] || code=75""",
 }
 END = """\
-notice=
+notice="" asked=""
 trap 'notice=1; kill -USR1 "$step"' USR1 # before the time limit and on preemption: the job saves and ends
+trap 'asked=1; kill -USR1 "$step"' USR2 # scancel --batch --signal=USR2: the same, and it does not come back
 wait "$step"; code=$?
-while [ "$notice" ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
+while [ "$notice$asked" ] && kill -0 "$step" 2>/dev/null; do wait "$step"; code=$?; done
+[ ! "$asked" ] || exit 0
 # 75 to 77: the node agent lost a node, or did not find it. {killed}
 if {{ ((code)) && [ "$notice" ]; }} || [[ $code == 7[567] ]]; then
   again=$((${{SLURM_RESTART_COUNT:-0}} + 1))

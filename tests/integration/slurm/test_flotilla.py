@@ -108,7 +108,6 @@ def test_a_shell_is_a_step_of_the_clusters_job_on_the_node_that_is_named(clone: 
     assert flotilla("code slurm")[1] == f"vscode://vscode-remote/ssh-remote+{head}{clone}\n"
 
 
-@pytest.mark.slow
 def test_a_model_is_served_by_a_job_of_its_own_and_beside_a_run(
     slurm: Cluster, clone: Path, flotilla: Flotilla, wide_model: Path, environment: dict[str, str]
 ) -> None:

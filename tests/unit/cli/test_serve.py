@@ -104,7 +104,8 @@ def test_slurms_job_is_the_rendered_script_with_the_endpoint_as_its_job(tmp_path
     (place / "env.sh").write_text("")
     (place / "ray.token").write_text("secret")
     asked: list[list[str]] = []
-    monkeypatch.setattr(serve_elsewhere, "output", lambda words, *_: asked.append(words) or "42\n")
+    monkeypatch.setattr(serve_elsewhere, "output", lambda words, *_: asked.append(words) or said[-1])
+    said = ["42\n"]
     stack = load("slurm", ROOT)
     assert serve_elsewhere.start(stack, tmp_path, "a", ["run:a"], ["--timeout", "9", "--", "--dtype", "float32"], as_service=False) == 0
     [words] = asked
@@ -118,8 +119,15 @@ def test_slurms_job_is_the_rendered_script_with_the_endpoint_as_its_job(tmp_path
     with pytest.raises(CommandError, match="a: slurm serves it already; end it first: flotilla serve slurm --stop a"):
         serve_elsewhere.start(stack, tmp_path, "a", ["run:a"], [], as_service=False)
     assert serve_elsewhere.line(stack, tmp_path, "a", {"job": "42", "log": "x"}) == "a  job 42 42  x"
-    serve_elsewhere.stop(stack, tmp_path, "a", {"job": "42", "log": "x"})
-    assert asked[-1] == ["scancel", "--signal=USR1", "--batch", "42"] and serve_elsewhere.noted(stack, tmp_path) == {}
+    for state, ends in (
+        ("RUNNING n1\n", ["scancel", "--signal=USR2", "--batch", "42"]),
+        ("PENDING \n", ["scancel", "42"]),
+        ("", ["squeue", "-h", "-j", "42", "-o", "%T %N"]),  # it has ended
+    ):
+        said.append(state)
+        (place / "serve-a.json").write_text("{}")
+        serve_elsewhere.stop(stack, tmp_path, "a", {"job": "42", "log": "x"})
+        assert asked[-1] == ends and serve_elsewhere.noted(stack, tmp_path) == {}
 
 
 def test_a_node_is_called_by_its_rank_its_address_or_its_name():

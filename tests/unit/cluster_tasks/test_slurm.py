@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
+import signal
 import socket
 import subprocess
+import sys
 import time
 from datetime import datetime
 from ipaddress import ip_network
@@ -116,6 +119,18 @@ def test_what_is_put_back_into_the_queue(code, note, again, tmp_path):
     done = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, check=False)
     assert ("requeue 7" in done.stdout) == again
     assert done.returncode == (0 if again else code)
+
+
+@pytest.mark.parametrize(("number", "again"), [(signal.SIGUSR1, True), (signal.SIGUSR2, False)])
+def test_what_a_person_asks_to_end_saves_as_at_a_notice_and_does_not_come_back(number, again, tmp_path):
+    end = slurm.END.format(requeue=10, killed=slurm.KILLED["ray"])
+    step = "import os, signal; signal.signal(signal.SIGUSR1, lambda *_: os._exit(138)); print('up', flush=True); signal.pause()"
+    script = f"set -uo pipefail\n{sys.executable} -c {shlex.quote(step)} & step=$!\n{end}"
+    job = subprocess.Popen(["bash", "-c", script], env=stubs(tmp_path, scontrol='echo "$@"'), stdout=subprocess.PIPE, text=True)
+    assert job.stdout and job.stdout.readline() == "up\n"
+    job.send_signal(number)
+    said, _ = job.communicate(timeout=20)
+    assert job.returncode == 0 and ("requeue 7" in said) == again
 
 
 def test_the_allocation_is_what_the_stack_says():
