@@ -23,10 +23,14 @@ from itertools import count
 from pathlib import Path
 from typing import NamedTuple
 
+from trainer.cluster import spans
+
 EVERY = 2.0  # seconds between two beats, and between two looks
 FRAMES = 5  # that `Beat.at` has of the main thread's stack
 IDLE = 0.02  # share of a core below which a process does nothing: its threads for Ray and for collectives look around
 NAMESPACE = b"flotilla"
+WAITS = "waiting"  # what a process does between two calls
+SHOWN_SILENCE = 5 * EVERY  # seconds from which on a process is shown as silent
 PROC = Path("/proc")
 ready = threading.Event()  # this process has started: it loads no model, whose download may be slow
 
@@ -38,6 +42,7 @@ class Beat(NamedTuple):
     stack: str = ""  # the same, whole
     idle: bool = False  # nothing but this runs
     silence: float | None = None  # seconds of silence alone, where fewer are enough (rollout.silence)
+    doing: str = ""  # the call or span that it is in; nothing between two calls
 
 
 def begin(limit: float, silence: float | None = None) -> None:
@@ -57,7 +62,8 @@ def begin(limit: float, silence: float | None = None) -> None:
             idle = started and not _debugged(stack) and usage.none_since(before)
             before = usage
             sooner = silence if silence and silence < limit and started else None
-            value = json.dumps(Beat(number, limit, _place(stack), "".join(traceback.format_list(stack)), idle, sooner)).encode()
+            told = Beat(number, limit, _place(stack), "".join(traceback.format_list(stack)), idle, sooner, spans.doing())
+            value = json.dumps(told).encode()
             with suppress(Exception):  # of a Ray that does not answer; the next beat may get through
                 internal_kv._internal_kv_put(key, value, overwrite=True, namespace=NAMESPACE)
             time.sleep(EVERY) if started else ready.wait(EVERY)  # which is said at once: `silence` holds from then on
@@ -143,6 +149,7 @@ class Watch:
         """`deadlocks`: those that are looked at are all that may wait for one another."""
         self.deadlocks = deadlocks
         self.numbers: dict[str, int] = {}
+        self.doing: dict[str, str] = {}
         self.silence: dict[str, float] = {}
         self.idle: dict[str, float] = {}
         self.looked = time.monotonic()
@@ -153,6 +160,7 @@ class Watch:
         passed, self.looked = min(now - self.looked, 2 * EVERY), now
         actors = list(actors)
         beats = {actor: beat for actor in actors if (beat := last(actor))}
+        self.doing = {actor: beat.doing or WAITS for actor, beat in beats.items()}
         for actor, beat in beats.items():
             silent = self.silence.get(actor, 0.0) + passed
             if self.numbers.get(actor) == beat.number:
@@ -167,6 +175,14 @@ class Watch:
         }
         stuck = {a: f"did nothing for {self.idle[a]:.0f} s (trainer.silence)" for a, beat in beats.items() if self.idle[a] > beat.limit}
         return silent or (stuck if self.deadlocks and len(stuck) == len(actors) else {})
+
+    def parts(self, actors: Iterable[str]) -> dict[str, str]:
+        """What those that give signs of life do now. Call it every EVERY seconds; it ends nobody."""
+        self.look(actors)
+        return {
+            actor: part if (silent := self.silence[actor]) < SHOWN_SILENCE else f"{part}; no sign of life for {silent:.0f} s"
+            for actor, part in self.doing.items()
+        }
 
 
 def state(pid: int) -> str:

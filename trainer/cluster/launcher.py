@@ -59,6 +59,10 @@ class Launcher(Protocol):
         """Have it give signs of life from now on (heartbeat.begin)."""
         ...
 
+    def doing(self) -> dict[str, str]:
+        """What each of `recorded` that gives signs of life does now, by name; call it every heartbeat.EVERY seconds."""
+        ...
+
     def wait(self, refs: Any, seconds: float, what: str) -> Any:
         """Results. Raises RunError naming `what` where a process died, fell silent or did not answer in time; errors of a person's own code
         and settings as they were raised."""
@@ -132,6 +136,9 @@ class OneProcess:
 
     def watch(self, actor: Any, limit: float, silence: float | None = None) -> None:
         pass
+
+    def doing(self) -> dict[str, str]:
+        return {}
 
     def wait(self, refs: Any, seconds: float, what: str) -> Any:
         return [self.get(ref) for ref in refs] if isinstance(refs, list) else self.get(refs)

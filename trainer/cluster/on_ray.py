@@ -78,6 +78,7 @@ class OnRay:
         self.plan, self.reserved, self.nsys = plan, reserved, nsys
         self.recorded: MutableMapping[str, Any] = WeakValueDictionary()
         self.spans: str | None = spans.prefix_of(ray.get_runtime_context().get_job_id())
+        self.looks = heartbeat.Watch(deadlocks=False)
 
     def start(
         self,
@@ -110,6 +111,10 @@ class OnRay:
 
     def watch(self, actor: Any, limit: float, silence: float | None = None) -> None:
         actor.beat.remote(limit, silence)
+
+    def doing(self) -> dict[str, str]:
+        names = {actor._actor_id.hex(): name for name, actor in [*self.recorded.items()]}
+        return {names[actor]: part for actor, part in self.looks.parts(names).items()}
 
     def wait(self, refs: Any, seconds: float, what: str) -> Any:
         with spans.span(f"wait for {what.partition(' (')[0]}"):

@@ -4,8 +4,9 @@
         ...
 
 A span goes to the lane of the thread that it runs in: a rank, a rollout engine, the driver. Lanes record only in traced steps; at other
-times a span costs a tenth of a microsecond. A `Recorded` object, such as a rank, has a lane of its own in whichever process it is, on
-which its calls are spans, and what is between them another one.
+times a span says only what its thread does now, which signs of life pass on (heartbeat.py), and costs less than a microsecond. A
+`Recorded` object, such as a rank, has a lane of its own in whichever process it is, on which its calls are spans, and what is between
+them another one.
 
 Under Ray each process publishes what it has recorded four times a second, from a thread, in Ray's key-value store, as heartbeats are: the
 driver gets it without a call, which a process at work would not answer, and a process that is killed loses a quarter of a second.
@@ -99,27 +100,38 @@ class Here(NamedTuple):
 
 
 LANES: dict[str, Lane] = {}  # of this process
+_now: dict[int, str] = {}  # by thread: the innermost call or span that it is in, recorded or not
 _thread = threading.local()
 _OFF = nullcontext()
 
 
 class _Span:
-    __slots__ = ("begin", "lane", "name", "numbers")
+    __slots__ = ("before", "begin", "lane", "name", "numbers", "thread")
 
-    def __init__(self, lane: Lane, name: str, numbers: dict[str, Any]):
+    def __init__(self, lane: Lane | None, name: str, numbers: dict[str, Any]):
         self.lane, self.name, self.numbers = lane, name, numbers
 
     def __enter__(self) -> None:
+        self.thread = threading.get_ident()
+        self.before = _now.get(self.thread, "")
+        _now[self.thread] = self.name
         self.begin = time.perf_counter()
 
     def __exit__(self, *_: object) -> None:
-        self.lane.add(self.name, self.begin, time.perf_counter(), self.numbers)
+        _now[self.thread] = self.before
+        if self.lane is not None:
+            self.lane.add(self.name, self.begin, time.perf_counter(), self.numbers)
 
 
 def span(name: str, **numbers: float) -> AbstractContextManager[None]:
     """On the lane of this thread, where it records."""
     lane: Lane | None = getattr(_thread, "lane", None)
-    return _Span(lane, name, numbers) if lane is not None and lane.on else _OFF
+    return _Span(lane if lane is not None and lane.on else None, name, numbers)
+
+
+def doing() -> str:
+    """What this process does now: the innermost call or span of its main thread, else of another; nothing between two calls."""
+    return _now.get(threading.main_thread().ident or 0) or next(filter(None, [*_now.values()]), "")
 
 
 def ended(name: str, begin: float, **numbers: float) -> None:
@@ -244,19 +256,20 @@ class Recorded:
 def _recorded(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: Recorded, *args: Any, **kwargs: Any) -> Any:
-        lane = self._lane
+        lane, known = self._lane, args[0] if name == "call" else name
+        word = CALLS.get(known, known.replace("_", " "))
         if lane is None or not lane.on:
-            return method(self, *args, **kwargs)
-        known = args[0] if name == "call" else name
+            with _Span(None, word, {}):
+                return method(self, *args, **kwargs)
         if getattr(_thread, "lane", None) is not lane:  # it is no part of another one
             lane.lap(self.WAITS)
         begin = time.perf_counter()
         try:
-            with on_lane(lane):
+            with on_lane(lane), _Span(None, word, {}):
                 return method(self, *args, **kwargs)
         finally:
             lane.since = time.perf_counter()
-            lane.add(CALLS.get(known, known.replace("_", " ")), begin, lane.since, {})
+            lane.add(word, begin, lane.since, {})
 
     return call
 

@@ -43,7 +43,7 @@ from trainer.offline.tracing import Tracing
 from trainer.ranks import packed
 from trainer.ranks.reduction import combine, means
 from trainer.ranks.worker import Role, Tokens, Worker
-from trainer.runs import dated, faults, held, save_resolved
+from trainer.runs import alive, dated, faults, held, save_resolved
 from trainer.runs.divergence import Diverged, Skips, go_back, require_finite, slowed
 
 C = TypeVar("C", bound=OfflineConfig)
@@ -148,7 +148,7 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
     saver = Saver(worker, checkpoints, rank, world)
     trace = Tracing(config.log.trace, folder, rank, world, done)
-    with stop_signals() as stopping, saver.background, metrics or nullcontext(), trace:
+    with stop_signals() as stopping, saver.background, metrics or nullcontext(), trace, alive.asking(_says):
         code = _loop(Run(task, worker, folder, loader, held_out, saver, metrics, fingerprint, trace), done, stopping)
     if code == 0 and metrics:
         print(metrics.cost.report(schedule.steps))
@@ -190,6 +190,11 @@ class Run:
             print(f"model: {folder}", flush=True)
 
 
+def _says() -> dict[str, dict[str, str]]:
+    """For the page of runs, of this rank: the others do the same."""
+    return {"parts": {"rank-0": spans.doing() or "data and log"}}
+
+
 def _loop(run: Run, done: int, stopping: Stopping) -> int:
     """All steps after `done`. Returns the exit code: 0, or 143 when it was asked to stop and has saved."""
     task, worker, saver, schedule = run.task, run.worker, run.saver, run.task.config.trainer
@@ -198,6 +203,7 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
     skips = Skips(run.task.config.divergence.patience)
     for step in range(done + 1, schedule.steps + 1):
         run.trace.begin(step)
+        alive.say(doing=f"step {step}")
         begin, last = time.perf_counter(), step == schedule.steps
         rows = run.loader.next()
         sequences = [sequence for row in rows for sequence in task.sequences(row)]

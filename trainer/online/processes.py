@@ -201,7 +201,7 @@ def start(config: PpoConfig, folder: Path) -> Iterator[WorkerGroups]:
     if config.model.lora.rank or config.model.freeze:
         models.without_weights(config.model)  # raises what is wrong with the names of layers before anything starts
     other_models.require(config)
-    with launcher(config) as starts:
+    with launcher(config) as starts, alive.asking(lambda: {"parts": starts.doing()}):
         model_path = initial_model(config, folder)
         lm = models.without_weights(config.model.model_copy(update={"path": model_path, "init": None}))
         _require_cache(config, lm)

@@ -123,6 +123,8 @@ class Answers:
         known = {actor["name"]: actor for actor in alive.get("actors", [])}
         for name, facts in alive.get("engines", {}).items():  # some came while the run trained
             known[name] = known.get(name, {"name": name}) | facts
+        for name, part in (alive.get("parts") or {}).items() if not alive.get("ended") else ():
+            known[name] = known.get(name, {"name": name}) | {"now": part}
         return {"alive": alive or None, "actors": [*known.values()], "engines": engines, "now": time.time()}
 
     def lanes(self, query: Query) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -66,3 +66,21 @@ def signs() -> Iterator[None]:
         thread.join()
         write()
         _folder.clear()
+
+
+@contextmanager
+def asking(function: Callable[[], Mapping[str, Any]]) -> Iterator[None]:
+    """Signs tell besides what it returns, asked again and again inside the `with`. They do not wait for it."""
+    left = threading.Event()
+
+    def look() -> None:
+        while not left.wait(EVERY):
+            _said.update(function())
+
+    thread = threading.Thread(target=look, name="looks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        left.set()
+        thread.join(EVERY)

@@ -83,11 +83,11 @@ F.tabs.events = async (run, body) => {
 F.tabs.machines = async (run, body) => {
   const draw = async () => {
     const { alive, actors, engines, now } = await F.ask("machines", { name: run.name });
-    const rows = actors.map((actor) => F.h("tr", {}, F.cell(actor.name), F.cell(actor.node), ...F.numbers(actor.asked, actor.tokens_per_second, actor.seconds_per_step)));
+    const rows = actors.map((actor) => F.h("tr", {}, F.cell(actor.name), F.cell(actor.node), F.cell(actor.now), ...F.numbers(actor.asked, actor.tokens_per_second, actor.seconds_per_step)));
     F.fill(
       body,
       alive ? F.facts([["driver", `process ${alive.pid} on ${alive.host}`], ["last sign of life", F.ago(alive.time, now)], ["doing", alive.ended ? "has ended" : alive.doing]]) : F.note("This run says nothing of its processes (it was written by an older version, or never started)."),
-      F.h("h2", {}, "Processes"), rows.length ? F.table(["process", "node", "#requests", "#tokens/s", "#seconds per engine step"], rows) : F.note("None is known now."),
+      F.h("h2", {}, "Processes"), rows.length ? F.table(["process", "node", "now", "#requests", "#tokens/s", "#seconds per engine step"], rows) : F.note("None is known now."),
       F.h("h2", {}, "Engines, over the last 20 steps"), engines.length ? F.table(["engine", "#episodes", "#tokens", "#|log-prob difference|", "#staleness"], engines.map((row) => F.h("tr", {}, F.cell(F.a(row.engine, ["run", run.name, "episodes"], { engine: row.engine })), ...F.numbers(row.episodes, row.tokens, row.difference, row.staleness)))) : F.note("No episode names its engine."),
     );
   };

@@ -76,3 +76,15 @@ def test_rest_adds_up_where_looks_come_faster_than_beats(beats):
         found["policy"] = Beat(look // 2, LIMIT, "", idle=True)
         ended.append(bool(watch.look(["policy"])))
     assert ended == [False] * 11 + [True], "the beat after ten seconds of it"
+
+
+def test_what_each_does_is_shown_and_that_one_is_silent(beats):
+    found, clock = beats
+    watch, said = Watch(), []
+    for number in range(8):
+        clock[0] += EVERY
+        found["policy"] = Beat(number, 60.0, "", doing="backward")
+        found["rollout"] = Beat(min(number, 1), 60.0, "")
+        said.append(watch.parts(["policy", "rollout", "no sign yet"]))
+    assert said[2] == {"policy": "backward", "rollout": "waiting"}
+    assert said[7] == {"policy": "backward", "rollout": "waiting; no sign of life for 12 s"}

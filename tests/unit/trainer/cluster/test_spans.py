@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -77,15 +78,17 @@ def test_an_error_ends_the_spans_around_it():
 
 
 def test_nothing_is_recorded_off_a_lane_on_another_thread_or_on_one_that_is_off():
-    lane = new_lane("driver", "driver")
-    with span("learn"):
-        pass
-    with on_lane(lane):
+    def learn() -> None:
         with span("learn"):
             pass
+
+    lane = new_lane("driver", "driver")
+    learn()
+    with on_lane(lane):
+        learn()
         spans.lap("learn")
         lane.switch(True)
-        thread = threading.Thread(target=lambda: span("learn").__enter__())
+        thread = threading.Thread(target=learn)
         thread.start()
         thread.join()
         assert spans.recording()
@@ -128,3 +131,21 @@ def test_a_launcher_keeps_what_has_a_lane_under_its_name_or_the_next_free_one():
     for kind, name in ((Engine, "rollout-0"), (Engine, None), (Engine, None), (dict, "other")):
         register(found, kind, name, object())
     assert [*found] == ["rollout-0", "engine-0", "engine-1"]
+
+
+def test_what_a_process_does_is_known_whether_it_records_or_not():
+    seen: list[str] = []
+
+    class Rank(Recorded):
+        def optimizer_step(self) -> None:
+            seen.append(spans.doing())
+            with suppress(ValueError), spans.span("backward"):
+                seen.append(spans.doing())
+                raise ValueError
+            seen.append(spans.doing())
+
+    rank = Rank()
+    for on in (False, True):
+        rank.record(on, "policy-0", [], None)
+        rank.optimizer_step()
+    assert seen == ["learn", "backward", "learn"] * 2 and spans.doing() == ""

@@ -222,3 +222,12 @@ def test_a_hundred_runs_are_listed_without_reading_them_whole(tmp_path):
     begin = time.perf_counter()
     rows = Answers([tmp_path]).ask("runs", {})["runs"]
     assert [row["name"] for row in rows[:2]] == ["r99", "r98"] and time.perf_counter() - begin < 5
+
+
+def test_machines_tell_what_each_process_does_until_the_run_has_ended(tmp_path):
+    folder = page_runs.run(tmp_path, "a", steps=2)
+    alive = {"time": 0, "actors": [{"name": "policy-0", "node": "n1"}], "engines": {"rollout-0": {"asked": 3}}}
+    for ended, parts in ((False, {"policy-0": "backward", "elastic-0": "decode"}), (True, {"policy-0": "backward"})):
+        (folder / "alive.json").write_text(json.dumps(alive | {"parts": parts, "ended": ended}))
+        found = {row["name"]: row.get("now") for row in Answers([tmp_path]).ask("machines", {"name": "a"})["actors"]}
+        assert found == ({"policy-0": None, "rollout-0": None} | ({} if ended else parts))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,25 @@ def test_a_folder_that_is_gone_ends_nothing(tmp_path, monkeypatch):
 )
 def test_a_job_says_where_its_page_is(env, page):
     assert alive.page("a/b", env) == page
+
+
+def test_a_sign_tells_what_was_asked_for_and_does_not_wait_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(alive, "EVERY", 0.01)
+    answers, free = count(), threading.Event()
+
+    def slow() -> dict[str, int]:
+        if (number := next(answers)) == 2:
+            free.wait(10)
+        return {"asked": number}
+
+    with alive.signs(), alive.asking(slow):
+        alive.begin(tmp_path)
+        while not (tmp_path / alive.FILE).exists() or told(tmp_path).get("asked") != 1:
+            time.sleep(0.005)
+        first = told(tmp_path)["time"]
+        while told(tmp_path)["time"] == first:
+            time.sleep(0.005)
+        free.set()
+        while told(tmp_path)["asked"] == 1:
+            time.sleep(0.005)
+    assert told(tmp_path)["ended"] is True
