@@ -53,14 +53,14 @@ lm = models.load_lm(config, 0, torch.device("cpu"))
 models.export(lm, lm.state_dict(), models.load_tokenizer(config), Path(sys.argv[1]))
 """
 SWITCH = """
-import asyncio, sys
+import asyncio, sys, uvloop
 from serving.switch import Backend, Switch
 async def serve():
     switch = Switch(sys.argv[1])
     async with switch.listening(sys.argv[3]):
         await switch.move(Backend(sys.argv[2]))
         await asyncio.Event().wait()
-asyncio.run(serve())
+uvloop.run(serve())
 """
 
 
@@ -99,7 +99,7 @@ async def path_to(url: str, folder: Path) -> AsyncIterator[str]:
     """The switch on a socket and the head's front, each a process of its own, as on a cluster."""
     routes, socket = folder / "routes", str(folder / "switch")
     routes.mkdir()
-    (routes / "model").write_text(json.dumps({"socket": socket, "sha256": hashlib.sha256(TOKEN.encode()).hexdigest()}))
+    (routes / "model").write_text(json.dumps({"socket": socket, "sha256": hashlib.sha256(TOKEN.encode()).hexdigest(), "keeps": True}))
     port = free_port()
     listen = [str(identity.__file__), "--listen", str(port), "--ray", "1", "--routes", str(routes)]
     front = await asyncio.create_subprocess_exec(sys.executable, "-I", *listen, env=os.environ | {identity.TOKEN: "b" * 64})

@@ -122,6 +122,7 @@ class Switch:
             if answer.content_length is not None:
                 return web.Response(status=answer.status, headers=kept, body=await answer.read())
             response = web.StreamResponse(status=answer.status, headers=kept)
+            response.force_close()  # as the front asks of an answer without a length
             await response.prepare(request)
             try:
                 async for chunk in answer.content.iter_any():

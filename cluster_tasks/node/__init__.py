@@ -30,7 +30,7 @@ In the order in which they are best read:
     monitoring/                Prometheus and Grafana as such services, their files, and what posts alerts to a webhook
     health, preemption         full disks and short memory; a spot machine's notice
     ray, dashboard             Ray on this node; what Ray says of the cluster
-    identity                   whose cluster this is, for who asks on the dashboard's port
+    identity, heads            whose cluster this is, for who asks on the dashboard's port, and what else answers there
     network, ports, proxies    addresses and interfaces; what listens where; no proxy between nodes
     lifeline                   a container ends with its client
     waiting, errors            waits with a deadline; exit codes and what is raised on the way to one

@@ -23,7 +23,9 @@ address that the file NAME says, without the path's beginning.
     {"socket": "/tmp/.../page.sock"}                      who shows the cluster's token is let through, without it
     {"address": "10.0.0.2:41234", "sha256": "9f86d0..."}  who shows the token with that digest, the route's own, which goes along
 
-Run by its path, with -I: it imports the standard library alone and not its neighbours.
+With "keeps": true a connection takes one request after another: all answers there say their lengths, or close it.
+
+Run by its path, with -I: it imports heads.py and the standard library alone.
 """
 
 from __future__ import annotations
@@ -35,7 +37,6 @@ import hashlib
 import hmac
 import json
 import os
-import posixpath
 import pwd
 import re
 import resource
@@ -43,9 +44,14 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, urlsplit
+
+if not __package__:  # run by its path
+    sys.path.append(str(Path(__file__).absolute().parent.parent))
+    __package__ = Path(__file__).absolute().parent.name
+
+from .heads import SHOWN, alone, body, bounded, has_digest, headers, plain_path, response, secret
 
 PATH = "/flotilla/identity"
 TICKET, OPEN = "/flotilla/ticket", "/flotilla/open"
@@ -56,13 +62,14 @@ FORM_BYTES = 1000
 COOKIE = "ray-authentication-token"  # ray/_private/authentication/authentication_constants.py
 NONCE = re.compile(r"[0-9a-f]{16,128}")
 ID_LENGTH = 12  # hexadecimal digits
-SHOWN = (b"authorization", b"x-ray-authorization")  # headers in which Ray takes the token
 HEADER_LINES, HEAD_BYTES = 100, 2**17
 CHUNK = 2**16  # bytes
 JOBS = "/api/jobs"  # POST: a new job
 READS = ("GET", "HEAD", "OPTIONS")
+LOOK_SECONDS = 1.0
 HEAD_SECONDS = 20.0  # for the whole head of a request
 MOST = 400  # connections at once; each takes two descriptors, and few systems give a process fewer than 1,024
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GONE = (OSError, TimeoutError, asyncio.TimeoutError)  # the latter are one from Python 3.11 on
 TOKEN = "RAY_AUTH_TOKEN"  # in the environment of this process; a command line is for all users to read
 
@@ -108,20 +115,25 @@ class Front:
 
     def __init__(self, ray: int, stack: str, token: str | None, gate: Path | None = None, most: int = MOST, routes: Path | None = None):
         self.ray, self.stack, self.token, self.gate, self.most, self.routes = ray, stack, token, gate, most, routes
-        self.open = 0
+        self.tasks: set[asyncio.Task[None] | None] = set()  # of open connections: asyncio forgets those whose client has gone
         self.tickets: dict[str, float] = {}  # until when each is good
+        self.waiting: dict[asyncio.StreamReader, asyncio.StreamWriter] = {}  # who asks, and what answers
         self.strangers: dict[asyncio.StreamWriter, None] = {}  # that have not shown the token; the oldest first
 
     async def serve(self, port: int) -> None:
         """Forever. Raises OSError where the port is taken."""
-        server = await asyncio.start_server(self.connected, "127.0.0.1", port)
-        async with server:
-            await server.serve_forever()
+        async with await asyncio.start_server(self.connected, "127.0.0.1", port):
+            while True:
+                await asyncio.sleep(LOOK_SECONDS)
+                for reader, asks in [*self.waiting.items()]:
+                    if reader.at_eof() or reader.exception():  # who asked has gone, which ends the answer too
+                        asks.transport.abort()
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.open += 1
+        self.tasks.add(task := asyncio.current_task())
+        behind: dict[str, Streams] = {}  # by route: what takes the next request
         try:
-            if self.open > self.most:
+            if len(self.tasks) > self.most:
                 if not self.strangers:
                     writer.write(response("503 Service Unavailable", {"error": "too many connections"}))
                     return
@@ -130,14 +142,16 @@ class Front:
                 oldest.transport.abort()
             self.strangers[writer] = None
             with contextlib.suppress(*GONE, EOFError, ValueError):  # gone, silent, or not HTTP
-                await self.answered(reader, writer)
+                await self.answered(reader, writer, behind)
         finally:
-            self.open -= 1
+            self.tasks.discard(task)
             self.strangers.pop(writer, None)
+            for _, kept in behind.values():
+                kept.close()
             writer.close()
 
-    async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answers who this is as often as it is asked; the first other request takes the connection to Ray."""
+    async def answered(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, behind: dict[str, Streams]) -> None:
+        """Answers who this is as often as it is asked, and what routes keep it for; the first other request takes the connection to Ray."""
         while head := await self.head(reader):
             method, target, *_ = [*head[0].decode("latin-1").split(), "", ""]
             path, why = plain_path(target), self.closed()
@@ -153,7 +167,9 @@ class Front:
                 writer.write(response(f"503 {why}", {"error": why}))
                 return await writer.drain()
             if route := ROUTE.match(target):
-                return await self.to_route(route, head, reader, writer)
+                if not await self.to_route(route, head, (reader, writer), behind):
+                    return None
+                continue
             if not known:
                 return await self.to_ray(alone(head) if why else b"".join(head), reader, writer, body(head) if why else None)
             said = answer(target, self.stack, self.token)
@@ -196,8 +212,10 @@ class Front:
     async def head(self, reader: asyncio.StreamReader) -> list[bytes]:
         """Lines of the next request's head, the empty one too; none at the end of the connection. Raises TimeoutError, ValueError."""
 
-        async def lines() -> list[bytes]:
-            found, size = [], 0
+        # Cheaper than asyncio.wait_for, which makes a task.
+        late = asyncio.get_running_loop().call_later(HEAD_SECONDS, reader.set_exception, TimeoutError("no request"))
+        found, size = [], 0
+        try:
             while line := await reader.readline():
                 found.append(line)
                 size += len(line)
@@ -206,8 +224,8 @@ class Front:
                 if len(found) > HEADER_LINES or size > HEAD_BYTES:
                     raise ValueError("a head that is too long")
             return []
-
-        return await asyncio.wait_for(lines(), HEAD_SECONDS)
+        finally:
+            late.cancel()
 
     def closed(self) -> str | None:
         """What jobs wait for; None where they may come. The file's text is empty for an instant whenever it is written anew."""
@@ -220,13 +238,13 @@ class Front:
         try:
             to = await asyncio.open_connection("127.0.0.1", self.ray)
         except OSError:
-            writer.write(response("503 Service Unavailable", {"error": "Ray's dashboard is not up"}))
-            return await writer.drain()
-        return await passed(head, reader, writer, to, size)
+            await refused(writer, "503 Service Unavailable", "Ray's dashboard is not up")
+        else:
+            await passed(head, reader, writer, to, size)
 
-    async def to_route(self, route: re.Match[str], head: list[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request to what a file of --routes names, for who may."""
-        name = route[1]
+    async def to_route(self, route: re.Match[str], head: list[bytes], asker: Streams, behind: dict[str, Streams]) -> bool:
+        """One request to what a file of --routes names, for who may. True where another one may follow."""
+        name, (reader, writer) = route[1], asker
         try:
             found = json.loads((self.routes / name).read_text()) if self.routes else {}
         except (OSError, ValueError):
@@ -234,75 +252,60 @@ class Front:
         own = "sha256" in found
         if not (has_digest(head, found["sha256"]) if own else self.shows_token(head)):
             of = f"{name}'s own token" if own else "the cluster's token"
-            writer.write(response("401 Unauthorized", {"error": f"/flotilla/at/{name} asks for {of} (Authorization: Bearer ...)"}))
-            return await writer.drain()
+            return await refused(writer, "401 Unauthorized", f"/flotilla/at/{name} asks for {of} (Authorization: Bearer ...)")
         if not found:
-            writer.write(response("404 Not Found", {"error": f"nothing of the name {name} answers on this cluster"}))
-            return await writer.drain()
+            return await refused(writer, "404 Not Found", f"nothing of the name {name} answers on this cluster")
         self.strangers.pop(writer, None)
-        try:
-            host, _, port = found.get("address", "").rpartition(":")
-            connecting = asyncio.open_unix_connection(found["socket"]) if "socket" in found else asyncio.open_connection(host, port)
-            to = await asyncio.wait_for(connecting, HEAD_SECONDS)
-        except GONE:
-            writer.write(response("503 Service Unavailable", {"error": f"{name} does not answer (yet)"}))
-            return await writer.drain()
+        if (to := behind.pop(name, None)) is None or to[0].at_eof():
+            try:
+                host, _, port = found.get("address", "").rpartition(":")
+                connecting = asyncio.open_unix_connection(found["socket"]) if "socket" in found else asyncio.open_connection(host, port)
+                to = await asyncio.wait_for(connecting, HEAD_SECONDS)
+            except GONE:
+                return await refused(writer, "503 Service Unavailable", f"{name} does not answer (yet)")
         method, target, *rest = head[0].split(b" ", 2)
         below = target[route.end() :]
         first = b" ".join([method, below if below.startswith(b"/") else b"/" + below, *rest])
-        return await passed(alone([first, *(line for line in head[1:] if own or not secret(line))]), reader, writer, to, None)
+        asked = [first, *(line for line in head[1:] if own or not secret(line))]
+        if not (found.get("keeps") and bounded(head)):
+            await passed(alone(asked), reader, writer, to, None)
+            return False
+        if another := await self.exchanged(b"".join(asked), body(head), asker, to):
+            behind[name] = to
+        return another
+
+    async def exchanged(self, asked: bytes, size: int, asker: Streams, to: Streams) -> bool:
+        """Passes on one request, with `size` bytes behind its head, and its answer. True where both connections take another one."""
+        (reader, writer), (answers, asks), another = asker, to, False
+        self.waiting[reader] = asks
+        try:
+            asks.write(asked)
+            await pump(reader, asks, size)
+            head = (await answers.readuntil(b"\r\n\r\n")).splitlines(keepends=True)
+            length = None if b"close" in headers(head, b"connection") else next(headers(head, b"content-length"), None)
+            writer.write(b"".join(head))
+            await pump(answers, writer, None if length is None else int(length))
+            another = length is not None and not answers.at_eof()
+        finally:
+            del self.waiting[reader]
+            if not another:
+                asks.close()
+        return another
 
 
-def headers(head: list[bytes], wanted: bytes) -> Iterator[bytes]:
-    """Values of a request's header, however its name is written."""
-    for line in head[1:]:
-        name, _, value = line.partition(b":")
-        if name.strip().lower() == wanted:
-            yield value.strip()
+async def refused(writer: asyncio.StreamWriter, status: str, why: str) -> bool:
+    writer.write(response(status, {"error": why}))
+    await writer.drain()
+    return False
 
 
-def has_digest(head: list[bytes], digest: str) -> bool:
-    """Whether a request shows the token that has this SHA-256, in hexadecimal digits."""
-    shown = (value.removeprefix(b"Bearer ") for value in headers(head, b"authorization") if value.startswith(b"Bearer "))
-    return any(hmac.compare_digest(hashlib.sha256(value).hexdigest(), digest) for value in shown)
-
-
-def secret(line: bytes) -> bool:
-    """Whether a line of a request's head may hold the token."""
-    return line.partition(b":")[0].strip().lower() in (*SHOWN, b"cookie")
-
-
-def plain_path(target: str) -> str:
-    """The path of a request in one spelling, however it was written: `//api/%6aobs/?x` is /api/jobs."""
-    path = target.partition("?")[0].partition("#")[0] if target.startswith("/") else urlsplit(target).path
-    return posixpath.normpath(re.sub("/+", "/", unquote(path)))
-
-
-def alone(head: list[bytes]) -> bytes:
-    """The head of a request after which Ray closes the connection: another one on it would not be looked at."""
-    kept = [line for line in head[:-1] if line.split(b":")[0].strip().lower() not in (b"connection", b"keep-alive", b"upgrade")]
-    return b"".join([*kept, b"Connection: close\r\n", head[-1]])
-
-
-def body(head: list[bytes]) -> int:
-    """Bytes behind the head. Raises ValueError where it does not say one number."""
-    sizes = [*headers(head, b"content-length")]
-    if [*headers(head, b"transfer-encoding")] or len(sizes) > 1 or not all(size.isdigit() for size in sizes):
-        raise ValueError("a body of a length that is not said")
-    return int(sizes[0]) if sizes else 0
-
-
-async def passed(
-    head: bytes,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-    to: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    size: int | None,
-) -> None:
+async def passed(head: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, to: Streams, size: int | None) -> None:
     """Passes on a request and its answer: the head, and `size` bytes behind it, else all that comes."""
     answers, asks = to
     asks.write(head)
     asking = asyncio.create_task(pump(reader, asks, size))
+    # Who asked may be gone without a word, which ends the answer too.
+    asking.add_done_callback(lambda done: asks.transport.abort() if not done.cancelled() and done.exception() else None)
     try:
         await pump(answers, writer)  # when that side has closed the connection there is nothing more to say
     finally:
@@ -320,11 +323,6 @@ async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, size:
         await writer.drain()
     if size is None and writer.can_write_eof():
         writer.write_eof()
-
-
-def response(status: str, content: dict[str, str | None] | dict[str, str]) -> bytes:
-    body = json.dumps(content).encode()
-    return f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def main() -> int:

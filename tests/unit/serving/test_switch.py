@@ -108,6 +108,7 @@ def test_an_answer_that_streams_ends_on_the_old_engine_while_new_requests_go_to_
     async def story(switch, client, old, new):
         await switch.move(old)
         async with client.get("/stream") as streamed:
+            assert streamed.headers["Connection"] == "close", "the front reads an answer without a length to its end"
             assert await streamed.content.readline() == b"0\n"  # as it is made, not at the end
             await switch.move(new)
             async with client.get("/x") as answer:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from support.front import said, with_front
 
+from cluster_tasks.node import identity
 from cluster_tasks.node.identity import Front
 
 TOKEN, OWN = "ab" * 32, "cd" * 32
@@ -69,6 +75,90 @@ def test_a_route_with_a_token_of_its_own_asks_for_that_and_gets_it(tmp_path: Pat
     lines, heard = played(tmp_path, f"{post}{own}\r\nhi", f"{post}{SHOWN}\r\nhi", f"{post}\r\nhi", own=True)
     assert lines == [b"HTTP/1.1 200 OK", *[b"HTTP/1.1 401 Unauthorized"] * 2]
     assert len(heard) == 1 and heard[0].startswith(b"POST /v1/chat HTTP/1.1") and OWN.encode() in heard[0] and heard[0].endswith(b"hi")
+
+
+def kept(tmp_path: Path, story: Callable[[int, list[bytes], list[asyncio.StreamWriter]], Awaitable[None]], most: int = 400) -> None:
+    """A story with the front's port, heads that the route `page` heard, and its connections; it answers with a length, `/stream` without,
+    and `/never` not to its end."""
+    heard: list[bytes] = []
+    connections: list[asyncio.StreamWriter] = []
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                heard.append(await reader.readuntil(b"\r\n\r\n"))
+                if b" /never" in heard[-1]:
+                    writer.write(b"HTTP/1.1 200 OK\r\n\r\nhello")
+                    await reader.read()
+                if b" /stream" in heard[-1]:
+                    writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello")
+                    break
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello")
+        writer.close()
+
+    async def test(port: int, at_ray: list[bytes]) -> None:
+        digest = hashlib.sha256(OWN.encode()).hexdigest()
+        (tmp_path / "page").write_text(json.dumps({"socket": str(tmp_path / "s"), "sha256": digest, "keeps": True}))
+        async with await asyncio.start_unix_server(answered, str(tmp_path / "s")):
+            await story(port, heard, connections)
+
+    with_front(test, token=TOKEN, routes=tmp_path, most=most)
+
+
+MINE = f"Host: x\r\nAuthorization: Bearer {OWN}\r\n"
+AT = "/flotilla/at/page"
+
+
+def test_requests_on_one_connection_are_each_looked_at_and_go_on_one_connection(tmp_path: Path) -> None:
+    async def story(port: int, heard: list[bytes], connections: list[asyncio.StreamWriter]) -> None:
+        get, post = f"GET {AT}/v1/models HTTP/1.1\r\n{MINE}\r\n", f"POST {AT}/v1/x HTTP/1.1\r\n{MINE}Content-Length: 0\r\n\r\n"
+        stranger = f"GET {AT}/v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+        lines = await said(port, get, post, get, stranger, get)
+        assert lines == [b"HTTP/1.1 200 OK"] * 3 + [b"HTTP/1.1 401 Unauthorized"] and len(connections) == 1
+        assert [head.split(b" HTTP")[0] for head in heard] == [b"GET /v1/models", b"POST /v1/x", b"GET /v1/models"]
+        assert await said(port, get, "GET /api/jobs/ HTTP/1.1\r\nHost: x\r\n\r\n") == [b"HTTP/1.1 200 OK"] * 2, "the other is Ray's"
+        assert len(heard) == 4
+        for alone in (get.replace("1.1", "1.0"), get.replace("Host", "Connection: close\r\nHost"), get.replace("GET", "HEAD")):
+            await said(port, alone)
+            assert b"Connection: close" in heard[-1]
+
+    kept(tmp_path, story)
+
+
+def test_an_answer_without_a_length_ends_with_its_connection(tmp_path: Path) -> None:
+    async def story(port: int, heard: list[bytes], connections: list[asyncio.StreamWriter]) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET {AT}/v1/models HTTP/1.1\r\n{MINE}\r\nGET {AT}/stream HTTP/1.1\r\n{MINE}\r\n".encode())
+        assert (await reader.read()).count(b"hello") == 2 and len(connections) == 1
+        writer.close()
+
+    kept(tmp_path, story)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_who_hangs_up_ends_the_answer_and_takes_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    """asyncio forgets the task of a connection that was reset; the collector of garbage would end it, with an error."""
+
+    async def story(port: int, heard: list[bytes], connections: list[asyncio.StreamWriter]) -> None:
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(f"GET {AT}/never HTTP/1.1\r\n{MINE}{'' if keeps else 'Connection: close' + chr(13) + chr(10)}\r\n".encode())
+            await reader.readexactly(1)
+            linger = struct.pack("ii", 1, 0)  # for no time: the connection is reset
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+            while len(connections) < 1 or not connections[-1].is_closing():
+                await asyncio.sleep(0.01)
+            connections.clear()
+        assert await said(port, f"GET {AT}/v1/models HTTP/1.1\r\n{MINE}\r\n") == [b"HTTP/1.1 200 OK"]
+
+    monkeypatch.setattr(identity, "LOOK_SECONDS", 0.05)
+    gc.disable()
+    try:
+        kept(tmp_path, story, most=2)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("name", ["nobody", "..", ".page", "page%2f..", "a/../page", "PAGE", "x" * 101])
