@@ -192,11 +192,11 @@ def main(arguments: list[str]) -> int:
     file = options.out or (model.run / FILE if model and model.run else None)
     try:
         with here(options, model) as (url, key):
-            there = models_at(url, key)
-            name = named(options, model, there, url)
+            name = named(options, model, models_at(url, key), url)
+            known = model.name if model and not options.endpoint else name
             for suite, tasks in suites:
                 ask = Ask(url, name, key, tuple(tasks), options.limit, options.concurrency, options.tasks_from, options.chat)
-                rows = kept(measure(suite, ask), suite, suite.version(program(suite)), model, name)
+                rows = kept(measure(suite, ask), suite, suite.version(program(suite)), model, known)
                 if file:
                     append(file, rows)
                 for row in rows:
