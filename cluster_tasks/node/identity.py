@@ -66,9 +66,9 @@ HEADER_LINES, HEAD_BYTES = 100, 2**17
 CHUNK = 2**16  # bytes
 JOBS = "/api/jobs"  # POST: a new job
 READS = ("GET", "HEAD", "OPTIONS")
-LOOK_SECONDS = 1.0
-HEAD_SECONDS = 20.0  # for the whole head of a request
-MOST = 400  # connections at once; each takes two descriptors, and few systems give a process fewer than 1,024
+LOOK_SECONDS, HEAD_SECONDS = 1.0, 20.0  # between two looks at who has gone; for the whole head of a request
+STRANGERS = 400  # connections at once that have not shown the token
+MOST = 4000  # connections at once; each takes two descriptors
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GONE = (OSError, TimeoutError, asyncio.TimeoutError)  # the latter are one from Python 3.11 on
 TOKEN = "RAY_AUTH_TOKEN"  # in the environment of this process; a command line is for all users to read
@@ -133,7 +133,7 @@ class Front:
         self.tasks.add(task := asyncio.current_task())
         behind: dict[str, Streams] = {}  # by route: what takes the next request
         try:
-            if len(self.tasks) > self.most:
+            if len(self.tasks) > self.most or len(self.strangers) >= STRANGERS:
                 if not self.strangers:
                     writer.write(response("503 Service Unavailable", {"error": "too many connections"}))
                     return
@@ -205,7 +205,8 @@ class Front:
         if not to or not PAGE.fullmatch(to):
             return f"HTTP/1.1 303 See Other\r\nLocation: /\r\n{cookie}Content-Length: 0\r\nConnection: close\r\n\r\n".encode()
         # A redirect would be the move of the file that posted the form, and a strict cookie stays behind; this page moves by itself.
-        page = f'<!doctype html><meta charset="utf-8"><meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>'
+        first = '<!doctype html><meta charset="utf-8"><link rel="icon" href="data:,">'
+        page = f'{first}<meta http-equiv="refresh" content="0; url={to}"><a href="{to}">{to}</a>'
         head = f"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n{cookie}Content-Length: {len(page)}\r\nConnection: close\r\n\r\n"
         return f"{head}{page}".encode()
 
@@ -333,8 +334,9 @@ def main() -> int:
     parser.add_argument("--routes", type=Path, help="folder with a file for each other thing that answers on this port")
     parser.add_argument("--gate", type=Path, help="file that is there while jobs are to wait; its text says for what")
     options = parser.parse_args()
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = min(MOST, (soft - 32) // 2) if soft != resource.RLIM_INFINITY else MOST
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(MOST, (hard - 32) // 2) if hard != resource.RLIM_INFINITY else MOST
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2 * most + 32, hard))
     try:
         front = Front(options.ray, options.stack, os.environ.get(TOKEN), options.gate, most, options.routes)
         asyncio.run(front.serve(options.listen))

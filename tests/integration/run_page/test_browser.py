@@ -31,7 +31,7 @@ def test_a_person_finds_why_the_reward_fell_and_what_the_run_cost(served, tab):
     go(tab, asked, "", "falls", "$5.50", "running", "step 61: learning", "alice")
     go(tab, asked, "run/falls", "Worth a look", "reward fell by", "at step 40")
     tab.run("[...document.querySelectorAll('button')].find((b) => b.textContent === 'what moved').click()")
-    for words in ("answers are cut off by rollout.max_new_tokens", "rollout-1 died", "settings changed since"):
+    for words in ("answers are cut off by rollout.max_new_tokens", "rollout-1 died", "2 settings changed since"):
         tab.until(f"document.body.innerText.includes({json.dumps(words)})")
     tab.until("document.querySelectorAll('.chart canvas').length >= 6")
 

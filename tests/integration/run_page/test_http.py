@@ -90,7 +90,7 @@ def test_five_hundred_questions_at_once_are_all_answered(served):
         f"{AT}api/{path}"
         for path in ("runs", "run?name=falls", "episodes?name=falls", "curves?name=falls&keys=reward", "prompts?name=falls")
     ]
-    with concurrent.futures.ThreadPoolExecutor(100) as pool:
+    with concurrent.futures.ThreadPoolExecutor(500) as pool:
         found = [*pool.map(lambda number: ask(asked, paths[number % len(paths)])[0], range(500))]
     assert found == [200] * 500
 

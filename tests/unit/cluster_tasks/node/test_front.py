@@ -47,6 +47,23 @@ def test_strangers_who_keep_connections_keep_nobody_out() -> None:
     with_front(test, most=8)
 
 
+def test_who_has_shown_the_token_may_have_more_connections_than_strangers(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(port: int, heard: list[bytes]) -> None:
+        mine = []
+        for _ in range(8):
+            mine.append(await asyncio.open_connection("127.0.0.1", port))
+            for reader, writer in mine:
+                writer.write(f"GET /api/version HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+                assert await reader.readuntil(b"\r\n\r\n")
+        strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+        assert not await strangers[1][0].read() and not strangers[2][0].at_eof()
+        for _, writer in (*mine, *strangers):
+            writer.close()
+
+    monkeypatch.setattr(identity, "STRANGERS", 4)
+    with_front(test, most=20, token=TOKEN)
+
+
 def test_more_connections_at_work_than_there_may_be_are_told_so() -> None:
     async def test(port: int, heard: list[bytes]) -> None:
         kept = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
