@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
@@ -84,6 +85,7 @@ def from_here(folders: list[Path], port: int | None, root: Path) -> int:
         ticket = asked.ask(identity.TICKET, {})["ticket"]
         open_page.show(asked, ticket, open_page.runs_page(), f"the runs of {', '.join(map(str, folders))}", Path(made))
         console.print("Ctrl-C ends it")
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same, so that nothing stays in the temporary folder
         try:
             while True:
                 time.sleep(3600)

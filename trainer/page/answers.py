@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections import OrderedDict
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import episodes, lanes, reasons, runs
+from .causes import SLOWER
 from .metrics import POINTS, Metrics
 
 Query = Mapping[str, str]
@@ -125,6 +127,11 @@ class Answers:
             known[name] = known.get(name, {"name": name}) | facts
         for name, part in (alive.get("parts") or {}).items() if not alive.get("ended") else ():
             known[name] = known.get(name, {"name": name}) | {"now": part}
+        paces = {name: facts["seconds_per_step"] for name, facts in known.items() if facts.get("seconds_per_step")}
+        for name, pace in paces.items():
+            others = [each for other, each in paces.items() if other != name]
+            if others and pace >= SLOWER * (usual := statistics.median(others)):
+                known[name] |= {"slow": pace / usual}
         return {"alive": alive or None, "actors": [*known.values()], "engines": engines, "now": time.time()}
 
     def lanes(self, query: Query) -> dict[str, Any]:

@@ -41,7 +41,7 @@ F.tabs[""] = async (run, body, head) => {
     F.fill(
       summary,
       jumps.length || now.words.length ? F.h("section", { class: "card" }, F.h("h2", {}, "Worth a look"), F.h("ul", { class: "words" }, jumps, now.words.map((word) => F.h("li", {}, word)))) : null,
-      now.before ? F.h("details", { class: "card" }, F.h("summary", {}, `${now.changed.length} settings changed since `, F.a(now.before, ["run", now.before]), ", the run before"), now.changed.length ? F.settingsTable(now.changed, [now.before, name]) : F.note("None."), F.a("Compare the two", ["compare", `${now.before},${name}`])) : null,
+      now.before ? F.h("details", { class: "card" }, F.h("summary", {}, `${now.changed.length} setting${now.changed.length === 1 ? "" : "s"} changed since `, F.a(now.before, ["run", now.before]), ", the run before"), now.changed.length ? F.settingsTable(now.changed, [now.before, name]) : F.note("None."), F.a("Compare the two", ["compare", `${now.before},${name}`])) : null,
     );
   };
   const more = run.keys.length > F.SHOWN ? F.h("button", { type: "button", onclick: async (event) => { all = !all; last = -1; event.target.textContent = all ? "Fewer curves" : "All curves"; await draw(await F.ask("run", { name })); } }, "All curves") : null;
@@ -83,11 +83,11 @@ F.tabs.events = async (run, body) => {
 F.tabs.machines = async (run, body) => {
   const draw = async () => {
     const { alive, actors, engines, now } = await F.ask("machines", { name: run.name });
-    const rows = actors.map((actor) => F.h("tr", {}, F.cell(actor.name), F.cell(actor.node), F.cell(actor.now), ...F.numbers(actor.asked, actor.tokens_per_second, actor.seconds_per_step)));
+    const rows = actors.map((actor) => F.h("tr", {}, F.cell(actor.name), F.cell(actor.node), F.cell(actor.now, actor.now?.includes("no sign of life") ? "bad" : ""), ...F.numbers(actor.asked, actor.tokens_per_second, actor.seconds_per_step), F.cell(actor.slow ? `${actor.slow.toFixed(1)} times the others` : "", "bad")));
     F.fill(
       body,
       alive ? F.facts([["driver", `process ${alive.pid} on ${alive.host}`], ["last sign of life", F.ago(alive.time, now)], ["doing", alive.ended ? "has ended" : alive.doing]]) : F.note("This run says nothing of its processes (it was written by an older version, or never started)."),
-      F.h("h2", {}, "Processes"), rows.length ? F.table(["process", "node", "now", "#requests", "#tokens/s", "#seconds per engine step"], rows) : F.note("None is known now."),
+      F.h("h2", {}, "Processes"), rows.length ? F.table(["process", "node", "now", "#requests", "#tokens/s", "#seconds per engine step", ""], rows) : F.note("None is known now."),
       F.h("h2", {}, "Engines, over the last 20 steps"), engines.length ? F.table(["engine", "#episodes", "#tokens", "#|log-prob difference|", "#staleness"], engines.map((row) => F.h("tr", {}, F.cell(F.a(row.engine, ["run", run.name, "episodes"], { engine: row.engine })), ...F.numbers(row.episodes, row.tokens, row.difference, row.staleness)))) : F.note("No episode names its engine."),
     );
   };

@@ -231,3 +231,11 @@ def test_machines_tell_what_each_process_does_until_the_run_has_ended(tmp_path):
         (folder / "alive.json").write_text(json.dumps(alive | {"parts": parts, "ended": ended}))
         found = {row["name"]: row.get("now") for row in Answers([tmp_path]).ask("machines", {"name": "a"})["actors"]}
         assert found == ({"policy-0": None, "rollout-0": None} | ({} if ended else parts))
+
+
+def test_an_engine_that_is_slower_than_the_others_is_marked(tmp_path):
+    folder = page_runs.run(tmp_path, "a", steps=2)
+    engines = {f"rollout-{i}": {"seconds_per_step": pace} for i, pace in enumerate((0.02, 0.021, 0.074, None))}
+    (folder / "alive.json").write_text(json.dumps({"time": 0, "engines": engines}))
+    found = {row["name"]: row.get("slow") for row in Answers([tmp_path]).ask("machines", {"name": "a"})["actors"]}
+    assert found.pop("rollout-2") == pytest.approx(3.6, abs=0.1) and not any(found.values())
