@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
 from trainer.checkpoints.folders import Checkpoint, CheckpointError, Checkpoints
+from trainer.checkpoints.reshard import convert
 from trainer.cli import exits_cleanly, usage, yaml_io
 from trainer.configs.sections import ModelConfig
-from trainer.errors import ConfigError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import model_card
 from trainer.runs import run_of
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 ENGINE = "engine"  # DeepSpeed's tag in a checkpoint (trainer/ranks/engine.py)
+JOINING = 3600  # seconds within which parts of a model must be one
 PREFIX = "lm."  # of the language model in what the engine trains
 
 
@@ -39,8 +42,10 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
 
     classifier = "center" in (settings.get("algorithm") or {})  # train_rm's alone
     models.without_weights(config, classifier)  # raises what is wrong with it before a checkpoint's gigabytes are read
+    step = settings.get("trainer") or {}
+    cut = step.get("tensor_parallel", 1) > 1 or step.get("expert_parallel", 1) > 1
     try:
-        whole = weights(checkpoint.folder)
+        whole = joined(checkpoint.folder, models.without_weights(config, classifier)) if cut else weights(checkpoint.folder)
     except FileNotFoundError as error:
         raise ConfigError(f"{checkpoint.folder}: {error.filename or error} was removed meanwhile; export a newer step") from None
     partly = config.lora.rank or config.freeze  # a checkpoint has what was trained alone
@@ -73,17 +78,46 @@ def _base(config: ModelConfig, settings: dict[str, Any], run: Path, classifier: 
     return models.load_lm(config, (settings.get("run") or {}).get("seed", 0), torch.device("cpu"), classifier=classifier)
 
 
+def joined(checkpoint: Path, lm: Any) -> dict[str, torch.Tensor]:
+    """What `weights` gives, of ranks with parts of a model such as `lm`. Raises ConfigError where DeepSpeed cannot put them together."""
+    import torch
+
+    from trainer import models
+    from trainer.ranks import parallel
+
+    engine = _engine(checkpoint)
+    with TemporaryDirectory(dir=checkpoint.parent.parent, prefix="tmp_export_") as folder:
+        try:
+            convert(engine, Path(folder) / ENGINE, JOINING)
+        except RunError as error:
+            raise ConfigError(f"{error}; resume the run, whose own exports are whole (trainer.export_every)") from None
+        states = min(file for file in engine.glob("*model_states.pt") if "expert" not in file.name)
+        found = torch.load(states, map_location="cpu", weights_only=False)["module"]  # with buffers
+        for file in (Path(folder) / ENGINE / "zero").glob("*/fp32.pt"):
+            loaded = torch.load(file, map_location="cpu", weights_only=False)
+            found[file.parent.name] = loaded["param"] if isinstance(loaded, dict) else loaded
+    wanted = {PREFIX + name: tensor.shape for name, tensor in models.saved_tensors(lm).items()}
+    own = {name: (name,) if name in found else parallel.places(name) for name in wanted}
+    whole = {name: [found[part] for part in parts] for name, parts in own.items()}
+    return {name: (torch.cat(parts, 1) if len(parts) > 1 else parts[0]).view(wanted[name]) for name, parts in whole.items()}
+
+
+def _engine(checkpoint: Path) -> Path:
+    folder = checkpoint / "policy" if (checkpoint / "policy").is_dir() else checkpoint  # of one role alone
+    return folder / ENGINE
+
+
 def weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """Of the policy, by the engine's names, from all ranks' shards; on CPUs."""
     import torch
 
-    folder = checkpoint / "policy" if (checkpoint / "policy").is_dir() else checkpoint  # of one role alone
-    file = folder / ENGINE / "mp_rank_00_model_states.pt"
+    engine = _engine(checkpoint)
+    file = engine / "mp_rank_00_model_states.pt"
     if file.exists():  # without ZeRO-3 every rank has them whole
         return torch.load(file, map_location="cpu", mmap=True, weights_only=False)["module"]
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=ENGINE) or {})
+    return dict(get_fp32_state_dict_from_zero_checkpoint(str(engine.parent), tag=ENGINE) or {})
 
 
 def chosen(run: Path, step: int | None, best: bool) -> Checkpoint:

@@ -29,7 +29,7 @@ from trainer.runs import faults
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
     names = (preflight.allowed, preflight.options)
-    models = (preflight.model, preflight.other_models, preflight.split, preflight.shared, preflight.positions)
+    models = (preflight.model, preflight.other_models, preflight.split, preflight.shared, preflight.cut, preflight.positions)
     checks = (*names, *models, preflight.data, preflight.evals, preflight.reward, preflight.environment, preflight.sinks)
     prog, before_start = "python -m trainer.train_ppo", (preflight.hub, preflight.cluster)
     return parse(argv, prog=prog, model=PpoConfig, checks=checks, before_start=before_start, without_start=(first_look.prompts,))
@@ -90,8 +90,9 @@ class Run:
     trace: Tracing
 
     def restore(self, last: Checkpoint) -> None:
+        ranks = self.config.placement.ranks
         last.require_model(self.workers.fingerprint)
-        self.workers.load_shards(last.folder, reshard(last, self.config.placement.ranks, self.config.trainer.timeout))
+        self.workers.load_shards(last.folder, reshard(last, ranks, self.config.trainer.timeout, self.config.trainer.cut))
         self.workers.learned = last.step
         self.producer.load(last.state["loader"])
         self.controller.load(last.state["kl"])

@@ -18,7 +18,7 @@ from trainer.offline import first_look
 def read(argv: list[str]) -> SftConfig:
     """The settings, once all that they name has been looked at."""
     checks, before_start = (
-        (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks),
+        (preflight.allowed, preflight.model, preflight.shared, preflight.cut, preflight.data, preflight.sinks),
         (preflight.hub, preflight.gpu),
     )
     look = first_look.rows("trainer.train_sft:Sft")

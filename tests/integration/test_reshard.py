@@ -14,7 +14,7 @@ from trainer.checkpoints import reshard
 from trainer.checkpoints.folders import Checkpoint
 from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
-from trainer.errors import RunError
+from trainer.errors import ConfigError, RunError
 from trainer.metrics import read
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,6 +80,14 @@ def test_fine_tuning_goes_on_with_one_rank_where_two_were(tmp_path, dtype, stage
         assert row["loss"] == pytest.approx(undisturbed["loss"], rel=rounding), row["step"]
         assert row["grad_norm"] == pytest.approx(undisturbed["grad_norm"], rel=rounding), row["step"]
         assert row["lr"] == undisturbed["lr"]
+
+
+def test_ranks_with_parts_of_a_model_read_no_others(tmp_path):
+    engine = tmp_path / "step_2" / "policy" / "engine"
+    engine.mkdir(parents=True)
+    (engine / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"^trainer.expert_parallel=2: .*step_2 was written by 4 ranks, .* go on with 4, or export it"):
+        reshard.reshard(Checkpoint(2, tmp_path / "step_2", {"world_size": 4}), 2, 60, "trainer.expert_parallel=2")
 
 
 def test_shards_that_cannot_be_read_are_one_error(tmp_path):

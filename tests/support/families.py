@@ -162,6 +162,13 @@ RECURRENT = {
 }
 SEE_OTHERS = RECURRENT | {"bloom", "falcon", "gpt_oss", "mpt", "opt"}  # whose masks are made without position ids
 NOT_PARTED = RECURRENT | {"bloom", "falcon", "gemma2", "gpt_oss", "llama4_text", "mpt"}  # attention that ranks cannot share
+# Matrices that ranks can share (transformers has a plan that DeepSpeed can follow), and experts that they can spread.
+CUT = {
+    *("llama", "qwen2", "qwen3", "mistral", "ministral3", "smollm3", "granite", "exaone4", "ernie4_5", "seed_oss", "gemma2", "gemma3_text"),
+    *("cohere", "cohere2", "nanochat", "gemma3n_text", "phi", "gpt_neox", "starcoder2", "gemma", "apertus", "arcee"),
+}
+WITH_EXPERTS = {"mixtral", "qwen2_moe", "qwen3_moe", "glm4_moe", "deepseek_v3"}  # whose matrices are cut where experts are spread
+SPREAD = {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "glm4_moe", "deepseek_v2", "deepseek_v3", "qwen3_next"}
 # Those that vLLM runs on CPUs in float32: by its own code, or by transformers' as OLMo 2 and nanochat.
 IN_VLLM = (
     *("mixtral", "gpt_oss", "gemma2", "llama", "qwen2", "qwen3", "mistral", "phi3", "olmo2", "glm4", "granite", "exaone4", "ernie4_5"),
@@ -174,17 +181,21 @@ IN_VLLM = (
 def table() -> str:
     """Of docs/models.md: what the tests of each family hold."""
     lines = [
-        "| transformers' `model_type` | sequences in a micro-batch | kernel | adapters | sequence parallel | `rollout.engine=hf` | vLLM |",
-        "|---|---|---|---|---|---|---|",
+        "| transformers' `model_type` | sequences in a micro-batch | kernel | adapters | sequence parallel | tensor parallel "
+        "| expert parallel | `rollout.engine=hf` | vLLM |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in sorted(FAMILIES):
         rows = "a row each" if kind in SEE_OTHERS else "packed"
         kernel = "eager" if kind in WITHOUT_SDPA else "sdpa"
         adapters = "refused" if kind in NO_ADAPTERS else "right"
         parted = "refused" if kind in NOT_PARTED else "right"
+        experts = "experts_per_tok" in str(FAMILIES[kind])
+        spread = "right" if kind in SPREAD else "refused" if experts else "none"
+        cut = "right" if kind in CUT else "with experts" if kind in WITH_EXPERTS else "refused"
         hf = "refused" if kind in RECURRENT else "right"
         vllm = "right" if kind in IN_VLLM else REFUSED.get(kind, "not run")
-        lines.append(f"| `{kind}` | {rows} | {kernel} | {adapters} | {parted} | {hf} | {vllm} |")
+        lines.append(f"| `{kind}` | {rows} | {kernel} | {adapters} | {parted} | {cut} | {spread} | {hf} | {vllm} |")
     return "\n".join(lines)
 
 

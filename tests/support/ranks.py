@@ -47,13 +47,7 @@ def learn(
     role = roles_of(config)[0]
     worker = Worker(config, role, rank, world, path, 1)
     worker.start("127.0.0.1", port)
-    lengths_E = torch.tensor([len(s.response_ids) for s in sequences])
-    episode_N, mine = torch.arange(len(sequences)).repeat_interleave(lengths_E), shares[rank]
-    mask_N = torch.ones(len(episode_N))
-    counts = part(denominators(mask_N, episode_N, len(sequences)), mine)
-    tokens_N = {"mask": mask_N, "rollout": torch.zeros(len(mask_N)), "advantages": torch.linspace(-1, 2, len(mask_N))}
-    where = select(lengths_E, mine)
-    given: Any = ([sequences[i] for i in mine], {name: values[where] for name, values in tokens_N.items()}, counts, 1)
+    given = shares_of(sequences, shares[rank])
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -68,12 +62,46 @@ def learn(
     return [{**step, "kept": sum(kept.values()) - own} for step in (first, *rest)]
 
 
-def scores(rank: int, world: int, port: int, paths: dict[str, str], ports: list[int]) -> dict[str, torch.Tensor | str]:
-    """What ranks that share sequences say of TEXTS, by family, or why they refuse it."""
+def walk(rank: int, world: int, port: int, path: str, given: dict[str, Any], mine: list[list[int]], folder: str, again: bool) -> Any:
+    """The weights after three steps, a checkpoint after the first; `again`: from that checkpoint on. And those that it began with."""
+    config = settings(Path(path), **given)
+    worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
+    worker.start("127.0.0.1", port)
+    begun = {name: tensor.clone() for name, tensor in worker._whole(None)}
+    share = shares_of(SEQUENCES, mine[rank])
+    if again:
+        worker.load_shard(Path(folder))
+    else:
+        worker.optimizer_step(*share)
+        worker.save_shard(Path(folder))
+        assert worker.saved(60)
+    worker.offload()
+    worker.reload()
+    for _ in range(2):
+        worker.optimizer_step(*share)
+    worker.export(Path(folder) / f"exported-{again}")
+    return begun, {name: tensor.clone() for name, tensor in worker._whole(None)}, worker.fingerprint()
+
+
+def shares_of(sequences: list[Sequence], mine: list[int]) -> Any:
+    """What `optimizer_step` is given of a step in which a rank has these sequences."""
+    lengths_E = torch.tensor([len(s.response_ids) for s in sequences])
+    episode_N = torch.arange(len(sequences)).repeat_interleave(lengths_E)
+    mask_N = torch.ones(len(episode_N))
+    counts = part(denominators(mask_N, episode_N, len(sequences)), mine)
+    tokens_N = {"mask": mask_N, "rollout": torch.zeros(len(mask_N)), "advantages": torch.linspace(-1, 2, len(mask_N))}
+    where = select(lengths_E, mine)
+    return [sequences[i] for i in mine], {name: values[where] for name, values in tokens_N.items()}, counts, 1
+
+
+def scores(
+    rank: int, world: int, port: int, paths: dict[str, str], ports: list[int], ways: dict[str, int] | None = None
+) -> dict[str, torch.Tensor | str]:
+    """What ranks that share sequences, or what `ways` says, say of TEXTS, by family, or why they refuse it."""
     found: dict[str, torch.Tensor | str] = {}
     for (kind, path), at in zip(paths.items(), ports, strict=True):
         model = {"path": path, "dtype": "float32"}
-        trainer = {"sequence_parallel": world, "zero_stage": 0, "timeout": 60, "micro_batch_tokens": 40}
+        trainer = {"zero_stage": 0, "timeout": 60, "micro_batch_tokens": 40} | (ways or {"sequence_parallel": world})
         config = settings(Path(path), model=model, trainer=trainer, placement={"ranks": world})
         worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
         try:

@@ -54,6 +54,8 @@ ROUNDING = (
 )
 # What the files of a checkpoint, or its position in the data, are of.
 FIXED = {
+    "trainer.tensor_parallel": "each rank reads its own part of the matrices",
+    "trainer.expert_parallel": "each rank reads its own experts",
     "model.": "the checkpoint's weights are of the other model",
     "data.": "the checkpoint's position is in the other data",
     "run.seed": "the checkpoint's position is in an order of the data drawn from the other seed",

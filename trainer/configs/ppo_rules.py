@@ -24,7 +24,7 @@ def _batches(config: PpoSections) -> list[Rule]:
     """What a step is made of."""
     algorithm, step, place = config.algorithm, config.trainer, config.placement
     sequences = step.prompts_per_step * algorithm.group_size
-    groups = max(1, place.ranks // step.sequence_parallel)  # of ranks, each with sequences of its own
+    groups = max(1, place.ranks // step.shared)  # of ranks, each with sequences of its own
     longest = config.data.max_prompt_tokens + config.max_response_tokens()
     environment, answer = config.environment, ["rollout.max_new_tokens"]
     if environment.function:
@@ -36,9 +36,14 @@ def _batches(config: PpoSections) -> list[Rule]:
             f"{sequences} sequences per step do not divide into {algorithm.minibatches} x {groups} equal parts (minibatches x ranks)",
         ),
         Rule(
-            place.ranks % step.sequence_parallel != 0,
-            ("trainer.sequence_parallel", "placement.ranks"),
-            f"{place.ranks} ranks do not divide into groups of {step.sequence_parallel} that share sequences",
+            place.ranks % step.shared != 0,
+            (*(f"trainer.{way}" for way in ("sequence_parallel", "tensor_parallel") if getattr(step, way) > 1), "placement.ranks"),
+            f"{place.ranks} ranks do not divide into groups of {step.shared} that share sequences",
+        ),
+        Rule(
+            place.ranks % step.expert_parallel != 0,
+            ("trainer.expert_parallel", "placement.ranks"),
+            f"{place.ranks} ranks do not divide into groups of {step.expert_parallel} that have all experts",
         ),
         Rule(
             step.micro_batch_tokens < longest,

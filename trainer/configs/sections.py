@@ -111,6 +111,16 @@ class TrainerConfig(Section):
         ge=1,
         description="Consecutive ranks that share each sequence, for long sequences. Must divide the ranks and the attention heads.",
     )
+    tensor_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="Consecutive ranks that share each layer's matrices, by DeepSpeed's AutoTP. Must divide the ranks and all heads.",
+    )
+    expert_parallel: int = Field(
+        default=1,
+        ge=1,
+        description="Ranks over which the experts of a layer lie, by DeepSpeed's AutoEP. Must divide the ranks and the experts.",
+    )
     offload_optimizer: bool = Field(default=False, description="Keep optimizer state in CPU memory; needs zero_stage 1 or more.")
     checkpoint_every: int = Field(default=10, ge=1, description="Steps between checkpoints.")
     checkpoint_async: bool = Field(default=True, description="Write checkpoints from a copy in CPU memory while the next steps run.")
@@ -119,6 +129,17 @@ class TrainerConfig(Section):
         default=None, ge=1, description="Steps between exports to models/step_N; the final model is always exported."
     )
     timeout: int = Field(default=1800, ge=1, description="Seconds within which an optimizer step or a start must end.")
+
+    @property
+    def shared(self) -> int:
+        """So many consecutive ranks have the same sequences, and say the same of them."""
+        return self.sequence_parallel * self.tensor_parallel
+
+    @property
+    def cut(self) -> str:
+        """The settings by which ranks have parts of matrices, or some of the experts; empty where each has the whole model."""
+        ways = {way: getattr(self, way) for way in ("tensor_parallel", "expert_parallel")}
+        return ", ".join(f"trainer.{way}={size}" for way, size in ways.items() if size > 1)
 
 
 class DivergenceConfig(Section):
@@ -232,6 +253,7 @@ class Config(Section):
                 ("model.attention", "trainer.sequence_parallel"),
                 "ranks that share sequences need sdpa, varlen or flash_attention_2",
             ),
+            *self._cut_rules(),
             Rule(
                 bool(data.path and data.mix),
                 ("data.path", "data.mix"),
@@ -248,6 +270,34 @@ class Config(Section):
                 optim.schedule != "constant" and optim.warmup_steps >= self.updates(),
                 ("optim.warmup_steps", "optim.schedule", "trainer.steps"),
                 "the warm-up must end before the run does",
+            ),
+        ]
+
+    def _cut_rules(self) -> list[Rule]:
+        """Of matrices and experts over ranks."""
+        step, model = self.trainer, self.model
+        ways = [way for way in ("tensor_parallel", "expert_parallel") if getattr(step, way) > 1]
+        names = tuple(f"trainer.{way}" for way in ways)
+        return [
+            Rule(
+                bool(step.cut) and model.lora.rank is not None,
+                ("model.lora.rank", *names),
+                "DeepSpeed cuts no layers that have adapters; train them with zero_stage 3, or the whole model",
+            ),
+            Rule(
+                bool(step.cut and model.freeze),
+                ("model.freeze", *names),
+                "what is frozen is in no checkpoint, which ranks with parts of a model need whole; leave it out",
+            ),
+            Rule(
+                bool(step.cut) and step.offload_optimizer,
+                ("trainer.offload_optimizer", *names),
+                "DeepSpeed's optimizer on CPUs was not tried with parts of a model; set it to false",
+            ),
+            Rule(
+                len(ways) == 2 and step.zero_stage != 3,
+                (*names, "trainer.zero_stage"),
+                "in stages 0 to 2 DeepSpeed's norm of the gradient leaves experts out where matrices are cut too; use zero_stage 3",
             ),
         ]
 

@@ -7,7 +7,7 @@ import difflib
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -195,13 +195,20 @@ def export(
 
     Its generation_config.json lists all tokens that end an answer. `files` lie beside it, by name; those of adapters in a folder.
     """
+    with drafted(lm, tokenizer, folder, files) as draft:
+        lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)
+
+
+@contextlib.contextmanager
+def drafted(lm: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, files: Mapping[str, bytes] | None) -> Iterator[Path]:
+    """A folder to write weights to, which becomes `folder` with all else of a model's once they are there."""
     if (settings := getattr(lm, "generation_config", None)) is not None:
         first, *more = stops(tokenizer, settings.eos_token_id)
         settings.eos_token_id = [first, *more] if more else first
     draft = folder.with_name(f"tmp_{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(draft, ignore_errors=True)
-    lm.save_pretrained(draft, state_dict=weights, safe_serialization=True)
+    yield draft
     tokenizer.save_pretrained(draft)
     for name, content in (files or {}).items():
         (draft / name).parent.mkdir(exist_ok=True)
@@ -226,12 +233,16 @@ def saved_tensors(lm: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def fingerprint(lm: nn.Module, frozen: Iterable[torch.Tensor] = ()) -> str:
+def shapes(lm: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Of parameters by name, however they are sharded."""
+    return {name: tuple(getattr(p, "ds_shape", p.shape)) for name, p in lm.named_parameters()}
+
+
+def fingerprint(shapes: Mapping[str, tuple[int, ...]], frozen: Iterable[torch.Tensor] = ()) -> str:
     """Architecture as a hash of parameter names and shapes: a checkpoint of another model is refused by it.
 
     `frozen` weights are in no checkpoint, so some numbers of each are hashed besides.
     """
-    shapes = {name: list(getattr(p, "ds_shape", p.shape)) for name, p in lm.named_parameters()}
     digest = hashlib.sha256(json.dumps(shapes, sort_keys=True).encode())
     for tensor in frozen:
         some = tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]

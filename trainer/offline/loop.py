@@ -142,7 +142,7 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     fingerprint = worker.fingerprint()
     if last:
         last.require_model(fingerprint)
-        worker.load_shard(last.folder, from_rank_0(partial(reshard, last, world, schedule.timeout), rank, world))
+        worker.load_shard(last.folder, from_rank_0(partial(reshard, last, world, schedule.timeout, schedule.cut), rank, world))
         loader.load(last.state["loader"])
     task.prepare(worker, found, folder, fresh=done == 0)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
@@ -315,7 +315,7 @@ def _share(
 
 def _shared(worker: Worker) -> int:
     """So many consecutive ranks have the same sequences, and return the same."""
-    return worker.config.trainer.sequence_parallel
+    return worker.config.trainer.shared
 
 
 def _split(worker: Worker, sequences: list[Sequence]) -> tuple[list[list[int]], int, int]:
@@ -328,9 +328,13 @@ def _split(worker: Worker, sequences: list[Sequence]) -> tuple[list[list[int]], 
 def main(task: type[Offline[C]], config: C) -> int:
     """Exit codes: 0 done, 1 diverged too often or cannot go on, 2 a mistake in settings, data or paths, 143 stopped and saved."""
     rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    shared, rows = config.trainer.sequence_parallel, config.trainer.prompts_per_step
+    shared, rows = config.trainer.shared, config.trainer.prompts_per_step
+    for way in ("sequence_parallel", "tensor_parallel", "expert_parallel"):
+        if world % (size := getattr(config.trainer, way)):
+            raise ConfigError(f"trainer.{way}={size}: the {world} ranks of torchrun do not divide by it")
     if world % shared:
-        raise ConfigError(f"trainer.sequence_parallel={shared}: the {world} ranks of torchrun do not divide by it")
+        ways = f"trainer.sequence_parallel={config.trainer.sequence_parallel}, trainer.tensor_parallel={config.trainer.tensor_parallel}"
+        raise ConfigError(f"{ways}: the {world} ranks of torchrun do not divide by {shared}")
     if rows % (world // shared):
         raise ConfigError(f"trainer.prompts_per_step={rows}: does not divide by the {world} ranks of torchrun")
     folder = run_folder(config)

@@ -167,7 +167,7 @@ class RoleGroup:
     @property
     def shared(self) -> int:
         """So many consecutive ranks have the same sequences, and return the same."""
-        return self.config.trainer.sequence_parallel
+        return self.config.trainer.shared
 
     def _dealt(self, shares: list[list[int]]) -> list[tuple[Any, list[int]]]:
         """Each rank and its sequences."""

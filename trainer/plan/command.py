@@ -62,8 +62,9 @@ def main(argv: list[str]) -> int:
         return 0 if any(gpu["fits"] for gpu in found["gpus"]) else 1
     cluster = _cluster(args)
     ranks = args.ranks or (config.placement.ranks if isinstance(config, PpoConfig) else cluster.gpus)
-    if ranks % (shared := config.trainer.sequence_parallel):
-        raise ConfigError(f"trainer.sequence_parallel={shared}: {ranks} ranks do not divide into groups that share sequences; see --ranks")
+    for way in ("sequence_parallel", "tensor_parallel", "expert_parallel"):
+        if ranks % (size := getattr(config.trainer, way)):
+            raise ConfigError(f"trainer.{way}={size}: {ranks} ranks do not divide into groups of so many; see --ranks")
     found = on_cluster(config, shape, cluster, lengths, ranks, args.price)
     if args.scale:
         found["scale"] = scaled(config, shape, cluster, lengths, ranks, args.price)

@@ -50,7 +50,9 @@ class Shape:
     active: int  # parameters that a token goes through; fewer than all where there are experts
     frozen: int = 0  # parameters below adapters, without gradient and optimizer
     cached: int | None = None  # numbers per token and layer that a rollout engine keeps, where they are fewer than `key_values`
-    linear: int = 0  # parameters of linear layers but the head, which alone may be quantized
+    linear: int = 0  # parameters of linear layers but the head, which alone may be quantized, or cut (trainer.tensor_parallel)
+    experts: int = 0  # parameters of experts, which alone may be spread (trainer.expert_parallel)
+    chosen: int = 0  # experts that a token goes through
     alone: bool = False  # each sequence has a row of its own (trainer/ranks/packed.py)
     teacher: Shape | None = None  # of the model that it learns from
     critic: Shape | None = None  # where it is of another model than the policy
@@ -80,9 +82,8 @@ class Shape:
         cached = round(fmean(layer.cached for layer in layers))
         numbers = {"queries": queries, "cached": cached if cached < pairs else None, "key_values": pairs, "vocabulary": own.vocab_size}
         alone = lm._is_stateful or recurrent(own) or own.model_type in SEE_OTHERS
-        return cls(
-            count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, linear=linear, active=active, frozen=frozen, alone=alone
-        )
+        numbers |= {"linear": linear, "experts": experts, "chosen": chosen if experts and chosen else 0}
+        return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, active=active, frozen=frozen, alone=alone)
 
 
 def recurrent(config: Any) -> bool:
@@ -198,13 +199,14 @@ def layer_activations(config: Config, shape: Shape) -> float:
     that share a row have a mask, which sdpa keeps as numbers, and keys and values for every head.
     """
     size, row = size_of(config), _row(config) * config.trainer.sequence_parallel  # each rank has the mask of whole rows
-    norms, mlp = 2 * _norm(size) * shape.hidden, 4 * size * shape.intermediate
+    cut = config.trainer.tensor_parallel
+    norms, mlp = 2 * _norm(size) * shape.hidden, 4 * size * shape.intermediate / (1 if shape.experts else cut)
     if config.flash_attention():
-        return norms + mlp + size * (2 * shape.queries + shape.key_values) + 4 * shape.heads
-    attention = size * 4 * shape.queries
+        return norms + mlp + (size * (2 * shape.queries + shape.key_values) + 4 * shape.heads) / cut
+    attention = size * 4 * shape.queries / cut
     if config.model.attention == "eager":
-        return norms + mlp + attention + row * shape.heads * (4 if size == 4 else 4 + size)
-    return norms + mlp + attention + size * row + 4 * shape.heads
+        return norms + mlp + attention + row * shape.heads / cut * (4 if size == 4 else 4 + size)
+    return norms + mlp + attention + size * row + 4 * shape.heads / cut
 
 
 def _norm(size: int) -> int:
@@ -246,7 +248,7 @@ def ranks_of(config: Config, ranks: int | None = None) -> int:
 
 def stage_of(config: Config) -> int:
     """As engine.Engine asks of DeepSpeed."""
-    return max(config.trainer.zero_stage, 1) if size_of(config) == 2 else config.trainer.zero_stage
+    return max(config.trainer.zero_stage, 1) if size_of(config) == 2 or config.trainer.cut else config.trainer.zero_stage
 
 
 def states(config: Config, shape: Shape, ranks: int) -> Parts:
@@ -254,18 +256,27 @@ def states(config: Config, shape: Shape, ranks: int) -> Parts:
     stage, size = stage_of(config), size_of(config)
     parts: Parts = {"weights": 0.0, "gradients": 0.0, "optimizer": 0.0}
     for each in learners(config, shape):
-        count = each.parameters - each.frozen
+        whole = held(config, each, ranks, sharded=False) - each.frozen  # of which there are none where models are cut
+        shared = held(config, each, ranks, sharded=True) - each.frozen / ranks
         parts["weights"] += _weights(config, each, ranks)
-        parts["gradients"] += _gradients(stage, size, count, ranks)
+        parts["gradients"] += _gradients(stage, size, whole, shared)
         if not config.trainer.offload_optimizer:
-            parts["optimizer"] += 12 * count / ranks if stage else 8 * count  # ZeRO's has float32 weights
+            parts["optimizer"] += 12 * shared if stage else 8 * whole  # ZeRO's has float32 weights
     referred = reference(config, shape, beside=True)
     parts["reference"] = _weights(config, referred, ranks) if referred else 0
     return parts | {"teacher": size * shape.teacher.parameters / (ranks if stage == 3 else 1) if shape.teacher else 0}
 
 
 def _weights(config: Config, shape: Shape, ranks: int) -> float:
-    return (size_of(config) * shape.parameters - _saved(config, shape)) / (ranks if stage_of(config) == 3 else 1)
+    sharded = stage_of(config) == 3
+    return size_of(config) * held(config, shape, ranks, sharded=sharded) - _saved(config, shape) / (ranks if sharded else 1)
+
+
+def held(config: Config, shape: Shape, ranks: int, *, sharded: bool) -> float:
+    """Parameters that a rank has: what is neither cut nor spread is whole, or all `sharded` over the ranks that have the same."""
+    tensor, expert = config.trainer.tensor_parallel, config.trainer.expert_parallel if shape.experts else 1
+    same = shape.parameters - shape.experts - shape.linear * (1 - 1 / tensor)
+    return (same * tensor + shape.experts) / ranks if sharded else same + shape.experts / expert
 
 
 def _saved(config: Config, shape: Shape) -> float:
@@ -273,10 +284,10 @@ def _saved(config: Config, shape: Shape) -> float:
     return shape.linear * (size_of(config) - NF4) if config.model.lora.quantize else 0
 
 
-def _gradients(stage: int, size: int, count: int, ranks: int) -> float:
-    """Of the type of the weights, and their sums in float32, which are the same where that is the type."""
+def _gradients(stage: int, size: int, count: float, shared: float) -> float:
+    """Of the type of the weights, and their sums in float32, which are the same where that is the type. `shared`: a rank's of `count`."""
     if stage >= 2:
-        return 4 * count / ranks + BUCKET * (4 if stage == 3 else size)
+        return 4 * shared + BUCKET * (4 if stage == 3 else size)
     return 4 * count + (size * count if size == 2 else 0) + (BUCKET * 4 if stage and size == 4 else 0)
 
 

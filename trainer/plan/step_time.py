@@ -122,20 +122,29 @@ def training(config: Config, shape: Shape, cluster: Cluster, tokens: float, leng
 
 
 def communication(config: Config, shape: Shape, cluster: Cluster, tokens: float, ranks: int) -> float:
-    """Gradients in float32: in stages 0 and 1 once an optimizer step, above in every micro-batch; in stage 3 weights, twice, too."""
+    """Gradients in float32: in stages 0 and 1 once an optimizer step, above in every micro-batch; in stage 3 weights, twice, too.
+
+    Of the parts of a model that ranks have (`memory.held`), and besides what they exchange of each token.
+    """
     if ranks == 1:
         return 0.0
     stage, share = memory.stage_of(config), (ranks - 1) / ranks
     passes = config.algorithm.epochs * config.algorithm.minibatches if isinstance(config, PpoConfig) else 1
     shared = config.trainer.sequence_parallel
-    micro = passes * math.ceil(tokens / passes / (ranks // shared) / config.trainer.micro_batch_tokens)
+    tensor, expert = config.trainer.tensor_parallel, config.trainer.expert_parallel
+    micro = passes * math.ceil(tokens / passes / (ranks // config.trainer.shared) / config.trainer.micro_batch_tokens)
     seconds = 0.0
     for each in memory.learners(config, shape):
-        gradients = share * 4 * each.parameters * (2 * passes if stage < 2 else micro)
-        weights = share * memory.size_of(config) * each.parameters * (2 * micro if stage == 3 else passes if stage else 0)
+        held, size = memory.held(config, each, ranks, sharded=False), memory.size_of(config)
+        gradients = share * 4 * held * (2 * passes if stage < 2 else micro)
+        weights = share * size * held * (2 * micro if stage == 3 else passes if stage else 0)
         # Queries, keys, values and the output of every layer, exchanged among the ranks that share a sequence, forward and backward.
         exchanged = 2 * each.layers * (2 * each.queries + each.key_values) * memory.size_of(config) * tokens / ranks * (shared - 1) / shared
+        # Two sums of every layer's hidden states over the ranks that share its matrices, and each token to its experts and back.
+        summed = 8 * each.layers * each.hidden * size * tokens * tensor / ranks * (tensor - 1) / tensor
+        sent = 4 * each.layers * each.hidden * each.chosen * size * tokens / ranks * (expert - 1) / expert
         seconds += (gradients + weights) / cluster.bus(ranks) + exchanged / cluster.bus(shared)
+        seconds += summed / cluster.bus(tensor) + sent / cluster.bus(expert)
     return seconds
 
 

@@ -25,7 +25,7 @@ from torch import nn
 from trainer.checkpoints.background import Memory, snapshot
 from trainer.cluster.spans import span
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
-from trainer.ranks import offload
+from trainer.ranks import offload, parallel
 
 
 def init_distributed(rank: int, world: int, address: str, port: int, timeout: int, device: torch.device) -> None:
@@ -137,31 +137,34 @@ class Engine:
     ):
         import deepspeed
 
-        self.world = torch.distributed.get_world_size()
+        self.world = torch.distributed.get_world_size() // trainer.tensor_parallel
         self.optim, self.device = optim, device
         self.memory, self.copied, self.timeout = Memory(), threading.Event(), trainer.timeout
         self.copied.set()
         self.away = False  # its states are in CPU memory, see `offload`
         self.trained = {name for name, p in model.named_parameters() if p.requires_grad}
+        shapes = parallel.shapes(model) if trainer.cut else {}
         self.frozen = len(self.trained) < len(list(model.parameters()))
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
-        config = _configuration(dtype, _stage(dtype, optim, trainer))
+        config = _configuration(dtype, _stage(dtype, optim, trainer)) | parallel.settings(model, trainer)
         arguments: dict[str, Any] = {"model": model, "config": config}
         if optim is not None:
             config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0
             if trainer.offload_optimizer:
                 config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
-            optimizer = _optimizer(model, optim, trainer)
-            arguments |= {
-                "optimizer": optimizer,
-                "lr_scheduler": torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps, held)),
+            arguments |= {  # made once the model is cut
+                "optimizer": lambda _: _optimizer(model, optim, trainer),
+                "lr_scheduler": lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, schedule(optim, steps, held)),
             }
         for module in model.modules():  # https://deepspeed.readthedocs.io/en/latest/zero3.html#registering-external-parameters
             for parameter in getattr(module, "borrowed", ()):
                 deepspeed.zero.register_external_parameter(module, parameter)
         with _quiet():
             self.engine, *_ = deepspeed.initialize(**arguments)
+        if trainer.tensor_parallel > 1:  # would send the first micro-batch around, and cannot compare its type; ranks are dealt the same
+            cast("Any", self.engine).first_dataloader_check.remove()
+        self.wholes = parallel.wholes(self.model, shapes, trainer) if trainer.cut else None
         # Only float32 without ZeRO: DeepSpeed leaves the optimizer as it is, and would clip without telling the norm.
         self.clip = optim.grad_clip if optim is not None and isinstance(self.engine.optimizer, torch.optim.Optimizer) else None
 
@@ -224,9 +227,14 @@ class Engine:
             raise TimeoutError(f"the checkpoint was not copied to memory within {self.timeout} s (trainer.timeout)")
 
     def weights(self, names: list[str]) -> list[torch.Tensor]:
-        """Whole parameters and buffers by name. Collective under ZeRO-3: every rank calls it with the same names in the same order."""
+        """Whole parameters and buffers by name. Collective where they are cut or sharded: every rank asks for the same in turn."""
         import deepspeed
 
+        if self.wholes is not None:
+            chosen = [self.wholes[name] for name in names]
+            parts = [part for whole in chosen for part in whole.parts if hasattr(part, "ds_id")]
+            with deepspeed.zero.GatheredParameters(parts) if parts else contextlib.nullcontext():
+                return [whole.gather() for whole in chosen]
         table = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         found = [table[name] for name in names]
         if not self.sharded:
@@ -328,14 +336,19 @@ def _skipping_above(limit: float) -> Iterator[list[float]]:
 
 
 def _stage(dtype: torch.dtype, optim: OptimConfig | None, trainer: TrainerConfig) -> int:
-    """What DeepSpeed is asked to shard. Without ZeRO it sums no bfloat16 gradients in float32; what does not learn has only weights."""
+    """What DeepSpeed is asked to shard. Without ZeRO it sums no bfloat16 gradients in float32, and knows the norm of no gradient that ranks
+    have parts of; what does not learn has only weights."""
     if optim is None:
         return 3 if trainer.zero_stage == 3 else 0
-    return trainer.zero_stage if dtype == torch.float32 else max(trainer.zero_stage, 1)
+    return trainer.zero_stage if dtype == torch.float32 and not trainer.cut else max(trainer.zero_stage, 1)
 
 
 def _optimizer(model: nn.Module, optim: OptimConfig, trainer: TrainerConfig) -> torch.optim.Optimizer:
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    trained: Any = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if trainer.expert_parallel > 1:
+        from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer as by_group
+
+        trained = by_group({"params": trained, "name": "all"})  # experts are reduced over other ranks than the rest
     if trainer.offload_optimizer:
         from deepspeed.ops.adam import DeepSpeedCPUAdam
 

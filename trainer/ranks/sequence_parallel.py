@@ -33,12 +33,16 @@ Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 class SequenceParallel:
-    """This rank's place among the `size` consecutive ranks that share sequences. Collective over all ranks, which it divides."""
+    """This rank's place among the `size` ranks, each `apart` from the next, that share sequences. Collective over all ranks.
 
-    def __init__(self, size: int, rank: int, world: int):
-        self.size, self.index = size, rank % size
-        groups = [dist.new_group([*range(first, first + size)]) for first in range(0, world, size)]  # every rank makes all of them
-        self.group: Any = groups[rank // size]
+    `apart` consecutive ranks have the same part of a sequence, and parts of matrices (`trainer.tensor_parallel`).
+    """
+
+    def __init__(self, size: int, rank: int, world: int, apart: int = 1):
+        self.size, self.apart, self.index = size, apart, rank // apart % size
+        firsts = [first + lane for first in range(0, world, size * apart) for lane in range(apart)]
+        groups = {first: dist.new_group([*range(first, first + size * apart, apart)]) for first in firsts}  # every rank makes all of them
+        self.group: Any = groups[rank - self.index * apart]
         self.names: set[str] = set()  # of attention that was registered
         self.whole: Batch | None = None  # the micro-batch that is worked on
         self.masks: dict[int | None, torch.Tensor] = {}  # of it, where attention needs some, by the window
@@ -52,7 +56,7 @@ class SequenceParallel:
         from transformers import AttentionInterface
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-        require(lm, self.size)
+        require(lm, self.size, self.apart)
         core = lm.config._attn_implementation
         if core == "eager":
             raise ConfigError(f"{SETTING}={self.size}: {lm.config.model_type} has attention that sdpa and varlen do not compute; use 1")
@@ -158,16 +162,20 @@ class SequenceParallel:
         return self.masks[window]
 
 
-def require(lm: Any, size: int) -> None:
-    """Raises ConfigError for a model that cannot be parted into so many, or whose layers look at other tokens in other ways."""
+def require(lm: Any, size: int, apart: int = 1) -> None:
+    """Raises ConfigError for a model that cannot be parted into so many, or whose layers look at other tokens in other ways.
+
+    Each rank has one of `apart` parts of the heads.
+    """
     config = lm.config.get_text_config()
     others = {*(getattr(config, "layer_types", None) or [])} - {"full_attention", "sliding_attention"}
     if others or lm._is_stateful or not lm._can_set_attn_implementation():
         kinds = ", ".join(sorted(others)) or ("recurrence" if lm._is_stateful else "its own attention")
         raise ConfigError(f"{SETTING}={size}: {config.model_type} has layers of {kinds}; use 1")
     for layer in dict.fromkeys(dimensions.layers(config)):
-        if layer.heads % size or (layer.pairs % size and size % layer.pairs):
-            heads = f"{layer.heads} attention heads, {layer.pairs} of keys and values"
+        own, pairs = layer.heads // apart, layer.pairs // apart
+        if own % size or (pairs % size and size % pairs):
+            heads = f"{own} attention heads, {pairs} of keys and values"
             raise ConfigError(f"{SETTING}={size}: {config.model_type} has {heads}; they must divide by it")
 
 

@@ -18,6 +18,7 @@ from trainer.configs.sections import Config, ModelConfig
 from trainer.episodes import Batch
 from trainer.models.heads import PolicyModel, after_head, hidden_states
 from trainer.objectives.distillation import divergence
+from trainer.ranks import parallel
 from trainer.ranks.engine import Engine, sharded
 from trainer.ranks.sequence_parallel import SequenceParallel
 
@@ -76,7 +77,12 @@ class Teacher:
         reader = Reader(lm.requires_grad_(False))
         if shared:
             shared.attach(reader, lm, joined=False)  # the policy compares its part with the teacher's
-        self.engine = Engine(reader, None, config.trainer, 1, device)
+        trainer = parallel.fitting(lm, config.trainer)
+        self.whole_LD = None
+        if trainer.cut:
+            with shared.not_parted(lm) if shared else nullcontext():
+                self.whole_LD = parallel.whole(lm, device)
+        self.engine = Engine(reader, None, trainer, 1, device)
         self.finish = after_head(lm)
         head = {id(parameter) for parameter in lm.get_output_embeddings().parameters()}
         self.head = [name for name, parameter in self.engine.model.named_parameters() if id(parameter) in head]

@@ -30,10 +30,11 @@ from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfi
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError, RunError
-from trainer.models import lora, quantize
+from trainer.models import lora, quantize, streaming
+from trainer.models.checkpoint_names import CheckpointNames
 from trainer.models.heads import PolicyModel
 from trainer.objectives import Objective
-from trainer.ranks import own_logits, packed
+from trainer.ranks import own_logits, packed, parallel
 from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
 from trainer.ranks.sequence_parallel import SequenceParallel
 from trainer.ranks.teacher import Teacher
@@ -124,9 +125,17 @@ class Worker(Recorded):
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
         model, shared = role.head(lm), None
         if config.trainer.sequence_parallel > 1:
-            shared = SequenceParallel(config.trainer.sequence_parallel, self.rank, self.world)
+            shared = SequenceParallel(config.trainer.sequence_parallel, self.rank, self.world, config.trainer.tensor_parallel)
             shared.attach(model, lm)
-        self.engine = Engine(model, role.optim, config.trainer, role.updates, self.device, config.divergence, role.held)
+        self.tensors = {name: _parameter(name, tensor) for name, tensor in models.saved_tensors(lm).items()}
+        self.shapes = models.shapes(lm)
+        self.trains = {name: tensor.requires_grad for name, tensor in models.saved_tensors(lm).items()}
+        trainer = parallel.fitting(lm, config.trainer) if role.model else config.trainer
+        self.whole_LD = None
+        if trainer.cut:
+            with shared.not_parted(lm) if shared else nullcontext():
+                self.whole_LD = parallel.whole(lm, self.device)
+        self.engine = Engine(model, role.optim, trainer, role.updates, self.device, config.divergence, role.held)
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
         self.alone = self._try(shared)
@@ -137,8 +146,13 @@ class Worker(Recorded):
         Raises ConfigError for a model that this trainer, or ranks that share sequences, would not compute right.
         """
         name, kind = f"model.path={self.source.path}" if self.source.path else "model.init", self.lm.config.model_type
-        see, wrong, parted = False, 0.0, 0.0
+        see, wrong, parted, cut = False, 0.0, 0.0, 0.0
         try:
+            for engine, whole_LD in zip(self._engines(), (self.whole_LD, self.teacher and self.teacher.whole_LD), strict=False):
+                if whole_LD is not None:
+                    lm = engine.model.lm
+                    with shared.not_parted(lm) if shared else nullcontext():
+                        cut = max(cut, parallel.difference(whole_LD, parallel.hidden(engine, lm, self.device)))
             for engine in self._engines():
                 with shared.not_parted(engine.model.lm) if shared else nullcontext():
                     see |= packed.seen(engine, engine.model.lm, self.device)
@@ -154,7 +168,11 @@ class Worker(Recorded):
             raise
         except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:  # of the model's own code
             raise ConfigError(f"{name}: {kind} in {self.source.dtype} cannot compute a micro-batch of this trainer: {error}") from error
-        wrong, parted = self._most(wrong, parted)
+        wrong, parted, cut = self._most(wrong, parted, cut)
+        if cut:
+            raise ConfigError(
+                f"{self.config.trainer.cut}: {kind} computes hidden states that differ by {cut:.2g} from those of the whole model; use 1"
+            )
         if wrong:
             text = f"its own log-probabilities of a text alone differ by {wrong:.2g} from those that the trainer computes beside another"
             raise ConfigError(f"{name}: {kind} is not supported: {text}")
@@ -263,8 +281,7 @@ class Worker(Recorded):
 
     def _parameters(self, trained: bool | None) -> list[weights.Parameter]:
         """Those that are trained, or that are not, as buffers never are, or all."""
-        chosen = [(name, p) for name, p in models.saved_tensors(self.lm).items() if trained in (None, p.requires_grad)]
-        return [weights.Parameter(name, tuple(getattr(p, "ds_shape", p.shape)), str(p.dtype).removeprefix("torch.")) for name, p in chosen]
+        return [parameter for name, parameter in self.tensors.items() if trained in (None, self.trains[name])]
 
     def connect(self, rendezvous: weights.Rendezvous | None, plan: weights.Plan) -> None:
         """Every rank learns the plan, because gathering is collective; those with a rendezvous join rollout engines, to which they send."""
@@ -340,19 +357,28 @@ class Worker(Recorded):
             torch.cuda.set_rng_state(state["cuda"])
 
     def export(self, folder: Path, files: Mapping[str, bytes] | None = None) -> None:
-        """Write a Hugging Face model with `files`. Collective; rank 0 alone collects the weights, bucket by bucket, in CPU memory.
+        """Write a Hugging Face model with `files`. Collective; rank 0 alone writes, and has a bucket of the weights at a time.
 
-        Adapters are merged into it, and lie in a folder of it besides.
+        Adapters are merged into it, which rank 0 collects in CPU memory for that, and lie in a folder of it besides.
         """
-        adapted = bool(self.source.lora.rank)
-        whole = {name: tensor.cpu() for name, tensor in self._whole(trained=True if adapted else None) if self.rank == 0}
-        if adapted:
-            frozen = [(name, tensor.cpu()) for name, tensor in self._whole(trained=False) if self.rank == 0]
+        if self.source.lora.rank:
+            self._export_merged(folder, files)
+            return
+        coming = self._whole(trained=None)
+        try:
             if self.rank == 0:
-                whole, more = lora.exported(frozen, whole, self.source.lora, self.config.model.path or self.source.path)
-                files = {**(files or {}), **more}
+                names = CheckpointNames(models.without_weights(self.source, self.role.classifier))
+                streaming.write(self.lm, coming, names, self.tokenizer, folder, files)
+        finally:
+            for _ in coming:  # the other ranks gather with this one, whatever has become of its disk
+                pass
+
+    def _export_merged(self, folder: Path, files: Mapping[str, bytes] | None) -> None:
+        whole = {name: tensor.cpu() for name, tensor in self._whole(trained=True) if self.rank == 0}
+        frozen = [(name, tensor.cpu()) for name, tensor in self._whole(trained=False) if self.rank == 0]
         if self.rank == 0:
-            models.export(self.lm, whole, self.tokenizer, folder, files)
+            merged, more = lora.exported(frozen, whole, self.source.lora, self.config.model.path or self.source.path)
+            models.export(self.lm, merged, self.tokenizer, folder, {**(files or {}), **more})
 
     def _whole(self, trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that are trained, or that are not, or all, by name, EXPORT_BYTES at a time. Collective."""
@@ -366,7 +392,11 @@ class Worker(Recorded):
 
     def fingerprint(self) -> str:
         """Of the model whose checkpoints this one reads. Collective."""
-        return models.fingerprint(self.lm, (tensor for _, tensor in self._whole(trained=False)))
+        return models.fingerprint(self.shapes, (tensor for _, tensor in self._whole(trained=False)))
+
+
+def _parameter(name: str, tensor: torch.Tensor) -> weights.Parameter:
+    return weights.Parameter(name, tuple(getattr(tensor, "ds_shape", tensor.shape)), str(tensor.dtype).removeprefix("torch."))
 
 
 @cache

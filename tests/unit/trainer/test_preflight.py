@@ -136,6 +136,35 @@ def test_heads_that_ranks_cannot_share_are_refused(tmp_path, ranks, pairs, error
     assert preflight.shared(config) == ([error] if error else [])
 
 
+MIXTURE = SHAPE | {"num_key_value_heads": 6, "num_experts": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "tensor", "expert", "error"),
+    [
+        (
+            SHAPE | {"num_key_value_heads": 10},
+            5,
+            1,
+            "trainer.tensor_parallel=5: the model's 12 attention heads do not divide by it; 1, 2, 3, 4, 6, 12 do",
+        ),
+        (SHAPE | {"num_key_value_heads": 3}, 2, 1, "trainer.tensor_parallel=2: the model's 3 key-value heads do not divide by it; 1, 3 do"),
+        (SHAPE | {"num_key_value_heads": 6}, 1, 2, "trainer.expert_parallel=2: the model has no experts; use 1"),
+        (MIXTURE, 1, 3, "trainer.expert_parallel=3: the model's 8 experts do not divide by it; 1, 2, 4, 8 do"),
+        (MIXTURE, 2, 1, "trainer.tensor_parallel=2: no matrix of an expert is cut; set trainer.expert_parallel too, or use 1"),
+        (MIXTURE, 2, 4, ""),
+        (SHAPE | {"num_key_value_heads": 6}, 3, 1, ""),
+        ({}, 7, 7, ""),  # of a hub's model nothing is known yet
+    ],
+)
+def test_parts_of_a_model_that_ranks_cannot_have_are_refused(tmp_path, model, tensor, expert, error):
+    folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps(model))
+    ways = [f"trainer.tensor_parallel={tensor}", f"trainer.expert_parallel={expert}", "trainer.zero_stage=3"]
+    config = read(DATA, f"model.path={folder}", *ways, f"placement.ranks={tensor * expert}", "algorithm.group_size=105")
+    assert preflight.cut(config) == ([error] if error else [])
+
+
 @pytest.mark.parametrize("setting", ["tensor_parallel=6", "tensor_parallel=12", "pipeline_parallel=4"])
 def test_a_model_that_can_is_not(tmp_path, setting):
     folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")

@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("runs")
         (
             "trainer.on=1",
             "command line: trainer.on: unknown key (allowed: steps, prompts_per_step, micro_batch_tokens, zero_stage, "
-            "sequence_parallel, offload_optimizer, checkpoint_every, checkpoint_async, keep_checkpoints, export_every, timeout, keep_best, "
-            "eval_every, silence, eval_prompts, eval_samples, eval_pass)",
+            "sequence_parallel, tensor_parallel, expert_parallel, offload_optimizer, checkpoint_every, checkpoint_async, keep_checkpoints, "
+            "export_every, timeout, keep_best, eval_every, silence, eval_prompts, eval_samples, eval_pass)",
         ),
         (
             "zzzz.qqqq=5",

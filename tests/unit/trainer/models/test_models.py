@@ -79,7 +79,7 @@ def test_random_weights_depend_on_the_seed_alone():
     first, again, other = (models.load_lm(config, seed, torch.device("cpu")) for seed in (1, 1, 2))
     assert torch.equal(first.lm_head.weight, again.lm_head.weight)
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
-    assert models.fingerprint(first) == models.fingerprint(other)
+    assert models.fingerprint(models.shapes(first)) == models.fingerprint(models.shapes(other))
 
 
 def test_a_character_tokenizer_gives_back_what_it_was_given():
