@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:  # rewards are computed, and data read, by processes that have not loaded torch
     from collections.abc import Callable
 
+    import numpy as np
     import torch
 
 
@@ -34,6 +35,9 @@ class Turn:
     version: int = 0  # of the weights it was sampled with: steps that the policy had learned
     switches: list[tuple[int, int]] = field(default_factory=list)  # position from which on tokens are of newer weights, and their version
     engine: str = field(default="", compare=False)  # that sampled it; which one changes no token
+    # Experts that the engine's routers chose [tokens, layers with experts, experts of a token], for as many of the tokens before the last
+    # one of this turn, which it never read: those of earlier turns and of the prompt too. uint8 or int16, the largest number for none.
+    experts: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @property
     def sampled(self) -> bool:
@@ -121,6 +125,7 @@ class Batch:
     tokens_N: dict[str, torch.Tensor]  # per-token inputs of the loss: mask, advantages, old log-probabilities, ...
     packed: bool  # False: one sequence per row, so that plain causal attention is right
     real_tokens: int  # of the R*L input positions, those that are not padding
+    experts_RLMK: torch.Tensor | None = None  # that input tokens take, as in `Turn`; None: routers choose
     counts: Denominators | None = None  # of the optimizer step; None where nothing is learnt
     numbers: dict[str, float] = field(default_factory=dict)  # of the step, such as kl_coef
     # Its hidden states (N, D), the parameters of its output head, and what follows after that.

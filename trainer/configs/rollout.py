@@ -64,6 +64,11 @@ class RolloutConfig(Section):
     max_new_tokens: int = Field(default=1024, ge=1, description="Longest answer.")
     temperature: float = Field(default=1.0, gt=0, description="Sampling temperature in training; an evaluation with one sample is greedy.")
     top_p: float = Field(default=1.0, gt=0, le=1, description="Nucleus sampling in training.")
+    router_replay: Literal["auto", "off", "required"] = Field(
+        default="auto",
+        description="Train a mixture of experts with the experts that its tokens took in the engine; auto does where it can, required ends "
+        "the run where it cannot.",
+    )
     gpu_memory: Annotated[float, WITH_VLLM] = Field(default=0.5, gt=0, le=1, description="Share of GPU memory for vLLM.")
     max_sequences: int = Field(default=256, ge=1, description="Most concurrent sequences per rollout engine.")
     options: Annotated[dict[str, Any], WITH_VLLM] = Field(default_factory=dict, description="Further keyword arguments of vllm.LLM.")

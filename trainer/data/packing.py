@@ -17,6 +17,7 @@ from itertools import chain
 import numpy as np
 import torch
 
+from trainer.data.experts import end_to_end, unknown
 from trainer.episodes import Batch, Denominators, Episode
 from trainer.errors import ConfigError
 
@@ -35,6 +36,7 @@ class Sequence:
     prompt_ids: Items[int]
     response_ids: Items[int]
     tokens: Mapping[str, Items[float] | np.ndarray] = field(default_factory=dict)  # per response token: mask, advantages, ...
+    experts: np.ndarray | None = None  # per input token: those that it takes, as in `Turn`; None where that is not known
 
     @property
     def length(self) -> int:
@@ -235,6 +237,8 @@ class _Source:
         self.start_E = np.cumsum(whole_E) - whole_E
         self.flat_E = np.cumsum(self.response_E) - self.response_E
         self.tokens = {name: self._column(sequences, name) for name in sequences[0].tokens}
+        self.experts = end_to_end([(s.experts, s.length) for s in sequences])
+        self.fed_start_E = np.cumsum(self.fed_E) - self.fed_E
 
     def _column(self, sequences: list[Sequence], name: str) -> np.ndarray:
         for i, sequence in enumerate(sequences):
@@ -262,6 +266,11 @@ class _Source:
             position = np.where(position < used_R[:, None], position, position - used_R[:, None]).reshape(-1)
             position[where] = _spans(np.zeros_like(fed_S), fed_S)
         flat_N = _spans(self.flat_E[chosen], response_S)
+        experts = None
+        if self.experts is not None:
+            laid = unknown(self.experts, len(input_ids))
+            laid[where] = self.experts[_spans(self.fed_start_E[chosen], fed_S)]
+            experts = torch.from_numpy(laid.reshape(len(rows), columns, *laid.shape[1:]))
         return Batch(
             input_ids_RL=torch.from_numpy(input_ids.reshape(len(rows), columns)),
             position_ids_RL=torch.from_numpy(np.array(position).reshape(len(rows), columns)),
@@ -272,6 +281,7 @@ class _Source:
             tokens_N={name: torch.from_numpy(column[flat_N]) for name, column in self.tokens.items()},
             packed=packed,
             real_tokens=int(fed_S.sum()),
+            experts_RLMK=experts,
         )
 
 

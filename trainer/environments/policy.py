@@ -44,6 +44,7 @@ class Request:
     token_ids: list[int]  # all before it
     max_tokens: int
     stop: tuple[str, ...] = ()  # texts with which it ends
+    known: int = 0  # tokens, the first ones, of which it is known which experts they took
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +74,11 @@ class Spoken:
     answered: Answered | None = None  # as whoever asks by messages does
     tools: list[Any] | None = None
     said: str = ""  # all that follows on its prompt, for people to read
+
+    @property
+    def known(self) -> int:
+        """Tokens of which turns tell which experts they took: the last one of a turn was never read."""
+        return len(self.token_ids) - 1 if self.turns and self.turns[-1].experts is not None else 0
 
     @property
     def token_ids(self) -> list[int]:
@@ -272,7 +278,7 @@ class Policy:
         self._busy.add(id(spoken))
         try:
             texts = (stop,) if isinstance(stop, str) else tuple(stop)
-            turn = await self._ask(Request(context, room, texts))
+            turn = await self._ask(Request(context, room, texts, spoken.known))
         finally:
             self._busy.discard(id(spoken))
         spoken.turns += [Turn(new), turn] if new else [turn]

@@ -49,7 +49,8 @@ class Asked:
 
     def sampled(self, sampling: Sampling) -> Sampling:
         """How, where all else is as usual."""
-        return replace(sampling, max_tokens=self.request.max_tokens, stop=self.request.stop)
+        experts = None if sampling.experts is None else self.request.known
+        return replace(sampling, max_tokens=self.request.max_tokens, stop=self.request.stop, experts=experts)
 
 
 @dataclass(frozen=True, slots=True)

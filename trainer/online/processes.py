@@ -274,6 +274,7 @@ def _start(config: PpoConfig, folder: Path, model_path: str, members: list[Role]
     for role in roles.values():
         role.started()
     policy = roles["policy"]
+    engines.record(policy.unreplayed)
     _require_shared(folder, roles)
     # What is lent where it lies needs no buffer; ZeRO-3 gathers one.
     whole = placement.sync_backend(config) == "ipc" and config.trainer.zero_stage < 3

@@ -13,6 +13,7 @@ import torch
 from trainer.cluster import placement
 from trainer.cluster.launcher import Launcher
 from trainer.configs.ppo import PpoConfig
+from trainer.data.experts import experts_of
 from trainer.data.packing import Flat, Sequence, flatten, select, split
 from trainer.episodes import Episode
 from trainer.models.heads import PolicyModel, ScoreModel, ValueModel
@@ -45,7 +46,8 @@ class Rollout:
             where = select(flat.lengths_E, [i for i in kept if i not in compared])
             mask_N[where] = flat.mask_N[where]
             flat = replace(flat, mask_N=mask_N)
-        return cls(episodes, [Sequence(e.prompt.token_ids, e.response_ids) for e in episodes], flat, kept)
+        sequences = [Sequence(e.prompt.token_ids, e.response_ids, experts=experts_of(e)) for e in episodes]
+        return cls(episodes, sequences, flat, kept)
 
     @property
     def tokens(self) -> int:
@@ -62,7 +64,9 @@ def roles_of(config: PpoConfig) -> list[Role]:
     if "teacher" in others:
         head, objective = partial(teacher.Student, **said, beta=config.teacher.beta), partial(taught, algorithm, config.teacher)
     alone = config.critic.head_start * algorithm.epochs * algorithm.minibatches if algorithm.name == "ppo" else 0
-    roles = [Role("policy", head, place.gpus_per_rank, config.optim, objective, updates, teacher=others.get("teacher"), held=alone)]
+    # The reference chooses itself, as in verl: what it says of a text is not to depend on what another model took.
+    more: dict[str, Any] = {"teacher": others.get("teacher"), "held": alone, "replay": config.rollout.router_replay}
+    roles = [Role("policy", head, place.gpus_per_rank, config.optim, objective, updates, **more)]
     if algorithm.name == "ppo":
         own = others.get("critic")
         scores = own is not None and is_classifier(own)  # it has a head that knows what answers are worth
@@ -115,6 +119,7 @@ class RoleGroup:
         self.packing: dict[str, Any] = self.call("packing")[0]
         if self.packing["alone"]:
             print(f"{self.role.name}: {packed.SAYS}", flush=True)
+        self.unreplayed: str = self.call("unreplayed")[0]
 
     def call(self, method: str, *args: Any) -> list[Any]:
         """The same call on every rank."""

@@ -19,10 +19,13 @@ def combine(parts: list[dict[str, float]], tokens: float, units: float = 1.0) ->
 def means(parts: list[dict[str, float]], tokens: float, units: float = 1.0) -> dict[str, float]:
     """Of ranks' sums: those over `tokens`, and over `units` of what is compared, become means; `loss` adds up.
 
+    `rerouted` is a share of `routed`, tokens in each of several layers.
     `calibration` is the expected calibration error (Guo et al. 2017, https://arxiv.org/abs/1706.04599, eq. 3), of sums by bin.
     """
     total = {name: sum(p.get(name, 0.0) for p in parts) for name in {n: None for p in parts for n in p}}
     found = {"loss": total["loss"]} | {name: total[name] / max(tokens, 1.0) for name in PER_TOKEN if name in total}
     found |= {name: total[name] / max(units, 1.0) for name in PER_UNIT if name in total}
+    if routed := total.get("routed"):
+        found["rerouted"] = total["rerouted"] / routed
     bins = [abs(value) for name, value in total.items() if name.startswith(BIN)]
     return found | ({"calibration": sum(bins) / max(units, 1.0)} if bins else {})

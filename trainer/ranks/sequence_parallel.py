@@ -120,6 +120,7 @@ class SequenceParallel:
             filled,
             input_ids_RL=filled.input_ids_RL[:, here],
             position_ids_RL=filled.position_ids_RL[:, here],
+            experts_RLMK=None if filled.experts_RLMK is None else filled.experts_RLMK[:, here],
             index_N=(row_N * columns + column_N - here.start)[self.mine_N],
             target_N=filled.target_N[self.mine_N],
             packed=True,  # positions do not begin at 0
@@ -188,7 +189,12 @@ def _filled(batch: Batch, size: int) -> Batch:
     if not batch.packed:
         positions_RL = torch.arange(columns + more, device=positions_RL.device).expand_as(positions_RL)
     index_N = batch.index_N // columns * (columns + more) + batch.index_N % columns
-    return replace(batch, input_ids_RL=pad(batch.input_ids_RL, (0, more)), position_ids_RL=positions_RL, index_N=index_N)
+    experts = batch.experts_RLMK
+    if experts is not None:  # of padding none is known
+        experts = pad(experts, (0, 0, 0, 0, 0, more), value=torch.iinfo(experts.dtype).max)
+    return replace(
+        batch, input_ids_RL=pad(batch.input_ids_RL, (0, more)), position_ids_RL=positions_RL, index_N=index_N, experts_RLMK=experts
+    )
 
 
 def _mask(whole: Batch, window: int | None = None) -> torch.Tensor:

@@ -33,8 +33,9 @@ from trainer.errors import ConfigError, RunError
 from trainer.models import lora, quantize, streaming
 from trainer.models.checkpoint_names import CheckpointNames
 from trainer.models.heads import PolicyModel
+from trainer.models.routers import Routers
 from trainer.objectives import Objective
-from trainer.ranks import own_logits, packed, parallel
+from trainer.ranks import own_logits, packed, parallel, replay
 from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
 from trainer.ranks.sequence_parallel import SequenceParallel
 from trainer.ranks.teacher import Teacher
@@ -60,6 +61,7 @@ class Role:
     teacher: ModelConfig | None = None  # that the objective compares the model with
     model: ModelConfig | None = None  # it starts from; None: as the policy does
     held: int = 0  # optimizer steps, the first ones, with a learning rate of 0
+    replay: str = "off"  # rollout.router_replay: whether tokens take the experts that sequences say
     gpus_setting: str = "placement.gpus_per_rank"  # named where a GPU is missing
 
 
@@ -76,6 +78,7 @@ class Worker(Recorded):
         self.writing: Future[None] | None = None
         self.published: Published | None = None
         self.said_N: torch.Tensor | None = None
+        self.routers: Routers | None = None
 
     def beat(self, limit: float, silence: float | None) -> None:
         heartbeat.begin(limit, silence)
@@ -139,6 +142,7 @@ class Worker(Recorded):
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
         self.alone = self._try(shared)
+        self.routers, self.why = replay.tried(self.engine, lm, role.replay, self.device, shared)
 
     def _try(self, shared: SequenceParallel | None) -> bool:
         """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own.
@@ -186,6 +190,10 @@ class Worker(Recorded):
         agreed = torch.tensor([float(value) for value in values], dtype=torch.float32, device=self.device)
         torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
         return agreed.tolist()
+
+    def unreplayed(self) -> str:
+        """Why tokens do not take the experts that sequences say; "" where they do."""
+        return self.why
 
     def packing(self) -> dict[str, Any]:
         """How `pack` and `split` cut micro-batches; the driver counts them as the ranks do."""
@@ -250,7 +258,8 @@ class Worker(Recorded):
                     self.engine.backward(loss, last=i == len(batches) - 1)
                     self._settle()
             with span("sum"):
-                sums.update({name: float(value) for name, value in {"loss": loss.detach(), **stats}.items()})
+                stats = {"loss": loss.detach(), **stats, **replay.counts(self.routers)}
+                sums.update({name: float(value) for name, value in stats.items()})
         self.said_N = scatter(said, batches).cpu() if isinstance(self.engine.model, PolicyModel) else None
         return dict(sums), batches
 

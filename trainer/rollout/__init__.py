@@ -25,6 +25,7 @@ class Sampling:
     samples: int = 1  # answers to the same prompt
     stop: tuple[str, ...] = ()  # texts that end an answer; it has the token with which they are complete as its last
     seed: int | None = None  # of this request alone: sample i draws from seed + i. None: of `RolloutEngine.seed`, shared by a batch
+    experts: int | None = None  # from this token of the prompt on, turns come with the experts that tokens took; None: without
 
 
 class RolloutEngine(Protocol):
@@ -59,6 +60,10 @@ class RolloutEngine(Protocol):
 
     def decode(self, answers: list[list[int]]) -> list[str]:
         """Texts without special tokens."""
+        ...
+
+    def unrecorded(self) -> str:
+        """Why turns never come with the experts that tokens took, however requests are sampled; "" where they do."""
         ...
 
     def receivers(self) -> int:

@@ -18,6 +18,7 @@ from trainer.cluster.turns import Memory
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError, RunError
+from trainer.models.routers import DENSE
 from trainer.rollout import RolloutEngine, Sampling, nodes, sample
 from trainer.weights.here import Handover
 from trainer.weights.meeting import call_off
@@ -176,6 +177,8 @@ class Pending:
 class RolloutEngines:
     """All rollout engines of a run."""
 
+    recording = False  # whether the policy wants the experts that tokens took
+
     def __init__(self, config: PpoConfig, model_path: str, launcher: Launcher):
         self.config, self.model_path, self.launcher = config, model_path, launcher
         self.awaited = False  # the run's loop waits for them, and has an ear for signs of life itself
@@ -326,10 +329,20 @@ class RolloutEngines:
         counts = iter(self.launcher.wait(refs, self.config.trainer.timeout, "starting the rollout engines (trainer.timeout)"))
         return [sum(next(counts) for _ in self.starts[i]) for i in numbers]
 
+    def record(self, unreplayed: str) -> None:
+        """Have answers come with the experts that tokens took, where the policy, whose word is `unreplayed`, and these engines can."""
+        asked = [] if unreplayed else [actor.call.remote("unrecorded") for actor in self.serving().values()]
+        seconds = self.config.trainer.timeout
+        why = unreplayed or next(filter(None, self.launcher.wait(asked, seconds, "rollout engines (trainer.timeout)")), "")
+        self.recording = not why
+        if why and self.config.rollout.router_replay == "auto" and not why.endswith(DENSE):
+            print(f"router replay is off (rollout.router_replay=auto): {why}", flush=True)
+
     def sampling(self, samples: int, greedy: bool = False) -> Sampling:
         """How answers are sampled, so many to each prompt."""
         rollout = self.config.rollout
-        return Sampling(rollout.max_new_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p, samples)
+        experts = 0 if self.recording and not greedy else None
+        return Sampling(rollout.max_new_tokens, 0.0 if greedy else rollout.temperature, rollout.top_p, samples, experts=experts)
 
     def start(self, prompts: list[Prompt], samples: int, seed: int, greedy: bool = False) -> Pending:
         """Begin sampling; prompts are dealt to the rollout engines in turn of equal shares."""

@@ -6,9 +6,12 @@ its samples, and finished sequences leave the batch, so that the cost follows th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import DynamicCache
 
@@ -18,12 +21,13 @@ from trainer.cluster import placement
 from trainer.cluster.spans import span
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
-from trainer.models import load_lm, load_tokenizer, saved_tensors
+from trainer.models import load_lm, load_tokenizer, routers, saved_tensors
 from trainer.rollout import Sampling
 from trainer.rollout.stepped import SteppedEngine
 
 # A batch is compacted when at least this share of its rows has finished: copying the cache costs about one step.
 COMPACT_AT = 0.25
+TRIED = 13  # tokens with which the model's routers are looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,9 @@ class _Batch:
     switches: list[tuple[int, int]] = field(default_factory=list)  # as of Turn
     length: int = 0
     stopped: set[int] = field(default_factory=set)  # rows of S that a text of Sampling.stop ended
+    # Experts that tokens took: in each request's prompt, as far as it asks, and in answers [S, max_tokens, layers, experts of a token].
+    prompts: list[np.ndarray | None] = field(default_factory=list)
+    experts: torch.Tensor | None = None
 
     def keep(self, rows: torch.Tensor) -> None:
         """These alone, by their places among the R."""
@@ -67,6 +74,7 @@ class _Batch:
     def turns(self, ends: list[int]) -> list[Turn]:
         """All answers, request by request."""
         lengths = (self.tokens >= 0).sum(1).tolist()
+        before = [self.prompts[i] if self.prompts else None for i, each in enumerate(self.requests) for _ in range(each.sampling.samples)]
         return [
             Turn(
                 ids[:n],
@@ -74,9 +82,16 @@ class _Batch:
                 "stop" if ids[n - 1] in ends or row in self.stopped else "length",
                 self.version,
                 [at for at in self.switches if at[0] < n],
+                experts=self._experts(before[row], row, n),
             )
             for row, (ids, logprobs, n) in enumerate(zip(self.tokens.tolist(), self.scores.tolist(), lengths, strict=True))
         ]
+
+    def _experts(self, before: np.ndarray | None, row: int, length: int) -> np.ndarray | None:
+        """Of an answer and what is `before` it; its last token was never read."""
+        if before is None or self.experts is None:
+            return None
+        return np.concatenate([before, self.experts[row, : length - 1].cpu().numpy()])
 
 
 class HfEngine(SteppedEngine):
@@ -96,6 +111,14 @@ class HfEngine(SteppedEngine):
         self.waiting: list[_Request] = []
         self.batch: _Batch | None = None
         self.seed(seed)
+        self.routers, self.why = routers.tried(self.lm, self._read_some, TRIED, config.rollout.router_replay)
+
+    @torch.inference_mode()
+    def _read_some(self) -> None:
+        self.lm(input_ids=torch.arange(TRIED, device=self.device)[None] % self.lm.config.get_text_config().vocab_size, use_cache=False)
+
+    def unrecorded(self) -> str:
+        return self.why
 
     def receivers(self) -> int:
         return 1
@@ -164,7 +187,10 @@ class HfEngine(SteppedEngine):
             count += 1
         requests, self.waiting = self.waiting[:count], self.waiting[count:]
         samples_P = torch.tensor([request.sampling.samples for request in requests], device=self.device)
-        logits, cache, mask, position = self._read([request.prompt_ids for request in requests], samples_P)
+        recording = self.routers is not None and any(request.sampling.experts is not None for request in requests)
+        with self._recorded(recording) as taken:
+            logits, cache, mask, position = self._read([request.prompt_ids for request in requests], samples_P)
+            read_NMK = taken() if taken else None
         rows_R = torch.arange(int(samples_P.sum()), device=self.device)
         self.batch = _Batch(
             requests,
@@ -179,6 +205,18 @@ class HfEngine(SteppedEngine):
             position,
             self.version,
         )
+        if read_NMK is not None:
+            read = read_NMK.unflatten(0, (len(requests), -1)).cpu().numpy()
+            starts = [each.sampling.experts for each in requests]
+            self.batch.prompts = [
+                None if start is None else rows[len(rows) - len(each.prompt_ids) + start :]
+                for rows, each, start in zip(read, requests, starts, strict=True)
+            ]
+            self.batch.experts = read_NMK.new_zeros(len(rows_R), first.sampling.max_tokens, *read_NMK.shape[1:])
+
+    def _recorded(self, recording: bool) -> AbstractContextManager[Callable[[], torch.Tensor] | None]:
+        """Within it, a call gives the experts that the tokens of the last pass took."""
+        return self.routers.taken() if recording and self.routers else nullcontext()
 
     @torch.inference_mode()
     def _step_batch(self, batch: _Batch) -> bool:
@@ -201,9 +239,12 @@ class HfEngine(SteppedEngine):
             batch.keep(keep)
         if batch.mask is not None:
             batch.mask = torch.cat([batch.mask, batch.mask.new_ones(len(chosen), 1)], 1)
-        out = self.lm(
-            input_ids=chosen[:, None], attention_mask=batch.mask, position_ids=batch.position[:, None], past_key_values=batch.cache
-        )
+        with self._recorded(batch.experts is not None) as taken:
+            out = self.lm(
+                input_ids=chosen[:, None], attention_mask=batch.mask, position_ids=batch.position[:, None], past_key_values=batch.cache
+            )
+            if taken and batch.experts is not None:
+                batch.experts[batch.rows, batch.length - 1] = taken()
         batch.logits, batch.position = out.logits[:, -1], batch.position + 1
         return False
 
