@@ -9,6 +9,7 @@ from trainer.configs.sections import Rule
 OWNED = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "nnodes", "node_rank"} | {
     *("master_addr", "master_port", "distributed_executor_backend", "model", "worker_extension_cls", "logprobs_mode"),
     "enable_sleep_mode",
+    "enable_return_routed_experts",
 }
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM has room for
 OWNED_WITH_LORA = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_target_modules"}

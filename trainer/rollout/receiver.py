@@ -19,12 +19,13 @@ from trainer import weights
 from trainer.models import lora
 from trainer.models.checkpoint_names import CheckpointNames
 from trainer.rollout.layouts import Loading, QuantizedLoading, loading
+from trainer.rollout.routed import ExpertRecorder
 
 # The policy's adapters: always the same to vLLM, and given to its workers, so that it has nothing to read at their path.
 ADAPTERS = LoRARequest("policy", 1, "weight-sync")
 
 
-class WeightReceiver:
+class WeightReceiver(ExpertRecorder):
     """Mixed into vLLM's worker by `worker_extension_cls`; its methods are reached by `collective_rpc`."""
 
     device: torch.device

@@ -54,6 +54,7 @@ from trainer.metrics.gauges import engine_gauges
 from trainer.models import load_tokenizer, lora
 from trainer.rollout import Sampling, receiver
 from trainer.rollout.admission import Admission
+from trainer.rollout.routed import Experts
 from trainer.rollout.stepped import SteppedEngine
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
@@ -90,7 +91,9 @@ class VllmEngine(SteppedEngine):
         threads, set_threads = torch.get_num_threads(), torch.set_num_threads
         if config.placement.processes == "one":  # torch's default group, which vLLM would destroy with the engine, is also the ranks'
             setattr(core, "cleanup_dist_env_and_memory", destroy_model_parallel)  # noqa: B010 - which it does not export
-        self.llm = vllm.LLM(**arguments(config, model_path, seed, self.device), **across_nodes(config, meet, 0))
+        given = arguments(config, model_path, seed, self.device) | across_nodes(config, meet, 0)
+        self.experts, on_cpu = Experts(self.config.router_replay, model_path), self.device.type == "cpu"
+        self.llm = vllm.LLM(**given, **self.experts.arguments(given, on_cpu))
         if config.placement.processes == "one":
             self.llm.collective_rpc("spare_transformers")
         setattr(torch, "set_num_threads", set_threads)  # noqa: B010 - which vLLM on CPUs makes do nothing, for others in this process too
@@ -101,9 +104,13 @@ class VllmEngine(SteppedEngine):
         self.admission = Admission(self.llm.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens)
         # In this process, by VLLM_ENABLE_V1_MULTIPROCESSING.
         self.scheduler: SchedulerInterface = self.llm.llm_engine.engine_core.engine_core.scheduler  # type: ignore[attr-defined]
+        self.experts.started(self.llm, self.scheduler, on_cpu)
         self.gauges = engine_gauges(config.run.name or "run")
         self.llm.llm_engine.set_weight_version(str(self.version))
         self.seed(seed)
+
+    def unrecorded(self) -> str:
+        return self.experts.why
 
     def receivers(self) -> int:
         return self.processes
@@ -166,6 +173,7 @@ class VllmEngine(SteppedEngine):
             stop_token_ids=self.ends,  # beside those that the model lists
             stop=list(sampling.stop) or None,
             detokenize=bool(sampling.stop),
+            routed_experts_prompt_start=sampling.experts or 0,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
@@ -179,7 +187,11 @@ class VllmEngine(SteppedEngine):
             self.admission.release(output.request_id)
             number, first = map(int, output.request_id.split(":"))
             request = self.requests[number]
-            request.turns |= {first + answer.index: _turn(answer) for answer in output.outputs}
+            turns = {first + answer.index: _turn(answer) for answer in output.outputs}
+            if request.sampling.experts is not None:
+                for answer in output.outputs:
+                    turns[first + answer.index].experts = self.experts.of(answer)
+            request.turns |= turns
             if self.gauges:
                 self.gauges.count(len(output.prompt_token_ids), sum(len(answer.token_ids) for answer in output.outputs))
             if len(request.turns) == request.sampling.samples:
