@@ -28,6 +28,7 @@ from trainer.cluster import placement
 from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
+from trainer.configs.rollout import has_experts
 from trainer.configs.sections import Config, ModelConfig
 from trainer.data import files, rows
 from trainer.data import positions as of_model
@@ -37,7 +38,6 @@ LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 LOOKED_AT = 1000  # rows of a set whose answers are read before anything starts
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 FIRST_LOOK_BYTES = 100_000_000  # of local files: reading the rows of more takes a start its time too
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations of models
 
 
 def allowed(config: Config) -> list[str]:
@@ -70,7 +70,8 @@ def hub(config: Config) -> list[str]:
 
 
 def split(config: PpoConfig) -> list[str]:
-    """Whether the model can be cut into the parts of a rollout engine; of a hub's model vLLM says so once it is there.
+    """Whether the model can be cut into the parts of a rollout engine, and has experts where settings ask for them; of a hub's model it is
+    said once it is there.
 
     Key-value heads may be fewer than parts, which then have copies: https://docs.vllm.ai/en/latest/serving/parallelism_scaling.html
     """
@@ -84,8 +85,10 @@ def split(config: PpoConfig) -> list[str]:
         found.append(f"rollout.tensor_parallel={parts}: the model's {pairs} key-value heads do not divide by it; {_divisors(pairs)}")
     if layers and layers < stages:
         found.append(f"rollout.pipeline_parallel={stages}: the model has {layers} layers; {layers} or fewer")
-    if rollout.expert_parallel and model and not any(model.get(key) for key in EXPERTS):
+    if rollout.expert_parallel and model and not has_experts(model):
         found.append("rollout.expert_parallel=true: the model has no experts; leave it false")
+    if rollout.router_replay == "required" and model and not config.model.init and not has_experts(model):
+        found.append("rollout.router_replay=required: the model has no experts; use auto or off")
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -110,3 +111,21 @@ def scores(
         except ConfigError as error:
             found[kind] = str(error)
     return found
+
+
+def replayed(
+    rank: int, world: int, port: int, path: str, trainer: dict[str, Any], experts: list[Any]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """What a rank says of TEXTS, all of them, whose tokens took these experts, and the numbers of a step that learns from them."""
+    sequences = [replace(text, experts=each) for text, each in zip(TEXTS, experts, strict=True)]
+    trainer = {"zero_stage": 0, "timeout": 60, "micro_batch_tokens": 40, **trainer}
+    config = settings(Path(path), model={"path": path, "dtype": "float32"}, trainer=trainer, placement={"ranks": world})
+    worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
+    worker.start("127.0.0.1", port)
+    said_N = worker.score(sequences, 1)
+    mask_N, episode_N = (
+        torch.ones(len(said_N)),
+        torch.arange(len(TEXTS)).repeat_interleave(torch.tensor([len(t.response_ids) for t in TEXTS])),
+    )
+    tokens_N = {"mask": mask_N, "rollout": said_N, "advantages": torch.linspace(-1, 2, len(mask_N))}
+    return said_N, worker.optimizer_step(sequences, tokens_N, denominators(mask_N, episode_N, len(TEXTS)), 1)

@@ -9,7 +9,6 @@ from trainer.configs.sections import Rule
 OWNED = {"tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel", "nnodes", "node_rank"} | {
     *("master_addr", "master_port", "distributed_executor_backend", "model", "worker_extension_cls", "logprobs_mode"),
     "enable_sleep_mode",
-    "enable_return_routed_experts",
 }
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # of adapters that vLLM has room for
 OWNED_WITH_LORA = {"enable_lora", "max_loras", "max_lora_rank", "max_cpu_loras", "lora_dtype", "lora_target_modules"}
@@ -179,6 +178,21 @@ def _engines(config: PpoSections) -> list[Rule]:
             ("rollout.options",),
             f"{', '.join(owned)}: not for options; use rollout.tensor_parallel, pipeline_parallel, expert_parallel, nodes_per_engine; "
             "rollout.engines are data parallel already, and weight sync, sleep and log-probabilities need the rest as it is",
+        ),
+        Rule(
+            "enable_return_routed_experts" in rollout.options,
+            ("rollout.options",),
+            "rollout.router_replay has vLLM return them",
+        ),
+        Rule(
+            rollout.router_replay == "required" and rollout.pipeline_parallel > 1,
+            ("rollout.router_replay", "rollout.pipeline_parallel"),
+            "vLLM returns no experts from the stages of a pipeline; use tensor_parallel",
+        ),
+        Rule(
+            rollout.router_replay == "required" and not sampling_on_cpus and rollout.options.get("enable_prefix_caching") is False,
+            ("rollout.router_replay", "rollout.options"),
+            "vLLM keeps experts beside its cache of prefixes; leave enable_prefix_caching out",
         ),
         Rule(
             sampling_on_cpus and "speculative_config" in rollout.options,

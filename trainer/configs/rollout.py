@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,6 +11,14 @@ from trainer.configs.base import Only, Section
 
 WITH_ASYNC = Only("rollout.mode", ("async",), "the other modes wait for all answers of a step")
 WITH_VLLM = Only("rollout.engine", ("vllm",), "vLLM alone has it")
+
+
+def has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a model's configuration names a number of experts."""
+    return any(
+        has_experts(value) if isinstance(value, dict) else "expert" in str(name) and isinstance(value, int) and value > 1
+        for name, value in config.items()
+    )
 
 
 class RolloutConfig(Section):

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from trainer.configs.rollout import has_experts
 from trainer.errors import ConfigError
 from trainer.models.heads import backbone
 
@@ -208,11 +209,3 @@ def tried(lm: Any, compute: Callable[[], Any], tokens: int, setting: str) -> tup
     if setting == "required":
         raise ConfigError(f"rollout.router_replay=required: {why}; use off")
     return None, why
-
-
-def has_experts(config: dict[str, Any]) -> bool:
-    """Whether a model's configuration names a number of experts."""
-    return any(
-        has_experts(value) if isinstance(value, dict) else "expert" in str(name) and isinstance(value, int) and value > 1
-        for name, value in config.items()
-    )

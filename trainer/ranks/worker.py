@@ -33,10 +33,10 @@ from trainer.errors import ConfigError, RunError
 from trainer.models import lora, quantize, streaming
 from trainer.models.checkpoint_names import CheckpointNames
 from trainer.models.heads import PolicyModel
-from trainer.models.routers import Routers
 from trainer.objectives import Objective
-from trainer.ranks import own_logits, packed, parallel, replay
+from trainer.ranks import own_logits, packed, parallel
 from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
+from trainer.ranks.replay import Replay
 from trainer.ranks.sequence_parallel import SequenceParallel
 from trainer.ranks.teacher import Teacher
 from trainer.weights.published import Published, Publisher
@@ -78,7 +78,6 @@ class Worker(Recorded):
         self.writing: Future[None] | None = None
         self.published: Published | None = None
         self.said_N: torch.Tensor | None = None
-        self.routers: Routers | None = None
 
     def beat(self, limit: float, silence: float | None) -> None:
         heartbeat.begin(limit, silence)
@@ -142,7 +141,7 @@ class Worker(Recorded):
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
         self.alone = self._try(shared)
-        self.routers, self.why = replay.tried(self.engine, lm, role.replay, self.device, shared)
+        self.replay = Replay(self.engine, lm, role.replay, self.device, shared)
 
     def _try(self, shared: SequenceParallel | None) -> bool:
         """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own.
@@ -193,7 +192,7 @@ class Worker(Recorded):
 
     def unreplayed(self) -> str:
         """Why tokens do not take the experts that sequences say; "" where they do."""
-        return self.why
+        return self.replay.why
 
     def packing(self) -> dict[str, Any]:
         """How `pack` and `split` cut micro-batches; the driver counts them as the ranks do."""
@@ -258,7 +257,7 @@ class Worker(Recorded):
                     self.engine.backward(loss, last=i == len(batches) - 1)
                     self._settle()
             with span("sum"):
-                stats = {"loss": loss.detach(), **stats, **replay.counts(self.routers)}
+                stats = {"loss": loss.detach(), **stats, **self.replay.counts()}
                 sums.update({name: float(value) for name, value in stats.items()})
         self.said_N = scatter(said, batches).cpu() if isinstance(self.engine.model, PolicyModel) else None
         return dict(sums), batches

@@ -18,8 +18,9 @@ from vllm.model_executor.layers.fused_moe.routed_experts_capturer import RoutedE
 from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec, UniformTypeKVCacheSpecs
 
+from trainer.configs.rollout import has_experts
 from trainer.errors import ConfigError
-from trainer.models.routers import DENSE, has_experts
+from trainer.models.routers import DENSE
 
 DROPPED = 0  # the block that vLLM lists for tokens that are out of all windows, and no longer cached
 
