@@ -29,9 +29,10 @@ class Replay:
         [batch] = pack([Sequence(ids, ids[:1])], TOKENS, pad_id=0, one_row=True)
         batch = batch.to(device)
         with shared.not_parted(lm) if shared else nullcontext():
-            self.routers, self.why = routers.tried(lm, lambda: engine(batch), TOKENS, setting)
-        if self.routers:
-            engine.model.register_forward_pre_hook(lambda _, inputs: self._begin(self.routers, inputs[0]))
+            found, self.why = routers.tried(lm, lambda: engine(batch), TOKENS, setting)
+        if found:
+            engine.model.register_forward_pre_hook(lambda _, inputs: self._begin(found, inputs[0]))
+        self.routers = found
 
     @staticmethod
     def _begin(found: routers.Routers, batch: Batch) -> None:
