@@ -46,6 +46,7 @@ ROUNDING = (
     "trainer.sequence_parallel",
     "model.gradient_checkpointing",
     "model.attention",
+    "rollout.router_replay",
     "rollout.gpu_memory",
     "rollout.max_sequences",
     "rollout.bucket_mb",

@@ -23,6 +23,7 @@ MEANINGS = {
     "kl": "the policy moved away from the reference",
     "clipped": "more or fewer tokens hit the clip range",
     "logprob_diff": "engines and policy disagree: look at weight sync and precision",
+    "rerouted": "the policy's routers would choose other experts than the engine's did",
     "no_signal": "more or fewer groups have equal rewards, which teach nothing",
     "reward_failed": "rewards could not be computed",
     "lr": "the learning rate changed",

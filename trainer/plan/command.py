@@ -125,11 +125,17 @@ def on_cluster(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths,
         "seconds": {**step.phases, "step": step.seconds},
         "overlap": step.ahead,
         "tokens_per_second": step.tokens / step.seconds,
+        "router_replay": {"token": replayed(config, shape), "step": round(step.tokens * replayed(config, shape))},
         "binds": "memory" if errors else step.binds,
         "price_per_hour": price,
         "cost_per_1000_steps": _cost(step.seconds, price),
         "errors": errors,
     }
+
+
+def replayed(config: Config, shape: Shape) -> int:
+    """Bytes of a token's record of experts, which travels with its answer; 0 where nothing is replayed."""
+    return shape.routed if isinstance(config, PpoConfig) and config.rollout.router_replay != "off" else 0
 
 
 def scaled(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths, ranks: int, price: float | None) -> list[Found]:
@@ -291,6 +297,9 @@ def _words(found: Found) -> str:
     phases += "; generation is at the same time as the rest" * found["overlap"]
     lines.append(f"a step: {found['seconds']['step']:.1f} s ({phases}), {found['tokens_per_second']:,.0f} tokens/s")
     lines.append(f"what binds: {found['binds']}")
+    if (replay := found["router_replay"])["token"]:
+        each, size = replay["token"], replay["step"] / memory.GIB
+        lines.append(f"router replay: the experts of a token are {each:,} bytes, {size:.2f} GiB a step from engines to ranks")
     cost = found["cost_per_1000_steps"]
     unknown = "without a price: --price, or flotilla:monitoring.price of a stack"
     known = unknown if cost is None else f"{cost:,.2f} USD at {found['price_per_hour']:,.2f} an hour"

@@ -53,6 +53,7 @@ class Shape:
     linear: int = 0  # parameters of linear layers but the head, which alone may be quantized, or cut (trainer.tensor_parallel)
     experts: int = 0  # parameters of experts, which alone may be spread (trainer.expert_parallel)
     chosen: int = 0  # experts that a token goes through
+    routed: int = 0  # bytes by which a token's record says which experts it took (rollout.router_replay); 0 without experts
     alone: bool = False  # each sequence has a row of its own (trainer/ranks/packed.py)
     teacher: Shape | None = None  # of the model that it learns from
     critic: Shape | None = None  # where it is of another model than the policy
@@ -76,13 +77,15 @@ class Shape:
         active = count - round(experts * (1 - chosen / of)) if experts and chosen and of else count
         if experts and chosen:
             inner = chosen * (getattr(own, "moe_intermediate_size", None) or inner)
+        mixtures = {name.partition(".experts.")[0] for name, _ in lm.named_parameters() if ".experts." in name}
+        routed = len(mixtures) * (chosen or 0) * (1 if (of or 0) < 256 else 2)
         frozen = sum(parameter.numel() for parameter in lm.parameters() if not parameter.requires_grad)
         modules = [module for name, module in lm.named_modules() if isinstance(module, nn.Linear) and ".lora_" not in name]
         linear = sum(module.weight.numel() for module in modules if module is not lm.get_output_embeddings())
         cached = round(fmean(layer.cached for layer in layers))
         numbers = {"queries": queries, "cached": cached if cached < pairs else None, "key_values": pairs, "vocabulary": own.vocab_size}
         alone = lm._is_stateful or recurrent(own) or own.model_type in SEE_OTHERS
-        numbers |= {"linear": linear, "experts": experts, "chosen": chosen if experts and chosen else 0}
+        numbers |= {"linear": linear, "experts": experts, "chosen": chosen if experts and chosen else 0, "routed": routed}
         return cls(count, own.num_hidden_layers, own.hidden_size, inner, heads, **numbers, active=active, frozen=frozen, alone=alone)
 
 

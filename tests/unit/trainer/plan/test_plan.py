@@ -298,3 +298,20 @@ def test_a_stack_that_is_not_there_is_named(project):
     root = project(ours(fleet()))
     with pytest.raises(UserError, match="nowhere"):
         cli_plan.words(["run.yaml", "nowhere"], root)
+
+
+MIXTURE = {
+    **{"model_type": "qwen3_moe", "hidden_size": 2048, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32},
+    **{"num_key_value_heads": 4, "num_local_experts": 128, "num_experts_per_tok": 8, "vocab_size": 151_936},
+}
+
+
+@pytest.mark.parametrize(("setting", "token"), [("auto", 48 * 8), ("off", 0)])
+def test_the_plan_says_how_large_the_experts_of_a_token_are(setting, token):
+    model = {"path": None, "init": MIXTURE, "tokenizer": "characters:ab"}
+    config = settings(Path(), model=model, placement={"gpus_per_rank": 1}, rollout={"router_replay": setting})
+    found = command.on_cluster(config, command.shape_of(config.model), H100, Lengths(8, 5), 1, None)
+    step = config.trainer.prompts_per_step * config.algorithm.group_size * 13
+    assert found["router_replay"] == {"token": token, "step": step * token}
+    found["errors"], found["shape"] = [], ""
+    assert ("router replay: the experts of a token are 384 bytes, 0.00 GiB a step" in command._words(found)) == bool(token)
