@@ -16,6 +16,7 @@ from stacks.host.extras import explain_missing
 NAMES = (
     "weights",
     "packing",
+    "replay",
     "learners",
     "checkpoints",
     "rewards",

@@ -64,14 +64,15 @@ class Routers:
 
     def _choose(self, place: int, scores_NE: torch.Tensor, own: Any) -> Any:
         """What topk returns. Called anew for the same tokens where activations are recomputed."""
+        taken = own
+        if self.given_NMK is not None:
+            given_NK = self.given_NMK[:, place].long()
+            taken_NK = torch.where(given_NK == self.none, own.indices, given_NK)
+            self.differ_M[place] = (taken_NK.sort(-1).values != own.indices.sort(-1).values).any(-1).sum()
+            taken = torch.return_types.topk((scores_NE.gather(-1, taken_NK), taken_NK))
         if self.recorded is not None:
-            self.recorded[place] = own.indices
-        if self.given_NMK is None:
-            return own
-        given_NK = self.given_NMK[:, place].long()
-        taken_NK = torch.where(given_NK == self.none, own.indices, given_NK)
-        self.differ_M[place] = (taken_NK.sort(-1).values != own.indices.sort(-1).values).any(-1).sum()
-        return torch.return_types.topk((scores_NE.gather(-1, taken_NK), taken_NK))
+            self.recorded[place] = taken.indices
+        return taken
 
     @contextmanager
     def taken(self) -> Iterator[Callable[[], torch.Tensor]]:
