@@ -122,6 +122,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "olmo_hybrid": {**LINEAR, **PAIR},
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"], "attention_window_size": 8, "logits_soft_cap": 3.0},
 }
+MIXTURES = [
+    kind for kind, known in FAMILIES.items() if any("expert" in name for name in known) and kind != "nemotron_h"
+]  # has no layer of them
 REFUSED = {"gemma3n_text": "refused", "ernie4_5_moe": "ended at the first step"}  # with vLLM; of the latter 0.56 is off in the mean
 QUICK = (
     "gemma2",
@@ -182,20 +185,21 @@ def table() -> str:
     """Of docs/models.md: what the tests of each family hold."""
     lines = [
         "| transformers' `model_type` | sequences in a micro-batch | kernel | adapters | sequence parallel | tensor parallel "
-        "| expert parallel | `rollout.engine=hf` | vLLM |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| expert parallel | router replay | `rollout.engine=hf` | vLLM |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for kind in sorted(FAMILIES):
         rows = "a row each" if kind in SEE_OTHERS else "packed"
         kernel = "eager" if kind in WITHOUT_SDPA else "sdpa"
         adapters = "refused" if kind in NO_ADAPTERS else "right"
         parted = "refused" if kind in NOT_PARTED else "right"
-        experts = "experts_per_tok" in str(FAMILIES[kind])
-        spread = "right" if kind in SPREAD else "refused" if experts else "none"
+        mixture = kind in MIXTURES or "experts_per_tok" in str(FAMILIES[kind])
         cut = "right" if kind in CUT else "with experts" if kind in WITH_EXPERTS else "refused"
+        spread = "right" if kind in SPREAD else "refused" if mixture else "-"
+        replay = "right" if kind in MIXTURES else "-"
         hf = "refused" if kind in RECURRENT else "right"
         vllm = "right" if kind in IN_VLLM else REFUSED.get(kind, "not run")
-        lines.append(f"| `{kind}` | {rows} | {kernel} | {adapters} | {parted} | {cut} | {spread} | {hf} | {vllm} |")
+        lines.append(f"| `{kind}` | {rows} | {kernel} | {adapters} | {parted} | {cut} | {spread} | {replay} | {hf} | {vllm} |")
     return "\n".join(lines)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.families import FAMILIES, exported
+from support.families import FAMILIES, MIXTURES, exported
 from transformers import AutoModelForCausalLM
 
 from trainer.errors import ConfigError
@@ -28,7 +28,6 @@ LATER = {  # families that no table of ours lists
     },
     "glm4_moe_lite": {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64},
 }
-MIXTURES = [kind for kind, known in FAMILIES.items() if any("expert" in name for name in known) and kind != "nemotron_h"]
 
 
 def loaded(kind: str, folder: Any) -> Any:
