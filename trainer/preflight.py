@@ -37,6 +37,7 @@ from trainer.errors import ConfigError
 LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
 LOOKED_AT = 1000  # rows of a set whose answers are read before anything starts
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # names of their number in configurations of models
 FIRST_LOOK_BYTES = 100_000_000  # of local files: reading the rows of more takes a start its time too
 
 
