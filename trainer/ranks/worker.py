@@ -34,7 +34,7 @@ from trainer.models import lora, quantize, streaming
 from trainer.models.checkpoint_names import CheckpointNames
 from trainer.models.heads import PolicyModel
 from trainer.objectives import Objective
-from trainer.ranks import own_logits, packed, parallel
+from trainer.ranks import parallel, trial
 from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
 from trainer.ranks.replay import Replay
 from trainer.ranks.sequence_parallel import SequenceParallel
@@ -133,62 +133,16 @@ class Worker(Recorded):
         self.shapes = models.shapes(lm)
         self.trains = {name: tensor.requires_grad for name, tensor in models.saved_tensors(lm).items()}
         trainer = parallel.fitting(lm, config.trainer) if role.model else config.trainer
-        self.whole_LD = None
+        whole_LD = None
         if trainer.cut:
             with shared.not_parted(lm) if shared else nullcontext():
-                self.whole_LD = parallel.whole(lm, self.device)
+                whole_LD = parallel.whole(lm, self.device)
         self.engine = Engine(model, role.optim, trainer, role.updates, self.device, config.divergence, role.held)
         self.lm, self.source = lm, source
         self.teacher = Teacher(role.teacher, config, self.device, shared) if role.teacher else None
-        self.alone = self._try(shared)
+        engines = [(self.engine, whole_LD), *([(self.teacher.engine, self.teacher.whole_LD)] if self.teacher else [])]
+        self.alone = trial.alone(source, config.trainer, engines, shared, self.device)
         self.replay = Replay(self.engine, lm, role.replay, self.device, shared)
-
-    def _try(self, shared: SequenceParallel | None) -> bool:
-        """Whether sequences that share a row see each other in any of the models, on any rank: then each gets a row of its own.
-
-        Raises ConfigError for a model that this trainer, or ranks that share sequences, would not compute right.
-        """
-        name, kind = f"model.path={self.source.path}" if self.source.path else "model.init", self.lm.config.model_type
-        see, wrong, parted, cut = False, 0.0, 0.0, 0.0
-        try:
-            for engine, whole_LD in zip(self._engines(), (self.whole_LD, self.teacher and self.teacher.whole_LD), strict=False):
-                if whole_LD is not None:
-                    lm = engine.model.lm
-                    with shared.not_parted(lm) if shared else nullcontext():
-                        cut = max(cut, parallel.difference(whole_LD, parallel.hidden(engine, lm, self.device)))
-            for engine in self._engines():
-                with shared.not_parted(engine.model.lm) if shared else nullcontext():
-                    see |= packed.seen(engine, engine.model.lm, self.device)
-            [see] = self._most(see)
-            for engine in self._engines():
-                lm = engine.model.lm
-                if isinstance(engine.model, PolicyModel):
-                    with shared.not_parted(lm) if shared else nullcontext():
-                        wrong = max(wrong, own_logits.difference(engine, engine.model, self.device, alone=bool(see)))
-                if shared:
-                    parted = max(parted, shared.difference(engine, lm, self.device))
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError, AssertionError) as error:  # of the model's own code
-            raise ConfigError(f"{name}: {kind} in {self.source.dtype} cannot compute a micro-batch of this trainer: {error}") from error
-        wrong, parted, cut = self._most(wrong, parted, cut)
-        if cut:
-            raise ConfigError(
-                f"{self.config.trainer.cut}: {kind} computes hidden states that differ by {cut:.2g} from those of the whole model; use 1"
-            )
-        if wrong:
-            text = f"its own log-probabilities of a text alone differ by {wrong:.2g} from those that the trainer computes beside another"
-            raise ConfigError(f"{name}: {kind} is not supported: {text}")
-        if parted:
-            setting = f"trainer.sequence_parallel={self.config.trainer.sequence_parallel}"
-            raise ConfigError(f"{setting}: {kind} computes hidden states that differ by {parted:.2g} from those of one rank; use 1")
-        return bool(see) and shared is None  # which have masks of their own
-
-    def _most(self, *values: float) -> list[float]:
-        """The largest of each on any rank."""
-        agreed = torch.tensor([float(value) for value in values], dtype=torch.float32, device=self.device)
-        torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-        return agreed.tolist()
 
     def unreplayed(self) -> str:
         """Why tokens do not take the experts that sequences say; "" where they do."""

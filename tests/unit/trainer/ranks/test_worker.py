@@ -125,7 +125,7 @@ def test_rank_0_chooses_the_checkpoint_for_all():
 def test_under_zero_3_a_model_is_loaded_in_parts_and_exported_whole(tiny_model, tmp_path, monkeypatch):
     seen = []
     monkeypatch.setattr("trainer.ranks.worker.Engine", lambda model, *_: seen.append([p.numel() for p in model.parameters()]))
-    monkeypatch.setattr("trainer.ranks.worker.Worker._try", lambda *_: False)  # which needs the engine
+    monkeypatch.setattr("trainer.ranks.worker.trial.alone", lambda *_: False)  # which needs the engine
     started(tiny_model, trainer={"zero_stage": 3})
     monkeypatch.undo()
     assert not any(seen[0]), "every parameter must be a placeholder already before there is an engine"
