@@ -133,13 +133,14 @@ def run(config: PpoConfig, args: argparse.Namespace) -> dict[str, dict[str, floa
 @contextmanager
 def from_engines(config: PpoConfig) -> Iterator[Sample]:
     """Of rollout engines of the cluster, or of this machine, alone."""
-    assert config.model.path is not None, "looked at before"
+    path = config.model.path
+    assert path is not None, "looked at before"
     nothing_learns = config.rollout.model_copy(update={"router_replay": "off"})
     config = config.model_copy(update={"rollout": nothing_learns})
     with ExitStack() as stack:
         starts = stack.enter_context(launcher(config, engines_alone=True))
-        engines = RolloutEngines(config, config.model.path, starts)
-        played = stack.enter_context(closing(Environments(config, config.model.path, starts))) if config.environment.function else None
+        engines = RolloutEngines(config, path, starts)
+        played = stack.enter_context(closing(Environments(config, path, starts))) if config.environment.function else None
         engines.started()
         samples = config.trainer.eval_samples
 
