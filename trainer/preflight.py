@@ -109,16 +109,16 @@ def shared(config: Config) -> list[str]:
 def cut(config: Config) -> list[str]:
     """Whether heads and experts can be dealt to the ranks; of a hub's model `ranks.parallel` says it."""
     tensor, expert, model = config.trainer.tensor_parallel, config.trainer.expert_parallel, shape(config)
-    experts = next((model[key] for key in EXPERTS if model.get(key)), 0)
+    experts = next((model[key] for key in EXPERTS if (model.get(key) or 0) > 1), 0)
     found = []
     for name, heads in (("attention", model.get("num_attention_heads")), ("key-value", model.get("num_key_value_heads"))):
         if heads and heads % tensor:
             found.append(f"trainer.tensor_parallel={tensor}: the model's {heads} {name} heads do not divide by it; {_divisors(heads)}")
-    if model and expert > 1 and not experts:
+    if model and expert > 1 and not has_experts(model):
         found.append(f"trainer.expert_parallel={expert}: the model has no experts; use 1")
     elif experts and experts % expert:
         found.append(f"trainer.expert_parallel={expert}: the model's {experts} experts do not divide by it; {_divisors(experts)}")
-    if experts and tensor > 1 and expert == 1:
+    if tensor > 1 and expert == 1 and has_experts(model):
         found.append(f"trainer.tensor_parallel={tensor}: no matrix of an expert is cut; set trainer.expert_parallel too, or use 1")
     return found
 

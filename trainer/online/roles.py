@@ -129,7 +129,7 @@ class RoleGroup:
     def score(self, rollout: Rollout) -> torch.Tensor:
         """Log-probabilities or values of all response tokens, flat [N]."""
         shares, count = self._split(rollout, list(range(len(rollout.sequences))))
-        refs = [rank.score.remote([rollout.sequences[i] for i in mine], count) for rank, mine in self._dealt(shares)]
+        refs = [rank.score.remote(self._sent(rollout, mine), count) for rank, mine in self._dealt(shares)]
         parts = self.launcher.wait(refs, self.config.trainer.timeout, f"{self.role.name}.score (trainer.timeout)")[:: self.shared]
         return self._laid(rollout, shares, parts)
 
@@ -165,7 +165,7 @@ class RoleGroup:
         for rank, mine in self._dealt(shares):
             where = select(flat.lengths_E, mine) if mine != list(range(len(rollout.sequences))) else slice(None)
             mine_N = {name: values[where] for name, values in tokens_N.items()}
-            refs.append(rank.optimizer_step.remote([rollout.sequences[i] for i in mine], mine_N, part(counts, mine), count, numbers))
+            refs.append(rank.optimizer_step.remote(self._sent(rollout, mine), mine_N, part(counts, mine), count, numbers))
         parts = self.launcher.wait(refs, self.config.trainer.timeout, f"{self.role.name}.optimizer_step (trainer.timeout)")[:: self.shared]
         return combine(parts, counts.tokens)
 
@@ -177,6 +177,11 @@ class RoleGroup:
     def _dealt(self, shares: list[list[int]]) -> list[tuple[Any, list[int]]]:
         """Each rank and its sequences."""
         return [(rank, shares[i // self.shared]) for i, rank in enumerate(self.ranks)]
+
+    def _sent(self, rollout: Rollout, chosen: list[int]) -> list[Sequence]:
+        """These sequences; a role that replays nothing needs no records of experts."""
+        sequences = [rollout.sequences[i] for i in chosen]
+        return sequences if self.role.replay != "off" else [s if s.experts is None else replace(s, experts=None) for s in sequences]
 
     def _split(self, rollout: Rollout, chosen: list[int]) -> tuple[list[list[int]], int]:
         """The sequences, of those chosen, of each group of ranks that share them, and the micro-batches that every rank must run."""

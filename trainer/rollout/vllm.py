@@ -222,6 +222,7 @@ class Part:
         device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         _require_build(device)
         given = arguments(config, model_path, seed, device) | across_nodes(config, meet, node)
+        given |= Experts(config.rollout.router_replay, model_path).arguments(given, on_cpu=device.type == "cpu")
         self.executor = MultiprocExecutor(vllm.EngineArgs(**given).create_engine_config(headless=True))
 
 

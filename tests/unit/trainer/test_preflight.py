@@ -110,6 +110,7 @@ SHAPE = {"num_attention_heads": 12, "num_key_value_heads": 3, "num_hidden_layers
         ({"text_config": SHAPE}, "tensor_parallel=5", "rollout.tensor_parallel=5: the model's 12 attention heads do not divide by it"),
         (SHAPE, "pipeline_parallel=5", "rollout.pipeline_parallel=5: the model has 4 layers; 4 or fewer"),
         (SHAPE, "expert_parallel=true", "rollout.expert_parallel=true: the model has no experts; leave it false"),
+        (SHAPE, "router_replay=required", "rollout.router_replay=required: the model has no experts; use auto or off"),
     ],
 )
 def test_a_model_that_cannot_be_cut_into_an_engines_parts_is_refused(tmp_path, shape, setting, error):
@@ -163,6 +164,16 @@ def test_parts_of_a_model_that_ranks_cannot_have_are_refused(tmp_path, model, te
     ways = [f"trainer.tensor_parallel={tensor}", f"trainer.expert_parallel={expert}", "trainer.zero_stage=3"]
     config = read(DATA, f"model.path={folder}", *ways, f"placement.ranks={tensor * expert}", "algorithm.group_size=105")
     assert preflight.cut(config) == ([error] if error else [])
+
+
+@pytest.mark.parametrize("experts", [{"num_local_experts": 8}, {"moe_num_experts": 8}, {"ffn_config": {"moe_num_experts": 8}}])
+def test_experts_are_known_by_whatever_name_a_family_has_for_them(tmp_path, experts):
+    folder = model_folder(tmp_path / "model", "model.safetensors", "tokenizer.json")
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"num_key_value_heads": 6, "num_experts_per_tok": 1} | experts))
+    assert preflight.split(read(DATA, f"model.path={folder}", "rollout.router_replay=required")) == []
+    (folder / "config.json").write_text(json.dumps(SHAPE | {"num_key_value_heads": 6, "num_local_experts": None, "num_experts": 1}))
+    (line,) = errors(DATA, f"model.path={folder}", "rollout.router_replay=required")
+    assert "the model has no experts" in line
 
 
 @pytest.mark.parametrize("setting", ["tensor_parallel=6", "tensor_parallel=12", "pipeline_parallel=4"])

@@ -204,6 +204,8 @@ CONFLICTS = {
         "rollout.nodes_per_engine=3",
     ],
     "rollout.expert_parallel, rollout.tensor_parallel": ["rollout.expert_parallel=true"],
+    "rollout.router_replay, rollout.pipeline_parallel": ["rollout.router_replay=required", "rollout.pipeline_parallel=2"],
+    "rollout.router_replay, rollout.options": ["rollout.router_replay=required", "rollout.options.enable_prefix_caching=false"],
     "rollout.options": ["rollout.options.data_parallel_size=2"],
     "rollout.options, placement.gpus_per_engine, placement.gpus_per_rank": [
         "rollout.options.speculative_config.method=ngram",
@@ -243,6 +245,11 @@ def test_what_cannot_be_colocated_is_refused_once(argv, said):
     assert said in line
 
 
+def test_who_asks_vllm_for_experts_itself_is_told_the_setting():
+    (line,) = errors(*BASE, "rollout.options.enable_return_routed_experts=true")
+    assert line.endswith('rollout.options={"enable_return_routed_experts": true}: rollout.router_replay has vLLM return them')
+
+
 def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
     file = recipe(tmp_path, "model: {path: gpt2}\ndata: {path: a.b:rows}\nalgorithm:\n  name: rloo\n")
     assert errors("--config", file, "algorithm.group_size=1") == [
@@ -273,6 +280,8 @@ def test_a_conflict_names_values_and_where_each_was_read(tmp_path):
         ["placement.gpus_per_engine=0.5", "placement.gpus_per_rank=0.5"],
         ["trainer.micro_batch_tokens=2048"],
         ["algorithm.minibatches=4", "placement.ranks=8"],
+        ["rollout.router_replay=required"],
+        ["rollout.pipeline_parallel=2"],
     ],
 )
 def test_settings_that_fit_are_not_refused(argv):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from support.configs import errors, ok
 from support.talks import CHARACTERS, CHATML, TOOL, Talk, with_template
@@ -14,10 +15,11 @@ from transformers import PreTrainedTokenizerFast
 
 from trainer.chat.calls import Form
 from trainer.configs.algorithm import AlgorithmConfig
+from trainer.data.experts import experts_of
 from trainer.environments import resolve
 from trainer.environments.calculator import calculate, calculator
 from trainer.environments.guess import guess
-from trainer.environments.policy import LimitReached, Limits, Misuse, Policy
+from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request
 from trainer.environments.pool import Environments, _episodes
 from trainer.environments.runner import Asked, Ended, Job, Runner
 from trainer.episodes import Episode, Prompt, Turn
@@ -64,6 +66,31 @@ def test_a_history_that_was_rewritten_begins_another_sequence(tokenizer):
         await policy.generate("short:b!")
 
     assert Talk(tokenizer, "a", "b", "c").run(talk) == ["long history:|a<eos>|", "short:|b<eos>|!|c<eos>|"]
+
+
+def test_an_engine_need_not_tell_again_which_experts_tokens_took(tokenizer):
+    made = Talk(tokenizer, "1", "2", "3")
+    plain = made.policy._ask
+
+    async def ask(request: Request) -> Turn:
+        turn = await plain(request)
+        turn.experts = np.zeros((len(request.token_ids) - request.known + len(turn.token_ids) - 1, 1, 1), np.uint8)
+        return turn
+
+    made.policy._ask = ask
+
+    async def talk(policy: Policy) -> None:
+        await policy.generate("12=")
+        await policy.generate(observation="45")
+        await policy.generate("9=")
+
+    made.run(talk)
+    first, second, other = made.requests
+    assert first.known == other.known == 0, "a history that was rewritten is read anew"
+    assert second.known == len(first.token_ids) + 1, "all but the last token of the answer, which was not read"
+    episode = Episode(Prompt(0, made.policy.sequences[0].prompt_ids, {}), 0, made.policy.sequences[0].turns)
+    record = experts_of(episode)
+    assert record is not None and not record.any() and len(record) == len(episode.prompt.token_ids) + len(episode.response_ids) - 1
 
 
 def test_requests_that_are_made_together_are_sequences_of_their_own(tokenizer):

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from support.configs import settings
 
@@ -34,6 +35,22 @@ def test_sums_over_tokens_become_means_over_the_global_batch():
         {"loss": 0.5, "kl": 1.0, "grad_norm": 2.0, "lr": 0.1, "skipped": 0.0, "real_tokens": 50, "padded_tokens": 100},
     ]
     assert combine(parts, tokens=8) == {"loss": 0.75, "kl": 0.5, "grad_norm": 2.0, "lr": 0.1, "skipped": 0.0, "packing": 0.7}
+
+
+def test_the_share_of_routers_that_would_have_chosen_others_is_over_all_ranks():
+    same = {"loss": 0.0, "grad_norm": 2.0, "lr": 0.1, "skipped": 0.0, "real_tokens": 90, "padded_tokens": 100}
+    assert combine([{**same, "routed": 30, "rerouted": 6}, {**same, "routed": 10, "rerouted": 4}], tokens=8)["rerouted"] == 0.25
+    assert "rerouted" not in combine([same], tokens=8)
+
+
+@pytest.mark.parametrize(("replay", "sent"), [("auto", True), ("off", False)])
+def test_only_who_replays_is_sent_experts(replay, sent):
+    record = np.zeros((3, 2, 2), np.uint8)
+    episode = Episode(Prompt(0, [3, 4], {}), 0, [Turn([5, 6], [-1.0, -1.0], "stop", experts=record)])
+    group = object.__new__(RoleGroup)
+    group.role = cast(Any, SimpleNamespace(replay=replay))
+    (sequence,) = group._sent(Rollout.of([episode]), [0])
+    assert (sequence.experts is not None) == sent and [*sequence.response_ids] == [5, 6]
 
 
 def test_learning_rates_warm_up_and_decay():

@@ -1,7 +1,7 @@
 """What the rollout engines of a run are asked for, without their processes."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.configs import settings
@@ -28,3 +28,30 @@ def test_each_engine_that_serves_gets_a_share_of_the_prompts_and_a_seed_of_its_o
     assert {(given[2].samples, given[2].temperature) for given in asked.values()} == {(4, 0.7)}
     engines.start(prompts, 1, seed=100, greedy=True)
     assert {given[2].temperature for given in asked.values()} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("unreplayed", "unrecorded", "setting", "said"),
+    [
+        ("", ["", ""], "auto", None),
+        ("", ["", "qwen3_moe: vLLM returns no experts: why"], "auto", "qwen3_moe: vLLM returns no experts: why"),
+        ("mixtral: no router", ["", ""], "auto", "mixtral: no router"),
+        ("llama has no experts", ["llama has no experts"], "auto", ""),
+        ("rollout.router_replay=off", [""], "off", ""),
+    ],
+)
+def test_experts_are_asked_for_where_policy_and_engines_have_a_use_for_them_and_else_it_is_said_once(
+    tmp_path, capsys, unreplayed, unrecorded, setting, said
+):
+    engines = object.__new__(RolloutEngines)
+    engines.config = settings(tmp_path, rollout={"router_replay": setting})
+
+    def actor(why: str) -> Any:
+        return SimpleNamespace(call=SimpleNamespace(remote=lambda method: why if method == "unrecorded" else None))
+
+    engines.actors, engines.away = [actor(why) for why in unrecorded], {}
+    engines.launcher = cast(Any, SimpleNamespace(wait=lambda refs, *_: refs))
+    engines.record(unreplayed)
+    assert engines.sampling(4).experts == (0 if said is None else None)
+    assert engines.sampling(1, greedy=True).experts is None, "nothing learns from it"
+    assert capsys.readouterr().out == (f"router replay is off (rollout.router_replay=auto): {said}\n" if said else "")
