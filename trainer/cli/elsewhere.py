@@ -169,6 +169,7 @@ OPENRLHF = {
     "reward_num_nodes": "gpus in reward.args",
     "reward_pretrain": "reward.function=reward_model with the model in reward.args; a function of your own that asks a service",
     "ring_attn_size": "trainer.sequence_parallel, by Ulysses in place of a ring",
+    "ds_tensor_parallel_size": "trainer.tensor_parallel",
     "rollout_batch_size": "trainer.prompts_per_step",
     "save_hf_ckpt": "run.name below the runs root; trainer.export_every",
     "save_path": "run.name below the runs root; trainer.export_every",

@@ -72,6 +72,7 @@ def _model(given: Given, made: Made, role: str) -> None:
     made.set("trainer.zero_stage", given.take("ds.zero_stage", 2), 0)
     made.set("trainer.offload_optimizer", given.take("ds.adam_offload", False), False)
     made.set("trainer.sequence_parallel", given.take("ds.ring_attn_size", 1), 1)
+    made.set("trainer.tensor_parallel", given.take("ds.tensor_parallel_size", 1), 1)
     given.read.add("ds.ring_attn_head_stride")
 
 

@@ -40,6 +40,7 @@ OLD = {  # flags before 0.10
     "attn_implementation": "ds.attn_implementation",
     "packing_samples": "ds.packing_samples",
     "ring_attn_size": "ds.ring_attn_size",
+    "ds_tensor_parallel_size": "ds.tensor_parallel_size",
     "deepspeed_enable_sleep": "ds.enable_sleep",
     "prompt_data": "data.prompt_dataset",
     "prompt_data_probs": "data.prompt_probs",
@@ -138,7 +139,6 @@ NOT_NEEDED = {
     "data.max_samples": "no more rows than that were there",
 }
 NO_COUNTERPART = {
-    "ds.tensor_parallel_size": "the trainer has no tensor parallelism: trainer.zero_stage=3 shards weights",
     "reward.normalize_enable": "advantages are normalized as algorithm.name does it",
     "reward.clip_range": "a reward of your own can bound itself",
     "data.input_template": "data.chat uses the tokenizer's chat template; write other prompts into the rows",

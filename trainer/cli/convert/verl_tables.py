@@ -140,7 +140,7 @@ NOT_NEEDED = {
     "ray_init": "the cluster runs already",
 }
 NO_COUNTERPART = {
-    f"{ACTOR}.megatron": "Megatron is not here; DeepSpeed ZeRO shards the model: trainer.zero_stage=3",
+    f"{ACTOR}.megatron": "DeepSpeed takes its place: trainer.tensor_parallel, trainer.expert_parallel, trainer.zero_stage=3",
     "actor_rollout_ref.ref.megatron": "Megatron is not here",
     "critic.megatron": "Megatron is not here",
     f"{ROLLOUT}.multi_turn": "tools and turns are an environment here: docs/environments.md",

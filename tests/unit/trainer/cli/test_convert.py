@@ -150,6 +150,8 @@ def test_a_setting_of_verl_is_written_as_ours(typed, setting, value):
         ("--algo.advantage.is_correction_enable", "algorithm.importance_cap", 5.0),
         ("--algo.advantage.is_correction_enable --algo.advantage.is_correction_type icepop", "algorithm.importance_mode", "mask"),
         ("--vllm.num_engines 4 --vllm.tensor_parallel_size 2", "rollout.tensor_parallel", 2),
+        ("--ds.tensor_parallel_size 4", "trainer.tensor_parallel", 4),
+        ("--ds_tensor_parallel_size 4", "trainer.tensor_parallel", 4),
         ("--train.async_enable --train.async_queue_size 3", "rollout.max_staleness", 3),
         ("--data.max_len 2048 --rollout.max_new_tokens 1500", "data.max_prompt_tokens", 548),
         ("--prompt_max_len 700 --generate_max_len 300", "data.max_prompt_tokens", 700),
