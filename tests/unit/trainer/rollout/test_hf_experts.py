@@ -67,7 +67,7 @@ def test_what_is_known_of_a_prompt_is_left_out_and_who_does_not_ask_gets_none(mi
     built = engine(mixtral)
 
     async def ask() -> list[Any]:
-        how = ({"experts": 5}, {}, {"experts": 0})
+        how: list[dict[str, Any]] = [{"experts": 5}, {}, {"experts": 0}]
         return await asyncio.gather(*(built.generate(PROMPTS[1].token_ids, Sampling(6, samples=2, **each)) for each in how))
 
     some, none, whole = asyncio.run(ask())
