@@ -3,9 +3,9 @@
     python -m trainer.twin trainer/recipes/grpo-8b.yaml FOLDER
     python -m trainer.train_ppo --config FOLDER/run.yaml
 
-The algorithm, the modes of rollout, ZeRO, sequence parallelism and adapters are the recipe's. Models, data and sizes are not: a model of
-16,000 random weights, digits to sort, two steps of answers of ten tokens; an environment is a guess in two turns. Without vLLM and without
-a cluster; nothing is downloaded.
+The algorithm, the modes of rollout, ZeRO, what ranks share (sequences, matrices, experts) and adapters are the recipe's. Models, data and
+sizes are not: a model of 16,000 random weights, with experts where the recipe spreads them, digits to sort, two steps of answers of ten
+tokens; an environment is a guess in two turns. Without vLLM and without a cluster; nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from trainer.errors import ConfigError
 
 MODEL = {"model_type": "qwen2", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 TOKENIZER = "characters:0123456789s=<>"
+EXPERTS = {"model_type": "qwen3_moe", "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}  # where spread
 RANKS = 2
 Settings = dict[str, Any]
 # Of a recipe's sections what a twin keeps, besides all of algorithm, optim and critic.
 KEPT = {
     "model": ("gradient_checkpointing", "lora"),
     "rollout": ("engines", "mode", "max_staleness", "no_signal", "extra_rounds", "stragglers", "temperature"),
-    "trainer": ("zero_stage", "sequence_parallel"),
+    "trainer": ("zero_stage", "sequence_parallel", "tensor_parallel", "expert_parallel"),
     "placement": ("colocate",),
 }
 
@@ -39,7 +40,9 @@ def twin(recipe: Settings, folder: Path) -> Settings:
     sampled = "rollout" in recipe
     pairs = not sampled and "messages" not in recipe["data"]
     trainer = kept["trainer"] | {"steps": 2, "prompts_per_step": 8, "micro_batch_tokens": 64, "checkpoint_every": 2, "eval_prompts": 8}
-    trainer["sequence_parallel"] = min(trainer.get("sequence_parallel", 1), RANKS)
+    trainer["sequence_parallel"] = shared = min(trainer.get("sequence_parallel", 1), RANKS)
+    trainer["tensor_parallel"] = min(trainer.get("tensor_parallel", 1), RANKS // shared)
+    trainer["expert_parallel"] = min(trainer.get("expert_parallel", 1), RANKS)
     values: Settings = {
         "run": {"name": f"twin-{recipe.get('run', {}).get('name') or folder.name}"},
         "model": kept["model"] | {"path": str(folder / "model"), "dtype": "float32"},
@@ -116,7 +119,9 @@ def _models(small: Settings, folder: Path) -> None:
     from trainer import models
     from trainer.configs.sections import ModelConfig
 
-    config = ModelConfig(init={**MODEL, "num_key_value_heads": 2, "max_position_embeddings": 128}, tokenizer=TOKENIZER, dtype="float32")
+    mixture = EXPERTS if small["trainer"]["expert_parallel"] > 1 else {}
+    sizes = {**MODEL, **mixture, "num_key_value_heads": 2, "max_position_embeddings": 128}
+    config = ModelConfig(init=sizes, tokenizer=TOKENIZER, dtype="float32")
     tokenizer = models.load_tokenizer(config)
     algorithm = small.get("algorithm", {})
     named = {

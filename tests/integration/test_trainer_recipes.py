@@ -37,8 +37,8 @@ def row(name: str) -> list[str]:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_fits_its_machines_and_the_page_says_what_its_plan_says(name, capsys):
     *_, machines, training, engine, seconds, gpu_hours = row(name)
-    nodes, each = map(int, re.findall(r"\d+", machines))
-    flags = ["--gpu", "H100", "--gpus-per-node", str(each), "--nodes", str(nodes), "--network", "3200", "--json"]
+    nodes, _, each, gpu = f"{machines} H100".split()[:4]
+    flags = ["--gpu", gpu, "--gpus-per-node", each, "--nodes", nodes, "--network", "3200", "--json"]
     assert plan.main([str(RECIPES[name]), "--train", KIND.get(name, "ppo"), *flags]) == 0, capsys.readouterr().out
     found = yaml_io.load(capsys.readouterr().out)
     memory = {each["when"]: each["bytes"] / 2**30 for each in found["memory"]}
@@ -73,6 +73,15 @@ def test_the_twin_of_a_recipe_that_learns_from_data_runs_on_two_ranks(name, tmp_
     assert [row["step"] for row in rows if "loss" in row] == [1, 2] and all(math.isfinite(row["loss"]) for row in rows if "loss" in row)
 
 
+def test_ranks_of_a_twin_share_what_those_of_its_recipe_do(tmp_path):
+    """Two ranks: both have half of the experts, and of matrices or of sequences."""
+    ways = {"sequence_parallel": 2, "tensor_parallel": 8, "expert_parallel": 8}
+    recipe = yaml_io.load(RECIPES["qwen3-30b-a3b"].read_text())
+    for given, kept in (({}, (1, 1, 2)), (ways, (2, 1, 2)), ({**ways, "sequence_parallel": 1}, (1, 2, 2))):
+        small = twin.twin(recipe | {"trainer": recipe["trainer"] | given}, tmp_path)["trainer"]
+        assert tuple(small[way] for way in ways) == kept
+
+
 def test_a_twin_names_none_of_the_models_of_its_recipe(tmp_path):
     """Nothing is downloaded for it."""
     recipe = yaml_io.load(RECIPES["ppo-70b"].read_text())
@@ -99,6 +108,8 @@ def test_a_twin_names_none_of_the_models_of_its_recipe(tmp_path):
         "Qwen/Qwen2.5-32B": 32.8,
         "Qwen/Qwen2.5-72B": 72.7,
         "Qwen/Qwen3-8B": 8.19,
+        "Qwen/Qwen3-30B-A3B": 30.5,
+        "unsloth/gpt-oss-20b-BF16": 20.9,
         "meta-llama/Llama-3.1-8B": 8.03,
         "meta-llama/Llama-3.1-70B": 70.6,
     }.items(),

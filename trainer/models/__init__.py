@@ -34,6 +34,7 @@ from trainer.models import attention, lora, quantize
 transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
 
 SAMPLED = 256  # numbers of a frozen weight that go into a fingerprint
+UNLISTED = {"qwen3_moe": {"head_dim": None}}  # settings that a family's model reads, and its configuration does not list
 
 
 def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
@@ -178,7 +179,7 @@ def _init_config(config: ModelConfig, **also: Any) -> PreTrainedConfig:
     model_type = given.pop("model_type", None)
     if model_type is None:
         raise ConfigError("model.init: model_type is missing; such as qwen2 or llama")
-    known = AutoConfig.for_model(model_type).to_dict()
+    known = AutoConfig.for_model(model_type).to_dict() | UNLISTED.get(model_type, {})
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)

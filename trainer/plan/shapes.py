@@ -43,9 +43,16 @@ _QWEN_2_5 = {
     "72B": _qwen(8192, 29568, 80, 64, 8),
 }
 _LLAMA_3_1 = {"8B": _llama(4096, 14336, 32, 32, 8), "70B": _llama(8192, 28672, 80, 64, 8)}
+_EXPERTS: dict[str, Any] = {"num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+_QWEN_3_30B = _config("qwen3_moe", 2048, 6144, 48, 32, 4, 151_936, head_dim=128, **_EXPERTS)
+_GPT_OSS_20B = _config("gpt_oss", 2880, 2880, 24, 64, 8, 201_088, head_dim=64, num_local_experts=32, num_experts_per_tok=4)
 SHAPES: dict[str, dict[str, Any]] = {
     **{f"Qwen/Qwen2.5-{size}{tuned}": shape for size, shape in _QWEN_2_5.items() for tuned in ("", "-Instruct")},
     **{f"meta-llama/Llama-3.1-{size}{tuned}": shape for size, shape in _LLAMA_3_1.items() for tuned in ("", "-Instruct")},
     "Qwen/Qwen3-8B": _config("qwen3", 4096, 12288, 36, 32, 8, 151_936, head_dim=128),
     "Qwen/Qwen3-8B-Base": _config("qwen3", 4096, 12288, 36, 32, 8, 151_936, head_dim=128),
+    **dict.fromkeys(("Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-30B-A3B-Instruct-2507", "Qwen/Qwen3-30B-A3B-Base"), _QWEN_3_30B),
+    "meta-llama/Llama-3.3-70B-Instruct": _LLAMA_3_1["70B"],
+    "openai/gpt-oss-20b": _GPT_OSS_20B,
+    "unsloth/gpt-oss-20b-BF16": _GPT_OSS_20B,
 }
