@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from trainer.configs.sections import ModelConfig, TrainerConfig
 from trainer.errors import ConfigError
 from trainer.plan import memory
 from trainer.ranks import parallel
+from trainer.ranks.worker import Worker
 
 
 def built(kind: str, **changes: Any) -> Any:
@@ -115,3 +119,24 @@ def test_the_plan_counts_the_parts_that_a_rank_has():
     assert held(4, sharded=False, expert_parallel=2) == rest + shape.experts / 2
     assert held(4, sharded=True, expert_parallel=2) == shape.parameters / 4
     assert held(4, sharded=False, expert_parallel=4, tensor_parallel=2) == rest - shape.linear / 2 + shape.experts / 4
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_gather_to_the_end_where_the_first_cannot_write(tmp_path, rank):
+    """Or the others would wait for it until their deadline."""
+    lm, gathered = built("qwen3").lm, []
+
+    def whole(trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
+        for name in ("a", "b"):
+            gathered.append(name)
+            yield name, torch.zeros(1)
+
+    (tmp_path / "file").touch()
+    settings = ModelConfig.model_validate({"init": {"model_type": "qwen3"}, "tokenizer": "characters:0123456789s="})
+    role: Any = SimpleNamespace(classifier=False)
+    worker: Any = SimpleNamespace(
+        source=settings, rank=rank, lm=lm, tokenizer=models.load_tokenizer(settings), role=role, _whole=whole, _lane=None
+    )
+    with pytest.raises(OSError) if rank == 0 else nullcontext():
+        Worker.export(worker, tmp_path / "file/model")
+    assert gathered == ["a", "b"]
