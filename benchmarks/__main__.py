@@ -39,6 +39,7 @@ NAMES = (
     "monitoring",
     "timeline",
     "page",
+    "parallel",
     "debug",
     "dstack",
     "slurm",

@@ -1,0 +1,146 @@
+"""A step with experts over two ranks (trainer.expert_parallel) against ZeRO-3 without it, and what rank 0 holds of a model that it exports.
+
+Two processes on CPUs train a mixture of 16 experts, of which a token takes two. ZeRO-3 gathers all of them in every micro-batch; those that
+are spread stay, and tokens travel. The two ways take turns. The exported models are dense and cut over both ranks, with buckets and files
+small enough that each model has many of them.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from benchmarks.report import Ratio, Report
+from trainer import models
+from trainer.cli import parse
+from trainer.cluster.actors import free_port
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import ModelConfig
+from trainer.data.packing import Sequence
+from trainer.models import streaming
+from trainer.objectives.aggregation import denominators, part
+from trainer.online.roles import roles_of
+from trainer.ranks import worker
+
+RANKS, ROUNDS, STEPS, WARM_UP = 2, 3, 3, 1
+SECONDS = 300  # within which the ranks end
+LETTERS = "characters:abcdefghijklmnopqrstuvwxyz"
+SMALL = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
+EXPERTS = {"num_local_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+MIXTURE = {**SMALL, "num_hidden_layers": 2, "model_type": "qwen3_moe", "hidden_size": 256, **EXPERTS}
+DENSE = {**SMALL, "model_type": "qwen2", "hidden_size": 768, "intermediate_size": 3072}
+LAYERS = {"small": 3, "large": 12}
+WAYS = {"ZeRO-3": 1, "experts over ranks, ZeRO-3": 2}  # trainer.expert_parallel
+TOKENS, SEQUENCES = 64, 4  # of a sequence, and of a rank's step
+PIECE = 16 << 20  # bytes of a bucket and of a file, in place of 256 and 512 MiB
+
+
+def run() -> Report:
+    with tempfile.TemporaryDirectory(prefix="flotilla-parallel-") as folder:
+        mixture = made(MIXTURE, Path(folder) / "mixture")
+        seconds: dict[str, list[float]] = {name: [] for name in WAYS}
+        for _ in range(ROUNDS):
+            for name, ranks in WAYS.items():
+                seconds[name] += together(steps, mixture, {"zero_stage": 3, "expert_parallel": ranks})
+        exports = {
+            name: together(
+                export, made(DENSE | {"num_hidden_layers": layers}, Path(folder) / name), {"zero_stage": 1, "tensor_parallel": 2}
+            )
+            for name, layers in LAYERS.items()
+        }
+    zero, spread = (statistics.median(each) for each in seconds.values())
+    (_, small), (_, large) = exports.values()
+    return Report(
+        "parallel",
+        [
+            Ratio("step of a mixture, experts over two ranks / ZeRO-3", spread / zero, 1.0),
+            Ratio("bytes of rank 0 in an export beyond those before, large model / a bucket and a file", large / (2 * PIECE), 2.0),
+            Ratio("the same, large model / small model", large / small, 1.25),
+        ],
+        {f"seconds, {name}": f"{statistics.median(each):.3f}" for name, each in seconds.items()}
+        | {f"export, {name}": f"{size / 1e6:.0f} MB, at most {more / 1e6:.0f} MB more in memory" for name, (size, more) in exports.items()},
+        {"seconds": seconds, "exports": exports},
+    )
+
+
+def made(sizes: dict[str, Any], folder: Path) -> str:
+    """A model with random weights."""
+    config = ModelConfig(init=sizes, tokenizer=LETTERS, dtype="float32")
+    lm = models.load_lm(config, 0, torch.device("cpu"))
+    models.export(lm, lm.state_dict(), models.load_tokenizer(config), folder)
+    return str(folder)
+
+
+def together(function: Callable[..., list[float]], path: str, way: dict[str, int]) -> list[float]:
+    """What rank 0 of RANKS processes returns."""
+    port = free_port()
+    with ProcessPoolExecutor(RANKS, mp_context=get_context("spawn")) as pool:
+        first, *_ = [pool.submit(function, rank, port, path, way) for rank in range(RANKS)]
+        return first.result(SECONDS)
+
+
+def started(rank: int, port: int, path: str, way: dict[str, int]) -> worker.Worker:
+    trainer = {"timeout": SECONDS, "micro_batch_tokens": 2 * TOKENS, **way}
+    settings = {**{f"trainer.{key}": value for key, value in trainer.items()}, "model.path": path, "model.dtype": "float32"}
+    settings |= {"data.path": "trainer.data.tasks:sort_digits", "reward.function": "digits_share", "rollout.engine": "hf"}
+    settings |= {"data.max_prompt_tokens": 2, "rollout.max_new_tokens": TOKENS - 2}
+    settings |= {"placement.ranks": RANKS, "placement.gpus_per_rank": 0, "placement.threads": 1}
+    config = parse([f"{key}={value}" for key, value in settings.items()], prog="benchmarks.parallel", model=PpoConfig)
+    made = worker.Worker(config, roles_of(config)[0], rank, RANKS, path, 1)
+    made.start("127.0.0.1", port)
+    return made
+
+
+def steps(rank: int, port: int, path: str, way: dict[str, int]) -> list[float]:
+    """Seconds of each optimizer step after the first."""
+    learner = started(rank, port, path, way)
+    sequences = [Sequence([3 + i, 4], [3 + (5 * rank + 7 * i + j) % 26 for j in range(TOKENS - 2)]) for i in range(SEQUENCES)]
+    episode_N = torch.arange(RANKS * SEQUENCES).repeat_interleave(TOKENS - 2)
+    counts = part(denominators(torch.ones(len(episode_N)), episode_N, RANKS * SEQUENCES), [*range(SEQUENCES)])
+    own = SEQUENCES * (TOKENS - 2)
+    tokens_N = {"mask": torch.ones(own), "rollout": torch.zeros(own), "advantages": torch.linspace(-1, 1, own)}
+    taken = []
+    for _ in range(WARM_UP + STEPS):
+        began = time.perf_counter()
+        learner.optimizer_step(sequences, tokens_N, counts, 1)
+        taken.append(time.perf_counter() - began)
+    return taken[WARM_UP:]
+
+
+def export(rank: int, port: int, path: str, way: dict[str, int]) -> list[float]:
+    """Bytes of the files of weights, and the most that this process has in memory meanwhile beyond what it had."""
+    worker.EXPORT_BYTES = streaming.SHARD_BYTES = PIECE
+    learner, folder = started(rank, port, path, way), Path(f"{path}-exported")
+    with highest() as most:
+        learner.export(folder)
+    return [float(sum(file.stat().st_size for file in folder.glob("*.safetensors"))), float(most[0])]
+
+
+@contextmanager
+def highest() -> Iterator[list[int]]:
+    """The most bytes of this process in memory beyond those at its start."""
+    process, ended = psutil.Process(), threading.Event()
+    before, most = process.memory_info().rss, [0]
+
+    def watch() -> None:
+        while not ended.wait(0.001):
+            most[0] = max(most[0], process.memory_info().rss - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield most
+    finally:
+        ended.set()
+        watcher.join()
