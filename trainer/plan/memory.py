@@ -126,7 +126,8 @@ def _fix(config: Config, part: str) -> str | None:
         return "a lower trainer.micro_batch_tokens" + (", or model.gradient_checkpointing" * (not config.model.gradient_checkpointing))
     if part in ("optimizer", "gradients"):
         more = "more placement.ranks" + " with trainer.zero_stage 2" * (stage_of(config) < 2)
-        return f"trainer.offload_optimizer, or {more}" if part == "optimizer" and not config.trainer.offload_optimizer else more
+        offload = part == "optimizer" and not config.trainer.offload_optimizer and not config.trainer.cut
+        return f"trainer.offload_optimizer, or {more}" if offload else more
     if part in ("weights", "teacher"):
         smaller = "a smaller model" if part == "weights" else "a smaller teacher.path"
         return "more placement.ranks" + " with trainer.zero_stage 3" * (stage_of(config) < 3) + f", or {smaller}"
