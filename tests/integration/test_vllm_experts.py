@@ -131,3 +131,13 @@ def test_a_model_without_experts_is_refused_where_they_are_required(tmp_path):
     path = exported("qwen3", tmp_path / "model")
     with pytest.raises(ConfigError, match=r"^rollout\.router_replay=required: qwen3 has no experts; use off$"):
         Experts("required", str(path))
+
+
+def test_a_kernel_that_tells_nothing_of_its_router_is_said_to_be_off_by_a_setting(tmp_path):
+    """As vLLM finds out on GPUs, once it has loaded the model."""
+    experts = Experts("auto", str(exported("qwen3_moe", tmp_path / "model")))
+    said = r"^rollout\.router_replay=auto: Routed-experts capture is not supported with router Own; use off$"
+    with pytest.raises(ConfigError, match=said), experts.starting():
+        raise ValueError("Routed-experts capture is not supported with router Own.")
+    with pytest.raises(ValueError, match="^other$"), experts.starting():
+        raise ValueError("other")

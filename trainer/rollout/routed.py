@@ -7,6 +7,8 @@ is found in the cache has the record of the one that was read, and one that is r
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -132,6 +134,16 @@ class Experts:
             self.without(f"vLLM returns no experts: {_last_line(error)}")
             return {}
         return more
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """While the engine starts: some kernels turn out only then to tell nothing of their routers. Raises ConfigError for these."""
+        try:
+            yield
+        except ValueError as error:
+            if "outed-experts" not in str(error):
+                raise
+            raise ConfigError(f"rollout.router_replay={self.setting}: {_last_line(error)}; use off") from error
 
     def started(self, llm: Any, scheduler: Any, on_cpu: bool) -> None:
         """Once the engine is up. Raises ConfigError where its experts are required and not to be had."""

@@ -93,7 +93,9 @@ class VllmEngine(SteppedEngine):
             setattr(core, "cleanup_dist_env_and_memory", destroy_model_parallel)  # noqa: B010 - which it does not export
         given = arguments(config, model_path, seed, self.device) | across_nodes(config, meet, 0)
         self.experts, on_cpu = Experts(self.config.router_replay, model_path), self.device.type == "cpu"
-        self.llm = vllm.LLM(**given, **self.experts.arguments(given, on_cpu))
+        more = self.experts.arguments(given, on_cpu)
+        with self.experts.starting():
+            self.llm = vllm.LLM(**given, **more)
         if config.placement.processes == "one":
             self.llm.collective_rpc("spare_transformers")
         setattr(torch, "set_num_threads", set_threads)  # noqa: B010 - which vLLM on CPUs makes do nothing, for others in this process too
