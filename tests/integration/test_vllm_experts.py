@@ -139,5 +139,5 @@ def test_a_kernel_that_tells_nothing_of_its_router_is_said_to_be_off_by_a_settin
     said = r"^rollout\.router_replay=auto: Routed-experts capture is not supported with router Own; use off$"
     with pytest.raises(ConfigError, match=said), experts.starting():
         raise ValueError("Routed-experts capture is not supported with router Own.")
-    with pytest.raises(ValueError, match="^other$"), experts.starting():
+    with pytest.raises(ValueError, match="other"), experts.starting():
         raise ValueError("other")
