@@ -24,6 +24,7 @@ VERL = {
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "trainer.micro_batch_tokens",
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": "trainer.micro_batch_tokens; there is no micro-batch in sequences",
     "actor_rollout_ref.actor.ppo_mini_batch_size": "algorithm.minibatches, which is a count: batch over mini-batch",
+    "actor_rollout_ref.actor.router_replay.mode": "rollout.router_replay",
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "trainer.sequence_parallel",
     "actor_rollout_ref.actor.use_dynamic_bsz": "trainer.micro_batch_tokens; batches always have a number of tokens",
     "actor_rollout_ref.actor.use_kl_loss": "algorithm.kl.where (loss)",

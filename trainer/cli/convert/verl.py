@@ -217,6 +217,12 @@ def _trainer(given: Given, made: Made, paths: list[str], rows: int | None) -> in
         made.checks.append("trainer.zero_stage: 2, as a reference model that is sharded does not leave its GPUs to rollout engines")
     made.set("trainer.offload_optimizer", given.take(f"{ACTOR}.fsdp_config.optimizer_offload"), False)
     made.set("trainer.sequence_parallel", given.take(f"{ACTOR}.ulysses_sequence_parallel_size"), 1)
+    replay = given.text(f"{ACTOR}.router_replay.mode") or "disabled"
+    made.set("rollout.router_replay", "required" if replay == "R3" else None)
+    if replay == "R2":
+        made.checks.append(
+            "rollout.router_replay: auto replays what the engines' routers chose (R3), not what the policy's did before the update"
+        )
     save, test = given.number("trainer.save_freq"), given.number("trainer.test_freq")
     made.set("trainer.checkpoint_every", save if save > 0 else None, 10)
     made.set("trainer.eval_every", test if test > 0 and "evals" in made.settings else None, 0)

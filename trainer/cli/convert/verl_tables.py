@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = {
     f"{ACTOR}.ppo_epochs": 1,
     f"{ACTOR}.grad_clip": 1.0,
     f"{ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{ACTOR}.router_replay.mode": "disabled",
     f"{ACTOR}.tau_pos": 1.0,
     f"{ACTOR}.tau_neg": 1.05,
     f"{ACTOR}.fsdp_config.reshard_after_forward": True,

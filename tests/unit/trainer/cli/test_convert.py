@@ -128,6 +128,8 @@ def test_variables_that_a_script_leaves_to_its_environment_are_named():
         ("reward_model.enable=True reward_model.model.path=r", "reward.args", {"model": "r"}),
         ("trainer.logger=['console','wandb'] trainer.project_name=p", "log.wandb", "p"),
         ("trainer.experiment_name='a b/c'", "run.name", "a-b-c"),
+        ("actor_rollout_ref.actor.router_replay.mode=R3", "rollout.router_replay", "required"),
+        ("actor_rollout_ref.actor.router_replay.mode=disabled", "rollout.router_replay", None),
         ("algorithm.filter_groups.enable=True algorithm.filter_groups.max_num_gen_batches=10", "rollout.extra_rounds", 10),
         ("+trainer.save_freq=20", "trainer.checkpoint_every", 20),
         ("trainer.save_freq=-1", "trainer.checkpoint_every", None),
