@@ -130,7 +130,7 @@ def of(path: str, mesh: Meshes, **more: Any) -> Any:
 def test_a_run_on_ray_samples_with_its_weights_resumes_and_is_exported(folder, tmp_path, kind, mesh, engine):
     """With a critic and a reference, which are cut as the policy is."""
     ppo = {"algorithm": {"name": "ppo", "kl": {"coef": 0.05, "where": "loss"}}, "critic": {"lr": 1e-3}}
-    config = of(model(kind, folder), mesh, rollout={"engine": engine, "router_replay": "auto"}, **ppo)
+    config = of(model(kind, folder), mesh, rollout={"engine": engine, "router_replay": "auto", "bucket_mb": 1}, **ppo)
     assert train_ppo.train(config, tmp_path / "run") == 0
     rows = read(tmp_path / "run")
     assert len(rows) == 4 and all(row["logprob_diff"] < 1e-4 for row in rows[1:]), "engines have the policy's weights"

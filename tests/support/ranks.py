@@ -19,6 +19,7 @@ from trainer.errors import ConfigError
 from trainer.models import heads
 from trainer.objectives.aggregation import denominators, part
 from trainer.online.roles import roles_of
+from trainer.ranks import worker as ranks_worker
 from trainer.ranks.worker import Worker
 
 SEQUENCES = [Sequence([3, 4], [5, 6]), Sequence([3, 4, 5], [6, 7, 8, 9, 10, 11, 4, 4, 4, 4, 4, 1])]
@@ -66,6 +67,7 @@ def learn(
 def walk(rank: int, world: int, port: int, path: str, given: dict[str, Any], mine: list[list[int]], folder: str, again: bool) -> Any:
     """The weights after three steps, a checkpoint after the first; `again`: from that checkpoint on. And those that it began with."""
     config = settings(Path(path), **given)
+    ranks_worker.EXPORT_BYTES = 100_000  # less than a layer's experts
     worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
     worker.start("127.0.0.1", port)
     begun = {name: tensor.clone() for name, tensor in worker._whole(None)}

@@ -25,6 +25,7 @@ from torch import nn
 from trainer.checkpoints.background import Memory, snapshot
 from trainer.cluster.spans import span
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
+from trainer.models.checkpoint_names import rows_of
 from trainer.ranks import offload, parallel
 
 
@@ -231,16 +232,16 @@ class Engine:
         import deepspeed
 
         if self.wholes is not None:
-            chosen = [self.wholes[name] for name in names]
-            parts = [part for whole in chosen for part in whole.parts if hasattr(part, "ds_id")]
+            chosen = [(self.wholes[name], rows) for name, rows in map(rows_of, names)]
+            parts = list({id(part): part for whole, _ in chosen for part in whole.parts if hasattr(part, "ds_id")}.values())
             with deepspeed.zero.GatheredParameters(parts) if parts else contextlib.nullcontext():
-                return [whole.gather() for whole in chosen]
+                return [whole.gather(rows) for whole, rows in chosen]
         table = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        found = [table[name] for name in names]
+        found = [(table[name], rows) for name, rows in map(rows_of, names)]
         if not self.sharded:
-            return [tensor.detach() for tensor in found]
-        with deepspeed.zero.GatheredParameters([tensor for tensor in found if hasattr(tensor, "ds_id")]):
-            return [tensor.detach().clone() for tensor in found]
+            return [tensor.detach() if rows is None else tensor.detach()[rows] for tensor, rows in found]
+        with deepspeed.zero.GatheredParameters(list({id(t): t for t, _ in found if hasattr(t, "ds_id")}.values())):
+            return [tensor.detach()[slice(None) if rows is None else rows].clone() for tensor, rows in found]
 
     @property
     def sharded(self) -> bool:

@@ -134,16 +134,28 @@ class Whole:
     parts: tuple[torch.Tensor, ...]  # one after another on axis 1: of experts, the gates and what they gate
     group: Any  # whose members have the rest of it
 
-    def gather(self) -> torch.Tensor:
-        """All of it, in memory of its own. Collective over `group`."""
+    def gather(self, rows: slice | None = None) -> torch.Tensor:
+        """All of it, or these rows of axis 0, in memory of its own. Collective over `group`."""
         mine = torch.cat([part.detach() for part in self.parts], 1) if len(self.parts) > 1 else next(iter(self.parts)).detach()
         axis = next((axis for axis, (all_of, some) in enumerate(zip(self.shape, mine.shape, strict=True)) if all_of != some), None)
         if axis is None:
-            return mine.clone()
+            return mine.clone() if rows is None else mine[rows].clone()
+        if rows is not None:
+            return self._of(mine, rows)
         mine = mine.contiguous()
         pieces = [torch.empty_like(mine) for _ in range(self.shape[axis] // mine.size(axis))]
         dist.all_gather(pieces, mine, group=self.group)
         return torch.cat(pieces, axis)
+
+    def _of(self, mine: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Rows of experts, each sent by the rank that has it: no rank has others than these besides its own."""
+        count, me, pieces = mine.size(0), dist.get_rank(self.group), []
+        for owner in range(rows.start // count, (rows.stop - 1) // count + 1):
+            here = slice(max(rows.start - owner * count, 0), min(rows.stop - owner * count, count))
+            piece = mine[here].contiguous() if owner == me else mine.new_empty((here.stop - here.start, *mine.shape[1:]))
+            dist.broadcast(piece, dist.get_global_rank(self.group, owner), group=self.group)
+            pieces.append(piece)
+        return torch.cat(pieces)
 
 
 def shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:

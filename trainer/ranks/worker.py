@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,7 @@ from trainer.configs.sections import Config, LoraConfig, ModelConfig, OptimConfi
 from trainer.data.packing import Sequence, attach, pack, scatter
 from trainer.episodes import Batch, Denominators
 from trainer.errors import ConfigError, RunError
-from trainer.models import lora, quantize, streaming
-from trainer.models.checkpoint_names import CheckpointNames
+from trainer.models import checkpoint_names, lora, quantize, streaming
 from trainer.models.heads import PolicyModel
 from trainer.objectives import Objective
 from trainer.ranks import parallel, trial
@@ -238,8 +237,11 @@ class Worker(Recorded):
 
     def parameters(self) -> list[weights.Parameter]:
         """The language model's weights under their Hugging Face names, with the buffers that are saved; a tied output head is one with the
-        embeddings. Of a model with adapters these alone."""
-        return self._parameters(trained=True if self.source.lora.rank else None)
+        embeddings. Of a model with adapters these alone; of others, experts may be sent some at a time."""
+        if self.source.lora.rank:
+            return self._parameters(trained=True)
+        bare = models.without_weights(self.source, self.role.classifier)
+        return [replace(each, apart=checkpoint_names.apart(bare, each.name, each.shape)) for each in self._parameters(trained=None)]
 
     def _parameters(self, trained: bool | None) -> list[weights.Parameter]:
         """Those that are trained, or that are not, as buffers never are, or all."""
@@ -326,10 +328,10 @@ class Worker(Recorded):
         if self.source.lora.rank:
             self._export_merged(folder, files)
             return
-        coming = self._whole(trained=None)
+        coming = self._taken(self.parameters())
         try:
             if self.rank == 0:
-                names = CheckpointNames(models.without_weights(self.source, self.role.classifier))
+                names = checkpoint_names.CheckpointNames(models.without_weights(self.source, self.role.classifier))
                 streaming.write(self.lm, coming, names, self.tokenizer, folder, files)
         finally:
             for _ in coming:  # the other ranks gather with this one, whatever has become of its disk
@@ -344,8 +346,11 @@ class Worker(Recorded):
 
     def _whole(self, trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
         """Parameters that are trained, or that are not, or all, by name, EXPORT_BYTES at a time. Collective."""
+        return self._taken(self._parameters(trained))
+
+    def _taken(self, parameters: list[weights.Parameter]) -> Iterator[tuple[str, torch.Tensor]]:
         found = models.saved_tensors(self.lm)
-        for bucket in weights.plan(self._parameters(trained), EXPORT_BYTES):
+        for bucket in weights.plan(parameters, EXPORT_BYTES):
             names = [parameter.name for parameter in bucket]
             if self.source.lora.quantize:  # never sharded
                 yield from ((name, quantize.whole(found[name])) for name in names)

@@ -22,6 +22,7 @@ from trainer.cluster.spans import span
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
 from trainer.models import load_lm, load_tokenizer, routers, saved_tensors
+from trainer.models.checkpoint_names import rows_of
 from trainer.rollout import Sampling
 from trainer.rollout.stepped import SteppedEngine
 
@@ -135,7 +136,8 @@ class HfEngine(SteppedEngine):
     @torch.no_grad()
     def load(self, bucket: weights.Named) -> None:
         copy: Any = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]  # a kernel for many
-        copy([self.tensors[name] for name, _ in bucket], [tensor for _, tensor in bucket])
+        places = [(self.tensors[name], rows) for name, rows in (rows_of(part) for part, _ in bucket)]
+        copy([whole if rows is None else whole[rows] for whole, rows in places], [tensor for _, tensor in bucket])
 
     def loaded(self, version: int) -> None:
         self.version = version

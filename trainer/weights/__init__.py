@@ -44,6 +44,7 @@ class Parameter:
     name: str  # as Hugging Face names it
     shape: tuple[int, ...]
     dtype: str  # of torch, such as "bfloat16"
+    apart: bool = False  # whether the rows of axis 0, such as experts, may be sent some at a time
 
     @property
     def numel(self) -> int:
@@ -92,16 +93,29 @@ class Group:
 
 
 def plan(parameters: Iterable[Parameter], bucket_bytes: float) -> Plan:
-    """Cut parameters, in order, into buckets of one dtype and at most `bucket_bytes`; a larger parameter is a bucket of its own."""
+    """Cut parameters, in order, into buckets of one dtype and at most `bucket_bytes`; a larger parameter is a bucket of its own, or several
+    where its rows may be apart."""
     buckets: list[list[Parameter]] = []
     size = 0
-    for parameter in parameters:
+    for parameter in (part for whole in parameters for part in _parts(whole, bucket_bytes)):
         if not buckets or buckets[-1][0].dtype != parameter.dtype or size + parameter.bytes > bucket_bytes:
             buckets.append([])
             size = 0
         buckets[-1].append(parameter)
         size += parameter.bytes
     return tuple(map(tuple, buckets))
+
+
+def _parts(parameter: Parameter, most: float) -> Iterator[Parameter]:
+    """With some of the rows each, named after them: `experts.down_proj[16:32]` (`models.checkpoint_names.rows`)."""
+    if not parameter.apart or parameter.bytes <= most:
+        yield parameter
+        return
+    count, *rest = parameter.shape
+    rows = max(1, int(most * count // parameter.bytes))
+    for first in range(0, count, rows):
+        last = min(first + rows, count)
+        yield Parameter(f"{parameter.name}[{first}:{last}]", (last - first, *rest), parameter.dtype)
 
 
 def join(rendezvous: Rendezvous, rank: int) -> Group:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from lab.waiting import wait_for
 from trainer import weights
 from trainer.cluster.actors import free_port
 from trainer.errors import RunError
+from trainer.models.checkpoint_names import rows_of
 from trainer.weights import Parameter, Rendezvous, meeting
 
 
@@ -166,3 +168,17 @@ def test_a_member_that_dies_leaves_none_waiting(dead):
             assert engine.returncode == -signal.SIGKILL
         else:
             assert re.search(r"RunError: weight sync: a rollout engine on \S+ \(pid \d+\): the policy or a rollout engine is gone", errors)
+
+
+def test_experts_that_are_more_than_a_bucket_come_some_at_a_time():
+    experts, norm = Parameter("experts.down_proj", (8, 4, 4), "float32", apart=True), Parameter("norm", (100,), "float32")
+    parts = [parameter for bucket in weights.plan([experts, norm], 3 * 64) for parameter in bucket]
+    assert [(part.name, part.shape) for part in parts] == [
+        ("experts.down_proj[0:3]", (3, 4, 4)),
+        ("experts.down_proj[3:6]", (3, 4, 4)),
+        ("experts.down_proj[6:8]", (2, 4, 4)),
+        ("norm", (100,)),
+    ]
+    assert [rows_of(part.name)[1] for part in parts] == [slice(0, 3), slice(3, 6), slice(6, 8), None]
+    assert weights.plan([experts], 1000) == ((experts,),) and len(weights.plan([experts], 1)) == 8
+    assert weights.plan([replace(experts, apart=False)], 1)[0][0].shape == (8, 4, 4)
