@@ -126,7 +126,7 @@ def test_ranks_gather_to_the_end_where_the_first_cannot_write(tmp_path, rank):
     """Or the others would wait for it until their deadline."""
     lm, gathered = built("qwen3").lm, []
 
-    def whole(trained: bool | None) -> Iterator[tuple[str, torch.Tensor]]:
+    def taken(_: Any) -> Iterator[tuple[str, torch.Tensor]]:
         for name in ("a", "b"):
             gathered.append(name)
             yield name, torch.zeros(1)
@@ -135,7 +135,7 @@ def test_ranks_gather_to_the_end_where_the_first_cannot_write(tmp_path, rank):
     settings = ModelConfig.model_validate({"init": {"model_type": "qwen3"}, "tokenizer": "characters:0123456789s="})
     role: Any = SimpleNamespace(classifier=False)
     worker: Any = SimpleNamespace(
-        source=settings, rank=rank, lm=lm, tokenizer=models.load_tokenizer(settings), role=role, _whole=whole, _lane=None
+        source=settings, rank=rank, lm=lm, tokenizer=models.load_tokenizer(settings), role=role, parameters=list, _taken=taken, _lane=None
     )
     with pytest.raises(OSError) if rank == 0 else nullcontext():
         Worker.export(worker, tmp_path / "file/model")
