@@ -136,23 +136,31 @@ class Whole:
 
     def gather(self, rows: slice | None = None) -> torch.Tensor:
         """All of it, or these rows of axis 0, in memory of its own. Collective over `group`."""
-        mine = torch.cat([part.detach() for part in self.parts], 1) if len(self.parts) > 1 else next(iter(self.parts)).detach()
-        axis = next((axis for axis, (all_of, some) in enumerate(zip(self.shape, mine.shape, strict=True)) if all_of != some), None)
+        size = [*self.parts[0].shape]
+        if len(self.parts) > 1:
+            size[1] = sum(part.size(1) for part in self.parts)
+        axis = next((axis for axis, (all_of, some) in enumerate(zip(self.shape, size, strict=True)) if all_of != some), None)
         if axis is None:
-            return mine.clone() if rows is None else mine[rows].clone()
+            return self._mine(rows or slice(None)).clone()
         if rows is not None:
-            return self._of(mine, rows)
-        mine = mine.contiguous()
+            return self._of(rows)
+        mine = self._mine(slice(None)).contiguous()
         pieces = [torch.empty_like(mine) for _ in range(self.shape[axis] // mine.size(axis))]
         dist.all_gather(pieces, mine, group=self.group)
         return torch.cat(pieces, axis)
 
-    def _of(self, mine: torch.Tensor, rows: slice) -> torch.Tensor:
+    def _mine(self, rows: slice) -> torch.Tensor:
+        """These rows of what this rank has, without copying more."""
+        some = [part.detach() if rows == slice(None) else part.detach()[rows] for part in self.parts]
+        return torch.cat(some, 1) if len(some) > 1 else some[0]
+
+    def _of(self, rows: slice) -> torch.Tensor:
         """Rows of experts, each sent by the rank that has it: no rank has others than these besides its own."""
-        count, me, pieces = mine.size(0), dist.get_rank(self.group), []
+        count, me, pieces = self.parts[0].size(0), dist.get_rank(self.group), []
         for owner in range(rows.start // count, (rows.stop - 1) // count + 1):
             here = slice(max(rows.start - owner * count, 0), min(rows.stop - owner * count, count))
-            piece = mine[here].contiguous() if owner == me else mine.new_empty((here.stop - here.start, *mine.shape[1:]))
+            shape = (here.stop - here.start, *self.shape[1:])
+            piece = self._mine(here).contiguous() if owner == me else self.parts[0].new_empty(shape)
             dist.broadcast(piece, dist.get_global_rank(self.group, owner), group=self.group)
             pieces.append(piece)
         return torch.cat(pieces)

@@ -240,6 +240,8 @@ class Worker(Recorded):
         embeddings. Of a model with adapters these alone; of others, experts may be sent some at a time."""
         if self.source.lora.rank:
             return self._parameters(trained=True)
+        if self.engine.sharded and self.engine.wholes is None:  # ZeRO-3 gathers a tensor at once, and would again for each part of it
+            return self._parameters(trained=None)
         bare = models.without_weights(self.source, self.role.classifier)
         return [replace(each, apart=checkpoint_names.apart(bare, each.name, each.shape)) for each in self._parameters(trained=None)]
 
