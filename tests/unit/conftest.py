@@ -26,13 +26,13 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     from trainer.ranks import engine  # only tests that want it wait for torch
 
-    configuration = engine._configuration
+    configuration = engine.configuration
 
     def small(*args: Any) -> dict[str, Any]:
         found = configuration(*args)
         return found | {"zero_optimization": found["zero_optimization"] | {"reduce_bucket_size": 10**6}}
 
-    monkeypatch.setattr(engine, "_configuration", small)
+    monkeypatch.setattr(engine, "configuration", small)
 
 
 @pytest.fixture

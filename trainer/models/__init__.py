@@ -37,11 +37,14 @@ SAMPLED = 256  # numbers of a frozen weight that go into a fingerprint
 UNLISTED = {"qwen3_moe": {"head_dim": None}}  # settings that a family's model reads, and its configuration does not list
 
 
-def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False) -> Any:
+def load_lm(
+    config: ModelConfig, seed: int, device: torch.device, train: bool = False, classifier: bool = False, home: torch.device | None = None
+) -> Any:
     """The language model of `config.path`, or one with random weights drawn from `seed`; without dropout, in train mode too.
 
     With `config.lora` its adapters are in it, and nothing else is trainable, and linear layers may be quantized; what `config.freeze`
     names is not trainable either. With `classifier` it is one of one output, whose head is drawn from `seed` where the path has none.
+    It will compute on `device`; its weights stay in `home` where one is given, for who moves them there in parts.
     Raises ConfigError when transformers cannot read the path or the configuration, when the head is not one that this trainer applies, or
     for adapters that it has no layers for.
     """
@@ -62,7 +65,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
         if config.attention == "auto" and "scaled_dot_product_attention" in str(error):  # said before weights are read
-            return load_lm(config.model_copy(update={"attention": "eager"}), seed, device, train, classifier)
+            return load_lm(config.model_copy(update={"attention": "eager"}), seed, device, train, classifier, home)
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
     if classifier:
         _require_score(lm, config)
@@ -80,7 +83,7 @@ def load_lm(config: ModelConfig, seed: int, device: torch.device, train: bool = 
     lm.train(train)  # transformers checkpoints nothing in eval mode, in which models are loaded
     if train and config.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return lm.to(device)  # type: ignore[arg-type]
+    return lm.to(home or device)  # type: ignore[arg-type]
 
 
 def without_weights(config: ModelConfig, classifier: bool = False) -> Any:

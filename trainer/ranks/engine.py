@@ -12,12 +12,10 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -39,7 +37,7 @@ def init_distributed(rank: int, world: int, address: str, port: int, timeout: in
     backend = "nccl" if device.type == "cuda" else "gloo"
     # DeepSpeed's shared-memory all-reduce for CPUs is compiled at its first use (48 s, and a C++ compiler); gloo does the same work.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    with _quiet():
+    with quiet():
         deepspeed.init_distributed(dist_backend=backend, timeout=timedelta(seconds=timeout), auto_mpi_discovery=False)
 
 
@@ -65,41 +63,7 @@ def environment(rank: int, world: int, address: str, port: int, device: torch.de
     }
 
 
-@contextlib.contextmanager
-def sharded(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, transformers loads models whose parameters are partitioned at once (ZeRO-3): no rank holds a whole one on its device.
-
-    https://huggingface.co/docs/transformers/main/en/deepspeed#non-trainer-deepspeed-integration
-    Buffers keep their types: DeepSpeed would make the frequencies of rotary embeddings bfloat16, which after a thousand tokens are others.
-    """
-    from deepspeed.runtime.zero import partition_parameters
-    from transformers.integrations import deepspeed as integration
-
-    construct = partition_parameters.zero_wrapper_for_fp_tensor_constructor
-
-    def uncast(make: Callable[..., torch.Tensor], target_fp_dtype: Any, target_device: Any) -> Callable[..., torch.Tensor]:
-        return construct(make, None, target_device)  # type: ignore[no-any-return]
-
-    config = _Zero3(_configuration(dtype, 3))  # transformers holds it by a weak reference
-    integration.set_hf_deepspeed_config(config)
-    try:
-        with _quiet(), patch.object(partition_parameters, construct.__name__, uncast):
-            yield
-    finally:
-        integration.unset_hf_deepspeed_config()
-
-
-@dataclass
-class _Zero3:
-    """What transformers asks for; its own HfDeepSpeedConfig needs accelerate, which nothing else here does."""
-
-    config: dict[str, Any]
-
-    def is_zero3(self) -> bool:
-        return True
-
-
-def _configuration(dtype: torch.dtype, stage: int) -> dict[str, Any]:
+def configuration(dtype: torch.dtype, stage: int) -> dict[str, Any]:
     """https://www.deepspeed.ai/docs/config-json/
 
     Gradients are summed in float32, whatever the model's type: a bfloat16 sum over hundreds of micro-batches is off by percents.
@@ -148,7 +112,7 @@ class Engine:
         self.frozen = len(self.trained) < len(list(model.parameters()))
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
-        config = _configuration(dtype, _stage(dtype, optim, trainer)) | parallel.settings(model, trainer)
+        config = configuration(dtype, _stage(dtype, optim, trainer)) | parallel.settings(model, trainer, device)
         arguments: dict[str, Any] = {"model": model, "config": config}
         if optim is not None:
             config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0
@@ -161,7 +125,7 @@ class Engine:
         for module in model.modules():  # https://deepspeed.readthedocs.io/en/latest/zero3.html#registering-external-parameters
             for parameter in getattr(module, "borrowed", ()):
                 deepspeed.zero.register_external_parameter(module, parameter)
-        with _quiet():
+        with quiet():
             self.engine, *_ = deepspeed.initialize(**arguments)
         if trainer.tensor_parallel > 1:  # would send the first micro-batch around, and cannot compare its type; ranks are dealt the same
             cast("Any", self.engine).first_dataloader_check.remove()
@@ -241,7 +205,7 @@ class Engine:
         if not self.sharded:
             return [tensor.detach() if rows is None else tensor.detach()[rows] for tensor, rows in found]
         with deepspeed.zero.GatheredParameters(list({id(t): t for t, _ in found if hasattr(t, "ds_id")}.values())):
-            return [tensor.detach()[slice(None) if rows is None else rows].clone() for tensor, rows in found]
+            return [(tensor.detach() if rows is None else tensor.detach()[rows]).clone() for tensor, rows in found]
 
     @property
     def sharded(self) -> bool:
@@ -268,7 +232,7 @@ class Engine:
 
         files.save = copy_or_write
         try:
-            with _quiet():
+            with quiet():
                 self.engine.save_checkpoint(str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=self.frozen)
         finally:
             files.save = write
@@ -293,7 +257,7 @@ class Engine:
         """Read what `save_state` wrote with the same number of ranks, or what `reshard` made of it: then it is `universal`. Collective."""
         settings: Any = self.engine._config
         settings.load_universal_checkpoint = universal  # read at every load
-        with _quiet():
+        with quiet():
             path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.frozen)
         if path is None:
             raise FileNotFoundError(f"{folder}: DeepSpeed found no checkpoint of rank {torch.distributed.get_rank()} in it")
@@ -381,7 +345,7 @@ def schedule(optim: OptimConfig, steps: int, held: int = 0) -> Callable[[int], f
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """DeepSpeed logs dozens of lines per start at INFO, and prints how much memory it has; its warnings stay."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level

@@ -43,8 +43,16 @@ MOST = {torch.float32: 1e-4}  # of the size of hidden states, which are summed i
 MOST_ROUNDED = 0.1
 
 
-def settings(model: Any, trainer: TrainerConfig) -> dict[str, Any]:
-    """Of DeepSpeed, for `model`, whose `lm` is a language model as it was loaded. Raises ConfigError for one that cannot be cut so."""
+def home(trainer: TrainerConfig, sharded: bool, device: torch.device) -> torch.device:
+    """Where a model is loaded: whole, it may not fit on the device of a rank that gets a part of it, which DeepSpeed moves there."""
+    return torch.device("cpu") if trainer.cut and not sharded else device
+
+
+def settings(model: Any, trainer: TrainerConfig, device: torch.device) -> dict[str, Any]:
+    """Of DeepSpeed, for `model`, whose `lm` is a language model as it was loaded, and which is for `device`.
+
+    Raises ConfigError for one that cannot be cut so.
+    """
     blocks: dict[str, Any] = {}
     if not trainer.cut:
         return blocks
@@ -59,7 +67,7 @@ def settings(model: Any, trainer: TrainerConfig) -> dict[str, Any]:
             "autoep_size": trainer.expert_parallel,
             "preset_model": preset,
             "moe_layer_pattern": rf"{inside}\.{PRESET_MODELS[preset].moe_layer_pattern}",
-            "use_grouped_mm": next(lm.parameters()).device.type == "cuda",
+            "use_grouped_mm": device.type == "cuda",
         }
     if trainer.tensor_parallel > 1:
         plan = _plan(lm, trainer)
@@ -201,28 +209,45 @@ def places(name: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def gathered(lm: nn.Module) -> Iterator[None]:
-    """Inside, a model that is sharded but in no engine yet computes: each module has its own weights whole while it does, and those of its
-    smallest parts, which some read without calling them."""
-    import deepspeed
-
+def gathered(lm: nn.Module, device: torch.device) -> Iterator[None]:
+    """Inside, a model that is in no engine yet computes on `device`, sharded or in CPU memory as it is: each module has its own weights
+    there while it computes, and those of its smallest parts, which some read without calling them."""
     hooks: list[Any] = []
     open_: dict[nn.Module, Any] = {}
 
     def enter(module: nn.Module, *_: Any) -> None:
         own = [each for each in (module, *module.children()) if each is module or not [*each.children()]]
-        open_[module] = deepspeed.zero.GatheredParameters([p for each in own for p in each.parameters(recurse=False)])
+        open_[module] = _there([p for each in own for p in each.parameters(recurse=False)], device)
         open_[module].__enter__()
 
+    def leave(module: nn.Module, *_: Any) -> None:  # what a hook returns would be the module's output
+        open_.pop(module).__exit__(None, None, None)
+
     for module in lm.modules():
-        if [*module.children()] and any(hasattr(parameter, "ds_id") for parameter in module.parameters()):
+        if [*module.children()] and any(hasattr(p, "ds_id") or p.device != device for p in module.parameters()):
             hooks.append(module.register_forward_pre_hook(enter))
-            hooks.append(module.register_forward_hook(lambda module, *_: open_.pop(module).__exit__(None, None, None)))
+            hooks.append(module.register_forward_hook(leave))
+    for buffer in lm.buffers():
+        buffer.data = buffer.to(device)
     try:
         yield
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def _there(parameters: list[nn.Parameter], device: torch.device) -> Iterator[None]:
+    """Inside, parameters are whole and on `device`."""
+    import deepspeed
+
+    homes = [(each, each.data) for each in parameters if not hasattr(each, "ds_id")]
+    for each, home in homes:
+        each.data = home.to(device)
+    with deepspeed.zero.GatheredParameters(parameters):
+        yield
+    for each, home in homes:
+        each.data = home
 
 
 @torch.no_grad()
@@ -242,7 +267,7 @@ def hidden(compute: Callable[[Batch], Any], lm: Any, device: torch.device) -> to
 
 def whole(lm: Any, device: torch.device) -> torch.Tensor:
     """What `hidden` gives of a model that is in no engine yet."""
-    with gathered(lm):
+    with gathered(lm, device):
         return hidden(partial(hidden_states, lm), lm, device)
 
 

@@ -19,7 +19,8 @@ from trainer.episodes import Batch
 from trainer.models.heads import PolicyModel, after_head, hidden_states
 from trainer.objectives.distillation import divergence
 from trainer.ranks import parallel
-from trainer.ranks.engine import Engine, sharded
+from trainer.ranks.engine import Engine
+from trainer.ranks.loading import sharded
 from trainer.ranks.sequence_parallel import SequenceParallel
 
 
@@ -72,8 +73,9 @@ class Teacher:
     """On a rank of the policy, sharded over them under ZeRO-3. Collective, as its engine is."""
 
     def __init__(self, model: ModelConfig, config: Config, device: torch.device, shared: SequenceParallel | None = None):
-        with sharded(getattr(torch, model.dtype)) if config.trainer.zero_stage == 3 else nullcontext():
-            lm = models.load_lm(model, config.run.seed, device)
+        shard = config.trainer.zero_stage == 3
+        with sharded(getattr(torch, model.dtype)) if shard else nullcontext():
+            lm = models.load_lm(model, config.run.seed, device, home=parallel.home(config.trainer, shard, device))
         reader = Reader(lm.requires_grad_(False))
         if shared:
             shared.attach(reader, lm, joined=False)  # the policy compares its part with the teacher's

@@ -34,7 +34,8 @@ from trainer.models import checkpoint_names, lora, quantize, streaming
 from trainer.models.heads import PolicyModel
 from trainer.objectives import Objective
 from trainer.ranks import parallel, trial
-from trainer.ranks.engine import Engine, init_distributed, record_apart, sharded
+from trainer.ranks.engine import Engine, init_distributed, record_apart
+from trainer.ranks.loading import sharded
 from trainer.ranks.replay import Replay
 from trainer.ranks.sequence_parallel import SequenceParallel
 from trainer.ranks.teacher import Teacher
@@ -121,7 +122,8 @@ class Worker(Recorded):
         # Random weights are drawn whole: drawn part by part they would be others under ZeRO-3 than without.
         shard = config.trainer.zero_stage == 3 and source.path is not None
         with sharded(getattr(torch, source.dtype)) if shard else nullcontext():
-            lm = models.load_lm(source, config.run.seed, self.device, train=role.objective is not None, classifier=role.classifier)
+            home = parallel.home(config.trainer, shard, self.device)
+            lm = models.load_lm(source, config.run.seed, self.device, role.objective is not None, role.classifier, home)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
         model, shared = role.head(lm), None

@@ -17,7 +17,7 @@ from trainer import models
 from trainer.configs.sections import ModelConfig, TrainerConfig
 from trainer.errors import ConfigError
 from trainer.plan import memory
-from trainer.ranks import parallel
+from trainer.ranks import loading, parallel
 from trainer.ranks.worker import Worker
 
 
@@ -33,7 +33,7 @@ def built(kind: str, **changes: Any) -> Any:
 
 
 def asked(kind: str, **ways: Any) -> dict[str, Any]:
-    return parallel.settings(built(kind), TrainerConfig(**ways))
+    return parallel.settings(built(kind), TrainerConfig(**ways), torch.device("cpu"))
 
 
 def test_without_parts_deepspeed_is_asked_for_nothing():
@@ -140,3 +140,42 @@ def test_ranks_gather_to_the_end_where_the_first_cannot_write(tmp_path, rank):
     with pytest.raises(OSError) if rank == 0 else nullcontext():
         Worker.export(worker, tmp_path / "file/model")
     assert gathered == ["a", "b"]
+
+
+def test_a_model_in_host_memory_computes_module_by_module(monkeypatch):
+    """With a copy on the device of what computes, and back where it was. The device is played: a copy in memory besides."""
+    settings = ModelConfig.model_validate({"init": {"model_type": "qwen3", **SMALL}, "tokenizer": "characters:0123456789s="})
+    lm = models.load_lm(settings, 0, torch.device("cpu"))
+    cpu, homes = torch.device("cpu"), {name: each.data_ptr() for name, each in lm.named_parameters()}
+    expected, away = parallel.whole(lm, cpu), []
+    monkeypatch.setattr(nn.Parameter, "device", torch.device("meta"), raising=False)
+    to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", lambda each, *given, **ways: to(each, *given, **ways).clone())
+    with parallel.gathered(lm, cpu):
+        block = lm.model.layers[0]
+        block.register_forward_hook(lambda *_: away.append({n for n, p in lm.named_parameters() if p.data_ptr() != homes[n]}))
+        found = parallel.hidden(lambda batch: parallel.hidden_states(lm, batch), lm, cpu)
+    assert torch.equal(found, expected)
+    assert {name: each.data_ptr() for name, each in lm.named_parameters()} == homes
+    [moved] = away
+    assert moved and not any(".layers.1." in name for name in moved)
+
+
+class Partial:
+    """A loader that takes what it is given, as transformers' does, and says what was missing."""
+
+    def __init__(self) -> None:
+        self.given: list[set[str]] = []
+
+    def __call__(self, model: Any, state: dict[str, torch.Tensor], _: Any) -> tuple[list[str], set[str]]:
+        self.given.append(set(state))
+        return [], set(model.state_dict()) - set(state)
+
+
+def test_a_sharded_model_is_loaded_layer_by_layer():
+    lm, load = built("mixtral").lm, Partial()
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.w1.weight" for layer in (0, 1, 10) for expert in (0, 3)]
+    given = dict.fromkeys([*names, "lm_head.weight", "model.norm.weight"], torch.zeros(1))
+    wrong, missing = loading._by_layer(load)(lm, given)
+    assert wrong == [] and "lm_head.weight" not in missing and "model.embed_tokens.weight" in missing
+    assert load.given == [{"lm_head.weight", "model.norm.weight"}, *({name for name in names if f".{n}.mlp" in name} for n in (0, 1, 10))]
