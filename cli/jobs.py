@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cli import recipes
+from cli import job_queue, recipes
 from cli.dashboard import address, dashboard, unreachable
 from cli.project import CommandError, console, environment
 from cluster_tasks.client.follow import Follower, shown, without_noise
@@ -19,6 +19,7 @@ from cluster_tasks.client.submit import Job, uploaded
 from cluster_tasks.client.submit import submit as submit_job
 from cluster_tasks.debug import post_mortem
 from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.job_queue.rayjobs import MARK
 from stacks.host import command_line
 from stacks.load import load
 from stacks.places import place_of
@@ -39,6 +40,7 @@ def submit(arguments: list[str], root: Path) -> int:
         (
             "flotilla submit local -- python -m trainer.train_ppo --config run.yaml",
             "flotilla submit onprem --name ppo-1 --retries 3 -- python -m trainer.train_ppo",
+            "flotilla submit onprem --queue --priority 80 -- python -m trainer.train_ppo",
             "flotilla submit onprem --recipe verl/ppo-gsm8k trainer.total_epochs=1",
         ),
         usage="STACK [flags] -- COMMAND\nSTACK --recipe NAME [flags] [key=value ...]",
@@ -52,6 +54,7 @@ def submit(arguments: list[str], root: Path) -> int:
     add("--post-mortem", action="store_true", help="pause tasks at an uncaught error, for flotilla debug")
     add("--retries", type=int, metavar="N", help="restart the trainer up to N times if its driver dies")
     add("--no-wait", action="store_true", help="return once the job is accepted")
+    job_queue.add_flags(parser)
     cut = arguments.index("--") if "--" in arguments else len(arguments)
     options: Any = parser.parse_intermixed_args(arguments[:cut])
     command = arguments[cut + 1 :]
@@ -61,6 +64,9 @@ def submit(arguments: list[str], root: Path) -> int:
         parser.error(f"--working-dir {options.working_dir} is for a command; --recipe {options.recipe} brings its own folder")
     if options.retries is not None and options.recipe:
         parser.error("--retries is for a trainer's command; --recipe resumes when it is submitted again")
+    for_queue = [f"--{name.replace('_', '-')}" for name in job_queue.OURS if getattr(options, name) is not None]
+    if for_queue and not options.queue:
+        parser.error(f"{for_queue[0]} needs --queue")
     run = recipes.planned(options.stack, options.recipe, options.settings, command, root) if options.recipe else None
     if not command and not run:
         parser.error("COMMAND is missing; write it after --, e.g. -- python -m trainer.train_ppo --config run.yaml")
@@ -81,6 +87,8 @@ def submit(arguments: list[str], root: Path) -> int:
         job = Job(name, command, folder, root / "build" / stack.name / "runtime-env.yaml")
     if options.post_mortem and job.runtime_env and job.runtime_env.is_file():
         job = replace(job, runtime_env=post_mortem.runtime_env(job.runtime_env))
+    if options.queue:
+        return job_queue.submit(stack, job, options, root)
     return run_job(stack, job, root, wait=not options.no_wait)
 
 
@@ -129,7 +137,7 @@ def logs(arguments: list[str], root: Path) -> int:
         return show(stack, root, options.node)
     asked = dashboard(stack, root)
     try:
-        name = options.job or newest(asked, stack)
+        name = attempt(asked, options.job) if options.job else newest(asked, stack)
         printed = asked.ask(f"/api/jobs/{name}/logs").get("logs") or "" if options.no_follow else ""
         asked.exit_code(name)
     except OSError as error:
@@ -148,7 +156,7 @@ def stop(stack: Stack, root: Path, job: str) -> int:
     """Asks one job to end; a run of the trainer saves first."""
     asked = dashboard(stack, root)
     try:
-        asked.stop(job)
+        asked.stop(attempt(asked, job))
     except OSError as error:
         raise unreachable(asked, stack, error) from None
     console.print(f"asked {job} to save and stop; flotilla logs {stack.name} {job} shows its end")
@@ -160,3 +168,9 @@ def newest(asked: Dashboard, stack: Stack) -> str:
     if not listed:
         raise CommandError(f"the cluster {stack.name} has had no job; start one: flotilla submit {stack.name} -- COMMAND")
     return listed[-1]["submission_id"]
+
+
+def attempt(asked: Dashboard, name: str) -> str:
+    """The newest Ray job of a job of the queue; any other name as it is. Raises OSError."""
+    queued = [job["submission_id"] for job in submitted(asked) if (job.get("metadata") or {}).get(MARK) == name]
+    return queued[-1] if queued else name

@@ -45,6 +45,7 @@ OURS = {
     "scale": "cli.scale",
     "node": "cli.node",
     "submit": "cli.jobs",
+    "queue": "cli.job_queue",
     "serve": "cli.serve",
     "logs": "cli.jobs",
     "launch": "cli.launch",

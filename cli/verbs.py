@@ -45,6 +45,7 @@ GROUPS = {
     ),
     "use": (
         Verb("submit STACK -- COMMAND", "run a job, end with its exit code"),
+        Verb("queue STACK", "jobs that share it, and why each waits"),
         Verb("serve STACK MODEL", "an OpenAI endpoint for a run's model"),
         Verb("logs STACK [JOB]", "follow a job; the newest by default"),
         Verb("status STACK", "machines, nodes, jobs, checkpoints, cost"),

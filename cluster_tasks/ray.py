@@ -207,6 +207,8 @@ def flags(stack: Stack, fleet: Fleet) -> list[str]:
         flags += ["--on-node-loss", stack.task.on_node_loss]
     if stack.task.services:
         flags += ["--services", json.dumps(services(stack))]
+    if stack.queue != type(stack.queue)():
+        flags += ["--queue", json.dumps(stack.queue.told)]
     if stack.monitoring.enabled:
         flags += ["--monitoring", json.dumps(monitoring(stack))]
     return flags

@@ -51,6 +51,7 @@ from stacks.settings.fields import (
     same_host,
     setting_error,
 )
+from stacks.settings.job_queue import Queue
 from stacks.settings.monitoring import Monitoring
 from stacks.settings.service import Service
 from stacks.settings.slurm import Nodes, Slurm
@@ -352,6 +353,7 @@ class Stack(Model):
     slurm: Slurm = Field(default=Slurm(), description="The allocation on a Slurm cluster.")
     dstack: Dstack | None = Field(default=None, description="The dstack server of this stack. Default: dstack's own.")
     debug: Debug = Field(default=Debug(), description="Records for debugging a job that hangs.")
+    queue: Queue = Queue()
     task: Task = Task()
 
     @property

@@ -63,6 +63,8 @@ class Job:
 
 def stop_jobs(settings: Settings, seconds: int) -> None:
     """Sends SIGTERM to all jobs that run and waits until they have saved their checkpoints and ended."""
+    with contextlib.suppress(OSError):  # the queue is told first
+        settings.leaving.touch()
     deadline = time.monotonic() + seconds + min(seconds, 10)
     asked: set[str] = set()
     jobs: list[str] = []

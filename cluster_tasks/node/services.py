@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import run_page
+from . import queue_service, run_page
 from .errors import NOT_READY, Failure
 from .monitoring.programs import services as of_monitoring
 from .ports import port_answers
@@ -182,7 +182,7 @@ def services_of(settings: Settings) -> Iterator[Services]:
     place = settings.place = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=parent))  # a name that nobody can have prepared
     if settings.rank == 0:
         settings.routes.mkdir(mode=0o700)
-        own += [*of_monitoring(settings), *run_page.services(settings)]
+        own += [*of_monitoring(settings), *run_page.services(settings), *queue_service.services(settings)]
     if settings.rank == 0 and any(service.port for service in settings.services):
         settings.gate.write_text("the nodes are not complete")
     found = Services(settings, [Running(service, place / f"{service.name}.log") for service in own])

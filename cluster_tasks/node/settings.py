@@ -44,6 +44,7 @@ class Settings(argparse.Namespace):
     join: str = ""  # run whose cluster this node joins, as one of an elastic fleet
     alerts_port: int | None = None  # on the head, where alerts are posted from
     alerts_secret: Path | None = None  # file of what has to be shown there
+    queue: str  # JSON of its rules, or nothing
     dashboard: Dashboard  # the head's, as the head itself reaches it
     place: Path  # of what services write; services.py makes it afresh
     spill: str | None = None  # folder for objects that do not fit in memory, where it is not below Ray's
@@ -58,6 +59,11 @@ class Settings(argparse.Namespace):
     def gate(self) -> Path:
         """Is there on the head while services are not ready, and says which; no job is let in."""
         return self.place / "gate"
+
+    @property
+    def leaving(self) -> Path:
+        """Is there once the head has asked all jobs to save and stop: the queue starts none then."""
+        return self.place / "leaving"
 
     @property
     def routes(self) -> Path:
@@ -103,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--drain-seconds", type=int, default=DRAIN_SECONDS, help="that a node with --join has to give work back before its machine is taken"
     )
+    add("--queue", default="", help='how jobs share the cluster, such as {"min_run": 600, "owners": {"ann": {"weight": 2, "quota": 8}}}')
     add("--when-ready", help="text to print when the cluster is ready, such as how to reach its dashboard")
     return parser
 

@@ -25,7 +25,7 @@ FLEET_KEYS = (
 )
 KEYS = (
     "cloud, region, project, environment, protect, tags, monitoring, account_defaults, network, backends, backend_order, "
-    "fleets, checkpoints, cache, access, budget, ci, slurm, dstack, debug, task"
+    "fleets, checkpoints, cache, access, budget, ci, slurm, dstack, debug, queue, task"
 )
 MISTAKES = [
     # wrong type, out of range
