@@ -112,10 +112,11 @@ class Engine:
         self.frozen = len(self.trained) < len(list(model.parameters()))
         self.limit = math.inf if divergence.grad_norm is None else divergence.grad_norm
         dtype = next(model.parameters()).dtype
-        config = configuration(dtype, _stage(dtype, optim, trainer)) | parallel.settings(model, trainer, device)
+        stage = _stage(dtype, optim, trainer)
+        config = configuration(dtype, stage) | parallel.settings(model, trainer, device)
         arguments: dict[str, Any] = {"model": model, "config": config}
         if optim is not None:
-            config["gradient_clipping"] = optim.grad_clip if trainer.zero_stage or dtype != torch.float32 else 0.0
+            config["gradient_clipping"] = optim.grad_clip if stage else 0.0
             if trainer.offload_optimizer:
                 config["zero_optimization"]["offload_optimizer"] = {"device": "cpu", "pin_memory": device.type == "cuda"}
             arguments |= {  # made once the model is cut
