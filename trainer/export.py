@@ -6,9 +6,9 @@ On CPUs, also while the run trains or after it failed. What comes out is what th
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -41,15 +41,17 @@ def export(run: Path, checkpoint: Checkpoint, output: Path) -> None:
     from trainer.models import quantize
 
     classifier = "center" in (settings.get("algorithm") or {})  # train_rm's alone
-    models.without_weights(config, classifier)  # raises what is wrong with it before a checkpoint's gigabytes are read
+    lm = models.without_weights(config, classifier)  # raises what is wrong with it before a checkpoint's gigabytes are read
     step = settings.get("trainer") or {}
     cut = step.get("tensor_parallel", 1) > 1 or step.get("expert_parallel", 1) > 1
     try:
-        whole = joined(checkpoint.folder, models.without_weights(config, classifier)) if cut else weights(checkpoint.folder)
+        draft = output.with_name(f"tmp_joined_{output.name}")
+        whole = joined(checkpoint.folder, lm, draft) if cut else weights(checkpoint.folder)
     except FileNotFoundError as error:
         raise ConfigError(f"{checkpoint.folder}: {error.filename or error} was removed meanwhile; export a newer step") from None
     partly = config.lora.rank or config.freeze  # a checkpoint has what was trained alone
-    lm = _base(config, settings, run, classifier) if partly else models.without_weights(config, classifier)
+    if partly:
+        lm = _base(config, settings, run, classifier)
     dtype = next(lm.parameters()).dtype
     tensors = models.saved_tensors(lm)
     named = {name: whole[PREFIX + name].to(dtype) for name, p in tensors.items() if p.requires_grad}
@@ -78,24 +80,29 @@ def _base(config: ModelConfig, settings: dict[str, Any], run: Path, classifier: 
     return models.load_lm(config, (settings.get("run") or {}).get("seed", 0), torch.device("cpu"), classifier=classifier)
 
 
-def joined(checkpoint: Path, lm: Any) -> dict[str, torch.Tensor]:
-    """What `weights` gives, of ranks with parts of a model such as `lm`. Raises ConfigError where DeepSpeed cannot put them together."""
+def joined(checkpoint: Path, lm: Any, draft: Path) -> dict[str, torch.Tensor]:
+    """What `weights` gives, of ranks with parts of a model such as `lm`, by way of files in `draft`, which are removed.
+
+    Raises ConfigError where DeepSpeed cannot put them together.
+    """
     import torch
 
     from trainer import models
     from trainer.ranks import parallel
 
     engine = _engine(checkpoint)
-    with TemporaryDirectory(dir=checkpoint.parent.parent, prefix="tmp_export_") as folder:
-        try:
-            convert(engine, Path(folder) / ENGINE, JOINING)
-        except RunError as error:
-            raise ConfigError(f"{error}; resume the run, whose own exports are whole (trainer.export_every)") from None
+    shutil.rmtree(draft, ignore_errors=True)  # of an export that was killed
+    try:
+        convert(engine, draft, JOINING)
         states = min(file for file in engine.glob("*model_states.pt") if "expert" not in file.name)
         found = torch.load(states, map_location="cpu", weights_only=False)["module"]  # with buffers
-        for file in (Path(folder) / ENGINE / "zero").glob("*/fp32.pt"):
+        for file in (draft / "zero").glob("*/fp32.pt"):
             loaded = torch.load(file, map_location="cpu", weights_only=False)
             found[file.parent.name] = loaded["param"] if isinstance(loaded, dict) else loaded
+    except RunError as error:
+        raise ConfigError(f"{error}; resume the run, whose own exports are whole (trainer.export_every)") from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
     wanted = {PREFIX + name: tensor.shape for name, tensor in models.saved_tensors(lm).items()}
     own = {name: (name,) if name in found else parallel.places(name) for name in wanted}
     whole = {name: [found[part] for part in parts] for name, parts in own.items()}

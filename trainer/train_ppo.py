@@ -243,7 +243,7 @@ def _train(config: PpoConfig, folder: Path) -> int:
     checkpoints = Checkpoints(folder / "checkpoints", schedule.keep_checkpoints, schedule.keep_best)
     last = checkpoints.to_resume(config.run.resume)
     done = last.step if last else 0
-    if done >= schedule.steps and (folder / "model").exists():
+    if last and done >= schedule.steps and last.is_exported(folder / "model"):
         print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0
     kind = Continuous if config.rollout.mode == "async" else Batches

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -298,7 +299,7 @@ def test_two_rollout_engines_and_random_weights(tmp_path):
     assert all(row["logprob_diff"] < 1e-4 for row in read(tmp_path)[1:])
 
 
-def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, tmp_path, capfd):
+def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, tmp_path, capfd, monkeypatch):
     assert train_ppo.train(here(settings(tiny_model)), whole) == 0
     assert "has all 6 steps" in capfd.readouterr().out
     longer = tmp_path / "longer"
@@ -306,6 +307,13 @@ def test_a_finished_run_says_so_and_more_steps_go_on(tiny_model, whole, tmp_path
     assert train_ppo.train(here(settings(tiny_model, trainer={"steps": 8})), longer) == 0
     assert [row["step"] for row in read(longer)] == list(range(9))
     assert [row["reward"] for row in read(longer)[1:7]] == [row["reward"] for row in read(whole)[1:]]
+    longest = here(settings(tiny_model, trainer={"steps": 9}))
+    with monkeypatch.context() as patch:
+        patch.setattr(train_ppo.Run, "export", Mock(side_effect=RunError("ended before its export")))
+        with pytest.raises(RunError):
+            train_ppo.train(longest, longer)
+    assert train_ppo.train(longest, longer) == 0
+    assert "# longer, step 9\n" in (longer / "model/README.md").read_text(), "the model of fewer steps is not taken for it"
 
 
 @pytest.mark.usefixtures("cluster")

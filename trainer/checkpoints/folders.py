@@ -57,6 +57,10 @@ class Checkpoint:
                 "set model.path or model.init back, or choose another run.name"
             )
 
+    def is_exported(self, model: Path) -> bool:
+        """Whether a run's exported model is of this, its last step: one from before, when the run had fewer steps, is older."""
+        return model.is_dir() and model.stat().st_mtime >= (self.folder / MANIFEST).stat().st_mtime
+
 
 class Checkpoints:
     """The checkpoints of one run; the newest `keep` stay, and the one with the best score if `keep_best`."""

@@ -219,9 +219,13 @@ def drafted(lm: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, files: Ma
         (draft / name).write_bytes(content)
     for path in (*draft.rglob("*"), draft):
         fsync(path)
-    shutil.rmtree(folder, ignore_errors=True)
+    replaced = folder.with_name(f"tmp_replaced_{folder.name}")
+    shutil.rmtree(replaced, ignore_errors=True)
+    if folder.exists():  # a removal that is cut short must not leave a part of it under its name
+        folder.rename(replaced)
     draft.rename(folder)
     fsync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def saved_tensors(lm: nn.Module) -> dict[str, torch.Tensor]:

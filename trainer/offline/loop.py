@@ -130,9 +130,9 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     task.config = worker.config = config
     worker.role = replace(role, optim=config.optim)
     # Rank 0 alone looks: on a shared file system another node may see a checkpoint later, and would resume from another step.
-    last, exported = from_rank_0(lambda: (checkpoints.to_resume(config.run.resume), (folder / "model").exists()), rank, world)
+    last = from_rank_0(lambda: checkpoints.to_resume(config.run.resume), rank, world)
     done = last.step if last else 0
-    if done >= schedule.steps and exported:
+    if from_rank_0(lambda: bool(last and done >= schedule.steps and last.is_exported(folder / "model")), rank, world):
         if rank == 0:
             print(f"{folder} has all {done} steps; to train on raise trainer.steps, to train anew choose another run.name")
         return 0

@@ -82,3 +82,20 @@ def test_a_write_that_fails_leaves_the_folder_as_it_was(lm, tmp_path):
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["before"]
     write(lm, iter(models.saved_tensors(lm).items()), tmp_path / "mine")
     assert not (tmp_path / "mine/before").exists() and (tmp_path / "mine/model.safetensors").is_file()
+
+
+def test_what_is_replaced_is_never_half_there_under_its_name(lm, tmp_path, monkeypatch):
+    write(lm, iter(models.saved_tensors(lm).items()), tmp_path / "mine")
+
+    def killed(path: Path, **_: object) -> None:
+        if files := sorted(path.glob("*.safetensors")):
+            files[0].unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(models.shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write(lm, iter(models.saved_tensors(lm).items()), tmp_path / "mine")
+    assert (tmp_path / "mine/model.safetensors").is_file()
+    monkeypatch.undo()
+    write(lm, iter(models.saved_tensors(lm).items()), tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
