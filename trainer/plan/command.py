@@ -121,6 +121,7 @@ def on_cluster(config: Config, shape: Shape, cluster: Cluster, lengths: Lengths,
         "gpus": cluster.gpus,
         "gpus_used": _used(config, ranks),
         "memory": _memory(config, shape, cluster.gpu, ranks),
+        "loading": _loading(config, shape, cluster, ranks),
         "lengths": {"prompt": lengths.prompt, "answer": lengths.answer},
         "seconds": {**step.phases, "step": step.seconds},
         "overlap": step.ahead,
@@ -160,6 +161,12 @@ def _memory(config: Config, shape: Shape, gpu: Gpu, ranks: int | None) -> list[F
         {"when": when, "parts": {name: size for name, size in parts.items() if size}, "bytes": sum(parts.values()), "of": room}
         for when, parts, room, _ in memory.plan(config, shape, gpu.memory, ranks)
     ]
+
+
+def _loading(config: Config, shape: Shape, cluster: Cluster, ranks: int) -> Found:
+    """CPU memory of a node that has as many ranks as fit on it, or all."""
+    here = min(ranks, int(cluster.per_node / config.placement.gpus_per_rank))
+    return {"ranks": here, "bytes": memory.loading(config, shape, here)}
 
 
 def _unfit(config: Config, shape: Shape, gpu: Gpu, ranks: int | None) -> list[str]:
@@ -293,6 +300,9 @@ def _words(found: Found) -> str:
     if found["errors"]:  # what cannot start takes no time and has no price
         return "\n".join([*lines, *(f"does not fit: {error}" for error in found["errors"]), *map(_memory_line, found["memory"])])
     lines += [_memory_line(each) for each in found["memory"]]
+    if size := (loading := found["loading"])["bytes"]:
+        here = loading["ranks"]
+        lines.append(f"loading: {size / memory.GIB:.1f} GiB of a node's CPU memory for copies of experts, {here} ranks on it")
     phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in found["seconds"].items() if name != "step")
     phases += "; generation is at the same time as the rest" * found["overlap"]
     lines.append(f"a step: {found['seconds']['step']:.1f} s ({phases}), {found['tokens_per_second']:,.0f} tokens/s")

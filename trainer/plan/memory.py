@@ -173,6 +173,16 @@ def plan(config: Config, shape: Shape, total: float, ranks: int | None = None) -
     return times
 
 
+def loading(config: Config, shape: Shape, ranks: int) -> float:
+    """Bytes of a node's CPU memory in which its `ranks` stack experts while they load models: each has a copy, under ZeRO-3 of one layer's.
+
+    Dense weights stay in the files that all read. Rollout engines on the node load besides.
+    """
+    others = (reference(config, shape, beside=True), shape.teacher)
+    experts = [each.experts / (each.layers if stage_of(config) == 3 else 1) for each in (*learners(config, shape), *others) if each]
+    return size_of(config) * sum(experts) * ranks
+
+
 def activations(config: Config, shape: Shape, *, learning: bool = True, head: bool = True) -> float:
     """Of a micro-batch: of every layer; where nothing is learned, of one; with gradient checkpointing, of one and every layer's input.
 

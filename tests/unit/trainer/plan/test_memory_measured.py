@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import gc
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.families import exported
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -141,3 +143,15 @@ def test_a_deepspeed_bucket_is_allocated_in_full_however_small_the_model(monkeyp
     settings = config(dtype="bfloat16", stage=2)
     shape = memory.Shape.of(models.without_weights(settings.model))
     assert memory.states(settings, shape, 1)["gradients"] == 4 * shape.parameters + 2 * memory.BUCKET
+
+
+def test_who_loads_a_mixture_has_a_copy_of_its_experts_and_the_rest_where_the_file_is(tmp_path):
+    """By the addresses of weights: those of a file's pages are of all processes that read it."""
+    settings = config(dtype="float32")
+    given = {"path": str(exported("qwen3_moe", tmp_path / "mixture")), "init": None, "tokenizer": None}
+    settings = settings.model_copy(update={"model": settings.model.model_copy(update=given)})
+    lm = models.load_lm(settings.model, 0, CPU)
+    maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    files = [tuple(int(end, 16) for end in line[0].split("-")) for line in maps if line[-1].endswith(".safetensors")]
+    copied = [p.nbytes for p in lm.parameters() if not any(begin <= p.data_ptr() < end for begin, end in files)]
+    assert files and sum(copied) == memory.loading(settings, memory.Shape.of(lm), 1) > 0

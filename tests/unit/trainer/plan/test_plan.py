@@ -315,3 +315,17 @@ def test_the_plan_says_how_large_the_experts_of_a_token_are(setting, token):
     assert found["router_replay"] == {"token": token, "step": step * token}
     found["errors"], found["shape"] = [], ""
     assert ("router replay: the experts of a token are 384 bytes, 0.00 GiB a step" in command._words(found)) == bool(token)
+
+
+@pytest.mark.parametrize(("stage", "layers"), [(0, 48), (2, 48), (3, 1)])
+def test_the_plan_says_what_copies_of_experts_take_of_a_node_while_they_are_read(stage, layers):
+    model = {"path": None, "init": MIXTURE, "tokenizer": "characters:ab", "dtype": "bfloat16"}
+    config = settings(Path(), model=model, placement={"gpus_per_rank": 1, "ranks": 16}, trainer={"zero_stage": stage})
+    found = command.on_cluster(config, command.shape_of(config.model), H100, Lengths(8, 5), 16, None)
+    size = 8 * 2 * layers * 128 * 3 * 2048 * 768
+    assert found["loading"] == {"ranks": 8, "bytes": pytest.approx(size)}
+    found["errors"], found["shape"] = [], ""
+    assert f"loading: {size / 2**30:.1f} GiB of a node's CPU memory for copies of experts, 8 ranks on it" in command._words(found)
+    dense = command.on_cluster(settings(Path("x"), placement={"gpus_per_rank": 1}), SHAPE, H100, Lengths(8, 5), 8, None)
+    dense["errors"], dense["shape"] = [], ""
+    assert "loading" not in command._words(dense)
