@@ -25,6 +25,7 @@ from trainer.cli import hub_models
 from trainer.cli.help import settings, show
 from trainer.cli.paths import check_model, resolved_paths
 from trainer.cluster import placement
+from trainer.configs.base import Check
 from trainer.configs.data import DataConfig, RowsConfig
 from trainer.configs.offline import OfflineConfig
 from trainer.configs.ppo import PpoConfig
@@ -328,3 +329,12 @@ def _small(data: DataConfig) -> bool:
     if data.function() or data.may_be_hub():
         return False
     return sum(file.stat().st_size for file in files.shards(data.path)) < FIRST_LOOK_BYTES
+
+
+_OFFLINE = (allowed, model, shared, data, sinks)
+CHECKS: dict[str, tuple[Check, ...]] = {  # by entry point
+    "train_ppo": (allowed, options, model, other_models, split, shared, cut, positions, data, evals, reward, environment, sinks),
+    "train_sft": (*_OFFLINE, cut),
+    "train_rm": _OFFLINE,
+    "train_dpo": (*_OFFLINE, other_models),
+}

@@ -17,8 +17,7 @@ from trainer.offline import first_look
 
 def read(argv: list[str]) -> DpoConfig:
     """The settings, once all that they name has been looked at."""
-    models = (preflight.model, preflight.other_models, preflight.shared)
-    checks, before_start = (preflight.allowed, *models, preflight.data, preflight.sinks), (preflight.hub, preflight.gpu)
+    checks, before_start = preflight.CHECKS[DpoConfig.ENTRY], (preflight.hub, preflight.gpu)
     look = first_look.rows("trainer.train_dpo:Dpo")
     return parse(argv, prog="python -m trainer.train_dpo", model=DpoConfig, checks=checks, before_start=before_start, without_start=(look,))
 

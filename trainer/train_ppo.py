@@ -28,10 +28,8 @@ from trainer.runs import faults
 
 def read(argv: list[str]) -> PpoConfig:
     """The settings, once all that they name has been looked at."""
-    names = (preflight.allowed, preflight.options)
-    models = (preflight.model, preflight.other_models, preflight.split, preflight.shared, preflight.cut, preflight.positions)
-    checks = (*names, *models, preflight.data, preflight.evals, preflight.reward, preflight.environment, preflight.sinks)
-    prog, before_start = "python -m trainer.train_ppo", (preflight.hub, preflight.cluster)
+    checks, before_start = preflight.CHECKS[PpoConfig.ENTRY], (preflight.hub, preflight.cluster)
+    prog = "python -m trainer.train_ppo"
     return parse(argv, prog=prog, model=PpoConfig, checks=checks, before_start=before_start, without_start=(first_look.prompts,))
 
 
@@ -178,7 +176,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         run.record.log(step, episodes, rollout.kept, rollout.known_N)
         spans.lap("log")
         run.skips.count(step, values)
-        stop, exporting = bool(stopping), schedule.export_every and step % schedule.export_every == 0
+        stop, exporting = bool(stopping) or step == run.config.run.pause_at, schedule.export_every and step % schedule.export_every == 0
         saving = last or stop or (step % schedule.checkpoint_every == 0 and not run.skips.in_row)
         if saving or exporting or run.skips.in_row:  # else the next step's answers show it
             run.require_sound(rollout, step)
@@ -189,7 +187,7 @@ def loop(run: Run, done: int, metrics: Metrics, stopping: Stopping) -> int:
         if last:
             show(episodes[:: run.config.algorithm.group_size][:2], run.config.data.prompt)
         elif stop:
-            print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
+            print(f"{stopping or 'run.pause_at'}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
     run.trace.end()
     run.export(schedule.steps, run.folder / "model")

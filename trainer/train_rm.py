@@ -19,10 +19,7 @@ from trainer.offline import first_look
 
 def read(argv: list[str]) -> RmConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (
-        (preflight.allowed, preflight.model, preflight.shared, preflight.data, preflight.sinks),
-        (preflight.hub, preflight.gpu),
-    )
+    checks, before_start = preflight.CHECKS[RmConfig.ENTRY], (preflight.hub, preflight.gpu)
     look = first_look.rows("trainer.train_rm:Rm")
     return parse(argv, prog="python -m trainer.train_rm", model=RmConfig, checks=checks, before_start=before_start, without_start=(look,))
 

@@ -17,10 +17,7 @@ from trainer.offline import first_look
 
 def read(argv: list[str]) -> SftConfig:
     """The settings, once all that they name has been looked at."""
-    checks, before_start = (
-        (preflight.allowed, preflight.model, preflight.shared, preflight.cut, preflight.data, preflight.sinks),
-        (preflight.hub, preflight.gpu),
-    )
+    checks, before_start = preflight.CHECKS[SftConfig.ENTRY], (preflight.hub, preflight.gpu)
     look = first_look.rows("trainer.train_sft:Sft")
     return parse(argv, prog="python -m trainer.train_sft", model=SftConfig, checks=checks, before_start=before_start, without_start=(look,))
 

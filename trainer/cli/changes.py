@@ -11,6 +11,7 @@ from trainer.configs.sections import Config
 HARMLESS = (
     "run.resume",
     "run.allow",
+    "run.pause_at",
     "log.",
     "placement.wait",
     "placement.processes",

@@ -32,6 +32,11 @@ class RunConfig(Section):
         default="auto",
         description="auto resumes from the last complete checkpoint if there is one; must fails without one; never moves an old run aside.",
     )
+    pause_at: int | None = Field(
+        default=None,
+        ge=1,
+        description="Save and end with exit code 143 after this step, as if asked to stop; a resumed run goes on exactly.",
+    )
     allow: list[str] = Field(
         default_factory=list, description="Settings or sections that may differ from the run's first start, such as [optim.lr]."
     )

@@ -219,7 +219,8 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
         run.log(step, stats | saver.blocked)
         spans.lap("log")
         skips.count(step, stats)
-        stop, exporting = saver.look(bool(stopping))[0], schedule.export_every and step % schedule.export_every == 0
+        stop = saver.look(bool(stopping) or step == task.config.run.pause_at)[0]
+        exporting = schedule.export_every and step % schedule.export_every == 0
         saving = stop or last or (step % schedule.checkpoint_every == 0 and not skips.in_row)
         if saving or exporting or skips.in_row:  # else the next step's loss shows it
             require_finite(worker.score(sequences[: task.together], 1).tolist(), step, step - skips.in_row)
@@ -230,7 +231,7 @@ def _loop(run: Run, done: int, stopping: Stopping) -> int:
             run.save(step, last=stop or last)
             spans.lap("checkpoint")
         if stop and not last:
-            print(f"{stopping}: saved after step {step}; the same command resumes", flush=True)
+            print(f"{stopping or 'run.pause_at'}: saved after step {step}; the same command resumes", flush=True)
             return STOPPED
     run.trace.end()
     run.export(schedule.steps, run.folder / "model")
