@@ -17,6 +17,7 @@ PARTS = (
     "trainer",
     "retrieval",
     "serving",
+    "sweeps",
     "requirements",
 )
 

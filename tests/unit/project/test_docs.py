@@ -26,7 +26,7 @@ from trainer.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "retrieval", "serving", "benchmarks")
+PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "retrieval", "serving", "sweeps", "benchmarks")
 TRAINERS: dict[str, type[Config]] = {
     "trainer.train_ppo": PpoConfig,
     "trainer.train_sft": SftConfig,

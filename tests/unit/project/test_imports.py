@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "retrieval", "serving", "lab", "benchmarks", "cli")
+PACKAGES = ("stacks", "infra", "fleets", "cluster_tasks", "trainer", "retrieval", "serving", "sweeps", "lab", "benchmarks", "cli")
 FILES = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py")) if ".venv" not in file.parts]
 # Which of our modules a package may import beside its own; a name stands for all below it.
 ALLOWED = {
@@ -20,11 +20,12 @@ ALLOWED = {
     "trainer": (),
     "retrieval": ("trainer",),
     "serving": ("trainer", "cluster_tasks.node", "cluster_tasks.recipes.job"),
+    "sweeps": ("trainer", "cluster_tasks.node", "cluster_tasks.recipes.job"),
     "fleets": ("stacks",),
     "cluster_tasks": ("stacks",),
     "infra": ("stacks", "fleets", "cluster_tasks"),
     "lab": ("stacks", "fleets", "cluster_tasks", "infra"),
-    "benchmarks": ("stacks", "fleets", "cluster_tasks", "infra", "trainer", "retrieval", "serving", "lab"),
+    "benchmarks": ("stacks", "fleets", "cluster_tasks", "infra", "trainer", "retrieval", "serving", "sweeps", "lab"),
     "cli": ("stacks", "cluster_tasks"),  # the others' commands by name alone
 }
 NODE_AGENT = "cluster_tasks/node"  # copied to every node alone, so it imports the standard library, and itself by relative names
