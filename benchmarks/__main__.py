@@ -41,6 +41,7 @@ NAMES = (
     "page",
     "parallel",
     "debug",
+    "sweeps",
     "dstack",
     "slurm",
     "schedulers",

@@ -31,6 +31,7 @@ TRAINER = {
     "eval": "trainer.evaluate",
     "export": "trainer.export",
     "report": "trainer.report",
+    "sweep": "sweeps",
     "push": "serving.push",
     "trace": "trainer.runs.timeline",
     "convert": "trainer.cli.convert",

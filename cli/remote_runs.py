@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from cli.dashboard import dashboard, unreachable
+from cli.jobs import submit
 from cli.project import CommandError
 from cli.push import push
 from cluster_tasks.node.run_page import ROUTE
@@ -58,7 +59,13 @@ def trace(words: list[str], root: Path) -> int:
     return 0
 
 
-VERBS = {"report": report, "trace": trace, "push": push}
+def sweep(words: list[str], root: Path) -> int:
+    """`STACK RUN.yaml ...`: the sweep's driver as a job of the cluster, and its trials as others."""
+    stack, *rest = words
+    return submit([stack, "--", "python", "-m", "sweeps", *rest], root)
+
+
+VERBS = {"report": report, "trace": trace, "push": push, "sweep": sweep}
 
 
 def parsed(verb: str, words: list[str]) -> tuple[str, list[str], dict[str, str]]:

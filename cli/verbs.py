@@ -65,6 +65,7 @@ GROUPS = {
     ),
     "models": (
         Verb("train ppo|sft|rm|dpo", "train in this shell", "in this shell"),
+        Verb("sweep [STACK] RUN.yaml", "search settings in trials that pause"),
         Verb("eval RUN.yaml", "score a model without training", "in this shell"),
         Verb("export RUN", "Hugging Face model of a checkpoint", "in this shell"),
         Verb("report [STACK] RUN...", "the page of runs as one HTML file"),

@@ -16,6 +16,8 @@ from typing import Any
 
 from sweeps import checks, objective, plan, space
 from sweeps.budget import Budget
+from sweeps.cluster import Cluster, is_job
+from sweeps.here import Here
 from sweeps.plan import Plan
 from trainer.cli import usage, yaml_io
 from trainer.cli.paths import is_run, runs_root
@@ -24,7 +26,7 @@ from trainer.configs.sections import Config
 from trainer.errors import ConfigError
 from trainer.metrics.cost import price
 
-PROG = "python -m sweeps"
+PROG = "flotilla sweep"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,89}")
 STATE = "sweep.yaml"
 
@@ -35,7 +37,6 @@ def main(arguments: list[str], prog: str = PROG) -> int:
     found, config, words = _plan(options)
     budget = _budget(options, config)
     folder = runs_root() / found.name
-    from sweeps.here import Here
     from sweeps.loop import Driver
     from sweeps.study import Study
 
@@ -45,7 +46,7 @@ def main(arguments: list[str], prog: str = PROG) -> int:
         for word in words:
             print(word)
         study = Study(found, folder / "study.db", lambda point: _refused(found, point))
-        with stop_signals() as stopping, closing(Here()) as jobs:
+        with stop_signals() as stopping, closing(Here() if options.here or not is_job() else Cluster()) as jobs:
             driver = Driver(found, folder, study, jobs, budget, options.parallel, options.retries)
             code = driver.run(stopping)
             driver.conclude()
@@ -57,9 +58,9 @@ def _options(arguments: list[str], prog: str) -> argparse.Namespace:
     examples = (
         f"{prog} run.yaml 'optim.lr=[1e-6,3e-6]' 'algorithm.clip_high=0.2..0.3' --trials 12",
         f"{prog} run.yaml 'optim.lr=1e-6..1e-4' --trials 27 --stop asha --budget 200 --price 2.5",
-        f"{prog} run.yaml 'optim.lr=[1e-6,3e-6]' trainer.steps=40 --search grid",
+        f"{prog} onprem run.yaml 'optim.lr=[1e-6,3e-6]' trainer.steps=40 --search grid",
     )
-    parser = usage.parser(prog, about, *examples, usage="RUN.yaml [RUN.yaml ...] [flags] key=VALUES [key=value ...]")
+    parser = usage.parser(prog, about, *examples, usage="[STACK] RUN.yaml [RUN.yaml ...] [flags] key=VALUES [key=value ...]")
     add = parser.add_argument
     add(
         "words",
@@ -67,6 +68,7 @@ def _options(arguments: list[str], prog: str) -> argparse.Namespace:
         nargs="+",
         help="settings files; lists [a,b], ranges low..high[/step] [log|linear], and settings",
     )
+    add("--here", action="store_true", help="as processes of this shell, also within a job of a cluster")
     add("--name", help="sweep and prefix of its runs (default: RUN-sweep)")
     add("--train", choices=sorted(checks.MODELS), default="ppo", help="entry point (ppo)")
     add("--trials", type=int, metavar="N", help="trials (grid: all; else 16)")

@@ -59,7 +59,19 @@ def next_leg(plan: Plan, trials: Sequence[Trial], promotable: Promotable) -> Leg
                 if place + equal > len(there) // plan.factor:  # of equal ones, no more than their share
                     continue
                 return Leg(trial.number, high, f"number {place} of {len(there)} at step {low}")
-    return None
+    return _to_the_end(plan, trials)
+
+
+def _to_the_end(plan: Plan, trials: Sequence[Trial]) -> Leg | None:
+    """Of few trials none may be one of `factor`: the best of those that came furthest goes on all the same, so that one has all steps."""
+    waiting = [trial for trial in trials if trial.state == "open" and not math.isnan(trial.values.get(trial.reached, math.nan))]
+    if any(trial.target is not None or trial.state == "done" for trial in trials if trial.state != "failed") or not waiting:
+        return None
+    low = max(trial.reached for trial in waiting)
+    if low == plan.steps:
+        return None
+    first = min((trial for trial in waiting if trial.reached == low), key=lambda trial: plan.metric.order(trial.values[low]))
+    return Leg(first.number, next(rung for rung in plan.rungs if rung > low), f"the best of those at step {low}")
 
 
 def at_rung(trials: Sequence[Trial], rung: int, metric: Metric) -> list[float]:

@@ -35,7 +35,7 @@ class RunConfig(Section):
     pause_at: int | None = Field(
         default=None,
         ge=1,
-        description="Save and end with exit code 143 after this step, as if asked to stop; a resumed run goes on exactly.",
+        description="Save and end with exit code 143 after this step, as if asked to stop; the resumed run continues exactly.",
     )
     allow: list[str] = Field(
         default_factory=list, description="Settings or sections that may differ from the run's first start, such as [optim.lr]."

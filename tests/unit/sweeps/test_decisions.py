@@ -31,7 +31,8 @@ def test_new_trials_start_before_others_go_on():
 
 
 def test_of_three_at_a_rung_the_best_goes_on():
-    assert next_leg(plan(trials=2), at(0.1, 0.3), promotable) is None
+    coming = Trial(2, {}, target=2)
+    assert next_leg(plan(trials=3), [*at(0.1, 0.3), coming], promotable) is None
     assert next_leg(plan(trials=3), at(0.1, 0.3, 0.2), promotable) == Leg(1, 6, "number 1 of 3 at step 2")
 
 
@@ -53,6 +54,14 @@ def test_of_equal_values_no_more_than_their_share_goes_on():
     trials = at(*[0.0] * 3)
     trials[0] = Trial(0, {}, values={2: 0.0}, target=6)
     assert next_leg(plan(trials=3), trials, promotable) is None
+
+
+def test_one_trial_reaches_the_end_however_few_there_are():
+    assert next_leg(plan(trials=2), at(0.1, 0.3), promotable) == Leg(1, 6, "the best of those at step 2")
+    beyond = [Trial(0, {}, values={2: 0.1}), Trial(1, {}, values={2: 0.3, 6: 0.2})]
+    assert next_leg(plan(trials=2), beyond, promotable) == Leg(1, 18, "the best of those at step 6")
+    done = Trial(1, {}, state="done", values={2: 0.3, 6: 0.2, 18: 0.1})
+    assert next_leg(plan(trials=2), [beyond[0], done], promotable) is None
 
 
 def test_a_smaller_loss_is_better():
