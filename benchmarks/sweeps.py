@@ -20,7 +20,7 @@ from trainer.compare import compare
 from trainer.metrics import read
 
 ROOT = Path(__file__).resolve().parents[1]
-RATES = ("1e-6", "3e-6", "1e-5", "3e-5", "1e-4", "3e-4", "1e-3", "3e-3", "1e-2")
+RATES: tuple[str, ...] = ("1e-6", "3e-6", "1e-5", "3e-5", "1e-4", "3e-4", "1e-3", "3e-3", "1e-2")
 STEPS, RUNG, SEEDS = 36, 6, (0, 1, 2)
 SECONDS = 1800  # of one sweep
 SETTINGS = (

@@ -51,7 +51,7 @@ def require_space(entry: str, file: str, fixed: Sequence[str], space: Sequence[P
 
 
 def allowed(entry: str, file: str, fixed: Sequence[str], grid: Sequence[Point]) -> tuple[list[Point], list[tuple[Point, str]]]:
-    """Combinations of a grid, and those that are left out with the reason. Raises ConfigError where all are refused."""
+    """Combinations of a grid, and those that are left out with the reason. Raises ConfigError where a value is right in none of them."""
     kept: list[Point] = []
     left: list[tuple[Point, str]] = []
     for point in grid:
@@ -60,8 +60,9 @@ def allowed(entry: str, file: str, fixed: Sequence[str], grid: Sequence[Point]) 
             kept.append(point)
         except ConfigError as error:
             left.append((point, str(error).splitlines()[0]))
-    if not kept:
-        raise ConfigError(left[0][1])
+    right = {pair for point in kept for pair in point.items()}
+    if wrong := next((line for point, line in left if not right.issuperset(point.items())), None):
+        raise ConfigError(wrong)
     return kept, left
 
 

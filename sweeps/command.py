@@ -100,6 +100,8 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Config, list[str]]:
     files = [word for word in options.words if "=" not in word]
     if not files:
         raise ConfigError(f"no settings file; {PROG} RUN.yaml key=VALUES")
+    if missing := next((file for file in files if not Path(file).is_file()), None):
+        raise ConfigError(f"{missing}: no such file; settings files come without =, and settings as key=value")
     stems = [Path(file).name for file in files]
     if len(set(stems)) < len(stems):
         raise ConfigError(f"{' '.join(files)}: two settings files have one name; rename one")

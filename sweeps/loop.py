@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sweeps import best, objective
+from sweeps import best, objective, report
 from sweeps.budget import Budget
 from sweeps.checks import named, overrides
 from sweeps.decisions import Leg, Trial, next_leg
@@ -92,6 +92,9 @@ class Driver:
             value = f"{self.plan.metric.key} {found.values[found.reached]:.6g} at step {found.reached}"
             self.say(f"best: {run}, {value}: {named(found.point)}")
             self.say(f"its settings: {file}")
+        if trials:
+            report.write(self.plan, trials, runs_root(), self.budget, self.folder / report.FILE)
+            self.say(f"report: {self.folder / report.FILE}")
 
     def say(self, line: str) -> None:
         print(line, flush=True)

@@ -85,4 +85,4 @@ def test_a_grid_has_every_combination_and_ends_of_ranges_with_a_step():
 
 def test_a_grid_needs_a_step():
     with pytest.raises(ConfigError, match=r"algorithm.clip_high=0.2..0.3: a grid needs a step"):
-        [*points([Range("algorithm.clip_high", 0.2, 0.3)])]
+        list(points([Range("algorithm.clip_high", 0.2, 0.3)]))
