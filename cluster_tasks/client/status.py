@@ -30,7 +30,7 @@ from cluster_tasks.client.dstack_run import ROOT, DstackRun
 from cluster_tasks.client.elastic import NO_ELASTIC, Elastic
 from cluster_tasks.client.jobs import Job
 from cluster_tasks.client.machines import Machine, elastic_nodes, hours, machines
-from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps
+from cluster_tasks.client.usage import PRICE_HINT, look, per_1000_steps, queue_lines
 from cluster_tasks.identity import WrongCluster
 from cluster_tasks.price import hourly
 from stacks.dstack_api import JobStatus, Run
@@ -55,6 +55,7 @@ class Status:
     gpu_idle_share: float | None = None  # now; None where the dashboard is not forwarded, or has no GPUs
     trouble: list[str] = field(default_factory=list)
     serving: Elastic = NO_ELASTIC
+    queue: dict[str, Any] | None = None
 
     @property
     def cost(self) -> float:
@@ -83,8 +84,8 @@ def find(stack: Stack, run: DstackRun, now: datetime) -> Status:
     state = found.status.value if found else None
     serving = Elastic.of(stack, elastic_nodes(stack, run), run.dashboard if alive is not None else None)
     trouble += serving.short if found and not found.status.is_finished() else []
-    jobs, idle = (usage.jobs, usage.idle) if usage else ([], None)
-    return Status(stack.name, made, state, nodes, alive, jobs, run_cost(stack, found, now), idle, trouble, serving)
+    jobs, idle, queue = (usage.jobs, usage.idle, usage.queue) if usage else ([], None, None)
+    return Status(stack.name, made, state, nodes, alive, jobs, run_cost(stack, found, now), idle, trouble, serving, queue)
 
 
 def run_cost(stack: Stack, run: Run | None, now: datetime) -> float:
@@ -124,6 +125,8 @@ def show(status: Status, run: DstackRun, before: str = "") -> None:
         console.print(f"job {job.name}  {job.status}  {job.hours:.1f} h  {job.command}", markup=False)
         for line in job.progress.lines() if job.progress else ():
             console.print(f"    {line}", markup=False)
+    for line in queue_lines(status.queue):
+        console.print(line)
     if status.gpu_idle_share is not None:
         console.print(f"GPUs idle now: {status.gpu_idle_share:.0%}")
     each_hour = sum(machine.price for machine in status.machines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ class Usage:
     jobs: list[Job]
     hourly: float | None  # USD of all nodes
     up: float  # hours since the head started
+    queue: dict[str, Any] | None = None  # as cluster_tasks/node/job_queue answers; None where the cluster has none
 
     @property
     def idle(self) -> float | None:
@@ -54,7 +56,8 @@ class Usage:
         return None if self.hourly is None else self.hourly * self.up
 
     def lines(self) -> Iterator[str]:
-        """Of cost and idle GPUs, for people."""
+        """Of the queue, cost and idle GPUs, for people."""
+        yield from queue_lines(self.queue)
         if self.idle is not None:
             yield f"GPUs idle now: {self.idle:.0%}"
         if self.hourly is None:
@@ -81,7 +84,29 @@ def look(dashboard: Dashboard, now: float, price: float | None) -> Usage:
         jobs = find_jobs(dashboard, now)
     except (KeyError, TypeError, ValueError) as error:
         raise OSError(f"{dashboard.url} answers, but not as Ray's dashboard: {type(error).__name__} {error}") from error
-    return Usage(sorted(nodes, key=lambda node: node.address), jobs, price, max(0.0, now - started) / 3600)
+    queue = None
+    with suppress(OSError):  # a cluster that an older version started has none
+        queue = dashboard.ask("/flotilla/at/queue/queue")
+    return Usage(sorted(nodes, key=lambda node: node.address), jobs, price, max(0.0, now - started) / 3600, queue)
+
+
+def queue_lines(queue: dict[str, Any] | None) -> Iterator[str]:
+    """What waits and runs in the queue, and what the cluster's GPUs were used for; nothing where it never had a job."""
+    if not queue or not queue["jobs"]:
+        return
+    states = [job["state"] for job in queue["jobs"]]
+    counts = [
+        f"{states.count(state)} {state}" for state in ("running", "pausing", "waiting", "paused", "held", "failed") if state in states
+    ]
+    clock, pauses = queue["cluster"]["clock"], queue["cluster"]["pauses"]
+    waits = [clock - job["since"] for job in queue["jobs"] if job["state"] in ("waiting", "paused")]
+    longest = f", the longest wait {max(waits) / 3600:.1f} h" if waits else ""
+    yield f"queue: {', '.join(counts) or 'empty'}{longest}; {pauses} pauses so far"
+    seconds = queue["cluster"]["seconds"]
+    if whole := sum(seconds.values()):
+        kind = "GPU" if queue["cluster"].get("gpus") else "CPU"
+        shares = ", ".join(f"{use.replace('_', ' ')} {spent / whole:.0%}" for use, spent in seconds.items() if spent)
+        yield f"{kind} time so far: {shares}"
 
 
 def as_node(known: dict[str, Any]) -> Node:

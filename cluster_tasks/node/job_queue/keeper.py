@@ -6,6 +6,7 @@ queue that is killed at any point goes on where it was.
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ PROGRESS_EVERY, FLUSH_EVERY, STOP_AGAIN = 5.0, 10.0, 15.0
 SETTLED = 60.0  # seconds in which a started job has reserved what it takes
 CRASHES = 3  # of a driver in a row, without a step in between
 KEPT = 2000  # jobs that have ended
+USES = ("working", "starting", "saving", "by_hand", "idle")  # of a GPU, on a cluster without GPUs of a CPU
 STOPPED = 143  # exit code of a run that was asked to stop, and has saved
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,16 @@ class Rules:
 class Keeper:
     """Of the queue's jobs. Its methods may be called from several threads."""
 
-    def __init__(self, store: Store, ray: RayJobs, rules: Rules):
-        self.store, self.ray, self.rules, self.lock = store, ray, rules, threading.RLock()
+    def __init__(self, store: Store, ray: RayJobs, rules: Rules, alert: Callable[[str, str], None] = lambda job, summary: None):
+        """`alert` is told of what a person has to see: job and summary."""
+        self.store, self.ray, self.rules, self.lock, self.alert = store, ray, rules, threading.RLock(), alert
         self.records = {record.name: record for record in store.records()}
         self.seen, self.trouble = None, "Ray has not answered yet"
         known = store.owners()
         self.owners = known | {name: Owner.changed(known.get(name, Owner()), of) for name, of in rules.owners.items()}
         self.other = (0.0, 0.0)
+        self.totals: dict[str, float] = {**dict.fromkeys(USES, 0.0), **json.loads(store.meta("totals") or "{}")}
+        self.working = set[str]()  # submissions that have done a step
         self.begin = self.last = self.flushed = store.clock.now()
         self.looked = dict[str, float]()  # when a job's progress was read, or it was asked to stop again
         self.refused = dict[str, int]()  # how often Ray has not taken a job, in a row
@@ -87,7 +92,7 @@ class Keeper:
     def hold(self, name: str, after: str = "held", reason: str = "held by hand") -> Record:
         """A pause that stays; or, with `after` cancelled, the end."""
         with self.lock:
-            record = self._known(name)
+            record = self.known(name)
             if record.state in ENDED:
                 raise JobError(f"{name} is {record.state}")
             if record.state == "pausing":
@@ -104,7 +109,7 @@ class Keeper:
     def release(self, name: str, **changes: Any) -> Record:
         """Puts a held job, or one that has ended without success, back into the queue; `changes`: of budgets and deadline."""
         with self.lock:
-            record = self._known(name)
+            record = self.known(name)
             if record.state == "succeeded":
                 raise JobError(f"{name} has succeeded; submit it under another name to run it again")
             job = Job.of(record.job.__dict__ | {"sizes": [size.__dict__ for size in record.job.sizes]} | changes)
@@ -124,7 +129,7 @@ class Keeper:
 
     def move(self, name: str, priority: object) -> Record:
         with self.lock:
-            record = self._known(name)
+            record = self.known(name)
             if not number(priority) or priority != int(priority) or not 0 <= priority <= 100:  # type: ignore[arg-type, operator]
                 raise JobError(f"priority: {priority!r} is not a whole number from 0 to 100")
             self._set(replace(record, priority=int(priority)))  # type: ignore[arg-type]
@@ -142,7 +147,8 @@ class Keeper:
             self.flush()
             return self.owners[name]
 
-    def _known(self, name: str) -> Record:
+    def known(self, name: str) -> Record:
+        """Raises JobError."""
         if name not in self.records:
             raise JobError(f"{name}: the queue has no such job; flotilla queue lists them")
         return self.records[name]
@@ -178,7 +184,20 @@ class Keeper:
                 part = record.gpus / seen.gpus if seen.gpus else record.cpus / seen.cpus if seen.cpus else 0.0
                 usd += (self.rules.hourly or 0.0) * part * seconds / 3600
             self._set(replace(record, spent=spent, gpu_seconds=gpus, usd=usd))
+        self._sum_up(self.cluster(seen), seconds)
         self.owners = credited(self.cluster(seen), [*self.records.values()], self.owners, seconds)
+
+    def _sum_up(self, cluster: Cluster, seconds: float) -> None:
+        """What the cluster's GPUs were used for."""
+        now = {"by_hand": getattr(cluster, f"other_{cluster.kind}"), "working": 0.0, "starting": 0.0, "saving": 0.0}
+        for record in self.records.values():
+            if record.state in TAKES:
+                works = record.submission in self.working or not record.job.saves
+                use = "saving" if record.state == "pausing" else "working" if works else "starting"
+                now[use] += getattr(record, cluster.kind)
+        now["idle"] = max(0.0, getattr(cluster, cluster.kind) - sum(now.values()))
+        for use, number_of in now.items():
+            self.totals[use] += number_of * seconds
 
     def cluster(self, seen: Seen) -> Cluster:
         """What jobs of others have is known once ours have reserved theirs; until then it is what it was, or what is more than ours."""
@@ -211,8 +230,8 @@ class Keeper:
             record = replace(record, pauses=record.pauses + 1, pause_seconds=now - record.since)
         elif self._leaving():
             into = "paused", "the cluster is stopping"
-        elif job["status"] == "STOPPED":
-            into = "held", "stopped by hand; flotilla queue STACK release continues it"
+        elif job["status"] == "STOPPED" or code == STOPPED:
+            into = "held", "stopped by hand, or by itself; flotilla queue STACK release continues it"
         elif dead and record.crashes < CRASHES:
             record = replace(record, crashes=record.crashes + 1)
             into = "paused", f"its driver died ({code}), {record.crashes} of {CRASHES} in a row: {said}"
@@ -235,6 +254,8 @@ class Keeper:
         """With the steps that it says it has done."""
         found = self.ray.progress(job)
         step = found.get("step") if isinstance(found.get("step"), int) else record.step
+        if step != record.step or record.state == "pausing":
+            self.working.add(record.submission)
         crashes = 0 if step != record.step else record.crashes
         steps = found["steps"] if isinstance(found.get("steps"), int) else record.steps
         seconds = float(found["seconds"]) if number(found.get("seconds")) else record.step_seconds
@@ -316,6 +337,8 @@ class Keeper:
     def say(self, job: str, action: str, reason: str) -> None:
         log.info("%s: %s: %s", job, action, reason)
         self.said.append((job, action, reason))
+        if action == "failed" or (action == "held" and "budget" in reason):
+            self.alert(job, f"the job {job} is {action}: {reason}")
 
     def flush(self) -> None:
         """Into the file."""
@@ -324,6 +347,7 @@ class Keeper:
             self.store.save([self.records[name] for name in sorted(self.dirty) if name in self.records])
             self.store.forget(gone)
             self.store.save_owners(self.owners)
+            self.store.set_meta("totals", json.dumps(self.totals))
             for line in self.said:
                 self.store.log(*line)
         self.dirty.clear()

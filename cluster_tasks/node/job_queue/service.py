@@ -18,6 +18,7 @@ and what `flotilla queue` asks for:
     POST /queue/owners/NAME         {"weight": 2, "quota": 8}
     GET  /queue/plan                when each job would start and end
     GET  /queue/decisions           the newest, of all jobs
+    GET  /metrics                   for Prometheus
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ import re
 import socketserver
 import threading
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from ..dashboard import Dashboard, ray_token
+from ..monitoring.alerts import post
 from .forecast import forecast
-from .jobs import Job, JobError, Record
+from .jobs import STATES, TAKES, WAITS, Job, JobError, Record
 from .keeper import Keeper, Rules
 from .rayjobs import RayJobs
 from .store import Store, StoreError
@@ -61,14 +64,16 @@ class Refused(Exception):
 class Queue:
     """What the socket's threads share."""
 
-    def __init__(self, ray: RayJobs, rules: Rules):
-        self.ray, self.rules, self.keeper, self.why = ray, rules, None, "the queue has just started"
+    def __init__(self, ray: RayJobs, rules: Rules, alert: Callable[[str, str], None]):
+        self.ray, self.rules, self.alert = ray, rules, alert
+        self.keeper: Keeper | None = None
+        self.why = "the queue has just started"
 
     def run(self, folder: Path) -> None:
         """Forever."""
         while True:
             try:
-                self.keeper = Keeper(Store(folder), self.ray, self.rules)
+                self.keeper = Keeper(Store(folder), self.ray, self.rules, self.alert)
                 break
             except StoreError as error:
                 if self.why != str(error):
@@ -89,29 +94,18 @@ class Queue:
                 raise Refused(404, f"{name} is not here")
             return {}
         with keeper.lock:
-            if path == "/queue":
-                return {"cluster": cluster(keeper), "owners": {name: each.__dict__ for name, each in keeper.owners.items()}} | {
-                    "jobs": [shown(record) for record in sorted(keeper.records.values(), key=lambda each: each.order)]
-                }
-            if path == "/queue/plan":
-                if keeper.seen is None:
-                    raise Refused(503, keeper.trouble)
-                return forecast(
-                    keeper.cluster(keeper.seen),
-                    [*keeper.records.values()],
-                    keeper.owners,
-                    keeper.store.clock.now(),
-                    keeper.rules.min_run,
-                    keeper.rules.hourly,
-                )
-            if path == "/queue/decisions":
-                return keeper.store.decisions()
             if path.startswith("/queue/jobs/"):
-                name = path.removeprefix("/queue/jobs/")
-                if name not in keeper.records:
-                    raise Refused(404, f"{name}: the queue has no such job; flotilla queue lists them")
-                return shown(keeper.records[name]) | {"decisions": keeper.store.decisions(name)}
-        raise Refused(404, f"{path} is nothing of the queue")
+                record = keeper.known(path.removeprefix("/queue/jobs/"))
+                return shown(record) | {"decisions": keeper.store.decisions(record.name)}
+            answers: dict[str, Callable[[], Any]] = {
+                "/queue": lambda: overview(keeper),
+                "/queue/plan": lambda: planned(keeper),
+                "/queue/decisions": keeper.store.decisions,
+                "/metrics": lambda: metrics(keeper),
+            }
+            if path not in answers:
+                raise Refused(404, f"{path} is nothing of the queue")
+            return answers[path]()
 
     def post(self, path: str, known: Any) -> Any:
         """The answer to a POST. Raises Refused, JobError."""
@@ -182,10 +176,54 @@ def shown(record: Record) -> dict[str, Any]:
 def cluster(keeper: Keeper) -> dict[str, Any]:
     seen = keeper.seen
     known: dict[str, Any] = {"stack": keeper.rules.stack, "hourly": keeper.rules.hourly, "clock": keeper.store.clock.now()}
-    known["trouble"] = keeper.trouble
+    known |= {"trouble": keeper.trouble, "seconds": keeper.totals, "pauses": sum(each.pauses for each in keeper.records.values())}
     if seen:
         known |= {"gpus": seen.gpus, "cpus": seen.cpus, "other_gpus": keeper.other[0], "other_cpus": keeper.other[1]}
     return known
+
+
+def overview(keeper: Keeper) -> dict[str, Any]:
+    jobs = [shown(record) for record in sorted(keeper.records.values(), key=lambda each: each.order)]
+    return {"cluster": cluster(keeper), "owners": {name: each.__dict__ for name, each in keeper.owners.items()}, "jobs": jobs}
+
+
+def planned(keeper: Keeper) -> dict[str, Any]:
+    """Raises Refused."""
+    if keeper.seen is None:
+        raise Refused(503, keeper.trouble)
+    records, now = [*keeper.records.values()], keeper.store.clock.now()
+    return forecast(keeper.cluster(keeper.seen), records, keeper.owners, now, keeper.rules.min_run, keeper.rules.hourly)
+
+
+def metrics(keeper: Keeper) -> str:
+    """In Prometheus's text format; seconds are of GPUs, on a cluster without GPUs of CPUs."""
+    records, now = [*keeper.records.values()], keeper.store.clock.now()
+    waits = [now - each.since for each in records if each.state in WAITS]
+    kind = "gpus" if keeper.seen and keeper.seen.gpus else "cpus"
+    found = [f'flotilla_queue_jobs{{state="{state}"}} {sum(each.state == state for each in records)}' for state in STATES]
+    found += [f"flotilla_queue_longest_wait_seconds {max(waits, default=0.0):.0f}"]
+    found += [f"flotilla_queue_pauses_total {sum(each.pauses for each in records)}"]
+    found += [f'flotilla_queue_used_seconds_total{{by="{use}"}} {seconds:.0f}' for use, seconds in keeper.totals.items()]
+    owners = dict.fromkeys(sorted({each.job.owner for each in records}), 0.0)
+    for each in records:
+        owners[each.job.owner] += getattr(each, kind) if each.state in TAKES else 0.0
+    found += [f"flotilla_queue_owner_has{{owner={json.dumps(owner)}}} {has:g}" for owner, has in owners.items()]
+    return "\n".join([*found, ""])
+
+
+def alerting(port: int | None, secret: Path | None) -> Callable[[str, str], None]:
+    """Posts to the cluster's webhook, by monitoring/alerts.py on this node."""
+
+    def alert(job: str, summary: str) -> None:
+        if port is None or secret is None:
+            return
+        known = {"labels": {"alertname": "QueuedJob", "job": job, "severity": "warning"}, "annotations": {"summary": summary}}
+        try:
+            post(f"http://127.0.0.1:{port}/api/v2/alerts", [known], secret.read_text())
+        except OSError as error:
+            log.warning("the alert of %s was not sent: %s", job, error)
+
+    return lambda job, summary: threading.Thread(target=alert, args=(job, summary), daemon=True).start()
 
 
 def handler(queue: Queue) -> type[BaseHTTPRequestHandler]:
@@ -222,9 +260,14 @@ def handler(queue: Queue) -> type[BaseHTTPRequestHandler]:
                 code, content = 400, {"error": f"not JSON: {error}"}
             except OSError as error:
                 code, content = 503, {"error": f"Ray does not answer: {error}"}
-            text = json.dumps(content if content is not None else {}).encode()
+            plain = isinstance(content, str)
+            text = content.encode() if plain else json.dumps(content if content is not None else {}).encode()
             self.send_response(code)
-            for key, value in (("Content-Type", "application/json"), ("Content-Length", str(len(text))), ("Connection", "close")):
+            for key, value in (
+                ("Content-Type", "text/plain; version=0.0.4" if plain else "application/json"),
+                ("Content-Length", str(len(text))),
+                ("Connection", "close"),
+            ):
                 self.send_header(key, value)
             self.end_headers()
             self.wfile.write(text)
@@ -255,6 +298,8 @@ def main(arguments: list[str]) -> None:
     add("--rules", type=json.loads, default={}, help="min_run in seconds; owners with weight and quota")
     add("--gate", type=Path)
     add("--leaving", type=Path)
+    add("--alerts-port", type=int)
+    add("--alerts-secret", type=Path)
     options = parser.parse_args(arguments)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     price = os.environ.get(PRICE)
@@ -269,7 +314,7 @@ def main(arguments: list[str]) -> None:
         options.leaving,
     )
     ray = RayJobs(Dashboard(f"http://127.0.0.1:{options.ray}", ray_token(os.environ, options.stack)))
-    queue = Queue(ray, rules)
+    queue = Queue(ray, rules, alerting(options.alerts_port, options.alerts_secret))
     options.socket.unlink(missing_ok=True)
     os.umask(0o077)
     with Server(str(options.socket), handler(queue)) as server:

@@ -100,6 +100,10 @@ class Store:
         row = self.db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return row[0] if row else None
 
+    def set_meta(self, key: str, value: str) -> None:
+        """Inside `written`."""
+        self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
     @contextlib.contextmanager
     def written(self) -> Iterator[None]:
         """One transaction: all of it is in the file, or none."""
@@ -110,7 +114,7 @@ class Store:
             self.db.execute("ROLLBACK")
             raise
         for key, value in (("clock", self.clock.now()), ("wall", time.time())):
-            self.db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, repr(value)))
+            self.set_meta(key, repr(value))
         self.db.execute("COMMIT")
 
     def records(self) -> list[Record]:

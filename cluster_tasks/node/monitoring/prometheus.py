@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .. import queue_service
 from ..monitoring_settings import Monitoring
 from ..settings import Settings
 
@@ -42,6 +43,10 @@ def config(settings: Settings, known: Monitoring) -> dict[str, Any]:
         {"job_name": "ray", "file_sd_configs": [{"files": [str(ray_folder(settings) / DISCOVERY)], "refresh_interval": "10s"}]},
         {"job_name": "prometheus", "static_configs": [{"targets": [f"127.0.0.1:{known.prometheus_port}"]}]},
     ]
+    if queue_service.is_here(settings):
+        queue: dict[str, Any] = {"job_name": "queue", "metrics_path": f"/flotilla/at/{queue_service.ROUTE}/metrics"}
+        queue["static_configs"] = [{"targets": [f"127.0.0.1:{settings.dashboard_port}"]}]
+        jobs.append(queue | {"authorization": {"credentials_file": str(queue_service.token_file(settings))}})
     for port in known.exporters:
         targets = [f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in settings.addresses]
         jobs.append({"job_name": f"exporter-{port}", "static_configs": [{"targets": targets}]})

@@ -1,0 +1,120 @@
+"""The queue of a real cluster: a run makes room, comes back and computes the same bits; the queue is killed meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cluster_tasks.client.job_queue import Queue, QueueError, needs
+from cluster_tasks.client.submit import Job
+from cluster_tasks.identity import KnownDashboard, environment
+from lab.local import ROOT, Cluster, command, render
+from lab.waiting import wait_for
+
+pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reason="the local cluster is for Linux")]
+
+RULES = """ --queue '{"min_run": 3, "owners": {"ann": {"weight": 2, "quota": null}}}'"""
+RUN = ("python", "-m", "trainer.train_sft", "--config", "trainer/recipes/demo-sft.yaml", "trainer.steps=150", "log.plot=false")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    made = render(tmp_path_factory.mktemp("queue"), {"name": "laptop", "nodes": 1, "cpus": 2}, node_flags=RULES)
+    done = made.local("up")
+    assert done.returncode == 0, done.stdout + done.stderr
+    yield made
+    made.local("down", "--timeout", "20")
+
+
+@pytest.fixture
+def env(cluster: Cluster) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_"))}
+    return kept | environment(cluster.root, cluster.url)
+
+
+@pytest.fixture
+def queue(cluster: Cluster, env: dict[str, str]) -> Queue:
+    return Queue(KnownDashboard.of(cluster.url, env))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """What jobs need of the project."""
+    (tmp_path / "trainer").symlink_to(ROOT / "trainer")
+    return tmp_path
+
+
+def state(queue: Queue, name: str) -> str:
+    return queue.job(name)["state"]
+
+
+def losses(run: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines() if "loss" in json.loads(line)]
+
+
+def services(cluster: Cluster) -> list[psutil.Process]:
+    """Those of the queue."""
+    return [each for each in cluster.processes() if any(word.endswith("/job_queue") for word in command(each))]
+
+
+def test_a_run_makes_room_and_comes_back_with_the_same_bits_though_the_queue_is_killed(
+    cluster: Cluster, queue: Queue, env: dict[str, str], folder: Path
+) -> None:
+    run = Job("low", [*RUN, "run.name=low"], folder)
+    queue.submit("test", run, {"owner": "ann", "priority": 10} | needs(run, None, None, None, None), env)
+    wait_for("five steps of low", lambda: (queue.job("low")["step"] or 0) >= 5, 120)
+    queue.submit(
+        "test", Job("high", ["python", "-c", "import time; time.sleep(2)"]), {"priority": 90, "sizes": [{"cpus": 2}], "driver": True}, env
+    )
+    wait_for("low to pause", lambda: state(queue, "low") != "running", 30)
+    [killed] = services(cluster)
+    os.kill(killed.pid, signal.SIGKILL)
+    wait_for("the queue's next process", lambda: any(each.pid != killed.pid for each in services(cluster)), 30)
+
+    def ended() -> bool:
+        try:
+            return state(queue, "high") == state(queue, "low") == "succeeded"
+        except (OSError, QueueError):  # it has just been started again
+            return False
+
+    wait_for("both to end", ended, 180)
+    low = queue.job("low")
+    assert (low["attempt"], low["pauses"]) == (2, 1)
+    assert low["job"]["owner"] == "ann"
+    assert any("makes room for high" in each["reason"] for each in low["decisions"])
+    alone = cluster.job(*RUN, "run.name=alone", flags=("--working-dir", str(folder)))
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    assert losses(cluster.root / "runs/low") == losses(cluster.root / "runs/alone")
+
+
+def test_what_can_never_run_is_refused_before_it_is_uploaded_twice(queue: Queue, env: dict[str, str], folder: Path) -> None:
+    job = Job("huge", ["python", "-c", "1"], folder)
+    with pytest.raises(QueueError, match="takes at least 64 CPUs, and the cluster has 2: it would never start"):
+        queue.submit("test", job, {"sizes": [{"cpus": 64}]}, env)
+    with pytest.raises(QueueError, match="priority: 101"):
+        queue.submit("test", job, {"sizes": [{"cpus": 1}], "priority": 101}, env)
+    with pytest.raises(QueueError, match="nope: the queue has no such job"):
+        queue.job("nope")
+
+
+def test_a_job_that_fails_says_its_last_words_and_one_is_held_and_released(queue: Queue, env: dict[str, str]) -> None:
+    wrong = Job("wrong", ["python", "-c", "import sys; sys.exit('no such thing')"])
+    queue.submit("test", wrong, {"sizes": [{"cpus": 1}], "driver": True}, env)
+    wait_for("wrong to fail", lambda: state(queue, "wrong") == "failed", 60)
+    assert queue.job("wrong")["reason"] == "exit code 1: no such thing"
+    sleeps = Job("sleeps", ["python", "-c", "import time; time.sleep(600)"])
+    queue.submit("test", sleeps, {"sizes": [{"cpus": 1}], "driver": True}, env)
+    wait_for("sleeps to run", lambda: state(queue, "sleeps") == "running", 30)
+    time.sleep(2)
+    assert queue.do("sleeps", "hold")["state"] == "pausing"
+    wait_for("sleeps to be held", lambda: state(queue, "sleeps") == "held", 60)
+    assert queue.do("sleeps", "cancel")["state"] == "cancelled"
+    assert queue.plan()["jobs"].get("sleeps") is None
