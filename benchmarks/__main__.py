@@ -42,6 +42,7 @@ NAMES = (
     "parallel",
     "debug",
     "sweeps",
+    "job_queue",
     "dstack",
     "slurm",
     "schedulers",

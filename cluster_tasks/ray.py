@@ -62,6 +62,7 @@ def ray_cluster(stack: Stack, site: Site) -> dict[str, Any]:
         startup_order="any",  # workers wait for the head themselves
         stop_criteria="master-done",
         retry={"on_events": RETRIED, "duration": RETRY} if task.retry else None,
+        priority=task.priority,
         max_duration=task.max_duration,
         stop_duration=task.stop_duration,
         utilization_policy=_utilization(stack, fleets),
@@ -95,6 +96,7 @@ def rollout_node(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
         volumes=_volumes(stack, site) or None,
         spot_policy="spot" if fleet.capacity.kind == "spot" else None,
         retry={"on_events": RETRIED, "duration": FOREVER},
+        priority=stack.task.priority,
         max_duration=stack.task.max_duration,
         stop_duration=stack.task.stop_duration,
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, IPvAnyAddress, IPvAnyNetwork, model_validator
 from pydantic_core import PydanticCustomError
@@ -283,6 +283,9 @@ class Utilization(Model):
     window: MetricsWindow = Field(default="30m", description="Duration from 5m to 1h, for which a dstack server keeps metrics.")
 
 
+Priority = Annotated[Count, Field(le=100, json_schema_extra={"allowed": "an integer between 0 and 100"})]
+
+
 class Task(Image):
     """The Ray cluster as a dstack task."""
 
@@ -301,6 +304,7 @@ class Task(Image):
     )
     on_node_loss: Literal["fail", "wait"] = Field(default="fail", description="When a node is lost: end the run, or wait for its return.")
     retry: bool = Field(default=True, description="dstack submits the run again after an interruption or a node's failure.")
+    priority: Priority | None = Field(default=None, description="dstack provisions runs of a higher priority first. Default: 0.")
     max_duration: Duration | None = Field(default=None, description="Longest duration, such as 72h. Default: no limit.")
     stop_duration: Duration | None = Field(default=None, description="dstack forces a stop after this long. Default: 5m.")
     utilization: Utilization | None = Field(

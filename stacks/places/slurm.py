@@ -16,6 +16,7 @@ from stacks.settings.slurm import ANY, CONTAINERS, seconds
 TASK_OF_DSTACK = {
     "user": "jobs run as whoever submits them",
     "retry": "slurm.requeue says how often a job resumes",
+    "priority": "slurm.qos, slurm.account and slurm.partition decide",
     "max_duration": "slurm.time is the limit",
     "stop_duration": "slurm.time is the limit",
     "utilization": "the cluster's own tools watch GPUs",

@@ -170,7 +170,7 @@ class Record:
     crashes: int = 0  # in a row, of drivers that were killed
     pauses: int = 0
     pause_seconds: float = 0.0  # of the last one, from SIGTERM to the end
-    spent: Mapping[str, float] = field(default_factory=dict)  # seconds by state
+    spent: Mapping[str, float] = field(default_factory=dict)  # seconds by state; of one without resources up to `since`
     gpu_seconds: Mapping[str, float] = field(default_factory=dict)  # by state, running or pausing
     usd: float = 0.0
     step: int | None = None

@@ -175,15 +175,12 @@ class Keeper:
                 self.flush()
 
     def count(self, seen: Seen, seconds: float) -> None:
-        """Seconds by state, GPU seconds, money, and what owners are owed."""
-        for record in [each for each in self.records.values() if each.state not in ENDED]:
-            spent = {**record.spent, record.state: record.spent.get(record.state, 0.0) + seconds}
-            gpus, usd = record.gpu_seconds, record.usd
-            if record.state in TAKES:
-                gpus = {**gpus, record.state: gpus.get(record.state, 0.0) + record.gpus * seconds}
-                part = record.gpus / seen.gpus if seen.gpus else record.cpus / seen.cpus if seen.cpus else 0.0
-                usd += (self.rules.hourly or 0.0) * part * seconds / 3600
-            self._set(replace(record, spent=spent, gpu_seconds=gpus, usd=usd))
+        """Of jobs that have resources: seconds, GPU seconds, money; of the cluster what it was used for; of owners what they are owed."""
+        for record in [each for each in self.records.values() if each.state in TAKES]:
+            gpus = {**record.gpu_seconds, record.state: record.gpu_seconds.get(record.state, 0.0) + record.gpus * seconds}
+            part = record.gpus / seen.gpus if seen.gpus else record.cpus / seen.cpus if seen.cpus else 0.0
+            usd = record.usd + (self.rules.hourly or 0.0) * part * seconds / 3600
+            self._set(replace(record, spent=longer(record, seconds), gpu_seconds=gpus, usd=usd))
         self._sum_up(self.cluster(seen), seconds)
         self.owners = credited(self.cluster(seen), [*self.records.values()], self.owners, seconds)
 
@@ -268,7 +265,8 @@ class Keeper:
         for decision in decisions:
             record = self.records[decision.job]
             if decision.action == "wait" or (decision.action == "start" and closed):
-                self._set(replace(record, reason="services that jobs need are not ready" if closed else decision.reason))
+                reason = "services that jobs need are not ready" if closed else decision.reason
+                self.records[record.name] = replace(record, reason=reason)  # not for the file: it changes with every round
                 continue
             self.say(record.name, decision.action, decision.reason)
             if decision.action == "pause":
@@ -276,6 +274,7 @@ class Keeper:
                 acts.append(lambda name=record.name: self._stop(self.records[name]))
             else:
                 started = {"attempt": record.attempt + 1, "size": decision.size, "started": now, "since": now}
+                started["spent"] = longer(record, now - record.since)
                 self._set(replace(record, state="running", reason=decision.reason, **started))
                 acts.append(lambda name=record.name: self._start(self.records[name]))
         if acts:
@@ -314,7 +313,9 @@ class Keeper:
 
     def _into(self, record: Record, state: str, reason: str) -> Record:
         self.say(record.name, state, reason)
-        return replace(record, state=state, reason=reason, since=self.store.clock.now(), after="paused")
+        now = self.store.clock.now()
+        spent = record.spent if record.state in TAKES else longer(record, now - record.since)
+        return replace(record, state=state, reason=reason, since=now, after="paused", spent=spent)
 
     def _set(self, record: Record) -> None:
         if self.records.get(record.name) != record:
@@ -355,6 +356,11 @@ class Keeper:
         self.flushed = self.store.clock.now()
         needed = chain.from_iterable(each.job.packages() for each in self.records.values() if each.state != "succeeded")
         self.store.drop_packages(set(needed))
+
+
+def longer(record: Record, seconds: float) -> dict[str, float]:
+    """Its seconds by state, with more in the present one."""
+    return {**record.spent, record.state: record.spent.get(record.state, 0.0) + seconds}
 
 
 def last_line(message: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from typing import Any
 
@@ -171,3 +172,12 @@ def test_what_a_stack_leaves_out_is_the_agents_own_default():
     agent, task = _parser(), Task()
     for name in ("dashboard_port", "join_timeout", "on_node_loss"):
         assert getattr(task, name) == agent.get_default(name), name
+
+
+def test_the_runs_priority_is_dstacks_and_the_queues_rules_are_the_agents() -> None:
+    assert read(ray_cluster(stack(priority=70), ssh.build(stack()))).priority == 70
+    assert not agent(ray_cluster(stack(), ssh.build(stack()))["commands"][-1]).queue
+    given = {"flotilla:cloud": "ssh", "flotilla:fleets": FLEETS, "flotilla:task": {"image": "me/ray:1"}}
+    ours = parse("lab", given | {"flotilla:queue": {"min_run": "1m", "owners": {"ann": {"weight": 2}}}})
+    told = agent(ray_cluster(ours, ssh.build(ours))["commands"][-1]).queue
+    assert json.loads(told) == {"min_run": 60, "owners": {"ann": {"weight": 2, "quota": None}}}

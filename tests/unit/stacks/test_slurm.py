@@ -109,6 +109,7 @@ MISTAKES = [
     (BARE, "checkpoints.path", "runs", "checkpoints.path: 'runs' is not the absolute path of a folder"),
     # what belongs elsewhere
     (BARE, "slurm.gpu_type", "h100 80", "slurm.gpu_type: 'h100 80' is not a name as Slurm knows it"),
+    (BARE, "task", {"priority": 5}, "task.priority: belongs to flotilla:dstack, which is not set; for sbatch slurm.qos, slurm.account and"),
     (BARE, "task", {"max_duration": "72h"}, "task.max_duration: belongs to flotilla:dstack, which is not set; for sbatch slurm.time is"),
     (BARE, "task", {"retry": False}, "task.retry: belongs to flotilla:dstack, which is not set; for sbatch slurm.requeue says"),
     (BARE, "slurm.identity_file", "~/.ssh/id", "slurm.identity_file: belongs to flotilla:dstack, which is not set"),
