@@ -88,9 +88,9 @@ class Run:
     trace: Tracing
 
     def restore(self, last: Checkpoint) -> None:
-        ranks = self.config.placement.ranks
+        ranks, trainer = self.config.placement.ranks, self.config.trainer
         last.require_model(self.workers.fingerprint)
-        self.workers.load_shards(last.folder, reshard(last, ranks, self.config.trainer.timeout, self.config.trainer.cut))
+        self.workers.load_shards(last.folder, reshard(last, ranks, trainer.timeout, trainer.mesh))
         self.workers.learned = last.step
         self.producer.load(last.state["loader"])
         self.controller.load(last.state["kl"])
@@ -101,7 +101,8 @@ class Run:
         workers, ranks = self.workers, self.config.placement.ranks
         workers.to_ranks()
         self.record.flush()
-        state = {"model": workers.fingerprint, "world_size": ranks, "loader": self.producer.state(), "kl": self.controller.state()}
+        state = {"model": workers.fingerprint, "world_size": ranks, "mesh": self.config.trainer.mesh}
+        state |= {"loader": self.producer.state(), "kl": self.controller.state()}
         self.checkpoints.write(step, state, workers.save_shards, workers.saved, score=score, expected=workers.shards())
         if last:
             self.checkpoints.wait()

@@ -44,7 +44,7 @@ def test_from_four_ranks_to_two_to_three_and_back_the_curve_is_that_of_four(clus
     for ranks, steps in ((4, 2), (2, 4), (3, 6), (4, 8)):
         assert train_ppo.train(settings(tiny_model, ranks, steps), tmp_path / "cut") == 0
     said = capfd.readouterr().out
-    assert all(f"was written by {a} ranks: it is cut anew for {b} (placement.ranks)" in said for a, b in ((4, 2), (2, 3), (3, 4)))
+    assert all(f"was written with {a} ranks: it is cut anew for {b} ranks\n" in said for a, b in ((4, 2), (2, 3), (3, 4)))
     for row, undisturbed in zip(read(tmp_path / "cut")[1:], read(tmp_path / "whole")[1:], strict=True):
         for name in ("reward", "loss", "grad_norm", "value_loss", "value_grad_norm", "lr"):
             assert row[name] == pytest.approx(undisturbed[name], rel=1e-3, abs=1e-5), (row["step"], name)
@@ -82,12 +82,38 @@ def test_fine_tuning_goes_on_with_one_rank_where_two_were(tmp_path, dtype, stage
         assert row["lr"] == undisturbed["lr"]
 
 
-def test_ranks_with_parts_of_a_model_read_no_others(tmp_path):
+WHOLE = {"tensor_parallel": 1, "expert_parallel": 1, "zero_stage": 1}
+TENSOR, EXPERT = WHOLE | {"tensor_parallel": 2}, WHOLE | {"expert_parallel": 2}
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        (TENSOR | {"zero_stage": 3}, TENSOR | {"zero_stage": 3}, "DeepSpeed cannot put matrices together that ZeRO 3 has sharded"),
+        (WHOLE | {"zero_stage": 3}, TENSOR, "DeepSpeed cannot put matrices together that ZeRO 3 has sharded"),
+        (EXPERT, EXPERT | {"zero_stage": 3}, "DeepSpeed cannot convert between zero_stage 3 and others where models are cut"),
+        (WHOLE, EXPERT, "DeepSpeed gives experts that are spread other names than those that are not"),
+        (EXPERT, WHOLE, "DeepSpeed gives experts that are spread other names than those that are not"),
+    ],
+)
+def test_what_deepspeed_cannot_convert_is_one_error(tmp_path, before, now, why):
     engine = tmp_path / "step_2" / "policy" / "engine"
     engine.mkdir(parents=True)
-    (engine / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"^trainer.expert_parallel=2: .*step_2 was written by 4 ranks, .* go on with 4, or export it"):
-        reshard.reshard(Checkpoint(2, tmp_path / "step_2", {"world_size": 4}), 2, 60, "trainer.expert_parallel=2")
+    state = {"world_size": 4, "mesh": before}
+    with pytest.raises(ConfigError, match=r"^2 ranks.*: \S+step_2 was written with 4 ranks.*; go on with those, or export it") as caught:
+        (engine / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"")
+        reshard.reshard(Checkpoint(2, tmp_path / "step_2", state), 2, 60, now)
+    assert why in str(caught.value) and "\n" not in str(caught.value)
+    assert reshard.reshard(Checkpoint(2, tmp_path / "step_2", state), 4, 60, before) is None
+
+
+def test_a_checkpoint_without_shards_is_for_any_number_of_ranks_and_no_parts(tmp_path):
+    whole = Checkpoint(2, tmp_path / "step_2", {"world_size": 4, "mesh": WHOLE | {"zero_stage": 0}})
+    assert reshard.reshard(whole, 2, 60, WHOLE) is None
+    with pytest.raises(
+        ConfigError, match=r"^2 ranks, trainer.tensor_parallel=2, .*: DeepSpeed cuts no checkpoint that was written without"
+    ):
+        reshard.reshard(whole, 2, 60, TENSOR)
 
 
 def test_shards_that_cannot_be_read_are_one_error(tmp_path):
@@ -95,4 +121,4 @@ def test_shards_that_cannot_be_read_are_one_error(tmp_path):
     engine.mkdir(parents=True)
     (engine / "zero_pp_rank_0_mp_rank_00_optim_states.pt").write_bytes(b"no shard")
     with pytest.raises(RunError, match=r"policy/engine: cannot be cut for another number of ranks: \S+"):
-        reshard.reshard(Checkpoint(2, tmp_path / "step_2", {"world_size": 2}), 1, 60)
+        reshard.reshard(Checkpoint(2, tmp_path / "step_2", {"world_size": 2}), 1, 60, WHOLE)

@@ -86,6 +86,31 @@ def walk(rank: int, world: int, port: int, path: str, given: dict[str, Any], min
     return begun, {name: tensor.clone() for name, tensor in worker._whole(None)}, worker.fingerprint()
 
 
+def go_on(
+    rank: int,
+    world: int,
+    port: int,
+    path: str,
+    shares: list[list[int]],
+    changes: dict[str, Any],
+    load: str | None,
+    resharded: str | None,
+    save: str | None,
+) -> Any:
+    """The weights before and after two steps, and what these say; from a checkpoint on, to one."""
+    config = settings(Path(path), **changes)
+    worker = Worker(config, roles_of(config)[0], rank, world, path, 1)
+    worker.start("127.0.0.1", port)
+    if load:
+        worker.load_shard(Path(load), Path(resharded) if resharded else None)
+    begun = {name: tensor.clone() for name, tensor in worker._whole(None)}
+    said = [worker.optimizer_step(*shares_of(SEQUENCES, shares[rank])) for _ in range(2)]
+    if save:
+        worker.save_shard(Path(save))
+        assert worker.saved(60)
+    return begun, {name: tensor.clone() for name, tensor in worker._whole(None)}, said
+
+
 def shares_of(sequences: list[Sequence], mine: list[int]) -> Any:
     """What `optimizer_step` is given of a step in which a rank has these sequences."""
     lengths_E = torch.tensor([len(s.response_ids) for s in sequences])

@@ -146,6 +146,11 @@ class TrainerConfig(Section):
         ways = {way: getattr(self, way) for way in ("tensor_parallel", "expert_parallel")}
         return ", ".join(f"trainer.{way}={size}" for way, size in ways.items() if size > 1)
 
+    @property
+    def mesh(self) -> dict[str, int]:
+        """What, besides the number of ranks, says which part of a checkpoint each of them has."""
+        return {way: getattr(self, way) for way in ("tensor_parallel", "expert_parallel", "zero_stage")}
+
 
 class DivergenceConfig(Section):
     grad_norm: float | None = Field(

@@ -142,7 +142,7 @@ def _train(task: Offline[Any], folder: Path, rank: int, world: int) -> int:
     fingerprint = worker.fingerprint()
     if last:
         last.require_model(fingerprint)
-        worker.load_shard(last.folder, from_rank_0(partial(reshard, last, world, schedule.timeout, schedule.cut), rank, world))
+        worker.load_shard(last.folder, from_rank_0(partial(reshard, last, world, schedule.timeout, schedule.mesh), rank, world))
         loader.load(last.state["loader"])
     task.prepare(worker, found, folder, fresh=done == 0)
     metrics = Metrics(folder, total=schedule.steps, done=done, sinks=sinks(config, folder, done)) if rank == 0 else None
@@ -179,7 +179,8 @@ class Run:
         return evaluate(self.task, self.worker, self.held_out) if self.held_out else {}
 
     def save(self, step: int, last: bool) -> None:
-        state = {"model": self.fingerprint, "world_size": self.worker.world, "loader": self.loader.state()}
+        mesh = self.worker.config.trainer.mesh
+        state = {"model": self.fingerprint, "world_size": self.worker.world, "mesh": mesh, "loader": self.loader.state()}
         self.saver.save(step, state, last=last)
 
     def export(self, step: int, folder: Path) -> None:

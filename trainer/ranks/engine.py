@@ -25,6 +25,7 @@ from trainer.cluster.spans import span
 from trainer.configs.sections import DivergenceConfig, OptimConfig, TrainerConfig
 from trainer.models.checkpoint_names import rows_of
 from trainer.ranks import offload, parallel
+from trainer.ranks.universal import reading
 
 
 def init_distributed(rank: int, world: int, address: str, port: int, timeout: int, device: torch.device) -> None:
@@ -256,9 +257,7 @@ class Engine:
 
     def load_state(self, folder: Path, universal: bool = False) -> None:
         """Read what `save_state` wrote with the same number of ranks, or what `reshard` made of it: then it is `universal`. Collective."""
-        settings: Any = self.engine._config
-        settings.load_universal_checkpoint = universal  # read at every load
-        with quiet():
+        with quiet(), reading(self.engine, universal):
             path, _ = self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=not self.frozen)
         if path is None:
             raise FileNotFoundError(f"{folder}: DeepSpeed found no checkpoint of rank {torch.distributed.get_rank()} in it")
