@@ -45,6 +45,8 @@ HARMLESS = (
 ROUNDING = (
     "trainer.micro_batch_tokens",
     "trainer.sequence_parallel",
+    "trainer.tensor_parallel",  # checkpoints.reshard refuses what it cannot convert
+    "trainer.expert_parallel",
     "model.gradient_checkpointing",
     "model.attention",
     "rollout.router_replay",
@@ -56,8 +58,6 @@ ROUNDING = (
 )
 # What the files of a checkpoint, or its position in the data, are of.
 FIXED = {
-    "trainer.tensor_parallel": "each rank reads its own part of the matrices",
-    "trainer.expert_parallel": "each rank reads its own experts",
     "model.": "the checkpoint's weights are of the other model",
     "data.": "the checkpoint's position is in the other data",
     "run.seed": "the checkpoint's position is in an order of the data drawn from the other seed",
