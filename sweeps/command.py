@@ -14,7 +14,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
-from sweeps import checks, objective, plan, space
+from sweeps import checks, objective, plan, population, space
 from sweeps.budget import Budget
 from sweeps.cluster import Cluster, is_job
 from sweeps.here import Here
@@ -73,9 +73,9 @@ def _options(arguments: list[str], prog: str) -> argparse.Namespace:
     add("--train", choices=sorted(checks.MODELS), default="ppo", help="entry point (ppo)")
     add("--trials", type=int, metavar="N", help="trials (grid: all; else 16)")
     add("--search", choices=("grid", "random", "tpe"), help="how settings are chosen (grid for lists, else tpe)")
-    add("--stop", choices=("none", "asha"), default="none", help="asha: only the best trials go on (none)")
-    add("--rung", type=int, metavar="STEP", help="step of the first comparison (steps / factor^2)")
-    add("--factor", type=int, default=3, metavar="N", help="asha: one trial of N goes on (3)")
+    add("--stop", choices=("none", "asha", "pbt"), default="none", help="asha: the best go on; pbt: the worst copy the best (none)")
+    add("--rung", type=int, metavar="STEP", help="first step of a comparison (asha: steps / factor^2); pbt: every so many")
+    add("--factor", type=int, metavar="N", help="asha: one trial of N goes on (3); pbt: one of N is replaced (4)")
     add("--metric", metavar="KEY:max", help=f"what is compared: {objective.FORM} (eval_reward)")
     add("--parallel", type=int, default=1, metavar="N", help="trials at a time (1)")
     add("--budget", type=float, metavar="USD", help="start nothing beyond it; trials pause when it is reached")
@@ -127,7 +127,12 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Config, list[str]]:
         checks.require_space(options.train, files[0], fixed, found)
         first = next(space.corners(found))
     config = checks.config_of(options.train, files[0], fixed, first)
-    rungs = plan.rungs(options.stop, config.trainer.steps, options.rung, options.factor)
+    factor = options.factor or (4 if options.stop == "pbt" else 3)
+    if options.stop == "pbt":
+        population.require_changeable(found)
+        if trials < 2:
+            raise ConfigError(f"--trials {trials}: a population has at least 2 trials")
+    rungs = plan.rungs(options.stop, config.trainer.steps, options.rung, factor)
     metric = objective.parse(options.metric) if options.metric else objective.default(config)
     objective.require_known(metric, config)
     fixed, more = _evaluated(config, metric, rungs, fixed)
@@ -144,7 +149,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Config, list[str]]:
         options.stop,
         metric,
         rungs,
-        options.factor,
+        factor,
         trials,
         options.seed,
     )

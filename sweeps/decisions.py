@@ -25,7 +25,9 @@ class Trial:
     seconds: float = 0.0  # that its jobs have run
     legs: int = 0
     attempts: int = 0  # legs in a row that failed
-    parent: int | None = None  # pbt: whose checkpoint it began with
+    parent: int | None = None  # pbt: whose checkpoint it began with,
+    since: int | None = None  # at which step,
+    replaces: int | None = None  # in whose place
     error: str | None = None
 
     @property

@@ -11,10 +11,10 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sweeps import best, objective, report
+from sweeps import best, objective, population, report
 from sweeps.budget import Budget
 from sweeps.checks import named, overrides
 from sweeps.decisions import Leg, Trial, next_leg
@@ -49,7 +49,6 @@ class Driver:
         self.plan, self.folder, self.study, self.jobs, self.budget = plan, folder, study, jobs, budget
         self.parallel, self.retries = parallel, retries
         self.running: dict[int, Running] = {}
-        self.exhausted = False  # the space has no other point
         self.out_of_budget: str | None = None
 
     def run(self, stopping: Stopping, wait: Callable[[float], None] = time.sleep) -> int:
@@ -106,6 +105,8 @@ class Driver:
     def _take_over(self) -> None:
         known = self.jobs.jobs()
         for trial in self.study.trials():
+            if trial.parent is not None and trial.legs == 0:
+                self._complete(trial)
             if trial.state == "open" and trial.target is not None:
                 job = self._job_name(trial)
                 if job in known and known[job].state not in ENDED:
@@ -120,29 +121,60 @@ class Driver:
     # --- legs ---
 
     def _start(self) -> bool:
-        """Start one leg where there is room; True where it did."""
+        """Start one leg where there is room; True where it did, or where another may be next."""
         if len(self.running) >= self.parallel:
             return False
         trials = self.study.trials()
-        again = next((t for t in trials if t.state == "open" and t.target is not None and t.number not in self.running), None)
-        leg = Leg(again.number, again.target, "goes on") if again and again.target else next_leg(self.plan, trials, promotable)
-        if leg == "new" and not self.exhausted:
-            if not self._affordable(self.plan.rungs[0]):
-                return False
-            trial = self.study.new()
-            if trial is None:
-                self.exhausted = True
-                self.say(f"{len(trials)} trials are all that the search space has")
-                return False
-            point = "  ".join(f"{key}={text}" for key, text in trial.point.items())
-            leg = Leg(trial.number, self.plan.rungs[0], point)
-        if leg is None or leg == "new":
+        found = self._next(trials)
+        if isinstance(found, population.Exploit):
+            self._exploit(found)
+            return True
+        if found == "new":
+            return self._affordable(self.plan.rungs[0]) and self._new(len(trials))
+        if not isinstance(found, Leg):
             return False
-        trial = self.study.trial(leg.number)
-        if not self._affordable(leg.to - self._steps(trial)):
-            return False
-        self._submit(trial, leg)
+        trial = self.study.trial(found.number)
+        if fits := self._affordable(found.to - self._steps(trial)):
+            self._submit(trial, found)
+        return fits
+
+    def _new(self, count: int) -> bool:
+        """Start a trial of a new point. Where the search space has no other, those that there are, are all."""
+        if trial := self.study.new():
+            self._submit(trial, Leg(trial.number, self.plan.rungs[0], named(trial.point)))
+        else:
+            self.plan = replace(self.plan, trials=count)
+            self.say(f"{count} trials are all that the search space has")
         return True
+
+    def _next(self, trials: list[Trial]) -> Leg | population.Exploit | str | None:
+        """First what an earlier driver, or a failure, left."""
+        left = (trial for trial in trials if trial.state == "open" and trial.number not in self.running)
+        for trial in left:
+            if trial.target is not None:
+                return Leg(trial.number, trial.target, "from where it saved" if trial.values else named(trial.point))
+            if not trial.values:
+                return Leg(trial.number, self.plan.rungs[0], named(trial.point))
+        if self.plan.stop == "pbt":
+            return population.next_of(self.plan, trials)
+        return next_leg(self.plan, trials, promotable)
+
+    def _exploit(self, exploit: population.Exploit) -> None:
+        """A trial takes another's place, with a copy of its checkpoint."""
+        parent = self.study.trial(exploit.parent)
+        point = population.perturbed(self.plan, parent.point, exploit, self.study.refused)
+        links = {"parent": parent.number, "since": exploit.rung, "replaces": exploit.loser}
+        child = self.study.add(point, {exploit.rung: parent.values[exploit.rung]}, **links)
+        self._complete(child)
+        run, loser = self.plan.run(child.number), self.plan.run(exploit.loser)
+        self.say(f"{run} takes the place of {loser}, from {self.plan.run(parent.number)} at step {exploit.rung}: {named(point)}")
+
+    def _complete(self, child: Trial) -> None:
+        """Its folder, and the end of the trial whose place it takes."""
+        runs, loser = runs_root(), self.study.trial(child.replaces or 0)
+        population.copy(runs / self.plan.run(child.parent or 0), runs / self.plan.run(child.number), child.since or 0)
+        if loser.state == "open":
+            self.study.end(loser.number, "pruned")
 
     def _submit(self, trial: Trial, leg: Leg) -> None:
         run, last = self.plan.run(trial.number), leg.to == self.plan.steps
@@ -150,6 +182,7 @@ class Driver:
         pause = [] if last else [f"run.pause_at={leg.to}"]
         file = self.folder / "settings" / Path(trial.point.get(FILE, self.plan.files[0])).name
         words = ["--config", str(file), *overrides(self.plan.fixed, trial.point), f"run.name={run}", *pause]
+        words += [f"run.allow=[{','.join(each.key for each in self.plan.space)}]"] if trial.parent is not None else []
         job = Job(
             name=f"{run}.{trial.legs + 1}",
             run=run,
@@ -159,7 +192,7 @@ class Driver:
         )
         self.jobs.submit(job)
         self.running[trial.number] = Running(trial.number, job.name, trial.seconds, trial.seconds)
-        self.say(f"{run} {'starts' if not trial.legs else 'goes on'} to step {leg.to}: {leg.why}")
+        self.say(f"{run} {'goes on' if trial.legs or trial.values else 'starts'} to step {leg.to}: {leg.why}")
 
     def _look(self, seconds: float) -> None:
         """Note what ended, and how long the others have run."""

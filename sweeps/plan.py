@@ -10,8 +10,9 @@ from sweeps.objective import Metric
 from sweeps.space import Parameter
 from trainer.errors import ConfigError
 
+GENERATIONS = 5  # of a population, without --rung
 Search = Literal["grid", "random", "tpe"]
-Stop = Literal["none", "asha"]
+Stop = Literal["none", "asha", "pbt"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Plan:
     stop: Stop
     metric: Metric
     rungs: tuple[int, ...]  # steps at which trials are compared; the last are all steps
-    factor: int  # asha: one of so many goes on to the next rung
+    factor: int  # asha: one of so many goes on to the next rung; pbt: one of so many is replaced
     trials: int
     seed: int = 0
 
@@ -57,15 +58,17 @@ class Plan:
 
 
 def rungs(stop: Stop, steps: int, first: int | None, factor: int) -> tuple[int, ...]:
-    """asha: the first, each the factor times the one before, and all steps. Raises ConfigError."""
+    """asha: the first, each the factor times the one before, and all steps. pbt: every `first` steps. Raises ConfigError."""
     if stop == "none":
         if first is not None:
-            raise ConfigError(f"--rung {first}: trials run to their end; give --stop asha with it")
+            raise ConfigError(f"--rung {first}: trials run to their end; give --stop asha or pbt with it")
         return (steps,)
     if first is None:
-        first = math.ceil(steps / factor**2)
+        first = math.ceil(steps / (factor**2 if stop == "asha" else GENERATIONS))
     if not 1 <= first < steps:
         raise ConfigError(f"--rung {first}: must be at least 1 and below trainer.steps={steps}; or --stop none")
+    if stop == "pbt":
+        return (*range(first, steps, first), steps)
     found = [first]
     while found[-1] * factor < steps:
         found.append(found[-1] * factor)

@@ -7,7 +7,8 @@ trial's run folder (loop.py). https://optuna.readthedocs.io/en/stable/reference/
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,16 @@ class Study:
             suggest(trial, each)
         return trial
 
-    def add(self, point: Point, **attributes: Any) -> Trial:
-        """A trial of a point that nobody has to choose, at once."""
+    def add(self, point: Point, values: Mapping[int, float] | None = None, **attributes: Any) -> Trial:
+        """A trial of a point that nobody has to choose, at once; with the values of rungs that another has reached for it."""
         params = {each.key: self._param(each, point[each.key]) for each in self.plan.space}
         self.study.add_trial(
             optuna.create_trial(
-                state=TrialState.RUNNING, params=params, distributions=self.distributions, user_attrs={"point": point, **attributes}
+                state=TrialState.RUNNING,
+                params=params,
+                distributions=self.distributions,
+                user_attrs={"point": point, **attributes},
+                intermediate_values=dict(values or {}),
             )
         )
         return self.trials()[-1]
@@ -138,7 +143,7 @@ def as_trial(trial: optuna.trial.FrozenTrial) -> Trial:
         STATES[trial.state],
         dict(sorted(trial.intermediate_values.items())),
         *(said.get("target"), said.get("seconds", 0.0), said.get("legs", 0), said.get("attempts", 0)),
-        *(said.get("parent"), said.get("error")),
+        *(said.get("parent"), said.get("since"), said.get("replaces"), said.get("error")),
     )
 
 
@@ -163,7 +168,7 @@ def distribution(parameter: Parameter) -> BaseDistribution:
 
 def sampler(plan: Plan, number: int) -> optuna.samplers.BaseSampler:
     """Each trial has a seed of its own, so that a driver that is started again draws what it would have drawn."""
-    seed = plan.seed * 100_003 + number
+    seed = random.Random(f"{plan.seed} {number}").randrange(2**32)
     if plan.search == "tpe":
         return optuna.samplers.TPESampler(seed=seed, n_startup_trials=min(10, max(3, plan.trials // 4)), multivariate=True)
     return optuna.samplers.RandomSampler(seed)
