@@ -26,6 +26,7 @@ from trainer.checkpoints.folders import Checkpoints
 from trainer.cli.paths import runs_root
 from trainer.cluster.stopping import Stopping
 from trainer.errors import STOPPED, ConfigError
+from trainer.metrics.sinks import SWEEP
 
 POLL = 0.5  # seconds
 NOTED = 5.0  # seconds of a trial that a kill of the driver may forget
@@ -188,7 +189,7 @@ class Driver:
             run=run,
             command=("-m", f"trainer.train_{self.plan.entry}", *words),
             log=self.folder / "logs" / f"{run}.log",
-            env={"WANDB_RUN_GROUP": self.plan.name, "FLOTILLA_SWEEP": self.plan.name},
+            env={SWEEP: self.plan.name},
         )
         self.jobs.submit(job)
         self.running[trial.number] = Running(trial.number, job.name, trial.seconds, trial.seconds)

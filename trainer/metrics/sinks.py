@@ -19,6 +19,7 @@ from trainer.metrics.progress import Progress, among_logs
 
 SITE = "https://api.wandb.ai"
 SIGN_IN = "WANDB_API_KEY"
+SWEEP = "FLOTILLA_SWEEP"  # name of the sweep whose trial a run is (sweeps/): its group in W&B, and a tag in MLflow
 
 
 class Sink(Protocol):
@@ -75,6 +76,7 @@ class Wandb:
             project=config.wandb,
             id=folder.name,
             name=folder.name,
+            group=os.environ.get(SWEEP),
             dir=str(folder),
             config=settings,
             resume="allow",
@@ -145,7 +147,8 @@ class Mlflow:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             found = self.client.get_experiment_by_name(experiment).experiment_id  # pyright: ignore[reportOptionalMemberAccess]
-        run = self.client.create_run(found, run_name=folder.name).info.run_id
+        tags = {"sweep": sweep} if (sweep := os.environ.get(SWEEP)) else {}
+        run = self.client.create_run(found, run_name=folder.name, tags=tags).info.run_id
         skipped = {key for key, *_ in unread(config)}
         settings = {key: str(value)[:500] for key, value in flatten(config).items() if key not in skipped}  # older servers take no more
         self.client.log_batch(run, params=[self.param(mlflow_name(key), value) for key, value in settings.items()])

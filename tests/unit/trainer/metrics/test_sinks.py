@@ -18,7 +18,7 @@ from trainer import preflight
 from trainer.configs.sft import SftConfig
 from trainer.errors import ConfigError
 from trainer.metrics import Metrics
-from trainer.metrics.sinks import sinks, wandb_mode
+from trainer.metrics.sinks import SWEEP, sinks, wandb_mode
 
 QUIET = Console(quiet=True)
 
@@ -76,6 +76,7 @@ def test_wandb_without_credentials_has_the_same_numbers_offline_and_says_so(tmp_
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setenv(SWEEP, "rates")
     folder = tmp_path / "demo"
     folder.mkdir()
     with Metrics(folder, total=2, sinks=sinks(config(wandb="sorting"), folder), console=QUIET) as metrics:
@@ -87,7 +88,7 @@ def test_wandb_without_credentials_has_the_same_numbers_offline_and_says_so(tmp_
     rows = [{"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item} for r in found if r.HasField("history")]
     assert [(row["step"], row["reward"], row["loss"]) for row in rows] == [(1, 0.5, 2), (2, 0.75, 1)]
     [run] = [record.run for record in found if record.HasField("run")]
-    assert (run.project, run.run_id, run.display_name) == ("sorting", "demo", "demo")
+    assert (run.project, run.run_id, run.display_name, run.run_group) == ("sorting", "demo", "demo", "rates")
     assert {"/".join(item.nested_key) or item.key for item in run.config.update} >= {"model", "optim", "trainer"}
 
 
@@ -132,7 +133,8 @@ def mlflow_history(uri: str, run: str, *keys: str) -> list[list[tuple[int, float
     return [[(metric.step, metric.value) for metric in MlflowClient(uri).get_metric_history(run, key)] for key in keys]
 
 
-def test_mlflow_without_a_server_has_the_same_numbers_locally_in_one_run_across_a_resume(demo, capsys):
+def test_mlflow_without_a_server_has_the_same_numbers_locally_in_one_run_across_a_resume(demo, capsys, monkeypatch):
+    monkeypatch.setenv(SWEEP, "rates")
     from mlflow.tracking import MlflowClient
 
     uri = f"sqlite:///{demo}/mlflow.db"
@@ -146,6 +148,7 @@ def test_mlflow_without_a_server_has_the_same_numbers_locally_in_one_run_across_
     [run] = client.search_runs([found.experiment_id for found in client.search_experiments(filter_string="name = 'sorting'")])
     assert (run.info.run_name, run.info.status) == ("demo", "FINISHED")
     assert run.data.params["model.path"] == "gpt2"
+    assert run.data.tags["sweep"] == "rates"
     assert run.data.params["trainer.steps"] == "100"
     reward, term, passed = mlflow_history(uri, run.info.run_id, "reward", "reward/math", "eval_pass_at_2")
     assert (reward, term, passed) == ([(1, 0.5), (2, 0.75), (3, 1.0)], [(1, 1.0)], [(2, 0.25)])
