@@ -54,7 +54,7 @@ def main(arguments: list[str], prog: str = PROG) -> int:
 
 
 def _options(arguments: list[str], prog: str) -> argparse.Namespace:
-    about = "Train a settings file with many settings, and find the best. Started again, it goes on."
+    about = "Train a settings file with many settings, and find the best. Started again, it resumes."
     examples = (
         f"{prog} run.yaml 'optim.lr=[1e-6,3e-6]' 'algorithm.clip_high=0.2..0.3' --trials 12",
         f"{prog} run.yaml 'optim.lr=1e-6..1e-4' --trials 27 --stop asha --budget 200 --price 2.5",
@@ -73,9 +73,9 @@ def _options(arguments: list[str], prog: str) -> argparse.Namespace:
     add("--train", choices=sorted(checks.MODELS), default="ppo", help="entry point (ppo)")
     add("--trials", type=int, metavar="N", help="trials (grid: all; else 16)")
     add("--search", choices=("grid", "random", "tpe"), help="how settings are chosen (grid for lists, else tpe)")
-    add("--stop", choices=("none", "asha", "pbt"), default="none", help="asha: the best go on; pbt: the worst copy the best (none)")
+    add("--stop", choices=("none", "asha", "pbt"), default="none", help="asha: the best continue; pbt: the worst copy the best (none)")
     add("--rung", type=int, metavar="STEP", help="first step of a comparison (asha: steps / factor^2); pbt: every so many")
-    add("--factor", type=int, metavar="N", help="asha: one trial of N goes on (3); pbt: one of N is replaced (4)")
+    add("--factor", type=int, metavar="N", help="asha: one trial of N continues (3); pbt: one of N is replaced (4)")
     add("--metric", metavar="KEY:max", help=f"what is compared: {objective.FORM} (eval_reward)")
     add("--parallel", type=int, default=1, metavar="N", help="trials at a time (1)")
     add("--budget", type=float, metavar="USD", help="start nothing beyond it; trials pause when it is reached")

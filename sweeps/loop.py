@@ -1,4 +1,4 @@
-"""The driver of a sweep: starts legs, notes what they reached, keeps to the budget. Killed at any moment, the same command goes on.
+"""The driver of a sweep: starts legs, notes what they reached, keeps to the budget. Killed at any moment, the same command resumes.
 
 What is durable: the study's trials with their points and values, and the trials' own run folders. A leg that a killed driver left is
 judged by its folder: it has reached its rung where a complete checkpoint says so, and is started again otherwise.
@@ -31,7 +31,7 @@ from trainer.metrics.sinks import SWEEP
 POLL = 0.5  # seconds
 NOTED = 5.0  # seconds of a trial that a kill of the driver may forget
 SAVE_SECONDS = 120
-NO_BUDGET = 3  # exit code: the budget is used up, the same command with more goes on
+NO_BUDGET = 3  # exit code: the budget is used up, the same command with more resumes
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Driver:
                 break
             wait(POLL)
         if stopping:
-            self.say(f"{stopping}: all trials have saved; the same command goes on")
+            self.say(f"{stopping}: all trials have saved; the same command resumes")
             return STOPPED
         if self.out_of_budget:
             self.say(self.out_of_budget)
@@ -193,7 +193,7 @@ class Driver:
         )
         self.jobs.submit(job)
         self.running[trial.number] = Running(trial.number, job.name, trial.seconds, trial.seconds)
-        self.say(f"{run} {'goes on' if trial.legs or trial.values else 'starts'} to step {leg.to}: {leg.why}")
+        self.say(f"{run} {'resumes' if trial.legs or trial.values else 'starts'} to step {leg.to}: {leg.why}")
 
     def _look(self, seconds: float) -> None:
         """Note what ended, and how long the others have run."""
@@ -270,7 +270,7 @@ class Driver:
     def _keep_to_budget(self) -> None:
         spent = self._spent()
         if self.budget.crossed(spent):
-            self.out_of_budget = f"budget: {self.budget.shown(spent)}; trials that ran have saved, and the same command with more goes on"
+            self.out_of_budget = f"budget: {self.budget.shown(spent)}; trials that ran have saved, and the same command with more resumes"
 
     def _spent(self) -> float:
         """Seconds of all trials."""
@@ -289,7 +289,7 @@ class Driver:
         if not self.running:
             self.out_of_budget = (
                 f"budget: {self.budget.shown(spent)}, and the next {steps} steps would take about {self.budget.amount(each * steps)}; "
-                "the same command with more goes on"
+                "the same command with more resumes"
             )
         return False
 
