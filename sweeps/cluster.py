@@ -8,12 +8,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from sweeps.jobs import ENDED, Job, Status
-from trainer.errors import STOPPED
+from trainer.errors import STOPPED, ConfigError
 
+SILENT_SECONDS = 300
 OWN = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # Ray sets it for what it was given as a job
 
 
@@ -33,6 +35,8 @@ class Cluster:
         self.metadata = {key: value for key, value in (own.get("metadata") or {}).items() if key in ("owner", "commit", "changed_files")}
         self.held: set[str] = set()
         self.known: dict[str, Job] = {}
+        self.last: dict[str, Status] = {}
+        self.answered = time.monotonic()
         self.told: set[str] = set()  # jobs whose output was copied
 
     def submit(self, job: Job) -> None:
@@ -46,7 +50,17 @@ class Cluster:
         )
 
     def jobs(self) -> dict[str, Status]:
-        found = {each.submission_id: self._status(each) for each in self.client.list_jobs() if each.submission_id}
+        """As last known while the cluster does not answer. Raises ConfigError after SILENT_SECONDS of that."""
+        try:
+            found = {each.submission_id: self._status(each) for each in self.client.list_jobs() if each.submission_id}
+        except (OSError, RuntimeError) as error:  # as Ray's client raises what its dashboard answers
+            if time.monotonic() - self.answered > SILENT_SECONDS:
+                why = str(error).partition("\n")[0]
+                raise ConfigError(
+                    f"the cluster's job API has not answered for {SILENT_SECONDS} s: {why}; the same command resumes"
+                ) from None
+            return self.last
+        self.answered, self.last = time.monotonic(), found
         for name in self.known.keys() - self.told:
             if name in found and found[name].state in ENDED:
                 self.told.add(name)

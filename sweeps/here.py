@@ -12,7 +12,7 @@ from cluster_tasks.recipes.job.process import TIED
 from sweeps.jobs import Job, Status
 from trainer.errors import STOPPED
 
-SAVE_SECONDS = 60  # for a trial to save after the driver's end
+SAVE_SECONDS = 60  # for a trial to save where the driver ends with an error
 
 
 class Here:

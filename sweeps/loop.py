@@ -30,7 +30,8 @@ from trainer.metrics.sinks import SWEEP
 
 POLL = 0.5  # seconds
 NOTED = 5.0  # seconds of a trial that a kill of the driver may forget
-SAVE_SECONDS = 120
+SAVE_SECONDS = 120  # for what a killed driver left
+PAUSE_SECONDS = 900  # for a trial that is asked to pause: the step at work, and a checkpoint
 NO_BUDGET = 3  # exit code: the budget is used up, the same command with more resumes
 
 
@@ -42,7 +43,7 @@ class Running:
     job: str
     seconds: float  # of the trial, with those before
     noted: float
-    asked: bool = False  # to save and pause
+    asked: float | None = None  # when, to save and pause
 
 
 class Driver:
@@ -208,7 +209,7 @@ class Driver:
                 leg.noted = leg.seconds
             if ended:
                 del self.running[number]
-                self._judge(self.study.trial(number), status or Status("failed"), lost=status is None, asked=leg.asked)
+                self._judge(self.study.trial(number), status or Status("failed"), lost=status is None, asked=leg.asked is not None)
 
     def _steps(self, trial: Trial) -> int:
         saved = Checkpoints(runs_root() / self.plan.run(trial.number) / "checkpoints").complete()
@@ -263,9 +264,14 @@ class Driver:
 
     def _pause_all(self) -> None:
         for leg in self.running.values():
-            if not leg.asked:
-                leg.asked = True
+            if leg.asked is None:
+                leg.asked = time.monotonic()
                 self.jobs.hold(leg.job)
+            elif time.monotonic() - leg.asked > PAUSE_SECONDS:
+                self.say(
+                    f"{self.plan.run(leg.trial)} has not saved within {PAUSE_SECONDS} s; ended by force, its last checkpoint is complete"
+                )
+                self.jobs.cancel(leg.job)
 
     def _keep_to_budget(self) -> None:
         spent = self._spent()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -75,3 +76,17 @@ def test_a_budget_pauses_the_sweep_and_more_of_it_goes_on(recipe, tmp_path, caps
     assert "of 2 USD are spent" in output and not (tmp_path / "runs/b-0001").exists()
     assert main([*words, "--budget", "2000"]) == 0
     assert sorted(folder.name for folder in (tmp_path / "runs").glob("b-*")) == ["b-0000", "b-0001"]
+
+
+@pytest.mark.wide
+def test_a_copy_has_its_parents_past_and_a_future_of_its_own(recipe, tmp_path):
+    runs = tmp_path / "runs"
+    words = [recipe, "optim.lr=1e-3..1e-1", "optim.schedule=constant", "trainer.steps=4", "--search", "random", "--name", "p"]
+    assert main([*words, "--stop", "pbt", "--trials", "2", "--rung", "2", "--factor", "2", "--parallel", "2"]) == 0
+    copied = json.loads((runs / "p-0002/copied.json").read_text())
+    parent, child = read(runs / copied["from"]), read(runs / "p-0002")
+    assert copied["step"] == 2
+    past = [[row for row in rows if 1 <= row["step"] <= 2] for rows in (parent, child)]
+    assert past[0] == past[1]
+    last = [next(row["loss"] for row in rows if row["step"] == 4) for rows in (parent, child)]
+    assert last[0] != last[1], "the other learning rate is the one it learned with"

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from sweeps.cluster import OWN, Cluster, is_job
+from sweeps.cluster import OWN, SILENT_SECONDS, Cluster, is_job
 from sweeps.jobs import Job, Status
+from trainer.errors import ConfigError
 
 ENV = {
     OWN: json.dumps(
@@ -76,6 +77,22 @@ def test_what_a_job_said_is_in_the_sweeps_log_once(tmp_path):
     for _ in range(2):
         cluster.jobs()
     assert (tmp_path / "log").read_text() == "error: what a said\n"
+
+
+def test_a_cluster_that_does_not_answer_is_waited_for_within_a_deadline(monkeypatch):
+    client = Client()
+    client.details = [SimpleNamespace(submission_id="a", status="RUNNING", driver_exit_code=None)]
+    cluster = Cluster(client, ENV)
+    known = cluster.jobs()
+
+    def silent() -> list[Any]:
+        raise RuntimeError("Request failed with status code 502")
+
+    monkeypatch.setattr(client, "list_jobs", silent)
+    assert cluster.jobs() == known
+    cluster.answered -= SILENT_SECONDS + 1
+    with pytest.raises(ConfigError, match=r"has not answered for 300 s: Request failed with status code 502; the same command resumes"):
+        cluster.jobs()
 
 
 def test_a_driver_is_a_job_where_ray_says_so():

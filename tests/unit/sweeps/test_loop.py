@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from sweeps import loop
 from sweeps.budget import Budget
 from sweeps.jobs import Job, Status
 from sweeps.loop import Driver
@@ -198,14 +200,27 @@ def test_asked_to_stop_it_has_its_trials_save(runs):
     jobs.jobs = lambda: {job.name: Status("paused", 143) if job.name in jobs.held else Status("running") for job in jobs.submitted}  # type: ignore[method-assign]
 
     def wait(_: float) -> None:
-        import signal
-
         stopping.signal = signal.SIGTERM
 
     found = driver(runs, jobs)
     assert found.run(stopping, wait) == 143
     assert jobs.held == ["s-0000.1"]
     assert [(trial.state, trial.target) for trial in found.study.trials()] == [("open", 2)], "it goes on from where it saved"
+
+
+def test_a_trial_that_does_not_save_is_ended_by_force(runs, monkeypatch, capsys):
+    monkeypatch.setattr(loop, "PAUSE_SECONDS", -1)
+    stopping = Stopping()
+    stopping.signal = signal.SIGTERM
+    jobs = Played(runs)
+    found = driver(runs, jobs)
+    found.study.new()
+    found.study.set(0, target=2, legs=1)
+    jobs.states["s-0000.1"] = Status("running")
+    jobs.cancel = lambda name: jobs.states.update({name: Status("failed", 137)})  # type: ignore[method-assign]
+    assert found.run(stopping, lambda _: None) == 143
+    assert "s-0000 has not saved within" in capsys.readouterr().out
+    assert found.study.trials()[0].state == "open", "it is resumed from its last checkpoint"
 
 
 def test_the_page_has_every_trial_with_its_curve_and_no_markup_of_a_stranger(runs):
