@@ -14,7 +14,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
-from sweeps import checks, objective, plan, population, space
+from sweeps import checks, here, objective, plan, population, space
 from sweeps.budget import Budget
 from sweeps.cluster import Cluster, is_job
 from sweeps.here import Here
@@ -36,6 +36,7 @@ def main(arguments: list[str], prog: str = PROG) -> int:
     options = _options(arguments, prog)
     found, config, words = _plan(options)
     budget = _budget(options, config)
+    places = here.places(options.parallel, budget.gpus) if options.here or not is_job() else None  # None: on the cluster
     folder = runs_root() / found.name
     from sweeps.loop import Driver
     from sweeps.study import Study
@@ -46,7 +47,7 @@ def main(arguments: list[str], prog: str = PROG) -> int:
         for word in words:
             print(word)
         study = Study(found, folder / "study.db", lambda point: _refused(found, point))
-        with stop_signals() as stopping, closing(Here() if options.here or not is_job() else Cluster()) as jobs:
+        with stop_signals() as stopping, closing(Cluster() if places is None else Here(places)) as jobs:
             driver = Driver(found, folder, study, jobs, budget, options.parallel, options.retries)
             code = driver.run(stopping)
             driver.conclude()

@@ -21,7 +21,7 @@ LR = "optim.lr=[1e-3,1e-2]"
 class Never:
     """Jobs that must not be asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, places: object) -> None:
         raise AssertionError("a trial was about to start")
 
 
