@@ -52,7 +52,7 @@ class Cluster:
     def jobs(self) -> dict[str, Status]:
         """As last known while the cluster does not answer. Raises ConfigError after SILENT_SECONDS of that."""
         try:
-            found = {each.submission_id: self._status(each) for each in self.client.list_jobs() if each.submission_id}
+            found = self.listed()
         except (OSError, RuntimeError) as error:  # as Ray's client raises what its dashboard answers
             if time.monotonic() - self.answered > SILENT_SECONDS:
                 why = str(error).partition("\n")[0]
@@ -65,8 +65,14 @@ class Cluster:
             if name in found and found[name].state in ENDED:
                 self.told.add(name)
                 with self.known[name].log.open("a") as log:
-                    log.write(self.client.get_job_logs(name))
+                    log.write(self.output(name))
         return found
+
+    def listed(self) -> dict[str, Status]:
+        return {each.submission_id: self._status(each) for each in self.client.list_jobs() if each.submission_id}
+
+    def output(self, name: str) -> str:
+        return self.client.get_job_logs(name)
 
     def _status(self, details: Any) -> Status:
         word, code = str(getattr(details.status, "value", details.status)), details.driver_exit_code

@@ -14,7 +14,7 @@ from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any
 
-from sweeps import checks, here, objective, plan, population, space
+from sweeps import checks, here, objective, plan, population, queued, space
 from sweeps.budget import Budget
 from sweeps.cluster import Cluster, is_job
 from sweeps.here import Here
@@ -47,11 +47,17 @@ def main(arguments: list[str], prog: str = PROG) -> int:
         for word in words:
             print(word)
         study = Study(found, folder / "study.db", lambda point: _refused(found, point))
-        with stop_signals() as stopping, closing(Cluster() if places is None else Here(places)) as jobs:
+        with stop_signals() as stopping, closing(_on_cluster() if places is None else Here(places)) as jobs:
             driver = Driver(found, folder, study, jobs, budget, options.parallel, options.retries)
             code = driver.run(stopping)
             driver.conclude()
     return code
+
+
+def _on_cluster() -> Cluster:
+    """By its queue, where it has one."""
+    address = queued.url()
+    return Cluster() if address is None else queued.Queued(queued.client_of(address))
 
 
 def _options(arguments: list[str], prog: str) -> argparse.Namespace:
