@@ -1,4 +1,4 @@
-"""A step with experts over two ranks (trainer.expert_parallel) against ZeRO-3 without it, and what rank 0 holds of a model that it exports.
+"""A step with experts over two ranks (trainer.expert_parallel) against ZeRO-3 without it, and what rank 0 takes to sync and export a model.
 
 Two processes on CPUs train a mixture of 16 experts, of which a token takes two. ZeRO-3 gathers all of them in every micro-batch; those that
 are spread stay, and tokens travel. The two ways take turns. The exported models are dense and cut over both ranks, with buckets and files
@@ -7,22 +7,22 @@ small enough that each model has many of them.
 
 from __future__ import annotations
 
+import os
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from benchmarks.report import Ratio, Report
-from trainer import models
+from trainer import models, weights
 from trainer.cli import parse
 from trainer.cluster.actors import free_port
 from trainer.configs.ppo import PpoConfig
@@ -35,6 +35,8 @@ from trainer.ranks import worker
 
 RANKS, ROUNDS, STEPS, WARM_UP = 2, 3, 3, 1
 SECONDS = 300  # within which the ranks end
+MEMORY = ("export", "sync")
+SETTLE = 0.5  # seconds before what is watched begins
 LETTERS = "characters:abcdefghijklmnopqrstuvwxyz"
 SMALL = {"num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False}
 EXPERTS = {"num_local_experts": 16, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
@@ -53,24 +55,23 @@ def run() -> Report:
         for _ in range(ROUNDS):
             for name, ranks in WAYS.items():
                 seconds[name] += together(steps, mixture, {"zero_stage": 3, "expert_parallel": ranks})
-        exports = {
-            name: together(
-                export, made(DENSE | {"num_hidden_layers": layers}, Path(folder) / name), {"zero_stage": 1, "tensor_parallel": 2}
-            )
-            for name, layers in LAYERS.items()
-        }
+        sizes = {name: made(DENSE | {"num_hidden_layers": layers}, Path(folder) / name) for name, layers in LAYERS.items()}
+        memory = {name: watched(path, {"zero_stage": 1, "tensor_parallel": 2}) for name, path in sizes.items()}
     zero, spread = (statistics.median(each) for each in seconds.values())
-    (_, small), (_, large) = exports.values()
+    small, large = memory.values()
     return Report(
         "parallel",
         [
             Ratio("step of a mixture, experts over two ranks / ZeRO-3", spread / zero, 1.0),
-            Ratio("bytes of rank 0 in an export beyond those before, large model / a bucket and a file", large / (2 * PIECE), 2.0),
-            Ratio("the same, large model / small model", large / small, 1.25),
+            *(Ratio(f"bytes that rank 0 takes in a {name}, large model / a bucket", large[name] / PIECE, 2.0) for name in MEMORY),
+            *(Ratio(f"bytes that rank 0 takes in a {name}, large / small model", large[name] / small[name], 1.25) for name in MEMORY),
         ],
         {f"seconds, {name}": f"{statistics.median(each):.3f}" for name, each in seconds.items()}
-        | {f"export, {name}": f"{size / 1e6:.0f} MB, at most {more / 1e6:.0f} MB more in memory" for name, (size, more) in exports.items()},
-        {"seconds": seconds, "exports": exports},
+        | {
+            name: f"{each['size'] / 1e6:.0f} MB, {each['export'] / 1e6:.0f} MB more in an export, {each['sync'] / 1e6:.0f} in a sync"
+            for name, each in memory.items()
+        },
+        {"seconds": seconds, "memory": memory},
     )
 
 
@@ -118,29 +119,58 @@ def steps(rank: int, port: int, path: str, way: dict[str, int]) -> list[float]:
     return taken[WARM_UP:]
 
 
-def export(rank: int, port: int, path: str, way: dict[str, int]) -> list[float]:
-    """Bytes of the files of weights, and the most that this process has in memory meanwhile beyond what it had."""
+def phases(rank: int, port: int, path: str, way: dict[str, int], meeting: int) -> list[float]:
+    """An export, then a sync; while each lasts there is a file with rank 0's number. Returns the bytes of the files of weights."""
     worker.EXPORT_BYTES = streaming.SHARD_BYTES = PIECE
     learner, folder = started(rank, port, path, way), Path(f"{path}-exported")
-    with highest() as most:
-        learner.export(folder)
-    return [float(sum(file.stat().st_size for file in folder.glob("*.safetensors"))), float(most[0])]
+    rendezvous = weights.Rendezvous("127.0.0.1", meeting, 2, SECONDS, "gloo") if rank == 0 else None
+    learner.connect(rendezvous, weights.plan(learner.parameters(), PIECE))
+    for name, act in (("export", partial(learner.export, folder)), ("sync", learner.send)):
+        mark = Path(f"{path}-{name}")
+        if rank == 0:
+            mark.with_suffix(".tmp").write_text(str(os.getpid()))
+            mark.with_suffix(".tmp").rename(mark)
+            time.sleep(SETTLE)
+        act()
+        if rank == 0:
+            mark.unlink()
+    return [float(sum(file.stat().st_size for file in folder.glob("*.safetensors")))]
 
 
-@contextmanager
-def highest() -> Iterator[list[int]]:
-    """The most bytes of this process in memory beyond those at its start."""
-    process, ended = psutil.Process(), threading.Event()
-    before, most = process.memory_info().rss, [0]
+def receive(path: str, meeting: int) -> None:
+    """What a rollout engine does with a sync, without one."""
+    bare = models.without_weights(ModelConfig(path=path, dtype="float32"))
+    parameters = [weights.Parameter(name, tuple(each.shape), "float32") for name, each in models.saved_tensors(bare).items()]
+    group = weights.join(weights.Rendezvous("127.0.0.1", meeting, 2, SECONDS, "gloo", joining=SECONDS), 1)
+    for _ in weights.receive(group, weights.plan(parameters, PIECE), torch.device("cpu")):
+        pass
 
-    def watch() -> None:
-        while not ended.wait(0.001):
-            most[0] = max(most[0], process.memory_info().rss - before)
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield most
-    finally:
-        ended.set()
-        watcher.join()
+def watched(path: str, way: dict[str, int]) -> dict[str, float]:
+    """Bytes of the model's files, and the most that rank 0 has beyond what it had, in a sync and in an export: seen from this process."""
+    port, meeting = free_port(), free_port()
+    most: dict[str, int] = dict.fromkeys(MEMORY, 0)
+    with ProcessPoolExecutor(RANKS + 1, mp_context=get_context("spawn")) as pool:
+        first, *others = [pool.submit(phases, rank, port, path, way, meeting) for rank in range(RANKS)]
+        engine = pool.submit(receive, path, meeting)
+        for name in [*most]:
+            mark = Path(f"{path}-{name}")
+            while not mark.exists() and not first.done():
+                time.sleep(0.005)
+            before = None
+            with suppress(FileNotFoundError):
+                process = int(mark.read_text())
+                while mark.exists():
+                    now = own(process)
+                    before = before or now
+                    most[name] = max(most[name], now - before)
+        [size] = first.result(SECONDS)
+        for each in (*others, engine):
+            each.result(SECONDS)
+    return {"size": size, **most}
+
+
+def own(process: int) -> int:
+    """Bytes of a process in memory that lie in no file."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:"))
