@@ -29,6 +29,7 @@ from trainer.metrics.cost import price
 PROG = "flotilla sweep"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,89}")
 STATE = "sweep.yaml"
+MOST_POINTS = 10_000  # of a grid: a minute of checks
 
 
 def main(arguments: list[str], prog: str = PROG) -> int:
@@ -104,14 +105,7 @@ def _options(arguments: list[str], prog: str) -> argparse.Namespace:
 
 def _plan(options: argparse.Namespace) -> tuple[Plan, Config, list[str]]:
     """The sweep, the settings of one of its trials, and what to say of it first. Raises ConfigError."""
-    files = [word for word in options.words if "=" not in word]
-    if not files:
-        raise ConfigError(f"no settings file; {PROG} RUN.yaml key=VALUES")
-    if missing := next((file for file in files if not Path(file).is_file()), None):
-        raise ConfigError(f"{missing}: no such file; settings files come without =, and settings as key=value")
-    stems = [Path(file).name for file in files]
-    if len(set(stems)) < len(stems):
-        raise ConfigError(f"{' '.join(files)}: two settings files have one name; rename one")
+    files = _files(options.words)
     found, fixed = space.read(checks.MODELS[options.train], [word for word in options.words if "=" in word])
     if len(files) > 1:
         found.insert(0, space.Choice(space.FILE, tuple(files)))
@@ -124,6 +118,10 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Config, list[str]]:
     words = [f"search: {search}", *(f"  {each}" for each in found)]
     trials = options.trials or 16
     if search == "grid":
+        if (count := _size(found)) > MOST_POINTS:
+            raise ConfigError(
+                f"--search grid: has {count:,} points, of which each is checked first; at most {MOST_POINTS:,}, or --search tpe"
+            )
         every = [*space.points(found)]
         kept, left = checks.allowed(options.train, files[0], fixed, every)
         words += [f"left out: {checks.named(point)}: {why}" for point, why in left]
@@ -163,6 +161,19 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Config, list[str]]:
     about = f"{trials} trials of {config.trainer.steps} steps by {metric}"
     compared = f", compared at steps {', '.join(map(str, rungs[:-1]))}" if len(rungs) > 1 else ""
     return swept, config, [f"sweep {name}: {about}{compared}", *words, *more]
+
+
+def _files(words: list[str]) -> list[str]:
+    """The settings files. Raises ConfigError."""
+    files = [word for word in words if "=" not in word]
+    if not files:
+        raise ConfigError(f"no settings file; {PROG} RUN.yaml key=VALUES")
+    if missing := next((file for file in files if not Path(file).is_file()), None):
+        raise ConfigError(f"{missing}: no such file; settings files come without =, and settings as key=value")
+    stems = [Path(file).name for file in files]
+    if len(set(stems)) < len(stems):
+        raise ConfigError(f"{' '.join(files)}: two settings files have one name; rename one")
+    return files
 
 
 def _size(found: list[space.Parameter]) -> int:

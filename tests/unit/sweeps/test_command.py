@@ -76,6 +76,7 @@ def errors(*words: str) -> list[str]:
         ),
         (["trainer.steps=[4,6]", "--stop", "asha"], "trainer.steps: is searched, and --stop asha compares trials by steps"),
         (["algorithm.clip_high=0.2..0.3", "--search", "grid"], "algorithm.clip_high=0.2..0.3: a grid needs a step"),
+        (["optim.lr=1e-6..1/1e-6"], "--search grid: has 1,000,000 points, of which each is checked first; at most 10,000"),
         ([LR, "--name", "a b"], "--name a b: must match"),
         ([LR, "run.name=x"], "run.name=x: cannot be set"),
         ([LR, "run.yaml"], "two settings files have one name"),
