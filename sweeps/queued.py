@@ -5,6 +5,7 @@ of taking it from other people's runs, a dearer job may pause one, and it comes 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 from collections.abc import Mapping
@@ -41,6 +42,8 @@ def client_of(address: str) -> Any:
     """Ray's own, for the queue answers as Ray does; the variable that names the cluster goes before what a client is given."""
     from ray.job_submission import JobSubmissionClient
 
+    for name in ("ray", JobSubmissionClient.__bases__[0].__module__):  # it says of every trial that its folder is there
+        logging.getLogger(name).setLevel(logging.WARNING)
     kept = {name: os.environ.pop(name) for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS") if name in os.environ}
     try:
         return JobSubmissionClient(address)

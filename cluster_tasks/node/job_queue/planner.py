@@ -3,7 +3,7 @@
 A job's score is its priority, plus what its wait has earned, plus or minus what its owner is owed. Waiting jobs are placed by score,
 ties by order of submission, each at the largest size that fits; one that does not fit takes the place of running jobs of lower score.
 
-- Ageing: AGE points per hour of waiting. A job of priority 0 passes one of 100 after a day.
+- Ageing: AGE points per hour of waiting, up to MOST_AGE. A job of priority 0 passes one of 100 after a day.
 - Shares: an owner is owed what its weight entitles it to, less what it has had. OWED points per hour of its share, so that in the long
   run weights decide who gets how much, and priorities who goes first.
 - No thrash: what has just started is left alone for MIN_RUN seconds, longer where its pauses are long; and against a job of the same or
@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from .jobs import WAITS, Record, Size
 from .shares import SAFE, Cluster, Owner, entitled
 
-AGE = 4.0  # points per hour
-OWED = 20.0  # points per hour of entitlement
+AGE, MOST_AGE = 4.0, 120.0  # points per hour; more would be a way to more than one's share
+OWED = 40.0  # points per hour of entitlement
 MARGIN = 20.0  # points that a job of the same or lower priority has to be ahead
 MIN_RUN = 600.0  # seconds
 GROW_AFTER = 1800.0  # seconds at a smaller size, after which a job takes what is free by a pause
@@ -161,7 +161,7 @@ class Plan:
 
     def _scored(self, record: Record) -> tuple[float, str]:
         waited = max(0.0, self.now - record.since) if record.state in WAITS else 0.0
-        age = waited / 3600 * AGE
+        age = min(waited / 3600 * AGE, MOST_AGE)
         share, owner = self.shares.get(record.job.owner, 0.0), self.owners.get(record.job.owner, Owner())
         owed = owner.owed / 3600 / share * OWED if share else 0.0
         late = LATE if self.late(record) else 0.0
