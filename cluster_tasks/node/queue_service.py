@@ -12,7 +12,6 @@ import shlex
 import sys
 from pathlib import Path
 
-from .identity import TOKEN
 from .service import Service
 from .settings import Settings
 
@@ -25,7 +24,7 @@ def services(settings: Settings) -> list[Service]:
     if not is_here(settings):
         return []
     runs = os.environ["FLOTILLA_RUNS"]
-    if token := os.environ.get(TOKEN):  # for Prometheus, which reads it from a file
+    if token := settings.dashboard.token:  # for Prometheus, which reads it from a file
         with os.fdopen(os.open(token_file(settings), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(token)
     socket = settings.place / "queue.sock"

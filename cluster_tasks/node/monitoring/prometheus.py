@@ -46,7 +46,8 @@ def config(settings: Settings, known: Monitoring) -> dict[str, Any]:
     if queue_service.is_here(settings):
         queue: dict[str, Any] = {"job_name": "queue", "metrics_path": f"/flotilla/at/{queue_service.ROUTE}/metrics"}
         queue["static_configs"] = [{"targets": [f"127.0.0.1:{settings.dashboard_port}"]}]
-        jobs.append(queue | {"authorization": {"credentials_file": str(queue_service.token_file(settings))}})
+        shown = {"authorization": {"credentials_file": str(queue_service.token_file(settings))}} if settings.dashboard.token else {}
+        jobs.append(queue | shown)
     for port in known.exporters:
         targets = [f"[{address}]:{port}" if ":" in address else f"{address}:{port}" for address in settings.addresses]
         jobs.append({"job_name": f"exporter-{port}", "static_configs": [{"targets": targets}]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
@@ -21,7 +22,12 @@ def test_up_ends_with_a_dashboard_that_takes_jobs_and_metrics_and_down_leaves_ne
         assert "dashboard  http://localhost:8265" in done.stdout
         done = lab.user("python -m cli submit lab --name hello -- sh -c 'echo hello from the job; exit 7' 2>/dev/null")
         assert (done.returncode, done.stdout) == (7, "hello from the job\n")
+        lab.must("python -m cli submit lab --queue --name queued --cpus 1 -- echo hello from the queue")
+        waits = "until python -m cli queue lab --all | grep -q 'queued *succeeded'; do sleep 2; done"
+        lab.must(f"timeout 120 bash -c {shlex.quote(waits)}")
+        assert lab.user("python -m cli logs lab queued 2>/dev/null").stdout == "hello from the queue\n"
         status = json.loads(lab.must("python -m cli status lab --json"))
+        assert status["queue"]["jobs"][0]["state"] == "succeeded"
         assert (status["healthy"], status["ray_nodes"]) == (True, 2)
         assert lab.user("python -m cli logs lab hello 2>/dev/null").stdout == "hello from the job\n"
         seen = lab.must(f"python {ROOT}/lab/targets.py 2").split()

@@ -80,6 +80,15 @@ def flotilla(slurm: Cluster, clone: Path, environment: dict[str, str]) -> Iterat
         run("down slurm")
 
 
+def ended(flotilla: Flotilla, stack: str, name: str) -> bool:
+    """Whether a job of the queue ends well within two minutes."""
+
+    def state() -> str:
+        return next(job["state"] for job in json.loads(flotilla(f"queue {stack} --json")[1])["jobs"] if job["name"] == name)
+
+    return wait_for(f"the end of {name}", lambda: state() in ("succeeded", "failed") and state(), 120, every=2) == "succeeded"
+
+
 def test_up_waits_for_ray_opens_the_tunnel_takes_a_job_and_watches_the_nodes(
     slurm: Cluster, clone: Path, flotilla: Flotilla, environment: dict[str, str]
 ) -> None:
@@ -92,6 +101,13 @@ def test_up_waits_for_ray_opens_the_tunnel_takes_a_job_and_watches_the_nodes(
     seen = slurm.run(f"python {ROOT}/lab/targets.py 2", env=environment, seconds=120).stdout.split()
     code, output, error = flotilla("top slurm --once")
     assert code == 0 and all(node in output for node in seen), output + error
+
+
+def test_the_allocation_has_a_queue(flotilla: Flotilla) -> None:
+    code, output, error = flotilla("submit slurm --queue --name queued --cpus 1 -- python -c 'print(6 * 7)'")
+    assert (code, output) == (0, ""), error
+    code, output, error = flotilla("logs slurm queued") if ended(flotilla, "slurm", "queued") else (1, "", "it has not ended")
+    assert (code, output) == (0, "42\n"), error
 
 
 def test_a_shell_is_a_step_of_the_clusters_job_on_the_node_that_is_named(clone: Path, flotilla: Flotilla) -> None:
