@@ -81,6 +81,8 @@ def week(folder: Path, seed: int = 1) -> dict[str, Any]:
         "pauses": sum(each.pauses for each in queue.keeper.records.values()),
         "used": whole / (GPUS * counted),
         "days": counted / DAY,
+        "overhead": (queue.keeper.totals["starting"] + queue.keeper.totals["saving"] + queue.keeper.totals["idle"])
+        / sum(queue.keeper.totals.values()),
         "ended": sum(each.state == "succeeded" for each in queue.keeper.records.values()),
         "decisions": decisions,
     }
@@ -123,6 +125,7 @@ def run() -> Report:
     ratios = [
         Ratio("played week: largest distance of an owner's share from its weight, relative", worst, 0.05),
         Ratio("played week: jobs that never started / all", len(first["never started"]) / JOBS, 0.0),
+        Ratio("played week: GPU seconds idle, starting and saving / all", first["overhead"], 0.05),
         Ratio("played week: slowest decision / 50 ms", first["slowest"] / 0.05, 1.0),
         Ratio("played week: decisions of a second run that differ", float(first["decisions"] != second["decisions"]), 0.0),
         Ratio("ten jobs: time to the end of the urgent ones / first in, first out", with_pauses / fifo, 0.5),

@@ -170,6 +170,7 @@ class Record:
     crashes: int = 0  # in a row, of drivers that were killed
     pauses: int = 0
     pause_seconds: float = 0.0  # of the last one, from SIGTERM to the end
+    start_seconds: float = 0.0  # of the last start, to its first step
     spent: Mapping[str, float] = field(default_factory=dict)  # seconds by state; of one without resources up to `since`
     gpu_seconds: Mapping[str, float] = field(default_factory=dict)  # by state, running or pausing
     usd: float = 0.0
@@ -192,6 +193,11 @@ class Record:
     @property
     def cpus(self) -> float:
         return self.size.cpus if self.size else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """Seconds that another pause would cost."""
+        return self.pause_seconds + self.start_seconds
 
     @property
     def remaining(self) -> float | None:

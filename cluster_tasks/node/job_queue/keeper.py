@@ -251,8 +251,9 @@ class Keeper:
         """With the steps that it says it has done."""
         found = self.ray.progress(job)
         step = found.get("step") if isinstance(found.get("step"), int) else record.step
-        if step != record.step or record.state == "pausing":
+        if step != record.step and record.submission not in self.working:
             self.working.add(record.submission)
+            record = replace(record, start_seconds=self.store.clock.now() - record.started)
         crashes = 0 if step != record.step else record.crashes
         steps = found["steps"] if isinstance(found.get("steps"), int) else record.steps
         seconds = float(found["seconds"]) if number(found.get("seconds")) else record.step_seconds

@@ -3,11 +3,11 @@
 A job's score is its priority, plus what its wait has earned, plus or minus what its owner is owed. Waiting jobs are placed by score,
 ties by order of submission, each at the largest size that fits; one that does not fit takes the place of running jobs of lower score.
 
-- Ageing: AGE points per hour of waiting, up to MOST_AGE. A job of priority 0 passes one of 100 after a day.
+- Ageing: AGE points per hour of waiting, until the job counts as one of priority 100. One of priority 0 does after a day.
 - Shares: an owner is owed what its weight entitles it to, less what it has had. OWED points per hour of its share, so that in the long
   run weights decide who gets how much, and priorities who goes first.
-- No thrash: what has just started is left alone for MIN_RUN seconds, longer where its pauses are long; and against a job of the same or
-  lower priority it has to be MARGIN points behind.
+- No thrash: what has just started is left alone for MIN_RUN seconds, longer where its pauses and starts are long; and against a job
+  of the same or lower priority it has to be MARGIN points behind.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from .jobs import WAITS, Record, Size
 from .shares import SAFE, Cluster, Owner, entitled
 
-AGE, MOST_AGE = 4.0, 120.0  # points per hour; more would be a way to more than one's share
-OWED = 40.0  # points per hour of entitlement
+AGE, MOST = 4.0, 100.0  # points per hour, up to the highest priority: more would be a way to more than one's share
+OWED = 20.0  # points per hour of entitlement
 MARGIN = 20.0  # points that a job of the same or lower priority has to be ahead
 MIN_RUN = 600.0  # seconds
 GROW_AFTER = 1800.0  # seconds at a smaller size, after which a job takes what is free by a pause
-PAUSE_SHARE = 10.0  # a job runs at least this many times as long as its last pause took
+SOON, WORTH = 10.0, 20.0  # a job runs at least this many times as long as its last pause; as that and its last start
 LATE = 30.0  # points of a job that would miss its deadline
 LATE_HOURS = 6.0  # before a deadline, where nobody knows how long the job takes
 
@@ -144,7 +144,7 @@ class Plan:
         for record in sorted(self.running, key=lambda each: (-self.score(each), each.order)):
             room = self.free.with_back([record])
             larger = next((size for size in record.job.sizes if room.fits(size)), None)
-            settled = self.now - record.started > max(GROW_AFTER, 10 * PAUSE_SHARE * record.pause_seconds)
+            settled = self.now - record.started > max(GROW_AFTER, 2 * WORTH * record.overhead)
             short = record.remaining is not None and record.remaining < GROW_AFTER
             if larger and record.size and larger.gpus > record.gpus and settled and not short and record.name not in self.going:
                 return self.pause(record, f"grows from {record.size} to {larger}, which nobody wants")
@@ -161,7 +161,7 @@ class Plan:
 
     def _scored(self, record: Record) -> tuple[float, str]:
         waited = max(0.0, self.now - record.since) if record.state in WAITS else 0.0
-        age = min(waited / 3600 * AGE, MOST_AGE)
+        age = min(waited / 3600 * AGE, MOST - record.priority)
         share, owner = self.shares.get(record.job.owner, 0.0), self.owners.get(record.job.owner, Owner())
         owed = owner.owed / 3600 / share * OWED if share else 0.0
         late = LATE if self.late(record) else 0.0
@@ -178,13 +178,14 @@ class Plan:
         needed = record.remaining * 1.25 if record.remaining is not None else LATE_HOURS * 3600
         return record.submitted + record.job.deadline - self.now < needed
 
-    def fresh(self, record: Record) -> bool:
-        """Whether it has run for too short a time to be paused."""
-        return self.now - record.started < max(self.min_run, PAUSE_SHARE * record.pause_seconds)
+    def fresh(self, record: Record, to: Record) -> bool:
+        """Whether it has run for too short a time to be paused for the other: for a dearer one it gives way sooner."""
+        cost = SOON * record.pause_seconds if to.priority > record.priority else WORTH * record.overhead
+        return self.now - record.started < max(self.min_run, cost)
 
     def yields(self, victim: Record, to: Record) -> bool:
         """Whether a running job makes room for a waiting one."""
-        if victim.name in self.going or self.fresh(victim):
+        if victim.name in self.going or self.fresh(victim, to):
             return False
         dearer = to.priority > victim.priority
         # Of what does not save, a pause costs all: neither a wait nor a share is worth that, only somebody's word.
@@ -193,7 +194,7 @@ class Plan:
     def victims(self, to: Record, least: Size) -> list[Record]:
         """Whom to pause: jobs that save before others, then lowest score, shortest pause, last submitted; none that is not needed."""
         able = [each for each in self.running if self.yields(each, to)]
-        able.sort(key=lambda each: (not each.job.saves, self.score(each), each.pause_seconds, -each.order))
+        able.sort(key=lambda each: (not each.job.saves, self.score(each), each.overhead, -each.order))
         taken: list[Record] = []
         while able and not self.soon.with_back(taken).fits(least):
             taken.append(able.pop(0))
@@ -207,7 +208,7 @@ class Plan:
     def unplaced(self, record: Record, least: Size) -> str:
         """Why nothing makes room."""
         text = f"takes {least.gpus:g} GPUs and {least.cpus:g} CPUs, {self.free}"
-        young = [each.name for each in self.running if self.score(each) < self.score(record) and self.fresh(each)]
+        young = [each.name for each in self.running if self.score(each) < self.score(record) and self.fresh(each, record)]
         if young:
             text += f"; {', '.join(young[:5])} has run for too short a time to be paused"
         if self.cluster.other_gpus or (not self.cluster.gpus and self.cluster.other_cpus):
