@@ -121,7 +121,7 @@ class Keeper:
             if record.state == "pausing":
                 record = replace(record, after="paused")
             elif record.state not in (*WAITS, "running"):
-                record = self._into(record, "paused" if record.attempt else "waiting", "released")
+                record = self._into(record, "waiting", "released")
             self._set(record)
             self.say(name, "release", ", ".join(f"{key} {value}" for key, value in changes.items()) or "by hand")
             self.flush()
@@ -132,7 +132,8 @@ class Keeper:
             record = self.known(name)
             if not number(priority) or priority != int(priority) or not 0 <= priority <= 100:  # type: ignore[arg-type, operator]
                 raise JobError(f"priority: {priority!r} is not a whole number from 0 to 100")
-            self._set(replace(record, priority=int(priority)))  # type: ignore[arg-type]
+            state = "waiting" if record.state == "paused" else record.state  # somebody asks for it: as a new one
+            self._set(replace(record, priority=int(priority), state=state))  # type: ignore[arg-type]
             self.say(name, "move", f"priority {record.priority} -> {priority}")
             self.flush()
             return self.records[name]

@@ -1,7 +1,7 @@
 """Which jobs start, which one makes room, which wait, each with its reason. Pure: the same input gives the same decisions.
 
 A job's score is its priority, plus what its wait has earned, plus or minus what its owner is owed. Waiting jobs are placed by score,
-ties by order of submission, each at the largest size that fits; one that does not fit takes the place of running jobs of lower score.
+ties by how long they have waited, each at the largest size that fits; one that does not fit takes the place of running jobs of lower score.
 
 - Ageing: AGE points per hour of waiting, until the job counts as one of priority 100. One of priority 0 does after a day.
 - Shares: an owner is owed what its weight entitles it to, less what it has had. OWED points per hour of its share, so that in the long
@@ -92,7 +92,7 @@ class Plan:
             if line := record.over_budget:
                 self.pause(record, line, "held")
         waiting = [each for each in self.records if each.state in WAITS]
-        for record in sorted(waiting, key=lambda each: (-self.score(each), each.order)):
+        for record in sorted(waiting, key=lambda each: (-self.score(each), each.since, each.order)):
             self.place(record)
         if not waiting and not self.coming:
             self.grow()
@@ -179,8 +179,9 @@ class Plan:
         return record.submitted + record.job.deadline - self.now < needed
 
     def fresh(self, record: Record, to: Record) -> bool:
-        """Whether it has run for too short a time to be paused for the other: for a dearer one it gives way sooner."""
-        cost = SOON * record.pause_seconds if to.priority > record.priority else WORTH * record.overhead
+        """Whether it has run for too short a time to be paused for the other: for a dearer one that is new it gives way sooner."""
+        urgent = to.state == "waiting" and to.priority > record.priority
+        cost = SOON * record.pause_seconds if urgent else WORTH * record.overhead
         return self.now - record.started < max(self.min_run, cost)
 
     def yields(self, victim: Record, to: Record) -> bool:

@@ -268,7 +268,7 @@ def test_hold_release_move_and_cancel(tmp_path: Path) -> None:
     assert keeper.hold("c", "cancelled", "x").state == "cancelled"
     queue.play(40)
     assert (queue.state("a"), queue.state("b"), queue.state("c")) == ("held", "running", "cancelled")
-    assert keeper.release("a").state == "paused"
+    assert keeper.release("a").state == "waiting"
     assert keeper.move("a", 99).priority == 99
     queue.play(100)
     assert (queue.state("a"), queue.state("b")) == ("running", "paused")
