@@ -144,6 +144,8 @@ def test_small_jobs_do_not_starve_a_large_one() -> None:
     large, small = record("large", 8, 2, priority=90), record("small", 1, 3, priority=50)
     assert acts(plan(Cluster(9, 64), [low, large, small], {}, 1000)) == [("wait", "large"), ("start", "small")]
     assert acts(plan(Cluster(8, 64), [low, large, small], {}, 1000)) == [("wait", "large"), ("wait", "small")]
+    half = record("half", 4, 1, priority=10, state="pausing", size=Size(4, 1))
+    assert acts(plan(Cluster(8, 64), [half, large, small], {}, 1000)) == [("wait", "large"), ("wait", "small")]
 
 
 def test_shares_follow_weights_and_what_one_leaves_goes_to_the_others() -> None:
