@@ -34,18 +34,20 @@ def needs(trainer: str, argv: list[str], floor: int | None = None, ceiling: int 
     config = _parsed(trainer, argv)
     known: dict[str, Any] = {"run": config.run.name, "steps": config.trainer.steps, "driver": not isinstance(config, PpoConfig)}
     if not isinstance(config, PpoConfig):
-        if floor or ceiling:
+        if floor is not None or ceiling is not None:
             raise ConfigError(f"--floor, --ceiling: {trainer} is one process as a job, whatever it is given; only train_ppo has ranks")
         return known | {"sizes": [{"gpus": config.placement.gpus_per_rank, "cpus": 1.0, "settings": []}]}
     if floor is None and ceiling is None:
         return known | {"sizes": [_size(config)]}
-    low, high = floor or config.placement.ranks, ceiling or config.placement.ranks
+    low, high = (config.placement.ranks if each is None else each for each in (floor, ceiling))
     if not 1 <= low <= high:
         raise ConfigError(
             f"--floor {low}, --ceiling {high}: the floor is from 1 to the ceiling; placement.ranks is {config.placement.ranks}"
         )
     if config.trainer.tensor_parallel > 1 or config.trainer.expert_parallel > 1:
-        raise ConfigError("--floor, --ceiling: the checkpoint of a model that is cut (tensor_parallel, expert_parallel) is of one size")
+        raise ConfigError(
+            "--floor, --ceiling: the queue gives a model that is cut (tensor_parallel, expert_parallel) one size; leave them out"
+        )
     sizes = list(_sizes(trainer, argv, config, low, high))
     return known | {"sizes": sizes}
 
