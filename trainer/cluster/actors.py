@@ -24,10 +24,19 @@ def settle(threads: int | None) -> None:
 
     if threads:
         torch.set_num_threads(threads)
-    if sys.platform == "linux" and platform.libc_ver()[0] == "glibc":
-        libc = ctypes.CDLL(None)
+    if libc := _glibc():
         libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
         libc.mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
+
+
+def trim() -> None:
+    """Give freed memory back after all: tensors of many sizes that come and go leave holes that the next ones do not fit in."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
+
+
+def _glibc() -> Any:
+    return ctypes.CDLL(None) if sys.platform == "linux" and platform.libc_ver()[0] == "glibc" else None
 
 
 def here() -> tuple[str, int]:

@@ -153,9 +153,10 @@ class Whole:
         if rows is not None:
             return self._of(rows)
         mine = self._mine(slice(None)).contiguous()
-        pieces = [torch.empty_like(mine) for _ in range(self.shape[axis] // mine.size(axis))]
-        dist.all_gather(pieces, mine, group=self.group)
-        return torch.cat(pieces, axis)
+        pieces = mine.new_empty((self.shape[axis] // mine.size(axis), *mine.shape))
+        dist.all_gather([*pieces], mine, group=self.group)
+        del mine
+        return pieces.movedim(0, axis).reshape(self.shape)  # on axis 0 without a copy
 
     def _mine(self, rows: slice) -> torch.Tensor:
         """These rows of what this rank has, without copying more."""

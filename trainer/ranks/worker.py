@@ -266,8 +266,14 @@ class Worker(Recorded):
         self.published = published.end()
         return self.published
 
-    def _gather(self, names: list[str]) -> list[torch.Tensor]:
-        return self.engine.weights([f"lm.{name}" for name in names])
+    def _gather(self, names: list[str]) -> Iterator[torch.Tensor]:
+        """One after another, each of which is freed once it is taken; ZeRO-3 gathers all at once. Collective: every rank takes all."""
+        for some in [names] if self.engine.sharded else [[name] for name in names]:
+            tensors = self.engine.weights([f"lm.{name}" for name in some])[::-1]
+            while tensors:
+                yield tensors.pop()
+        if self.engine.wholes is not None:  # whose parts and copies have many sizes
+            actors.trim()
 
     # Turns on a device that others share
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -151,11 +152,11 @@ def _join(rendezvous: Rendezvous, rank: int) -> Group:
 def send(
     group: Group | None,
     plan: Plan,
-    gather: Callable[[list[str]], list[torch.Tensor]],
+    gather: Callable[[list[str]], Iterable[torch.Tensor]],
     publish: Callable[[torch.Tensor], None] | None = None,
 ) -> None:
-    """Broadcast every bucket. `gather(names)` gives whole parameters and may be collective among the policy's ranks. `publish` is given
-    each bucket besides, flat.
+    """Broadcast every bucket. `gather(names)` gives whole parameters, all of which are taken, and may be collective among the policy's
+    ranks. `publish` is given each bucket besides, flat.
 
     Ranks other than 0 of the policy take part in gathering only: they pass no group. Raises RunError where a member is gone, after
     the last bucket: the other ranks keep gathering, and must not be left alone with it.
@@ -165,13 +166,14 @@ def send(
     for index, bucket in enumerate(plan):
         tensors = gather([p.name for p in bucket])
         if group is not None and group.lends and failed is None:
+            lent = [*tensors]
             try:
-                _lend(group, tensors)
+                _lend(group, lent)
             except RuntimeError as error:
                 failed = error
                 group.leave()
         elif group is not None and failed is None:
-            flat = torch.cat([t.reshape(-1).to(group.device) for t in tensors], out=group.buffer(index, bucket))
+            flat = _filled(group.buffer(index, bucket), bucket, tensors)
             try:
                 if sending is not None:
                     sending.wait()
@@ -181,6 +183,8 @@ def send(
                 group.leave()
             if publish and failed is None:
                 publish(flat)
+        else:
+            deque(tensors, maxlen=0)
     if group is not None and sending is not None:
         try:
             sending.wait()
@@ -190,6 +194,12 @@ def send(
     if failed:
         text = "a rollout engine is gone, or did not take the weights in time (rollout.timeout)"
         raise RunError(f"weight sync: {_member(0)}: {text}: {_first_line(failed)}") from failed
+
+
+def _filled(flat: torch.Tensor, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    for place, tensor in zip(flat.split([p.numel for p in bucket]), tensors, strict=True):
+        place.copy_(tensor.reshape(-1))
+    return flat
 
 
 def receive(group: Group, plan: Plan, device: torch.device) -> Iterator[Named]:
