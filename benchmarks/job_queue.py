@@ -1,6 +1,6 @@
 """The queue's decisions over a played week, and real pauses of a real run.
 
-Played: 1,024 GPUs, 20 owners of weights 1 to 4, 200 jobs of 16 to 256 GPUs and 5 to 25 hours, all of which the owners want at once, by the
+Played: 1,024 GPUs, 20 owners of weights 1 to 4, 200 jobs of 8 to 128 GPUs and 10 to 40 hours, all of which the owners want at once, by the
 real planner, keeper and file; only Ray and time are played. Shares are those of the days in which every owner has jobs left.
 Played too: a trace of ten jobs, three of them urgent, against first in, first out without pauses.
 """
@@ -48,7 +48,7 @@ def week(folder: Path, seed: int = 1) -> dict[str, Any]:
     for owner, weight in weights.items():
         queue.keeper.owner(owner, {"weight": weight})
     for n in range(JOBS):
-        gpus, hours = draw.choice([16, 32, 64, 128, 256]), draw.uniform(5, 25)
+        gpus, hours = draw.choice([8, 16, 32, 64, 128]), draw.uniform(10, 40)
         owner = f"owner{n % OWNERS:02}"
         queue.submit(f"job{n:03}", hours * 3600, gpus, owner, draw.randrange(101))
     had, before, original = dict.fromkeys(weights, 0.0), dict[str, float](), keeper.plan

@@ -23,7 +23,7 @@ OWED = 20.0  # points per hour of entitlement
 MARGIN = 20.0  # points that a job of the same or lower priority has to be ahead
 MIN_RUN = 600.0  # seconds
 GROW_AFTER = 1800.0  # seconds at a smaller size, after which a job takes what is free by a pause
-SOON, WORTH = 10.0, 20.0  # a job runs at least this many times as long as its last pause; as that and its last start
+SOON, WORTH = 10.0, 30.0  # a job runs at least this many times as long as its last pause; as that and its last start
 LATE = 30.0  # points of a job that would miss its deadline
 LATE_HOURS = 6.0  # before a deadline, where nobody knows how long the job takes
 
