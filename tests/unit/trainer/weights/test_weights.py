@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 
@@ -111,9 +112,10 @@ def test_a_member_that_is_gone_ends_the_sending_and_not_the_gathering():
 
     processes, gathered = Gone(), []
 
-    def gather(names: list[str]) -> list[torch.Tensor]:
-        gathered.extend(names)
-        return [torch.zeros(1) for _ in names]
+    def gather(names: list[str]) -> Iterator[torch.Tensor]:
+        for name in names:  # each is a collective of the policy's ranks
+            gathered.append(name)
+            yield torch.zeros(1)
 
     plan = weights.plan([Parameter(name, (1,), "float32") for name in "abc"], bucket_bytes=4)
     with pytest.raises(
