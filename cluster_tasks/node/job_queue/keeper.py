@@ -154,6 +154,12 @@ class Keeper:
             raise JobError(f"{name}: the queue has no such job; flotilla queue lists them")
         return self.records[name]
 
+    @property
+    def busy(self) -> bool:
+        """Whether a job waits or runs, or Ray has not been seen yet."""
+        with self.lock:
+            return self.seen is None or any(each.state in (*WAITS, *TAKES) for each in self.records.values())
+
     # One round
 
     def round(self) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..dashboard import Dashboard
+from ..dashboard import FLEET, Dashboard
 from .jobs import Job, Size
 
 UPLOAD_SECONDS = 300
@@ -38,11 +38,13 @@ class RayJobs:
         self.dashboard = dashboard
 
     def look(self) -> Seen:
-        """Of the nodes that are there now, elastic ones too."""
-        nodes = self.dashboard.alive_nodes()
-        if nodes is None:
-            raise OSError("Ray's dashboard does not answer")
-        totals = [sum(node.get(kind, 0.0) for node in nodes.values()) for kind in ("GPU", "CPU")]
+        """Of the nodes that are there now, without elastic ones: rollout engines alone are on those, of whoever runs."""
+        try:
+            found = self.dashboard.ask("/api/v0/nodes?limit=10000&detail=1")["data"]["result"]["result"]
+        except (KeyError, TypeError) as error:  # while it starts it answers with errors
+            raise OSError(f"the list of nodes has no {error}") from None
+        nodes = [node for node in found if node["state"] == "ALIVE" and FLEET not in (node.get("labels") or {})]
+        totals = [sum(node["resources_total"].get(kind, 0.0) for node in nodes) for kind in ("GPU", "CPU")]
         known = self.dashboard.ask("/api/jobs/")
         listed = {job["submission_id"]: job for job in known if job.get("submission_id")}
         drivers = any(job["status"] == "RUNNING" for job in known if not job.get("submission_id"))

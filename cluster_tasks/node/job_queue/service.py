@@ -45,7 +45,8 @@ from .keeper import Keeper, Rules
 from .rayjobs import RayJobs
 from .store import Store, StoreError
 
-EVERY_SECONDS = 1.0  # between two rounds
+EVERY_SECONDS, IDLE_SECONDS = 1.0, 10.0  # between two rounds; while the queue is empty
+NODES_A_SECOND = 64  # of Ray's list, which is read as a whole
 AGAIN_SECONDS = 10.0  # between two tries to open the file
 PRICE = "FLOTILLA_PRICE"
 JSON_BYTES, PACKAGE_BYTES = 2**22, 2**30
@@ -80,9 +81,13 @@ class Queue:
                     log.error("%s", error)
                 self.why = str(error)
                 time.sleep(AGAIN_SECONDS)
+        looked = 0.0
         while True:
-            self.keeper.round()
-            time.sleep(EVERY_SECONDS)
+            nodes = self.keeper.seen.nodes if self.keeper.seen else 0
+            if self.keeper.busy or time.monotonic() - looked > IDLE_SECONDS:
+                self.keeper.round()
+                looked = time.monotonic()
+            time.sleep(max(EVERY_SECONDS, nodes / NODES_A_SECOND))
 
     def get(self, path: str) -> Any:
         """The answer to a GET. Raises Refused."""
