@@ -229,7 +229,8 @@ class Keeper:
             into = "succeeded", "its command has ended with 0"
         elif record.state == "pausing":
             how = "saved" if code in (STOPPED, None, 0) and record.job.saves else f"ended with {code}"
-            how = f"was killed: it did not end within {self.rules.stop_seconds:g} s" if code == -9 else how
+            late = code == -9 and now - record.since >= self.rules.stop_seconds - 1
+            how = f"was killed: it did not end within {self.rules.stop_seconds:g} s" if late else how
             into = record.after, f"{record.reason}; it {how} after {now - record.since:.0f} s"
             record = replace(record, pauses=record.pauses + 1, pause_seconds=now - record.since)
         elif self._leaving():

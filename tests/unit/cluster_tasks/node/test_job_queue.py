@@ -235,6 +235,34 @@ def test_a_job_that_ignores_sigterm_is_killed_and_that_is_said(tmp_path: Path) -
     assert any("was killed: it did not end within 120 s" in each["reason"] for each in queue.keeper.store.decisions("low"))
 
 
+def test_a_victim_that_dies_while_it_saves_and_a_newcomer_that_dies_while_it_starts(tmp_path: Path) -> None:
+    queue = PlayedQueue.made(tmp_path, 8, RULES)
+    queue.submit("low", 300, 8, priority=10)
+    queue.play(100)
+    queue.submit("high", 100, 8, priority=90)
+    queue.play(3)
+    queue.ray.die("low.1")
+    queue.play(3)
+    assert (queue.state("low"), queue.state("high")) == ("paused", "running")
+    assert queue.keeper.records["low"].reason.startswith("takes 8 GPUs")
+    assert any("it ended with -9 after" in each["reason"] for each in queue.keeper.store.decisions("low"))
+    queue.ray.die("high.1")
+    queue.play(3)
+    assert queue.keeper.records["high"].submission == "high.2"
+    queue.play(900)
+    assert (queue.state("low"), queue.state("high")) == ("succeeded", "succeeded")
+
+
+def test_two_owners_who_both_need_everything_take_turns(tmp_path: Path) -> None:
+    queue = PlayedQueue.made(tmp_path, 8, Rules(min_run=600), start_seconds=60.0)
+    for owner in ("ann", "bob"):
+        queue.submit(owner, 48 * 3600, 8, owner)
+    queue.play(24 * 3600, 60)
+    had = [sum(queue.keeper.records[owner].gpu_seconds.values()) for owner in ("ann", "bob")]
+    assert had[0] / sum(had) == pytest.approx(0.5, abs=0.1)
+    assert 4 <= sum(each.pauses for each in queue.keeper.records.values()) <= 24
+
+
 def test_a_driver_that_dies_is_started_again_three_times(tmp_path: Path) -> None:
     queue = PlayedQueue.made(tmp_path, 8, RULES, start_seconds=100.0)
     queue.submit("a", 1000, 8)
