@@ -6,14 +6,16 @@ import argparse
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from cli.dashboard import address, dashboard
+from cli.plan import of_stack
 from cli.project import CommandError, environment
-from cluster_tasks.client.job_queue import Queue, needs
+from cluster_tasks.client.job_queue import Queue, estimated, needs
 from cluster_tasks.client.submit import Job, owner, say
 from stacks.host import command_line
 from stacks.load import load
@@ -53,6 +55,8 @@ def submit(stack: Stack, job: Job, options: Any, root: Path) -> int:
     given |= {"budget_gpu_hours": options.gpu_hours, "owner": options.owner or owner()["owner"], "stack": stack.name}
     own = {key: value for key, value in given.items() if value is not None}
     own |= needs(job, options.gpus, options.cpus, options.floor, options.ceiling)
+    with suppress(CommandError):  # a stack of which nobody plans anything: without GPUs, or of several kinds
+        own |= estimated(job, of_stack(stack, root))
     queue, source = Queue(dashboard(stack, root)), f"build/{stack.name}"
     queue.submit(source, job, own, os.environ | environment(stack.name, root))
     say(f"{job.name} is in the queue\n  look  flotilla queue {stack.name}\n  why   flotilla queue {stack.name} why {job.name}")

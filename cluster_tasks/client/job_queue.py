@@ -111,3 +111,17 @@ def needs(job: Job, gpus: float | None, cpus: float | None, floor: int | None, c
         raise SubmitError("\n".join(errors if done.returncode == 2 else errors[-1:]) or f"{' '.join(line)} ended with {done.returncode}")
     known = json.loads(done.stdout)
     return {"sizes": known["sizes"], "driver": known["driver"]}
+
+
+def estimated(job: Job, flags: list[str]) -> dict[str, float]:
+    """`seconds` that a run takes, as `flotilla plan` estimates it on the machines of `flags`; empty for what it does not plan."""
+    found = re.search(r"-m trainer\.train_(?:ppo|sft|rm|dpo) --config (\S+)((?: [^ -]\S*=\S*)*)$", " ".join(job.command))
+    if found is None or not job.working_dir or not Path(job.working_dir).is_dir():
+        return {}
+    line = [sys.executable, "-m", "trainer.plan", found[1], *flags, "--json", *found[2].split()]
+    try:
+        done = subprocess.run(line, cwd=job.working_dir, capture_output=True, text=True, timeout=NEEDS_SECONDS, check=False)
+        known = json.loads(done.stdout)
+        return {"seconds": known["seconds"]["step"] * known["steps"]}
+    except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+        return {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class InSync(Worker):
         self.syncs, self.sent = self.syncs + 1, 0
         return super().send(version)
 
-    def _gather(self, names: list[str]) -> list[torch.Tensor]:
+    def _gather(self, names: list[str]) -> Iterator[torch.Tensor]:
         self.sent += 1
         if self.rank == 1 and self.syncs == 4 and self.sent > len(self.plan) // 2 > 0:
             die()
@@ -37,7 +38,7 @@ class InSync(Worker):
 class InExport(Worker):
     """Rank 0, with half of the model's buckets collected and some of its files written."""
 
-    def _gather(self, names: list[str]) -> list[torch.Tensor]:
+    def _gather(self, names: list[str]) -> Iterator[torch.Tensor]:
         if self.rank == 0 and self.exporting:
             self.left -= 1
             if not self.left:
