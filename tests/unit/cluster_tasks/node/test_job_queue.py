@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -413,3 +414,18 @@ def test_a_file_of_a_newer_version_or_another_program_is_refused(tmp_path: Path)
     Store(tmp_path / "r", lock_seconds=0.1).close()  # an empty one is a new one: it was killed as it made it
     assert (tmp_path / "q").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "q/queue.sqlite").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(("jump", "most"), [(-1e8, 1.0), (3600.0, 3601.0), (1e9, 7 * 86400 + 1.0)])
+def test_a_calendar_that_jumps_does_not_move_the_queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float, most: float) -> None:
+    """Between two heads at most a week counts as waiting, and nothing ever counts backwards."""
+    store = Store(tmp_path)
+    with store.written():
+        pass
+    before, real = float(store.meta("clock") or "x"), time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    assert 0 <= store.clock.now() - before < 1
+    store.close()
+    after = Store(tmp_path)
+    assert 0 <= after.clock.now() - before <= most
+    after.close()
