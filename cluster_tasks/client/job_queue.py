@@ -114,7 +114,7 @@ def needs(job: Job, gpus: float | None, cpus: float | None, floor: int | None, c
 
 
 def estimated(job: Job, flags: list[str]) -> dict[str, float]:
-    """`seconds` that a run takes, as `flotilla plan` estimates it on the machines of `flags`; empty for what it does not plan."""
+    """`seconds` of a run and `step_seconds` of a step, as `flotilla plan` estimates them on the machines of `flags`, if it does."""
     found = re.search(r"-m trainer\.train_(?:ppo|sft|rm|dpo) --config (\S+)((?: [^ -]\S*=\S*)*)$", " ".join(job.command))
     if found is None or not job.working_dir or not Path(job.working_dir).is_dir():
         return {}
@@ -122,6 +122,7 @@ def estimated(job: Job, flags: list[str]) -> dict[str, float]:
     try:
         done = subprocess.run(line, cwd=job.working_dir, capture_output=True, text=True, timeout=NEEDS_SECONDS, check=False)
         known = json.loads(done.stdout)
-        return {"seconds": known["seconds"]["step"] * known["steps"]}
+        step = known["seconds"]["step"]
+        return {"seconds": step * known["steps"], "step_seconds": step}
     except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
         return {}

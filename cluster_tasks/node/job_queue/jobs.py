@@ -58,6 +58,7 @@ class Job:
     budget_usd: float | None = None
     budget_gpu_hours: float | None = None
     seconds: float | None = None  # that it takes, where its owner says so
+    step_seconds: float | None = None  # of one of its steps, as estimated
     driver: bool = False  # whether its driver takes these resources, not processes that the driver starts
     stack: str = ""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)  # Ray's, its folders gcs:// packages that the queue keeps
@@ -121,7 +122,7 @@ def mistakes(job: Job) -> Iterator[str]:
         yield f"name: {job.name!r} is not 1 to 80 letters, digits, '.', '_' and '-', a letter or digit at both ends"
     if not isinstance(job.priority, int) or isinstance(job.priority, bool) or not 0 <= job.priority <= 100:
         yield f"priority: {job.priority!r} is not a whole number from 0 to 100"
-    for key in ("deadline", "budget_usd", "budget_gpu_hours", "seconds"):
+    for key in ("deadline", "budget_usd", "budget_gpu_hours", "seconds", "step_seconds"):
         value = getattr(job, key)
         if value is not None and (not number(value) or value <= 0):
             yield f"{key}: {value!r} is not a number > 0"
@@ -150,6 +151,11 @@ def misfits(job: Job, gpus: float, cpus: float, quota: float | None, hourly: flo
         yield f"stack: the job is for {job.stack}, this is the queue of {stack}"
     if job.budget_usd is not None and hourly is None:
         yield f"budget_usd: {job.budget_usd:g}, but nobody says what a node costs; set flotilla:monitoring.price"
+    hours, size = (job.step_seconds or 0.0) / 3600, job.sizes[0]
+    part = size.gpus / gpus if gpus else size.cpus / cpus if cpus else 0.0
+    for key, unit, step in (("budget_usd", "USD", (hourly or 0.0) * part * hours), ("budget_gpu_hours", "GPU hours", size.gpus * hours)):
+        if (budget := getattr(job, key)) is not None and step > budget:
+            yield f"{key}: {budget:g} is less than one step takes, about {step:.3g} {unit}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from .ends import ended
 from .jobs import ENDED, TAKES, WAITS, Job, JobError, Record, misfits, number
 from .planner import MIN_RUN, plan
 from .rayjobs import RayJobs, Seen
@@ -24,10 +25,9 @@ from .store import Store
 ARRIVES = 15.0  # seconds in which a submission arrives at Ray, or is taken for lost with the cluster that had it
 PROGRESS_EVERY, FLUSH_EVERY, STOP_AGAIN = 5.0, 10.0, 15.0
 SETTLED = 60.0  # seconds in which a started job has reserved what it takes
-CRASHES = 3  # of a driver in a row, without a step in between
+REFUSALS = 3  # of Ray in a row
 KEPT = 2000  # jobs that have ended
 USES = ("working", "starting", "saving", "by_hand", "idle")  # of a GPU, on a cluster without GPUs of a CPU
-STOPPED = 143  # exit code of a run that was asked to stop, and has saved
 
 log = logging.getLogger(__name__)
 
@@ -223,26 +223,7 @@ class Keeper:
         if job["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
             return self._looked_at(record, job, now)
         record = self._progressed(record, job)
-        code, said = job.get("driver_exit_code"), last_line(job.get("message") or "")
-        dead = code is None or code < 0 or code > 128  # by a signal, or with its node
-        if job["status"] == "SUCCEEDED":
-            into = "succeeded", "its command has ended with 0"
-        elif record.state == "pausing":
-            how = "saved" if code in (STOPPED, None, 0) and record.job.saves else f"ended with {code}"
-            late = code == -9 and now - record.since >= self.rules.stop_seconds - 1
-            how = f"was killed: it did not end within {self.rules.stop_seconds:g} s" if late else how
-            into = record.after, f"{record.reason}; it {how} after {now - record.since:.0f} s"
-            record = replace(record, pauses=record.pauses + 1, pause_seconds=now - record.since)
-        elif self._leaving():
-            into = "paused", "the cluster is stopping"
-        elif job["status"] == "STOPPED" or code == STOPPED:
-            into = "held", "stopped by hand, or by itself; flotilla queue STACK release continues it"
-        elif dead and record.crashes < CRASHES:
-            record = replace(record, crashes=record.crashes + 1)
-            into = "paused", f"its driver died ({code}), {record.crashes} of {CRASHES} in a row: {said}"
-        else:
-            into = "failed", f"exit code {code}: {said}"
-        return self._into(record, *into)
+        return self._into(*ended(record, job, now - record.since, self.rules.stop_seconds, self._leaving()))
 
     def _looked_at(self, record: Record, job: Mapping[str, Any], now: float) -> Record:
         """Of one that runs: its progress; of one that is to stop: asked again."""
@@ -300,7 +281,7 @@ class Keeper:
             self.refused.pop(record.name, None)
         except OSError as error:
             times = self.refused[record.name] = self.refused.get(record.name, 0) + 1
-            state = "failed" if times >= CRASHES or isinstance(error, FileNotFoundError) else "paused"
+            state = "failed" if times >= REFUSALS or isinstance(error, FileNotFoundError) else "paused"
             self._set(self._into(record, state, f"did not start: {error}"))
 
     def _stop(self, record: Record) -> None:
@@ -370,9 +351,3 @@ class Keeper:
 def longer(record: Record, seconds: float) -> dict[str, float]:
     """Its seconds by state, with more in the present one."""
     return {**record.spent, record.state: record.spent.get(record.state, 0.0) + seconds}
-
-
-def last_line(message: str) -> str:
-    """Of what Ray says of a job that failed: its driver's last words."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"
