@@ -201,7 +201,7 @@ class Driver:
         known = self.jobs.jobs() if self.running else {}
         for number, leg in [*self.running.items()]:
             status = known.get(leg.job)
-            if status and status.state in ("running", "pausing"):
+            if status is None or status.state != "waiting":  # also of what ended since the last look, however long ago that was
                 leg.seconds += seconds
             ended = status is None or status.state in ENDED
             if ended or leg.seconds - leg.noted >= NOTED:

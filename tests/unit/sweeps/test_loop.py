@@ -194,6 +194,17 @@ def test_nothing_starts_beyond_the_budget_and_more_of_it_goes_on(runs, capsys):
     assert [run for run, _ in legs(jobs)] == ["s-0001", "s-0002"]
 
 
+def test_a_leg_that_ended_while_the_driver_was_held_up_is_paid_for(runs, monkeypatch):
+    """However late the driver looks: the seconds since its last look are the trial's."""
+    clock = iter(range(0, 10_000, 40))  # seconds: each look is 40 after the one before
+    monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(clock)))
+    jobs = Played(runs)
+    given = driver(runs, jobs, budget=Budget(price=3600.0, usd=30.0))
+    assert given.run(Stopping(), lambda _: None) == loop.NO_BUDGET
+    assert len(jobs.submitted) == 1
+    assert given.study.trial(0).seconds >= 40
+
+
 def test_asked_to_stop_it_has_its_trials_save(runs):
     stopping = Stopping()
     jobs = Played(runs)
