@@ -28,7 +28,11 @@ STOP_SECONDS = 60  # it finishes what it is doing; after that it is killed
 KILL_SECONDS = 10
 LOG_LINES = 15  # of the log that an error shows
 # Only where the caller does not say otherwise. At INFO the server writes the admin's token into its log.
-DEFAULTS = {"DSTACK_SERVER_LOG_LEVEL": "WARNING", "DSTACK_SERVER_LOG_FORMAT": "standard"}
+DEFAULTS = {
+    "DSTACK_SERVER_LOG_LEVEL": "WARNING",
+    "DSTACK_SERVER_LOG_FORMAT": "standard",
+    "DSTACK_SERVER_CODE_UPLOAD_LIMIT": str(2**24),  # bytes of a job's files; dstack's own is 2 MiB, and the trainer has nearly as many
+}
 
 
 class ServerError(UserError):

@@ -144,12 +144,12 @@ def test_what_a_job_takes_is_known_before_it_is_uploaded(command: str, given: di
 
 def test_a_run_is_as_long_as_its_plan_says() -> None:
     machines = ["--gpu", "H100", "--gpus-per-node", "8", "--nodes", "2", "--network", "3200"]
-    command = "python -m trainer.train_ppo --config trainer/recipes/grpo-8b.yaml trainer.steps={}"
-    first, twice = (estimated(Job("j", command.format(steps).split(), ROOT), machines)["seconds"] for steps in (50, 100))
+    command: str = "python -m trainer.train_ppo --config trainer/recipes/grpo-8b.yaml trainer.steps={}"
+    first, twice = (estimated(Job("j", [*command.format(steps).split()], ROOT), machines)["seconds"] for steps in ("50", "100"))
     assert twice == pytest.approx(2 * first)
     assert 50 < first < 500_000
     assert estimated(Job("j", ["python", "x.py"], ROOT), machines) == {}
-    assert estimated(Job("j", command.format("x").split(), ROOT), machines) == {}
+    assert estimated(Job("j", [*command.format("x").split()], ROOT), machines) == {}
 
 
 def test_flags_say_what_another_command_takes() -> None:

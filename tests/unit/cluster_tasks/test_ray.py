@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,3 +182,13 @@ def test_the_runs_priority_is_dstacks_and_the_queues_rules_are_the_agents() -> N
     ours = parse("lab", given | {"flotilla:queue": {"min_run": "1m", "owners": {"ann": {"weight": 2}}}})
     told = agent(ray_cluster(ours, ssh.build(ours))["commands"][-1]).queue
     assert json.loads(told) == {"min_run": 60, "owners": {"ann": {"weight": 2, "quota": None}}}
+
+
+def test_the_trainer_is_small_enough_for_a_server_that_nobody_configured() -> None:
+    """dstack takes 2 MiB of files; in its archive each has a head and ends at a multiple of 512 bytes."""
+    trainer = Path(__file__).parents[3] / "trainer"
+    left_out = trainer / "cli/convert"
+    assert "/cli/convert/" in (trainer / ".dstackignore").read_text().splitlines()
+    kept = [file for file in trainer.rglob("*") if "__pycache__" not in file.parts and not file.is_relative_to(left_out)]
+    size = sum(512 + (-(-file.stat().st_size // 512) * 512 if file.is_file() else 0) for file in kept)
+    assert 2**20 < size < 2**21 - 2**15
