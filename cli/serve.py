@@ -16,11 +16,11 @@ from cli import serve_elsewhere
 from cli.dashboard import dashboard, unreachable
 from cli.project import CommandError, console, environment, folder
 from cluster_tasks.client.follow import without_noise
-from cluster_tasks.client.jobs import submitted, written
+from cluster_tasks.client.jobs import submitted
 from cluster_tasks.client.submit import Job, submit
 from cluster_tasks.identity import make_token
 from cluster_tasks.node import endpoint
-from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.dashboard import Dashboard, written
 from cluster_tasks.node.waiting import wait_until
 from stacks.host import command_line
 from stacks.load import load

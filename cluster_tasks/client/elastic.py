@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cluster_tasks.client.jobs import submitted, written
-from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.client.jobs import submitted
+from cluster_tasks.node.dashboard import Dashboard, written
 from stacks.schema import Stack
 
 

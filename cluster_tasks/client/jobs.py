@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cluster_tasks.node.dashboard import Dashboard
+from cluster_tasks.node.dashboard import Dashboard, written
 
 SHOWN = 10  # jobs, the newest
 
@@ -68,14 +67,4 @@ def progress(dashboard: Dashboard, job: dict[str, Any]) -> Progress | None:
     try:
         return Progress(**{each.name: said[each.name] for each in fields(Progress) if each.name in said})
     except TypeError:  # there is none
-        return None
-
-
-def written(dashboard: Dashboard, job: dict[str, Any], kind: str) -> Any:
-    """What a job has written into KIND-JOB.json among Ray's logs on its driver's node; None where there is none (yet)."""
-    node = (job.get("driver_info") or {}).get("node_ip_address")
-    where = f"node_id={job['driver_node_id']}" if job.get("driver_node_id") else f"node_ip={node}"
-    try:
-        return json.loads(dashboard.read(f"/api/v0/logs/file?{where}&filename={kind}-{job['submission_id']}.json&lines=1"))
-    except (OSError, ValueError):  # ValueError: Ray read it while it was replaced
         return None

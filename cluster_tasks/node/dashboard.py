@@ -95,6 +95,16 @@ class Dashboard:
         self.ask(f"/api/jobs/{job}/stop", {})
 
 
+def written(dashboard: Dashboard, job: dict[str, Any], kind: str) -> Any:
+    """What a job has written into KIND-JOB.json among Ray's logs on its driver's node; None where there is none (yet)."""
+    node = (job.get("driver_info") or {}).get("node_ip_address")
+    where = f"node_id={job['driver_node_id']}" if job.get("driver_node_id") else f"node_ip={node}"
+    try:
+        return json.loads(dashboard.read(f"/api/v0/logs/file?{where}&filename={kind}-{job['submission_id']}.json&lines=1"))
+    except (OSError, ValueError):  # ValueError: Ray read it while it was replaced
+        return None
+
+
 def ray_token(env: Mapping[str, str], stack: str = "") -> str | None:
     """The stack's token, else where Ray itself looks for one and in its order; None where authentication is off. Raises ValueError."""
     if env.get("RAY_AUTH_MODE") != "token":

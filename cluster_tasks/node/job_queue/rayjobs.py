@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import urllib.error
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..dashboard import FLEET, Dashboard
+from ..dashboard import FLEET, Dashboard, written
 from .jobs import Job, Size
 
 UPLOAD_SECONDS = 300
@@ -86,12 +85,7 @@ class RayJobs:
 
     def progress(self, job: Mapping[str, Any]) -> dict[str, Any]:
         """What a run of the trainer says of itself (trainer/metrics/progress.py); empty where there is nothing."""
-        node = (job.get("driver_info") or {}).get("node_ip_address")
-        where = f"node_id={job['driver_node_id']}" if job.get("driver_node_id") else f"node_ip={node}"
-        try:
-            found = json.loads(self.dashboard.read(f"/api/v0/logs/file?{where}&filename=progress-{job['submission_id']}.json&lines=1"))
-        except (OSError, ValueError):
-            return {}
+        found = written(self.dashboard, dict(job), "progress")
         return found if isinstance(found, dict) else {}
 
     def upload(self, package: Path) -> None:
