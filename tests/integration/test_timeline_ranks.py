@@ -39,8 +39,8 @@ def train(folder: Path, rank: int, world: int, port: int, *before: str) -> subpr
 def found(folder: Path) -> list[dict[str, Any]]:
     assert lanes.steps(folder / "traced") == [2, 3]
     steps = [lanes.lanes(folder / "traced", step) for step in (2, 3)]
-    for step in steps:
-        shares = {lane["name"]: lanes.accounted(lane, step["seconds"]) for lane in step["lanes"]}
+    for step in steps:  # a lane that may be off by its error may miss so much at both of the step's ends
+        shares = {lane["name"]: lanes.accounted(lane, step["seconds"]) + 2 * lane["error"] / step["seconds"] for lane in step["lanes"]}
         assert step["complete"] and min(shares.values()) >= 0.97, shares
         names = {span[0] for lane in step["lanes"] for span in lane["spans"]}
         assert names >= {"data", "learn", "pack", "forward", "backward", "optimizer", "log"}
@@ -63,6 +63,6 @@ def test_ranks_of_two_clocks_are_on_one(tmp_path):
     assert [rank.wait(300) for rank in ranks] == [0, 0]
     for step in found(tmp_path):
         first, second = step["lanes"]
-        assert first["error"] == 0 < second["error"] < 1, "measured, and not taken for the same"
+        assert first["error"] == 0 < second["error"] < 0.1, "measured, and not taken for the same"
         ends = [next(span[2] for span in lane["spans"] if span[0] == "gather") for lane in (first, second)]
         assert abs(ends[0] - ends[1]) < 0.5, "of clocks that are 5,000 s apart"

@@ -46,8 +46,8 @@ class Tracing:
         if not traced:
             return
         if not self.lane.on:
+            self.lane.switch(True)  # before rank 0 takes the step's begin, which another rank may be slow to reach
             self._compare_clocks()
-            self.lane.switch(True)
             profiles.switch(True, self.parts, self.lane.name)
         self.lane.lap("begin of the step")  # on another rank it may have begun by now
         self.begun = step, self.lane.since
@@ -65,6 +65,9 @@ class Tracing:
         barrier(self.world)
         self.lane.lap("waiting")
         (step, _), self.begun, now = self.begun, None, self.lane.since
+        if not more:
+            barrier(self.world)  # rank 0 has taken the step's end when the others leave it
+            self.lane.lap("waiting")
         profile = None if more else profiles.switch(False, self.parts, self.lane.name)
         self.lane.switch(more)
         found = gather((spans.take(actors.address()), profile), self.world)
@@ -83,13 +86,13 @@ class Tracing:
             self.traces.close()
 
     def _compare_clocks(self) -> None:
-        """All ranks leave a barrier at about the same time; what is between the ranks' clocks then is between their clocks at any time."""
+        """Rank 0 asks all at once: what another's clock shows between two barriers lies between rank 0's times before and after them."""
         self.machines = gather(spans.boot(), self.world)
         for _ in range(PINGS if len(set(self.machines)) > 1 else 0):
-            before = time.perf_counter()
+            sent = time.perf_counter()
             barrier(self.world)
-            now = time.perf_counter()
-            times = gather((now - before, now), self.world)
-            trip, own = min(times)[0], times[0][1]  # who comes last waits for no other, but for the news to go round
-            for rank, (_, shown) in enumerate(times):
-                self.clocks.ping(f"rank-{rank}", own - trip / 2, shown, own + trip / 2)
+            shown = time.perf_counter()
+            barrier(self.world)
+            back = time.perf_counter()
+            for rank, other in enumerate(gather(shown, self.world)):
+                self.clocks.ping(f"rank-{rank}", sent, other, back)
