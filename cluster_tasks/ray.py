@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from stacks.settings.slurm import MARGIN
 from stacks.site import Site, present
 
 NODE_AGENT = Path(__file__).with_name("node")  # published beside the task file, which names it under `files`
+APART = "trainer/page"  # of the trainer, that comes by itself
 PAGE = Path(__file__).parents[1] / "trainer/page"  # which the head serves; copied, as the trainer comes with jobs alone
 PAGE_FILES = ("*.py", "*.html", "*.js", "*.css", "*.txt")
 RETRIED = ["no-capacity", "interruption", "error"]  # a lost node is an error first; then its place is missing until it is back
@@ -104,9 +106,19 @@ def rollout_node(stack: Stack, site: Site, fleet: Fleet) -> dict[str, Any]:
 
 def ray_job(stack: Stack, site: Site, job: Job) -> dict[str, Any]:
     """The same cluster for one job, which the head submits; the run ends with the job's exit code. Raises ValueError as `ray_cluster`."""
-    brought = [RUNTIME_ENV, *(f"../../{path}:{PROJECT}/{path}" for path in job.files)]
+    brought = [RUNTIME_ENV, *brought_from_project(job.files)]
     task = for_job(ray_cluster(stack, site), f"{stack.task.name}-job", job.command, brought, job.retry)
     return present(**task, schedule={"cron": job.schedule} if job.schedule else None)
+
+
+def brought_from_project(paths: Sequence[str]) -> list[str]:
+    """dstack's `files` for files and folders of the project.
+
+    Each is an archive of its own, of at most 2 MiB unless the server allows more; what trainer/.dstackignore leaves out of the
+    trainer's for that reason, and jobs need, is another one.
+    """
+    apart = [APART] if {"trainer", "."} & set(paths) else []
+    return [f"../../{path}:{PROJECT}/{path}" for path in (*paths, *apart)]
 
 
 def for_job(task: dict[str, Any], name: str, command: str, files: list[str], retry: bool = False) -> dict[str, Any]:

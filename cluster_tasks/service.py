@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from cluster_tasks.ray import PROJECT
+from cluster_tasks.ray import PROJECT, brought_from_project
 
 KEY = "VLLM_API_KEY"  # which `dstack apply` takes from the shell
 PORT = 8000
@@ -31,7 +31,7 @@ def service(task: dict[str, Any], name: str, models: Sequence[str], flags: Seque
         "type": "service",
         "name": run_name(task["name"], name),
         **kept,
-        "files": [*task.get("files", []), *(f"../../{folder}:{PROJECT}/{folder}" for folder in FOLDERS)],
+        "files": [*task.get("files", []), *brought_from_project(FOLDERS)],
         "env": [*(line for line in task["env"] if not line.startswith(("FLOTILLA_TOKEN_", "RAY_AUTH_MODE"))), KEY],
         "commands": [*first["commands"][:-1], f"cd {PROJECT}", f"exec {shlex.join(words)}"],
         "port": PORT,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,11 @@ import pytest
 from cluster_tasks.node.checks import where_checkpoints_are
 from cluster_tasks.node.dashboard import missing
 from cluster_tasks.node.settings import Settings, _parser, read_settings
-from cluster_tasks.ray import ray_cluster, ray_job
+from cluster_tasks.ray import brought_from_project, ray_cluster, ray_job
 from fleets.fleet import fleet
 from infra.publish import rendered
 from infra.ssh import build as ssh
-from stacks.dstack_api import FleetConfiguration, TaskConfiguration, parse_apply_configuration
+from stacks.dstack_api import FleetConfiguration, TaskConfiguration, create_file_archive, parse_apply_configuration
 from stacks.load import StackError, parse
 from stacks.schema import Stack, Task
 
@@ -184,11 +186,20 @@ def test_the_runs_priority_is_dstacks_and_the_queues_rules_are_the_agents() -> N
     assert json.loads(told) == {"min_run": 60, "owners": {"ann": {"weight": 2, "quota": None}}}
 
 
-def test_the_trainer_is_small_enough_for_a_server_that_nobody_configured() -> None:
-    """dstack takes 2 MiB of files; in its archive each has a head and ends at a multiple of 512 bytes."""
-    trainer = Path(__file__).parents[3] / "trainer"
-    left_out = trainer / "cli/convert"
-    assert "/cli/convert/" in (trainer / ".dstackignore").read_text().splitlines()
-    kept = [file for file in trainer.rglob("*") if "__pycache__" not in file.parts and not file.is_relative_to(left_out)]
-    size = sum(512 + (-(-file.stat().st_size // 512) * 512 if file.is_file() else 0) for file in kept)
-    assert 2**20 < size < 2**21 - 2**15
+@pytest.mark.parametrize("path", ["trainer", "trainer/page"])
+def test_what_jobs_bring_of_the_trainer_is_small_enough_for_a_server_that_nobody_configured(path) -> None:
+    archive = io.BytesIO()
+    create_file_archive(Path(__file__).parents[3] / path, archive)
+    assert 2**17 < archive.tell() < 2**21 - 2**15
+
+
+def test_a_job_brings_all_of_the_trainer_but_what_reads_scripts_of_others() -> None:
+    root = Path(__file__).parents[3]
+    brought: set[str] = set()
+    for line in brought_from_project(["trainer"]):
+        path = root / line.partition(":")[0].removeprefix("../../")
+        create_file_archive(path, archive := io.BytesIO())
+        with tarfile.open(fileobj=io.BytesIO(archive.getvalue())) as found:
+            brought |= {str((path.parent / name).relative_to(root)) for name in found.getnames()}
+    mine = {str(file.relative_to(root)) for file in (root / "trainer").rglob("*.py")}
+    assert {name for name in mine - brought if not name.startswith("trainer/cli/convert/")} == set()
