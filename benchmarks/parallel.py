@@ -124,7 +124,7 @@ def phases(rank: int, port: int, path: str, way: dict[str, int], meeting: int) -
     worker.EXPORT_BYTES = streaming.SHARD_BYTES = PIECE
     learner, folder = started(rank, port, path, way), Path(f"{path}-exported")
     rendezvous = weights.Rendezvous("127.0.0.1", meeting, 2, SECONDS, "gloo") if rank == 0 else None
-    learner.connect(rendezvous, weights.plan(learner.parameters(), PIECE))
+    learner.connect(rendezvous, weights.plan(learner.parameters(), PIECE / 2))
     for name, act in (("export", partial(learner.export, folder)), ("sync", learner.send)):
         mark = Path(f"{path}-{name}")
         if rank == 0:
@@ -142,7 +142,7 @@ def receive(path: str, meeting: int) -> None:
     bare = models.without_weights(ModelConfig(path=path, dtype="float32"))
     parameters = [weights.Parameter(name, tuple(each.shape), "float32") for name, each in models.saved_tensors(bare).items()]
     group = weights.join(weights.Rendezvous("127.0.0.1", meeting, 2, SECONDS, "gloo", joining=SECONDS), 1)
-    for _ in weights.receive(group, weights.plan(parameters, PIECE), torch.device("cpu")):
+    for _ in weights.receive(group, weights.plan(parameters, PIECE / 2), torch.device("cpu")):
         pass
 
 

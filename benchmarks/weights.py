@@ -22,7 +22,7 @@ from trainer.configs.sections import ModelConfig
 
 ROUNDS, WARM_UP = 12, 2
 ENGINES = (1, 2, 4)  # that take the weights together
-BUCKET_BYTES = 256 << 20  # the default of rollout.bucket_mb
+BUCKET_BYTES = 256 << 20  # half of the default of rollout.bucket_mb
 MODEL = {
     "model_type": "qwen2",
     "hidden_size": 128,

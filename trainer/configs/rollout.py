@@ -84,7 +84,11 @@ class RolloutConfig(Section):
     sleep_level: Annotated[Literal[1, 2], Only("placement.colocate", why="rollout engines with devices of their own never sleep")] = Field(
         default=2, description="While the ranks train, a colocated vLLM drops its weights (2) or keeps them in CPU memory (1)."
     )
-    bucket_mb: int = Field(default=256, ge=1, description="Size of a weight-sync bucket.")
+    bucket_mb: int = Field(
+        default=512,
+        ge=1,
+        description="MiB that a weight sync holds: it sends one half while it gathers the other. A larger tensor is sent in one piece.",
+    )
     timeout: int = Field(default=1800, ge=1, description="Seconds within which a batch of samples or a sync must end.")
     restarts: int = Field(default=3, ge=0, description="Restarts of dead rollout engines before the run ends.")
     max_logprob_diff: Annotated[float | None, Only("rollout.mode", ("sync",), "older weights differ anyway")] = Field(

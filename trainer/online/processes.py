@@ -278,7 +278,8 @@ def _start(config: PpoConfig, folder: Path, model_path: str, members: list[Role]
     _require_shared(folder, roles)
     # What is lent where it lies needs no buffer; ZeRO-3 gathers one.
     whole = placement.sync_backend(config) == "ipc" and config.trainer.zero_stage < 3
-    plan = weights.plan(policy.call("parameters")[0], math.inf if whole else config.rollout.bucket_mb << 20)
+    half = math.inf if whole else config.rollout.bucket_mb << 19  # of the bytes: one is sent while the other is gathered
+    plan = weights.plan(policy.call("parameters")[0], half)
     engines.connect(policy.ranks, plan, seconds)
     everyone = {f"{name}-{i}": rank for name, role in roles.items() for i, rank in enumerate(role.ranks)}
     everyone |= {f"rollout-{i}": actor for i, actor in engines.serving().items()}

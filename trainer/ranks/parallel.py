@@ -152,11 +152,10 @@ class Whole:
             return self._mine(rows or slice(None)).clone()
         if rows is not None:
             return self._of(rows)
-        mine = self._mine(slice(None)).contiguous()
-        pieces = mine.new_empty((self.shape[axis] // mine.size(axis), *mine.shape))
-        dist.all_gather([*pieces], mine, group=self.group)
-        del mine
-        return pieces.movedim(0, axis).reshape(self.shape)  # on axis 0 without a copy
+        mine = self._mine(slice(None)).movedim(axis, 0).contiguous()
+        whole = mine.new_empty((self.shape[axis], *mine.shape[1:]))
+        dist.all_gather([*whole.unflatten(0, (-1, mine.size(0)))], mine, group=self.group)
+        return whole.movedim(0, axis)  # not contiguous, so that there is no copy of it
 
     def _mine(self, rows: slice) -> torch.Tensor:
         """These rows of what this rank has, without copying more."""

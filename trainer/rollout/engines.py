@@ -331,6 +331,8 @@ class RolloutEngines:
 
     def record(self, unreplayed: str) -> None:
         """Have answers come with the experts that tokens took, where the policy, whose word is `unreplayed`, and these engines can."""
+        if not unreplayed:
+            self._receivers([*self.serving()])  # raises what starting one raised
         asked = [] if unreplayed else [actor.call.remote("unrecorded") for actor in self.serving().values()]
         seconds = self.config.trainer.timeout
         why = unreplayed or next(filter(None, self.launcher.wait(asked, seconds, "rollout engines (trainer.timeout)")), "")

@@ -198,7 +198,7 @@ def send(
 
 def _filled(flat: torch.Tensor, bucket: Bucket, tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     for place, tensor in zip(flat.split([p.numel for p in bucket]), tensors, strict=True):
-        place.copy_(tensor.reshape(-1))
+        place.view(tensor.shape).copy_(tensor)
     return flat
 
 

@@ -182,7 +182,7 @@ def _rollout(given: Given, made: Made) -> None:
     options = {key: given.take(f"{ROLLOUT}.{key}") for key in OPTIONS if given.has(f"{ROLLOUT}.{key}")}
     vllm = f"{ROLLOUT}.engine_kwargs.vllm."
     options |= {key.removeprefix(vllm): given.take(key) for key in given.values if key.startswith(vllm)}
-    made.set("rollout.bucket_mb", given.take(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"), 256)
+    made.set("rollout.bucket_mb", given.take(f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"), 512)
     made.set("rollout.options", options or None)
     if given.text(f"{ROLLOUT}.top_k") == "-1":
         given.read.add(f"{ROLLOUT}.top_k")

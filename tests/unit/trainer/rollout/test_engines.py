@@ -7,6 +7,7 @@ import pytest
 from support.configs import settings
 
 from trainer.episodes import Prompt
+from trainer.errors import RunError
 from trainer.rollout.engines import RolloutEngines
 
 
@@ -50,8 +51,22 @@ def test_experts_are_asked_for_where_policy_and_engines_have_a_use_for_them_and_
         return SimpleNamespace(call=SimpleNamespace(remote=lambda method: why if method == "unrecorded" else None))
 
     engines.actors, engines.away = [actor(why) for why in unrecorded], {}
-    engines.launcher = cast(Any, SimpleNamespace(wait=lambda refs, *_: refs))
+    engines.launcher, engines.starts = cast(Any, SimpleNamespace(wait=lambda refs, *_: refs)), [[1] for _ in unrecorded]
     engines.record(unreplayed)
     assert engines.sampling(4).experts == (0 if said is None else None)
     assert engines.sampling(1, greedy=True).experts is None, "nothing learns from it"
     assert capsys.readouterr().out == (f"router replay is off (rollout.router_replay=auto): {said}\n" if said else "")
+
+
+def test_an_engine_that_does_not_start_is_the_error_and_not_what_it_was_asked_meanwhile(tmp_path):
+    def wait(refs: list[Any], *_: Any) -> list[Any]:
+        if "start" in refs:
+            raise RunError("vLLM cannot run it")
+        return refs
+
+    engines = object.__new__(RolloutEngines)
+    engines.config, engines.launcher = settings(tmp_path), cast(Any, SimpleNamespace(wait=wait))
+    unready = SimpleNamespace(remote=lambda _: pytest.fail("it has no engine to ask"))
+    engines.actors, engines.starts, engines.away = [cast(Any, SimpleNamespace(call=unready))], [["start"]], {}
+    with pytest.raises(RunError, match="vLLM cannot run it"):
+        engines.record("")
