@@ -42,6 +42,7 @@ NAMES = (
     "parallel",
     "debug",
     "sweeps",
+    "pauses",
     "job_queue",
     "dstack",
     "slurm",

@@ -24,10 +24,18 @@ pytestmark = [pytest.mark.wide, pytest.mark.skipif(sys.platform != "linux", reas
 RULES = """ --queue '{"min_run": 3, "owners": {"ann": {"weight": 2, "quota": null}}}'"""
 RUN = ("python", "-m", "trainer.train_sft", "--config", "trainer/recipes/demo-sft.yaml", "trainer.steps=150", "log.plot=false")
 
+MODEL = "{model_type: qwen2, hidden_size: 64, intermediate_size: 128, num_hidden_layers: 1, num_attention_heads: 2, num_key_value_heads: 2}"
+ELASTIC = (
+    *("python", "-m", "trainer.train_ppo", f"model.init={MODEL}", "model.dtype=float32", "model.tokenizer=characters:0123456789s="),
+    *("data.path=trainer.data.tasks:sort_digits", "data.args={rows: 500, length: 4, seed: 1}", "data.max_prompt_tokens=8"),
+    *("reward.function=digits_share", "rollout.engine=hf", "rollout.max_new_tokens=5", "trainer.steps=60", "trainer.prompts_per_step=8"),
+    *("trainer.eval_prompts=0", "placement.ranks=2", "placement.gpus_per_rank=0", "placement.threads=1", "log.plot=false"),
+)
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    made = render(tmp_path_factory.mktemp("queue"), {"name": "laptop", "nodes": 1, "cpus": 2}, node_flags=RULES)
+    made = render(tmp_path_factory.mktemp("queue"), {"name": "laptop", "nodes": 1, "cpus": 3}, node_flags=RULES)
     done = made.local("up")
     assert done.returncode == 0, done.stdout + done.stderr
     yield made
@@ -72,7 +80,7 @@ def test_a_run_makes_room_and_comes_back_with_the_same_bits_though_the_queue_is_
     queue.submit("test", run, {"owner": "ann", "priority": 10} | needs(run, None, None, None, None), env)
     wait_for("five steps of low", lambda: (queue.job("low")["step"] or 0) >= 5, 120)
     queue.submit(
-        "test", Job("high", ["python", "-c", "import time; time.sleep(2)"]), {"priority": 90, "sizes": [{"cpus": 2}], "driver": True}, env
+        "test", Job("high", ["python", "-c", "import time; time.sleep(2)"]), {"priority": 90, "sizes": [{"cpus": 3}], "driver": True}, env
     )
     wait_for("low to pause", lambda: state(queue, "low") != "running", 30)
     [killed] = services(cluster)
@@ -95,9 +103,31 @@ def test_a_run_makes_room_and_comes_back_with_the_same_bits_though_the_queue_is_
     assert losses(cluster.root / "runs/low") == losses(cluster.root / "runs/alone")
 
 
+def test_a_run_makes_room_by_fewer_ranks_and_goes_on_beside_the_newcomer(
+    cluster: Cluster, queue: Queue, env: dict[str, str], folder: Path
+) -> None:
+    run = Job("elastic", [*ELASTIC, "run.name=elastic"], folder)
+    sizes = needs(run, None, None, 1, 2)
+    assert [size["cpus"] for size in sizes["sizes"]] == [3, 2]
+    queue.submit("test", run, {"owner": "ann", "priority": 10} | sizes, env)
+    wait_for("five steps of elastic", lambda: (queue.job("elastic")["step"] or 0) >= 5, 120)
+    sleeps = Job("newcomer", ["python", "-c", "import time; time.sleep(600)"])
+    queue.submit("test", sleeps, {"priority": 90, "sizes": [{"cpus": 1}], "driver": True}, env)
+    wait_for("elastic to be back", lambda: queue.job("elastic")["attempt"] == 2 and state(queue, "elastic") == "running", 120)
+    assert state(queue, "newcomer") == "running", "side by side"
+    assert queue.job("elastic")["size"]["cpus"] == 2, "one rank and the engine"
+    wait_for("elastic to end", lambda: state(queue, "elastic") == "succeeded", 180)
+    queue.do("newcomer", "cancel")
+    alone = cluster.job(*ELASTIC, "run.name=undisturbed", flags=("--working-dir", str(folder)))
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    found = losses(cluster.root / "runs/elastic")
+    assert len(found) == 60, "every step once"
+    assert found == pytest.approx(losses(cluster.root / "runs/undisturbed"), rel=1e-2, abs=1e-4)
+
+
 def test_what_can_never_run_is_refused_before_it_is_uploaded_twice(queue: Queue, env: dict[str, str], folder: Path) -> None:
     job = Job("huge", ["python", "-c", "1"], folder)
-    with pytest.raises(QueueError, match="takes at least 64 CPUs, and the cluster has 2: it would never start"):
+    with pytest.raises(QueueError, match="takes at least 64 CPUs, and the cluster has 3: it would never start"):
         queue.submit("test", job, {"sizes": [{"cpus": 64}]}, env)
     with pytest.raises(QueueError, match="priority: 101"):
         queue.submit("test", job, {"sizes": [{"cpus": 1}], "priority": 101}, env)
