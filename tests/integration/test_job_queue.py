@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -148,3 +151,65 @@ def test_a_job_that_fails_says_its_last_words_and_one_is_held_and_released(queue
     wait_for("sleeps to be held", lambda: state(queue, "sleeps") == "held", 60)
     assert queue.do("sleeps", "cancel")["state"] == "cancelled"
     assert queue.plan()["jobs"].get("sleeps") is None
+
+
+def test_a_new_head_goes_on_with_the_queue_of_one_that_was_killed(
+    cluster: Cluster, queue: Queue, env: dict[str, str], folder: Path
+) -> None:
+    """Every process at once, as when the machine loses power."""
+    run = Job("survivor", [*RUN, "run.name=survivor", "trainer.checkpoint_every=10"], folder)
+    queue.submit("test", run, {"owner": "ann", "priority": 10} | needs(run, None, None, None, None), env)
+    waits = Job("waits", ["python", "-c", "1"])
+    queue.submit("test", waits, {"priority": 1, "sizes": [{"cpus": 3}], "driver": True}, env)
+    wait_for("a checkpoint of survivor", lambda: (queue.job("survivor")["step"] or 0) >= 20, 120)
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    up = cluster.local("up")
+    assert up.returncode == 0, up.stdout + up.stderr
+
+    def ended() -> bool:
+        try:
+            return state(queue, "survivor") == state(queue, "waits") == "succeeded"
+        except (OSError, QueueError):  # the head has just begun
+            return False
+
+    wait_for("both to end", ended, 240)
+    assert queue.job("survivor")["attempt"] == 2
+    alone = cluster.job(*RUN, "run.name=unkilled", "trainer.checkpoint_every=10", flags=("--working-dir", str(folder)))
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    assert losses(cluster.root / "runs/survivor") == losses(cluster.root / "runs/unkilled")
+
+
+@pytest.mark.slow
+def test_ten_runs_of_a_trace_on_two_nodes_learn_what_they_do_alone(tmp_path: Path, folder: Path) -> None:
+    """Three CPUs for ten runs that come within a minute: the later are the dearer, so that the earlier are paused for them."""
+    made, draw = render(tmp_path / "two", {"name": "laptop", "nodes": 2, "cpus": 2}, node_flags=RULES), random.Random(3)
+    up = made.local("up")
+    assert up.returncode == 0, up.stdout + up.stderr
+    try:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "FLOTILLA_"))}
+        env = kept | environment(made.root, made.url)
+        queue = Queue(KnownDashboard.of(made.url, env))
+        runs = {f"run-{i}": [*RUN, f"run.seed={i}"] for i in range(10)}
+        for i, (name, words) in enumerate(runs.items()):
+            job = Job(name, [*words, f"run.name={name}"], folder)
+            queue.submit("test", job, {"owner": f"owner-{i % 3}", "priority": 10 * i} | needs(job, None, None, None, None), env)
+            time.sleep(draw.uniform(1, 8))
+        wait_for("ten runs to end", lambda: {state(queue, name) for name in runs} == {"succeeded"}, 900)
+        pauses = {name: queue.job(name)["pauses"] for name in runs}
+        assert sum(pauses.values()) >= 3, pauses
+        for name, words in runs.items():
+            alone = subprocess.run(
+                [sys.executable, *words[1:], f"run.name={name}-alone"],
+                cwd=ROOT,
+                env=kept | {"FLOTILLA_RUNS": str(tmp_path)},
+                capture_output=True,
+                text=True,
+                timeout=300,
+                check=False,
+            )
+            assert alone.returncode == 0, alone.stdout + alone.stderr
+            assert losses(made.root / "runs" / name) == losses(tmp_path / f"{name}-alone"), (name, pauses)
+    finally:
+        made.local("down", "--timeout", "20")
