@@ -63,6 +63,8 @@ class Study:
         if self.plan.search == "grid":
             wanted = next((point for point in points(self.plan.space) if point not in tried and not self.refused(point)), None)
             return self.add(wanted) if wanted else None
+        if self._none_left(tried):
+            return None
         for _ in range(TRIES):
             asked = self._unfinished() or self._ask()
             point = self._point(asked.params)
@@ -72,6 +74,11 @@ class Study:
                 return self.trial(asked.number)
             self.study.tell(asked, state=TrialState.FAIL)
         return None
+
+    def _none_left(self, tried: Sequence[Point]) -> bool:
+        """Whether every point of a small space was tried or is refused; drawing until TRIES are over would say the same later."""
+        sizes = [len(each.texts) if isinstance(each, Choice) else math.inf for each in self.plan.space]
+        return math.prod(sizes) <= TRIES and all(point in tried or self.refused(point) for point in points(self.plan.space))
 
     def _unfinished(self) -> optuna.Trial | None:
         """Of a driver that was killed before the point was whole: it is drawn again, to the same values."""
