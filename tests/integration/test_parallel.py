@@ -124,7 +124,7 @@ def of(path: str, mesh: Meshes, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "mesh", "engine"),
     [
-        pytest.param("qwen3_moe", {"expert_parallel": 2, "zero_stage": 1}, "hf", id="experts"),
+        pytest.param("qwen3_moe", {"expert_parallel": 2, "zero_stage": 1}, "hf", id="experts", marks=pytest.mark.wide),
         pytest.param("qwen3", {"tensor_parallel": 2, "zero_stage": 1}, "hf", id="matrices", marks=SLOW),
         pytest.param("qwen3_moe", {"expert_parallel": 2, "zero_stage": 3}, "vllm", id="experts, vLLM", marks=SLOW),
     ],

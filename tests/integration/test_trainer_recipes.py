@@ -23,7 +23,8 @@ from trainer.plan import command as plan
 ROOT = Path(__file__).parents[2]
 RECIPES = {path.stem: path for path in sorted((ROOT / "trainer/recipes").glob("*.yaml")) if not path.stem.startswith("demo")}
 SAMPLING = [name for name, path in RECIPES.items() if "rollout" in yaml_io.load(path.read_text())]
-COVERED = ("distill-1.5b", "grpo-8b", "grpo-32b", "ppo-70b", "lora-grpo-1.5b")  # by tests of distillation, of train_ppo, and of adapters
+# By its twin of one node, tests of distillation, of train_ppo, and of adapters.
+COVERED = ("qwen3-30b-a3b", "distill-1.5b", "grpo-8b", "grpo-32b", "ppo-70b", "lora-grpo-1.5b")
 KIND = {"rm-8b": "rm", "dpo-8b": "dpo", "sft-8b": "sft"}
 PAGE = (ROOT / "docs/training/recipes.md").read_text()
 
