@@ -30,7 +30,8 @@ ALLOWED = {
 }
 NODE_AGENT = "cluster_tasks/node"  # copied to every node alone, so it imports the standard library, and itself by relative names
 PAGE = "trainer/page"  # copied to the head, beside the node agent
-COPIED = (NODE_AGENT, PAGE)
+SANDBOX_HOST = "trainer/environments/sandboxes/host"  # runs by its path, with an interpreter that may have no packages
+COPIED = (NODE_AGENT, PAGE, SANDBOX_HOST)
 DSTACK_API = "stacks/dstack_api.py"  # where all who need it may import it
 # Tests that run dstack's own backends, to compare what they would do with what is rendered for them.
 RUNS_DSTACK = ("tests/contract/test_aws_dstack.py", "tests/contract/test_gcp_dstack.py")
@@ -190,6 +191,11 @@ def test_what_renders_for_a_cloud_loads_no_sdk(cloud, name):
 def test_the_node_agent_needs_nothing_but_python_and_itself(file):
     own = {"torch"} if file.name == "burn_in.py" else set()  # which the agent runs, and does not import
     assert {module.split(".")[0] for module in imports(file)} <= sys.stdlib_module_names | own
+
+
+@pytest.mark.parametrize("file", [file for file in FILES if file.is_relative_to(ROOT / SANDBOX_HOST)], ids=shown)
+def test_what_runs_sandboxes_needs_nothing_but_python_and_itself(file):
+    assert {module.split(".")[0] for module in imports(file)} <= sys.stdlib_module_names
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if file.is_relative_to(ROOT / PAGE)], ids=shown)

@@ -1,0 +1,78 @@
+"""The trainer's end of a socket that speaks host/frames.py, on an event loop."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from trainer.environments.sandboxes.host import frames
+
+PIECE = 1 << 18
+
+
+class Channel:
+    """`heard(message, body, fds)` is called for each message, `lost()` once the other end is gone."""
+
+    def __init__(self, end: socket.socket, heard: Callable[[dict[str, Any], bytes, list[int]], None], lost: Callable[[], None]):
+        self.socket, self.heard, self.lost = end, heard, lost
+        self.loop = asyncio.get_running_loop()
+        self.buffer, self.fds = bytearray(), deque[int]()
+        self.turn = asyncio.Lock()
+        end.setblocking(False)
+        self.loop.add_reader(end.fileno(), self._readable)
+
+    async def send(self, message: dict[str, Any], body: bytes = b"", fds: Sequence[int] = ()) -> None:
+        """Raises ConnectionError where nobody listens."""
+        async with self.turn:
+            data = frames.packed(message, body)
+            if self.socket.fileno() < 0:
+                raise ConnectionResetError("closed")
+            if fds:  # with the first byte, of which there is always room once what was sent before has been read
+                await self.loop.sock_sendall(self.socket, b"")
+                data = data[self.socket.sendmsg([data[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]) :]
+            await self.loop.sock_sendall(self.socket, data)
+
+    def close(self) -> None:
+        if self.socket.fileno() >= 0:
+            self.loop.remove_reader(self.socket.fileno())
+            self.socket.close()
+        while self.fds:
+            os.close(self.fds.popleft())
+
+    def _readable(self) -> None:
+        room = socket.CMSG_SPACE(frames.MOST_FDS * 4)
+        try:
+            data, ancillary, _, _ = self.socket.recvmsg(PIECE, room, socket.MSG_CMSG_CLOEXEC)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, ancillary = b"", []
+        for level, kind, value in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                self.fds.extend(array.array("i", value[: len(value) - len(value) % 4]))
+        if not data:
+            self.close()
+            self.lost()
+            return
+        self.buffer += data
+        while len(self.buffer) >= frames.HEAD.size:
+            header, body = frames.sizes(bytes(self.buffer[: frames.HEAD.size]))
+            end = frames.HEAD.size + header + body
+            if len(self.buffer) < end:
+                return
+            text = bytes(self.buffer[frames.HEAD.size : frames.HEAD.size + header])
+            content = bytes(self.buffer[frames.HEAD.size + header : end])
+            del self.buffer[:end]
+            message = json.loads(text)
+            with contextlib.ExitStack() as unused:
+                fds = [self.fds.popleft()] if "port" in message and self.fds else []
+                for fd in fds:
+                    unused.callback(os.close, fd)
+                self.heard(message, content, [os.dup(fd) for fd in fds])
