@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from trainer.configs.base import Only, Section
+from trainer.configs.sandbox import SandboxConfig
 
 WITH_ENVIRONMENT = Only("environment.function", why="without an environment an episode is one answer")
 
@@ -33,4 +34,7 @@ class EnvironmentConfig(Section):
     cpus: Annotated[float, WITH_ENVIRONMENT] = Field(default=0, ge=0, description="CPUs that Ray reserves per environment process.")
     resources: Annotated[dict[str, float], WITH_ENVIRONMENT] = Field(
         default_factory=dict, description='Custom Ray resources of each process, such as {"sandbox": 1}, which choose their nodes.'
+    )
+    sandbox: Annotated[SandboxConfig, WITH_ENVIRONMENT] = Field(
+        default=SandboxConfig(), description="A machine of its own for each episode, `policy.sandbox` in the function."
     )

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from transformers import PreTrainedTokenizerBase
 
@@ -24,6 +24,9 @@ from trainer.chat.tokens import alone, following, within
 from trainer.chat.turns import Answered, added
 from trainer.episodes import Prompt, Turn
 from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.environments.sandboxes.episode import EpisodeSandbox
 
 NO_TEMPLATE = "policy.chat: model.tokenizer has no chat template; use policy.generate, or a model with one"
 LEFT_OUT = "the tokenizer's chat template leaves tools out; give a model whose template has them, or write them into a message"
@@ -127,6 +130,7 @@ class Policy:
         seed: object = 0,
         chat: Chat | None = None,
         serve: Callable[[Policy], AbstractAsyncContextManager[Api]] | None = None,
+        sandbox: Callable[[Policy], EpisodeSandbox] | None = None,
     ):
         self.prompt_ids = prompt.token_ids  # of the data's prompt, which `generate()` begins with
         self.random = random.Random(f"{seed}")  # the same when the episode is played again
@@ -136,7 +140,15 @@ class Policy:
         self.template = chat or chat_of(tokenizer)  # None where the tokenizer has none
         self.turns = 0
         self._ask, self._serve = ask, serve
+        self._sandbox = sandbox(self) if sandbox else None
         self._busy: set[int] = set()  # by id, those that a turn is being written for
+
+    @property
+    def sandbox(self) -> EpisodeSandbox:
+        """A machine of this episode's own, as environment.sandbox describes it."""
+        if self._sandbox is None:
+            raise Misuse("policy.sandbox: environment.sandbox.provider is not set; set it to auto")
+        return self._sandbox
 
     async def generate(
         self,

@@ -13,6 +13,7 @@ from trainer.configs.ppo import PpoConfig
 from trainer.data.prompts import chat_for
 from trainer.environments.policy import Limits
 from trainer.environments.runner import SHOWN, Asked, Ended, Job, Key, Name, Runner
+from trainer.environments.sandboxes.episode import Sandboxes
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.errors import ConfigError, RunError
 from trainer.rewards.terms import Mistake, Reward
@@ -64,7 +65,9 @@ def runner_of(config: PpoConfig, model_path: str) -> Runner:
     reward = Reward(environment.function or "", function, batched=False, awaited=True, weights=config.reward.weights)
     longest = config.data.max_prompt_tokens + config.max_response_tokens()
     limits = Limits(environment.max_turns, config.rollout.max_new_tokens, longest, environment.timeout)
-    return Runner(reward, tokenizer, limits, chat_for(config.data, tokenizer), limit_is_error=environment.on_limit == "error")
+    sandboxes = Sandboxes(environment.sandbox) if environment.sandbox.provider else None
+    chat = chat_for(config.data, tokenizer)
+    return Runner(reward, tokenizer, limits, chat, limit_is_error=environment.on_limit == "error", sandboxes=sandboxes)
 
 
 class Environments:

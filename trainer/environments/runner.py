@@ -17,6 +17,8 @@ from transformers import PreTrainedTokenizerBase
 from trainer.chat.template import Chat, chat_of
 from trainer.environments.endpoint import serving
 from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, Spoken
+from trainer.environments.sandboxes.episode import EpisodeSandbox, Sandboxes
+from trainer.environments.sandboxes.providers import Unavailable
 from trainer.episodes import Prompt, Turn
 from trainer.rewards.terms import Mistake, Reward, mistake, worth
 from trainer.rollout import Sampling
@@ -75,10 +77,11 @@ class Runner:
         chat: Chat | None = None,
         *,
         limit_is_error: bool = False,
+        sandboxes: Sandboxes | None = None,
     ):
         """`reward.function` is the environment's, its weights are those of the terms that it returns."""
         self.reward, self.tokenizer, self.limits, self.chat = reward, tokenizer, limits, chat or chat_of(tokenizer)
-        self.limit_is_error = limit_is_error
+        self.limit_is_error, self.sandboxes = limit_is_error, sandboxes
         self.loop = asyncio.new_event_loop()
         self.tasks: dict[Key, asyncio.Task[None]] = {}
         self.waiting: dict[Name, asyncio.Future[Turn]] = {}
@@ -146,6 +149,10 @@ class Runner:
             except TimeoutError:
                 return
 
+    def _sandbox(self, prompt: Prompt) -> Callable[[Policy], EpisodeSandbox] | None:
+        sandboxes = self.sandboxes
+        return (lambda policy: sandboxes.of_episode(prompt.row, policy.metrics)) if sandboxes else None
+
     async def _play(self, job: Job) -> None:
         limit = asyncio.timeout(self.limits.seconds)
         clock = _Clock(limit, self.limits.seconds, self.loop.time)
@@ -163,7 +170,16 @@ class Runner:
                 self.waiting.pop(name, None)
                 clock.go_on()
 
-        policy = Policy(job.prompt, self.tokenizer, self.limits, ask, seed=(job.seed, job.key), chat=self.chat, serve=serving)
+        policy = Policy(
+            job.prompt,
+            self.tokenizer,
+            self.limits,
+            ask,
+            seed=(job.seed, job.key),
+            chat=self.chat,
+            serve=serving,
+            sandbox=self._sandbox(job.prompt),
+        )
         reward, terms, wrong, limited = 0.0, {}, None, ""
         try:
             async with limit:
@@ -173,7 +189,7 @@ class Runner:
             limited = str(error)
             if self.limit_is_error:
                 wrong = Mistake(0, f"reached a limit: {limited}")
-        except Misuse as error:
+        except (Misuse, Unavailable) as error:
             wrong = Mistake(0, str(error), final=True)
         except TimeoutError as error:
             wrong = mistake(error, 0)
@@ -184,6 +200,9 @@ class Runner:
             self.shown += 1
             if self.shown <= SHOWN:
                 traceback.print_exc()
+        finally:
+            if self.sandboxes:
+                policy.sandbox.close()
         said = [spoken for spoken in policy.sequences if spoken.turns]
         for spoken in said:
             [spoken.said] = self.tokenizer.batch_decode([spoken.token_ids[len(spoken.prompt_ids) :]], skip_special_tokens=True)

@@ -68,6 +68,14 @@ class Namespaces:
         async with asyncio.timeout(START_SECONDS):
             await asyncio.shield(self.ready)
 
+    async def check(self) -> None:
+        if sys.platform != "linux":
+            raise SandboxError("namespaces are Linux's; use docker")
+        (await self.create(Spec())).close()
+
+    def unheld(self) -> list[str]:
+        return [setting for kind, setting in KINDS.items() if kind not in self.limits]
+
     async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Connected | None = None) -> NamespaceMachine:
         """Raises SandboxError."""
         require(spec, snapshot, self.name)

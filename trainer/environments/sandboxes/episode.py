@@ -1,0 +1,129 @@
+"""The sandboxes of a process that plays episodes: one for each episode that asks for it, made when it first does."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.configs.sandbox import SandboxConfig
+from trainer.environments.sandboxes.machine import Machine
+from trainer.environments.sandboxes.providers import Provider, chosen
+from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
+
+
+def spec_of(config: SandboxConfig, row: Mapping[str, Any]) -> Spec:
+    """Raises SandboxError for an image that names a column which the row does not have."""
+    try:
+        image = config.image.format_map(row)
+    except (KeyError, ValueError, IndexError) as error:
+        raise SandboxError(f"environment.sandbox.image={config.image!r}: the row has no column {error}; it has {', '.join(row)}") from None
+    names = {field.name for field in dataclasses.fields(Spec)} & set(SandboxConfig.model_fields)
+    given = {name: getattr(config, name) for name in names}
+    return Spec(**{**given, "image": image, "network": tuple(config.network), "output": config.output_kb << 10})
+
+
+class Sandboxes:
+    """Of one process. The provider starts with the first sandbox."""
+
+    def __init__(self, config: SandboxConfig):
+        self.config = config
+        self.provider: Provider | None = None
+
+    def of_episode(self, row: Mapping[str, Any], metrics: Counter[str]) -> EpisodeSandbox:
+        return EpisodeSandbox(self, row, metrics)
+
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Machine:
+        """Raises SandboxError."""
+        if self.provider is None:
+            self.provider = await chosen(self.config.provider or "auto", strict=self.config.strict)
+        return await self.provider.create(spec, snapshot)
+
+    def close(self) -> None:
+        if self.provider:
+            self.provider.close()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What was asked of a sandbox, and a digest of what came of it: the same twice where a command is deterministic."""
+
+    asked: str
+    digest: str
+
+
+class EpisodeSandbox:
+    """`policy.sandbox`: a Machine that is made when it is first used, and whose commands are counted and recorded."""
+
+    def __init__(self, sandboxes: Sandboxes, row: Mapping[str, Any], metrics: Counter[str]):
+        self.sandboxes, self.row, self.metrics = sandboxes, row, metrics
+        self.machine: Machine | None = None
+        self.machines: list[Machine] = []  # all that are to be closed
+        self.steps: list[Step] = []
+
+    async def open(self, snapshot: Snapshot | None = None, **changes: Any) -> Machine:
+        """A fresh one in place of what was there, with these settings of Spec different. Raises SandboxError."""
+        unknown = changes.keys() - {field.name for field in dataclasses.fields(Spec)}
+        if unknown:
+            raise SandboxError(f"policy.sandbox.open: {', '.join(sorted(unknown))}: no such setting of a sandbox")
+        if self.machine:
+            self.machine.close()
+        self.machine = await self.sandboxes.create(dataclasses.replace(spec_of(self.sandboxes.config, self.row), **changes), snapshot)
+        self.machines.append(self.machine)
+        return self.machine
+
+    async def exec(self, command: str | Sequence[str], **options: Any) -> Result:
+        """As Machine.exec."""
+        result = await (await self._machine()).exec(command, **options)
+        self.metrics["commands"] += 1
+        self.metrics["commands_timed_out"] += result.timed_out
+        self.metrics["commands_out_of_memory"] += result.out_of_memory
+        self._record({"exec": command, "stdin": _text(options.get("stdin", ""))}, [result.code, result.stdout, result.stderr])
+        return result
+
+    async def read(self, path: str, **options: Any) -> bytes:
+        content = await (await self._machine()).read(path, **options)
+        self._record({"read": path}, _text(content))
+        return content
+
+    async def text(self, path: str) -> str:
+        return (await self.read(path)).decode(errors="replace")
+
+    async def write(self, path: str, content: str | bytes, mode: int | None = None) -> None:
+        await (await self._machine()).write(path, content, mode)
+        self._record({"write": path}, _text(content))
+
+    async def upload(self, local: str | Path, path: str) -> None:
+        """A file or a folder of the node."""
+        await (await self._machine()).upload(local, path)
+        self._record({"upload": path}, "")
+
+    async def snapshot(self) -> Snapshot:
+        return await (await self._machine()).snapshot()
+
+    async def fork(self) -> Machine:
+        """It ends with the episode."""
+        other = await (await self._machine()).fork()
+        self.machines.append(other)
+        return other
+
+    def close(self) -> None:
+        for machine in self.machines:
+            machine.close()
+        self.machines, self.machine = [], None
+
+    async def _machine(self) -> Machine:
+        return self.machine or await self.open()
+
+    def _record(self, asked: dict[str, Any], came: Any) -> None:
+        digest = hashlib.sha256(json.dumps(came).encode()).hexdigest()[:16]
+        self.steps.append(Step(json.dumps(asked)[:500], digest))
+
+
+def _text(content: str | bytes) -> str:
+    return content if isinstance(content, str) else content.decode("latin-1")

@@ -1,0 +1,61 @@
+"""Who can make sandboxes on this node, and which one is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from trainer.environments.sandboxes.machine import Machine
+from trainer.environments.sandboxes.namespaces import Namespaces
+from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec
+
+
+class Unavailable(SandboxError):
+    """No sandbox can be made here at all."""
+
+
+class Provider(Protocol):
+    name: str
+
+    async def check(self) -> None:
+        """Starts what makes sandboxes. Raises SandboxError that says what is missing on this node, and how to get it."""
+        ...
+
+    def unheld(self) -> list[str]:
+        """Limits that are not held for a sandbox as a whole."""
+        ...
+
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Machine: ...
+
+    def close(self) -> None:
+        """End all sandboxes, and what makes them."""
+        ...
+
+
+PROVIDERS: dict[str, Callable[[], Provider]] = {"namespaces": Namespaces}
+
+
+async def chosen(name: str, *, strict: bool = False) -> Provider:
+    """The provider of this name; `auto`: the first that runs here. Raises Unavailable."""
+    wrong: list[str] = []
+    for each in PROVIDERS if name == "auto" else [name]:
+        provider = PROVIDERS[each]()
+        try:
+            await provider.check()
+        except SandboxError as error:
+            provider.close()
+            wrong.append(f"{each}: {error}")
+            continue
+        unheld = provider.unheld()
+        if unheld and strict:
+            provider.close()
+            wrong.append(f"{each}: cannot hold {', '.join(unheld)} for a whole sandbox (environment.sandbox.strict): {ADVICE}")
+            continue
+        passed_over = f" ({'; '.join(wrong)})" if wrong else ""
+        weaker = f"; {', '.join(unheld)}: limited by process, not for the whole sandbox: {ADVICE}" if unheld else ""
+        print(f"sandboxes: {each}{passed_over}{weaker}", flush=True)
+        return provider
+    raise Unavailable(f"environment.sandbox.provider={name}: {'; '.join(wrong)}")
+
+
+ADVICE = "no control groups are delegated to this user; systemd-run --user --scope -p Delegate=yes does, or root"
