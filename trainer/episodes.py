@@ -23,6 +23,7 @@ class Prompt:
     index: int  # position in the data set; with the run's seed and the step it seeds the samples
     token_ids: list[int]
     row: dict[str, Any]  # the data set's columns, for the reward
+    pictures: tuple[Any, ...] = ()  # chat.pictures.Picture, in the order of their tokens
 
 
 @dataclass(slots=True)
@@ -125,6 +126,9 @@ class Batch:
     tokens_N: dict[str, torch.Tensor]  # per-token inputs of the loss: mask, advantages, old log-probabilities, ...
     packed: bool  # False: one sequence per row, so that plain causal attention is right
     real_tokens: int  # of the R*L input positions, those that are not padding
+    # Of sequences with pictures: where each begins in (R*L) and how long it is, row by row, and its pictures (chat.pictures.Picture).
+    seen_S: tuple[tuple[int, int, tuple[Any, ...]], ...] = ()
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)  # what the model is fed besides, such as pixels (models/vision.py)
     experts_RLMK: torch.Tensor | None = None  # that input tokens take, as in `Turn`; None: routers choose
     counts: Denominators | None = None  # of the optimizer step; None where nothing is learnt
     numbers: dict[str, float] = field(default_factory=dict)  # of the step, such as kl_coef
@@ -137,5 +141,6 @@ class Batch:
         for name, value in moved.items():
             if hasattr(value, "device"):
                 moved[name] = value.to(device, non_blocking=True)
-        moved["tokens_N"] = {name: value.to(device, non_blocking=True) for name, value in self.tokens_N.items()}
+        for name in ("tokens_N", "inputs"):
+            moved[name] = {key: value.to(device, non_blocking=True) for key, value in getattr(self, name).items()}
         return Batch(**moved)

@@ -49,7 +49,7 @@ class Sft(Offline[SftConfig]):
     def sequences(self, row: Prompt) -> list[Sequence]:
         if self.config.data.messages:
             return [Sequence(row.token_ids, row.row["response_ids"], {"mask": row.row["mask"]})]
-        return [Sequence(row.token_ids, answer_ids(row, self.tokenizer, "answer", self.config.data, self.chat))]
+        return [Sequence(row.token_ids, answer_ids(row, self.tokenizer, "answer", self.config.data, self.chat), pictures=row.pictures)]
 
 
 if __name__ == "__main__":

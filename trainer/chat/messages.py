@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Message = dict[str, Any]
+IMAGE = {"type": "image"}  # a part that stands for a picture
 TEXTS = ("text", "input_text", "output_text")  # types of parts that are text
 
 
@@ -24,22 +25,45 @@ def is_messages(value: Any) -> bool:
     )
 
 
-def read(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def read(messages: Sequence[Mapping[str, Any]], *, pictures: bool = False) -> list[Message]:
     """Content as text, arguments of tool calls as objects, and nothing that is null: parquet fills what only other rows have with that.
 
-    Raises Unreadable.
+    With `pictures` a content that has parts of type image stays a list of parts. Raises Unreadable.
     """
-    return [_read(message, f"message {i}") for i, message in enumerate(messages)]
+    return [_read(message, f"message {i}", pictures) for i, message in enumerate(messages)]
 
 
-def _read(message: Mapping[str, Any], where: str) -> Message:
+def _read(message: Mapping[str, Any], where: str, pictures: bool) -> Message:
     found = {key: value for key, value in message.items() if value is not None}
     calls = [_call(call, where) for call in found.pop("tool_calls", None) or []]
     says_else = calls or any(isinstance(value, str) for key, value in found.items() if key.startswith(("reasoning", "thinking")))
     if "content" not in found and not says_else:
         raise Unreadable(f"{where}: its content is null; write a text, or leave the message out")
-    found["content"] = text(found.get("content", ""), where)
+    content = found.get("content", "")
+    found["content"] = _parts(content, where) if pictures and shows(content) else text(content, where)
     return found | ({"tool_calls": calls} if calls else {})
+
+
+def shows(content: Any) -> bool:
+    """Whether it is a list of parts, some of them pictures."""
+    return isinstance(content, list) and any(map(_is_picture, content))
+
+
+def _is_picture(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _parts(content: list[Any], where: str) -> list[Message]:
+    """Of text and of pictures; neighbours of text are one."""
+    found: list[Message] = []
+    for part in content:
+        if _is_picture(part):
+            found.append(IMAGE)
+        elif found and found[-1] != IMAGE:
+            found[-1] = {"type": "text", "text": found[-1]["text"] + text([part], where)}
+        else:
+            found.append({"type": "text", "text": text([part], where)})
+    return found
 
 
 def text(content: Any, where: str) -> str:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
+
+# Families of models that see, by transformers' name, which pass the tests of this trainer.
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm", "idefics3", "llava", "internvl")
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of `config.tokenizer` or of the model's folder; `characters:ABC` makes one token per character."""
     name = config.tokenizer or config.path
+    if sees(config):
+        return _with_processor(config, str(name))
     if name is None:
         raise ConfigError("model.tokenizer: needed with model.init; a folder, a hub name or characters:ABC")
     if name.startswith("characters:"):
@@ -22,6 +27,41 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         raise ConfigError(f"model.tokenizer: {name}: {error}") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def sees(config: ModelConfig) -> bool:
+    """Whether the model is one of a family that reads pictures; False where that cannot be read."""
+    if config.init is not None:
+        return config.init.get("model_type") in FAMILIES
+    try:
+        return AutoConfig.from_pretrained(config.path or "").model_type in FAMILIES
+    except (OSError, ValueError, TypeError, KeyError):  # said where the model is loaded
+        return False
+
+
+def _with_processor(config: ModelConfig, name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of the model's processor, which `processor_of` finds. Raises ConfigError."""
+    from transformers import AutoProcessor  # which imports torch
+
+    from trainer.chat import processor
+
+    if name.startswith("characters:"):
+        kind = (config.init or {}).get("model_type")
+        if kind not in processor.MADE:
+            raise ConfigError(f"model.tokenizer={name}: made for {', '.join(processor.MADE)} alone; give a folder with {kind}'s processor")
+        own = processor.make(character_tokenizer(name.removeprefix("characters:")), dict(config.init or {}))
+    else:
+        try:
+            own = AutoProcessor.from_pretrained(name)
+        except (OSError, ValueError, TypeError, KeyError, ImportError, AttributeError) as error:
+            raise ConfigError(f"model.tokenizer: {name}: its processor of pictures cannot be read: {error}") from error
+        if not hasattr(own, "image_processor"):
+            raise ConfigError(f"model.tokenizer: {name}: it has no processor of pictures (preprocessor_config.json), and the model sees")
+    tokenizer = own.tokenizer
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    processor.attach(tokenizer, own)
     return tokenizer
 
 

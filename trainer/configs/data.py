@@ -73,7 +73,15 @@ class DataConfig(Section):
         default=None, description="Date for chat templates that print today's. Default: the day of the run's first start."
     )
     answer: str = Field(default="answer", description="Column of the answer, which SFT learns and rewards compare with.")
-    max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt.")
+    images: str | None = Field(
+        default="images",
+        description="Column of a row's pictures, for models that see; null reads none. They stand at <image> in the prompt.",
+    )
+    images_folder: str | None = Field(default=None, description="Folder that paths of pictures are in. Default: that of data.path.")
+    max_images: int = Field(default=16, ge=1, description="Most pictures of a prompt.")
+    max_pixels: int | None = Field(default=None, ge=1, description="Most pixels of a picture. Default: what the model's processor sets.")
+    oversized: Literal["resize", "error"] = Field(default="resize", description="Whether larger pictures are made smaller or an error.")
+    max_prompt_tokens: int = Field(default=1024, ge=1, description="Longest prompt, with the tokens of its pictures.")
     overlong: Literal["drop", "error"] = Field(default="drop", description="Whether longer prompts are dropped (and counted) or an error.")
     shuffle: bool = Field(default=True, description="Shuffle every epoch, by run.seed.")
 

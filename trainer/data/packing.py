@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,6 +38,7 @@ class Sequence:
     response_ids: Items[int]
     tokens: Mapping[str, Items[float] | np.ndarray] = field(default_factory=dict)  # per response token: mask, advantages, ...
     experts: np.ndarray | None = None  # per input token: those that it takes, as in `Turn`; None where that is not known
+    pictures: tuple[Any, ...] = ()  # as in `Prompt`, of the prompt and of what follows
 
     @property
     def length(self) -> int:
@@ -239,6 +241,7 @@ class _Source:
         self.tokens = {name: self._column(sequences, name) for name in sequences[0].tokens}
         self.experts = end_to_end([(s.experts, s.length) for s in sequences])
         self.fed_start_E = np.cumsum(self.fed_E) - self.fed_E
+        self.pictures_E = [s.pictures for s in sequences] if any(s.pictures for s in sequences) else []
 
     def _column(self, sequences: list[Sequence], name: str) -> np.ndarray:
         for i, sequence in enumerate(sequences):
@@ -282,6 +285,9 @@ class _Source:
             packed=packed,
             real_tokens=int(fed_S.sum()),
             experts_RLMK=experts,
+            seen_S=tuple(zip(begin_S.tolist(), fed_S.tolist(), (self.pictures_E[i] for i in chosen), strict=True))
+            if self.pictures_E
+            else (),
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -41,7 +42,7 @@ def _paired(prompt: Prompt, config: PairsConfig) -> Prompt:
     rejected = answer_of(prompt.row.get(config.rejected), asked, f"data.rejected: {where}", config.rejected)
     if chosen == rejected:
         raise ConfigError(f"data.rejected: {where}: both answers are {chosen[:60]!r}; there is nothing to prefer; leave the row out")
-    return Prompt(prompt.index, prompt.token_ids, prompt.row | {"prompt": asked, "chosen": chosen, "rejected": rejected})
+    return replace(prompt, row=prompt.row | {"prompt": asked, "chosen": chosen, "rejected": rejected})
 
 
 def load_labelled(config: DpoDataConfig, tokenizer: PreTrainedTokenizerBase) -> PromptSet:
@@ -58,7 +59,7 @@ def load_labelled(config: DpoDataConfig, tokenizer: PreTrainedTokenizerBase) -> 
             raise ConfigError(f"data.label: {where}: {label!r} is neither true nor false")
         answer = answer_of(prompt.row["answer"], asked, f"data.answer: {where}", config.answer)
         more = {"prompt": asked, "answer": answer, "label": 1.0 if label else -1.0}
-        prompts.append(Prompt(prompt.index, prompt.token_ids, prompt.row | more))
+        prompts.append(replace(prompt, row=prompt.row | more))
     if len({prompt.row["label"] for prompt in prompts}) == 1:
         kind = "good" if prompts[0].row["label"] > 0 else "bad"
         raise ConfigError(f"data.label: all {len(prompts)} answers are {kind}; kto learns from good ones and bad ones")
@@ -79,8 +80,8 @@ def answer_of(value: Any, prompt: Any, what: str, column: str) -> str:
     if last.get("tool_calls"):
         raise ConfigError(f"{what}: the answer calls tools; a pair's answers are texts")
     try:
-        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else read(prompt)
-        if before and read(before) != asked:
+        asked = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else read(prompt, pictures=True)
+        if before and read(before, pictures=True) != asked:
             raise ConfigError(f"{what}: the messages before the answer are not those of data.prompt")
         return text(last["content"], "the answer")
     except (Unreadable, AttributeError) as error:

@@ -16,12 +16,14 @@ from tokenizers.models import Unigram
 from transformers import PreTrainedTokenizerBase
 
 from trainer.chat import learned
-from trainer.chat.messages import Message, Unreadable, is_messages, read
+from trainer.chat.messages import IMAGE, Message, Unreadable, is_messages, read, shows
+from trainer.chat.processor import processor_of
 from trainer.chat.template import Chat, chat_of
 from trainer.chat.tokens import alone, each_within, following, within
 from trainer.configs.data import DataConfig
 from trainer.configs.ppo import PpoConfig
-from trainer.data.rows import column, is_of_verl, no_rows, of_set, read_rows
+from trainer.data.pictures import taken
+from trainer.data.rows import Row, column, is_of_verl, no_rows, of_set, read_rows
 from trainer.data.tokens import remembered
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -49,7 +51,7 @@ def load_prompts(config: DataConfig, tokenizer: PreTrainedTokenizerBase, *, answ
         offset = len(prompts) + dropped  # an index is of one prompt, as it seeds its samples
         for prompt in loaded.prompts:
             row = {**prompt.row, config.prompt: prompt.row[source.prompt], "mix": name} if name else prompt.row
-            prompts.append(Prompt(offset + prompt.index, prompt.token_ids, row))
+            prompts.append(Prompt(offset + prompt.index, prompt.token_ids, row, prompt.pictures))
         dropped += loaded.dropped
     return PromptSet(prompts, dropped)
 
@@ -91,13 +93,15 @@ def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool,
         print(f"data.path: {config.path} has verl's rows; the answer is reward_model.ground_truth", flush=True)
     asked = [column(columns, config.prompt, "data.prompt", where) for where, columns in rows]
     places = [where for where, _ in rows]
-    ids = remembered(asked, lambda: _recipe(config, tokenizer), lambda: _ids(asked, places, config, tokenizer))
+    seen = _seen(rows, asked, config, tokenizer)
+    keys = [[prompt, [each.hash for each in some]] for prompt, some in zip(asked, seen, strict=True)] if any(seen) else asked
+    ids = remembered(keys, lambda: _recipe(config, tokenizer), lambda: _ids(asked, places, config, tokenizer, seen))
     prompts: list[Prompt] = []
-    for index, ((where, columns), tokens) in enumerate(zip(rows, ids, strict=True)):
+    for index, ((where, columns), tokens, pictures) in enumerate(zip(rows, ids, seen, strict=True)):
         named = answers or config.answer in columns
         row = {**columns, "answer": column(columns, config.answer, "data.answer", where)} if named else columns
         if len(tokens) <= config.max_prompt_tokens:
-            prompts.append(Prompt(index=index, token_ids=tokens, row=row))
+            prompts.append(Prompt(index, tokens, row, pictures))
         elif config.overlong == "error":
             raise ConfigError(
                 f"data.max_prompt_tokens: {where}: the prompt has {len(tokens)} tokens, more than {config.max_prompt_tokens}; "
@@ -109,10 +113,33 @@ def _load(config: DataConfig, tokenizer: PreTrainedTokenizerBase, answers: bool,
     return PromptSet(prompts, total - len(prompts))
 
 
-def _ids(asked: list[Any], places: list[str], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
+def _seen(rows: list[tuple[str, Row]], asked: list[Any], config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[tuple[Any, ...]]:
+    """Pictures of each row, whose prompt in `asked`, and whose columns, have their hash in their place. Raises ConfigError."""
+    found: list[tuple[Any, ...]] = []
+    for i, (where, columns) in enumerate(rows):
+        asked[i], seen, row = taken(columns, asked[i], config, where)
+        rows[i] = where, row
+        found.append(seen)
+        if seen and not processor_of(tokenizer):
+            raise ConfigError(
+                f"data.{config.images}: {where}: {len(seen)} pictures, and model.path is not a model that sees; give one that is"
+            )
+    return found
+
+
+def _ids(
+    asked: list[Any], places: list[str], config: DataConfig, tokenizer: PreTrainedTokenizerBase, seen: list[tuple[Any, ...]]
+) -> list[list[int]]:
     """Of each prompt; texts are tokenized all at once."""
-    chat = chat_for(config, tokenizer)
-    texts = [_text(prompt, config, chat, where) for prompt, where in zip(asked, places, strict=True)]
+    chat, processor = chat_for(config, tokenizer), processor_of(tokenizer)
+    place = processor.place if processor else ""
+    texts = [_text(prompt, config, chat, where, place) for prompt, where in zip(asked, places, strict=True)]
+    if processor:
+        for i, ((text, is_plain), pictures) in enumerate(zip(texts, seen, strict=True)):
+            try:
+                texts[i] = processor.expanded(text, pictures), is_plain
+            except Unreadable as error:
+                raise ConfigError(f"data.prompt: {places[i]}: {error}") from error
     plain = iter(alone([text for text, is_plain in texts if is_plain], tokenizer))
     chats = iter(each_within([text for text, is_plain in texts if not is_plain], tokenizer))
     found = [next(plain if is_plain else chats) for _, is_plain in texts]
@@ -134,7 +161,8 @@ def _recipe(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> list[Any]
     versions = [tokenizers.__version__, transformers.__version__, type(tokenizer).__name__, RENDERING]
     template = str(tokenizer.chat_template)
     day = str(config.day or date.today()) if "strftime_now" in template else ""
-    return [versions, fast.to_str(), template, day, config.chat, config.system, config.template]
+    sees = [processor.own.to_json_string()] if (processor := processor_of(tokenizer)) else []
+    return [versions, fast.to_str(), template, day, config.chat, config.system, config.template, *sees]
 
 
 def chat_for(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Chat | None:
@@ -178,19 +206,22 @@ def text_ids(answer: Any, tokenizer: PreTrainedTokenizerBase, what: str) -> list
 
 def conversation(prompt: Any, config: DataConfig) -> list[Message]:
     """A prompt as chat messages. Raises Unreadable."""
-    messages = read(prompt) if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
+    if shows(prompt):
+        prompt = [{"role": "user", "content": prompt}]
+    messages = read(prompt, pictures=True) if not isinstance(prompt, str) else [{"role": "user", "content": prompt}]
     if config.system is not None and messages[0]["role"] != "system":
         messages = [{"role": "system", "content": config.system}, *messages]
     return messages
 
 
-def _text(prompt: Any, config: DataConfig, chat: Chat | None, where: str) -> tuple[str, bool]:
-    """What is tokenized, and whether it is plain text: a template writes the tokenizer's own tokens by itself."""
-    is_plain = isinstance(prompt, str) and not (chat and config.chat == "auto")
+def _text(prompt: Any, config: DataConfig, chat: Chat | None, where: str, place: str) -> tuple[str, bool]:
+    """What is tokenized, `place` for each picture, and whether it is plain text: a template writes the tokenizer's own tokens by itself."""
+    of_text = isinstance(prompt, str) or shows(prompt)
+    is_plain = of_text and not (chat and config.chat == "auto")
     if is_plain:
         _require_no_template(config, where)
-        text = prompt
-    elif isinstance(prompt, str) or is_messages(prompt):
+        text = prompt if isinstance(prompt, str) else "".join(place if part == IMAGE else part["text"] for part in prompt)
+    elif of_text or is_messages(prompt):
         if not chat:
             raise ConfigError(f"data.prompt: {where}: chat messages, but model.tokenizer has no chat template; give text")
         try:

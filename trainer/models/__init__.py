@@ -16,6 +16,7 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoModelForSequenceClassification,
     GenerationConfig,
     PreTrainedConfig,
@@ -23,13 +24,14 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from trainer.chat.processor import processor_of
 from trainer.chat.template import stops
 from trainer.chat.tokenizer import character_tokenizer as character_tokenizer
-from trainer.chat.tokenizer import load_tokenizer
+from trainer.chat.tokenizer import load_tokenizer, sees
 from trainer.checkpoints.folders import fsync
 from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
-from trainer.models import attention, lora, quantize
+from trainer.models import attention, lora, quantize, vision
 
 transformers_logging.disable_progress_bar()  # one bar per process and model is noise in a job's log
 
@@ -52,7 +54,7 @@ def load_lm(
     settings: dict[str, Any] = {"dtype": getattr(torch, config.dtype), "attn_implementation": kernel}
     if config.lora.quantize:
         settings |= quantize.settings(settings["dtype"], device)
-    kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    kind: Any = _kind(config, classifier)
     labels = {"num_labels": 1} if classifier else {}
     if classifier or not config.path:
         torch.manual_seed(seed)
@@ -86,12 +88,18 @@ def load_lm(
     return lm.to(home or device)  # type: ignore[arg-type]
 
 
+def _kind(config: ModelConfig, classifier: bool) -> Any:
+    if classifier:
+        return AutoModelForSequenceClassification
+    return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM
+
+
 def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
     """The language model that `load_lm` gives, on the device meta: its configuration and the names of its parameters.
 
     Raises ConfigError where `load_lm` would, without reading weights.
     """
-    kind: Any = AutoModelForSequenceClassification if classifier else AutoModelForCausalLM
+    kind: Any = _kind(config, classifier)
     labels = {"num_labels": 1} if classifier else {}
     try:
         found = AutoConfig.from_pretrained(config.path, **labels) if config.path else _init_config(config, **labels)
@@ -107,6 +115,12 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
         lora.add(lm, config.lora, 0)
     freeze(lm, config.freeze)
     return lm
+
+
+def sight(lm: Any, tokenizer: PreTrainedTokenizerBase) -> vision.Sight | None:
+    """What feeds a model its pictures; None of a text model's."""
+    processor = processor_of(tokenizer)
+    return vision.Sight(lm, processor) if processor and vision.reads_pictures(lm) else None
 
 
 def freeze(lm: nn.Module, parts: list[str]) -> None:
@@ -183,6 +197,9 @@ def _init_config(config: ModelConfig, **also: Any) -> PreTrainedConfig:
     if model_type is None:
         raise ConfigError("model.init: model_type is missing; such as qwen2 or llama")
     known = AutoConfig.for_model(model_type).to_dict() | UNLISTED.get(model_type, {})
+    if sees(config):
+        given = vision.init(given, known, tokenizer := load_tokenizer(config))
+        return AutoConfig.for_model(model_type, **given, **also)
     for key in given:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
@@ -213,7 +230,8 @@ def drafted(lm: Any, tokenizer: PreTrainedTokenizerBase, folder: Path, files: Ma
     folder.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(draft, ignore_errors=True)
     yield draft
-    tokenizer.save_pretrained(draft)
+    processor = processor_of(tokenizer)
+    (processor.own if processor else tokenizer).save_pretrained(draft)
     for name, content in (files or {}).items():
         (draft / name).parent.mkdir(exist_ok=True)
         (draft / name).write_bytes(content)

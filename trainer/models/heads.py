@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.episodes import Batch
+from trainer.models.vision import arguments, barred, unsampled
 
 # Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
 CHUNK_ELEMENTS = 1 << 26
@@ -36,10 +37,12 @@ def after_head(lm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
     settings = lm.config.get_text_config()
     steps = [(step, value) for key, step in AFTER_HEAD.items() if (value := getattr(settings, key, None)) not in (None, 1)]
 
+    never = unsampled(lm)
+
     def finish(logits: torch.Tensor) -> torch.Tensor:
         for step, value in steps:
             logits = step(logits, value)
-        return logits
+        return barred(logits, never)
 
     return finish
 
@@ -96,8 +99,9 @@ class PolicyModel(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[torch.Tensor, ...]:
         if self.own:
-            logits = self.lm(input_ids=batch.input_ids_RL, use_cache=False).logits.flatten(0, 1)[batch.index_N]
-            return self.of_targets((logits.float() / self.temperature).log_softmax(-1), batch.target_N)
+            logits = self.lm(input_ids=batch.input_ids_RL, use_cache=False).logits.flatten(0, 1)[batch.index_N].float()
+            logits = barred(logits, unsampled(self.lm))
+            return self.of_targets((logits / self.temperature).log_softmax(-1), batch.target_N)
         return self.head(self._score, hidden_states(self.lm, batch), batch.target_N)
 
     def logprobs(self, hidden_ND: torch.Tensor) -> torch.Tensor:
@@ -156,6 +160,9 @@ def hidden_states(lm: Any, batch: Batch) -> torch.Tensor:
     (`masking_utils.find_packed_sequence_indices`); with one sequence per row causal attention is right by itself, and then
     leaving the position ids out keeps its fast path.
     """
-    positions = batch.position_ids_RL if batch.packed else None
-    hidden = backbone(lm)(input_ids=batch.input_ids_RL, position_ids=positions, use_cache=False).last_hidden_state
+    core, positions = backbone(lm), batch.position_ids_RL if batch.packed else None
+    if positions is not None and hasattr(core, "get_rope_index"):  # or it would not look for borders, in texts alone either
+        positions = positions.expand(4, *positions.shape)
+    given = {"position_ids": positions, **arguments(core, batch.inputs)}
+    hidden = core(input_ids=batch.input_ids_RL, use_cache=False, **given).last_hidden_state
     return hidden.flatten(0, 1)[batch.index_N]

@@ -29,6 +29,7 @@ from trainer.online.groups import Group, Groups, in_time
 from trainer.online.processes import WorkerGroups
 from trainer.online.producer import Score, seed_of
 from trainer.online.scored import require_sampled
+from trainer.rollout import of_prompt
 from trainer.rollout.calls import Calls
 from trainer.rollout.slow import Slow
 from trainer.runs import alive, faults
@@ -255,7 +256,8 @@ class Continuous:
                     lowest = groups.learned
                     continue
                 group.version = seat.version
-            self.calls.ask(group.number, group.prompt.token_ids, lowest)
+            sampling = of_prompt(self.calls.sampling, group.prompt) if group.prompt.pictures else None
+            self.calls.ask(group.number, group.prompt.token_ids, lowest, sampling)
 
     def _play(self, playing: Playing, most: int) -> None:
         """Begin as many episodes as there may be requests, and ask for the turns that those at work wait for."""

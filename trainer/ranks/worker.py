@@ -126,6 +126,7 @@ class Worker(Recorded):
             lm = models.load_lm(source, config.run.seed, self.device, role.objective is not None, role.classifier, home)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
+        self.sight = models.sight(lm, self.tokenizer)
         model, shared = role.head(lm), None
         if config.trainer.sequence_parallel > 1:
             shared = SequenceParallel(config.trainer.sequence_parallel, self.rank, self.world, config.trainer.tensor_parallel)
@@ -230,7 +231,11 @@ class Worker(Recorded):
 
     def _pack(self, sequences: list[Sequence], count: int) -> list[Batch]:
         with span("pack", sequences=len(sequences)):
-            return pack(sequences, **self.packing(), pad_id=self.pad_id, count=count, together=self.role.together)
+            batches = pack(sequences, **self.packing(), pad_id=self.pad_id, count=count, together=self.role.together)
+            if self.sight:
+                for batch in batches:
+                    self.sight.look(batch)
+            return batches
 
     def _to_device(self, batch: Batch) -> Batch:
         return batch if self.device.type == "cpu" else batch.to(self.device)

@@ -8,8 +8,8 @@ environment awaits `generate` turn by turn instead.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from trainer.episodes import Episode, Prompt, Turn
 from trainer.weights import Named, Plan, Rendezvous
@@ -25,6 +25,7 @@ class Sampling:
     samples: int = 1  # answers to the same prompt
     stop: tuple[str, ...] = ()  # texts that end an answer; it has the token with which they are complete as its last
     seed: int | None = None  # of this request alone: sample i draws from seed + i. None: of `RolloutEngine.seed`, shared by a batch
+    pictures: tuple[Any, ...] = ()  # of the prompt (episodes.Prompt)
     experts: int | None = None  # from this token of the prompt on, turns come with the experts that tokens took; None: without
 
 
@@ -98,8 +99,13 @@ class RolloutEngine(Protocol):
 async def sample(engine: RolloutEngine, prompts: list[Prompt], groups: list[int], sampling: Sampling, seed: int) -> list[Episode]:
     """`sampling.samples` episodes per prompt, in the order of the prompts. The same seed and weights give the same tokens."""
     engine.seed(seed)
-    answers = await asyncio.gather(*(engine.generate(prompt.token_ids, sampling) for prompt in prompts))
+    answers = await asyncio.gather(*(engine.generate(prompt.token_ids, of_prompt(sampling, prompt)) for prompt in prompts))
     episodes = [Episode(p, group, [turn]) for p, group, turns in zip(prompts, groups, answers, strict=True) for turn in turns]
     for episode, text in zip(episodes, engine.decode([e.response_ids for e in episodes]), strict=True):
         episode.text = text
     return episodes
+
+
+def of_prompt(sampling: Sampling, prompt: Prompt) -> Sampling:
+    """With the prompt's pictures, where it has some."""
+    return replace(sampling, pictures=prompt.pictures) if prompt.pictures else sampling

@@ -21,7 +21,7 @@ from trainer.cluster import placement
 from trainer.cluster.spans import span
 from trainer.configs.ppo import PpoConfig
 from trainer.episodes import Turn
-from trainer.models import load_lm, load_tokenizer, routers, saved_tensors
+from trainer.models import load_lm, load_tokenizer, routers, saved_tensors, sight, vision
 from trainer.models.checkpoint_names import rows_of
 from trainer.rollout import Sampling
 from trainer.rollout.stepped import SteppedEngine
@@ -107,6 +107,7 @@ class HfEngine(SteppedEngine):
         model = config.model.model_copy(update=changes)
         self.lm = load_lm(model, seed, self.device).eval()
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
+        self.sight, self.never = sight(self.lm, self.tokenizer), vision.unsampled(self.lm)
         self.tensors = saved_tensors(self.lm)
         self.ends = torch.tensor(stops(self.tokenizer, self.lm.generation_config.eos_token_id), device=self.device)
         self.waiting: list[_Request] = []
@@ -191,7 +192,7 @@ class HfEngine(SteppedEngine):
         samples_P = torch.tensor([request.sampling.samples for request in requests], device=self.device)
         recording = self.routers is not None and any(request.sampling.experts is not None for request in requests)
         with self._recorded(recording) as taken:
-            logits, cache, mask, position = self._read([request.prompt_ids for request in requests], samples_P)
+            logits, cache, mask, position = self._read(requests, samples_P)
             read_NMK = taken() if taken else None
         rows_R = torch.arange(int(samples_P.sum()), device=self.device)
         self.batch = _Batch(
@@ -247,7 +248,7 @@ class HfEngine(SteppedEngine):
             )
             if taken and batch.experts is not None:
                 batch.experts[batch.rows, batch.length - 1] = taken()
-        batch.logits, batch.position = out.logits[:, -1], batch.position + 1
+        batch.logits, batch.position = vision.barred(out.logits[:, -1], self.never), batch.position + 1
         return False
 
     def _stop_at_texts(self, batch: _Batch, texts: tuple[str, ...]) -> None:
@@ -274,9 +275,10 @@ class HfEngine(SteppedEngine):
         ]
 
     def _read(
-        self, prompts: list[list[int]], samples_P: torch.Tensor
+        self, requests: list[_Request], samples_P: torch.Tensor
     ) -> tuple[torch.Tensor, DynamicCache, torch.Tensor | None, torch.Tensor]:
         """Read each prompt once, left-padded; then repeat logits and cache for its samples."""
+        prompts = [request.prompt_ids for request in requests]
         longest = max(map(len, prompts))
         pad = self.tokenizer.pad_token_id
         ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts], device=self.device)
@@ -287,10 +289,30 @@ class HfEngine(SteppedEngine):
             mask = (torch.arange(longest, device=self.device) >= longest - lengths[:, None]).long()
             position_ids = (mask.cumsum(1) - 1).clamp(min=0)
         cache = DynamicCache(config=self.lm.config)
-        out = self.lm(input_ids=ids, attention_mask=mask, position_ids=position_ids, past_key_values=cache, logits_to_keep=1)
+        seen = self._look(requests, ids, position_ids)
+        arguments = {"attention_mask": mask, "position_ids": position_ids, "past_key_values": cache, "logits_to_keep": 1, **seen}
+        out = self.lm(input_ids=ids, **arguments)
+        if "position_ids" in seen:  # what follows goes on from the largest
+            lengths = seen["position_ids"].amax((0, 2)) + 1
         cache.batch_repeat_interleave(samples_P)  # type: ignore[arg-type]  # only handed on to Tensor.repeat_interleave
-        logits, position = out.logits[:, -1].repeat_interleave(samples_P, 0), lengths.repeat_interleave(samples_P)
+        logits, position = (
+            vision.barred(out.logits[:, -1], self.never).repeat_interleave(samples_P, 0),
+            lengths.repeat_interleave(samples_P),
+        )
         return logits, cache, mask.repeat_interleave(samples_P, 0) if mask is not None else None, position
+
+    def _look(self, requests: list[_Request], ids: torch.Tensor, position_ids: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        """What the model is fed besides, where prompts have pictures."""
+        if self.sight is None or not any(request.sampling.pictures for request in requests):
+            return {}
+        longest = ids.size(1)
+        places = [(i * longest + longest - len(each.prompt_ids), len(each.prompt_ids)) for i, each in enumerate(requests)]
+        seen_S = [(*place, each.sampling.pictures) for place, each in zip(places, requests, strict=True)]
+        positions = torch.arange(longest)[None] if position_ids is None else position_ids.cpu()
+        found = self.sight.inputs(ids.cpu(), seen_S, positions)
+        if "position_ids" in found:
+            found["position_ids"] = found["position_ids"][1:]
+        return vision.arguments(self.sight.core, {name: tensor.to(self.device) for name, tensor in found.items()})
 
 
 def _choose(logits: torch.Tensor, sampling: Sampling, draws: torch.Generator | list[torch.Generator]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,0 +1,161 @@
+"""Pictures of prompts: found in what rows, clients and environments give, looked at once, opened where a model sees them. No torch.
+
+A picture stays as it came, a file or the bytes of one, and travels to other processes as bytes; its hash and place alone are written down.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import io
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from trainer.chat.messages import Unreadable
+
+MOST_PIXELS = 89_478_485  # Pillow's own limit against decompression bombs, which is a warning there
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")  # others run programs, or are read by nobody else
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    hash: str  # of its bytes and the limit
+    where: str  # its path, or the place that it stood in
+    source: bytes | Path  # encoded, or the file
+    size: tuple[int, int]  # width and height as a model sees it
+    most: int | None = None  # pixels: it is made smaller where it has more
+
+    def __reduce__(self) -> Any:
+        return Picture, (self.hash, self.where, self.encoded(), self.size, self.most)
+
+    def encoded(self) -> bytes:
+        """Raises Unreadable where the file is another one than at the start."""
+        if isinstance(self.source, bytes):
+            return self.source
+        content = _read(self.source, self.where)
+        if _hash(content, self.most) != self.hash:
+            raise Unreadable(f"{self.where}: the picture was changed since the run has looked at it")
+        return content
+
+    def image(self) -> Image.Image:
+        """RGB, at most as large as it may be. Raises Unreadable."""
+        found = _decoded(self.encoded(), self.where)
+        return found if found.size == self.size else found.resize(self.size, Image.Resampling.BICUBIC)
+
+    def described(self) -> dict[str, str]:
+        """What is written down of it."""
+        return {"type": "image", "hash": self.hash, "path": self.where}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Which pictures are taken."""
+
+    folder: Path | None = None  # that files must be in; None: no file is read
+    most: int | None = None  # pixels of one
+    resize: bool = True  # whether larger ones are made smaller, or refused
+
+
+def picture(given: Any, where: str, limits: Limits) -> Picture:
+    """Of a path, `data:` URL, bytes, PIL image, array, or datasets' {bytes, path}. Decoded once, to know that it can be.
+
+    Raises Unreadable.
+    """
+    if isinstance(given, Mapping) and (given.get("bytes") is not None or given.get("path")):  # as datasets.Image has it
+        given = given["bytes"] if given.get("bytes") is not None else given["path"]
+    source: bytes | Path
+    if isinstance(given, bytes | bytearray):
+        source = bytes(given)
+    elif isinstance(given, str) and given.startswith("data:"):
+        source = _of_url(given, where)
+    elif isinstance(given, str | Path):
+        source = _file(str(given), where, limits)
+        where = str(given)
+    elif isinstance(given, Image.Image) or hasattr(given, "__array_interface__"):
+        source = _png(given, where)
+    else:
+        raise Unreadable(f"{where}: {type(given).__name__} is no picture; give a path, bytes, a data: URL or a PIL image")
+    content = source if isinstance(source, bytes) else _read(source, where)
+    width, height = _decoded(content, where).size
+    size, most = (width, height), limits.most
+    if most and width * height > most:
+        if not limits.resize:
+            raise Unreadable(
+                f"{where}: the picture has {width}x{height} pixels, data.max_pixels is {most}; raise it, or set data.oversized=resize"
+            )
+        share = (most / (width * height)) ** 0.5
+        size = (max(1, int(width * share)), max(1, int(height * share)))
+    return Picture(_hash(content, most), where, source, size, most)
+
+
+def _hash(content: bytes, most: int | None) -> str:
+    return hashlib.sha256(content + (f" {most}".encode() if most else b"")).hexdigest()[:32]
+
+
+def _file(path: str, where: str, limits: Limits) -> Path:
+    if "://" in path:
+        raise Unreadable(f"{where}: {path[:80]!r} is a URL, and nothing is fetched; give a file, bytes or a data: URL")
+    if limits.folder is None:
+        raise Unreadable(f"{where}: {path[:80]!r} is a path, and no file is read here; give bytes or a data: URL")
+    folder = limits.folder.resolve()
+    found = (folder / Path(path).expanduser()).resolve()
+    if not found.is_relative_to(folder):
+        raise Unreadable(f"{where}: {path} is outside {folder}; put it there, or set data.images_folder")
+    return found
+
+
+def _read(file: Path, where: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise Unreadable(f"{where}: {file}: {error.strerror}; put the picture there, or leave the row out") from None
+
+
+def _of_url(url: str, where: str) -> bytes:
+    head, comma, content = url.partition(",")
+    if not comma or not head.endswith(";base64"):
+        raise Unreadable(f"{where}: {url[:40]!r}: a data: URL needs ;base64, and what follows")
+    return of_base64(content, where)
+
+
+def of_base64(content: Any, where: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise Unreadable(f"{where}: the picture's data are not base64: {error}") from None
+
+
+def _png(given: Any, where: str) -> bytes:
+    try:
+        image = given if isinstance(given, Image.Image) else Image.fromarray(given)
+        written = io.BytesIO()
+        image.save(written, "PNG")
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        raise Unreadable(f"{where}: not a picture that can be written: {error}") from None
+    return written.getvalue()
+
+
+def _decoded(content: bytes, where: str) -> Image.Image:
+    """RGB, the way up that its EXIF says. Raises Unreadable."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        if image.width * image.height > MOST_PIXELS:
+            raise Unreadable(f"{where}: the picture has {image.width}x{image.height} pixels; at most {MOST_PIXELS} are decoded")
+        image.load()
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except UnidentifiedImageError:
+        raise Unreadable(f"{where}: not a picture of {', '.join(FORMATS)}") from None
+    except Image.DecompressionBombError as error:
+        raise Unreadable(f"{where}: {error}") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        if isinstance(error, Unreadable):
+            raise
+        raise Unreadable(f"{where}: the picture is damaged: {error}") from None

@@ -1,0 +1,98 @@
+"""What a model that sees is fed: the tokens that stand for a picture, and its pixels, by transformers' processor for its family."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from trainer.chat.messages import Unreadable
+from trainer.chat.pictures import Picture
+
+KEPT_BYTES = 1 << 30  # of pixels that a process keeps for the next time
+TEXTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets")
+SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")  # of Qwen's
+MADE = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}  # for random weights
+
+
+class Processor:
+    """Of transformers, with what it has looked at."""
+
+    def __init__(self, own: Any):
+        self.own = own
+        self.place: str = own.image_token  # what a prompt's text has in the place of a picture
+        self.kept: OrderedDict[str, dict[str, Any]] = OrderedDict()  # pixels by hash, the last used last
+        self.bytes = 0
+        self.looked = 0  # pictures made to pixels since the process began
+        self._tokens: dict[tuple[int, int], str] = {}
+
+    def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
+        """A prompt's text with all tokens of its pictures, each in its place. Raises Unreadable where there are other numbers of them."""
+        parts = text.split(self.place)
+        if len(parts) - 1 != len(pictures):
+            raise Unreadable(f"{len(pictures)} pictures, and {len(parts) - 1} places for them ({self.place}) in the prompt")
+        return parts[0] + "".join(self.tokens(picture) + part for picture, part in zip(pictures, parts[1:], strict=True))
+
+    def tokens(self, picture: Picture) -> str:
+        """What stands for it; it follows from its size."""
+        if picture.size not in self._tokens:
+            self._look(picture)
+        return self._tokens[picture.size]
+
+    def pixels(self, picture: Picture) -> dict[str, Any]:
+        """Tensors that the model takes, by name."""
+        if picture.hash not in self.kept:
+            return self._look(picture)
+        self.kept.move_to_end(picture.hash)
+        return self.kept[picture.hash]
+
+    def _look(self, picture: Picture) -> dict[str, Any]:
+        said: dict[str, Any] = {"text_kwargs": {"return_text_replacement_offsets": True}, "return_tensors": "pt"}
+        try:
+            found = self.own(text=[self.place], images=[[picture.image()]], **said)
+        except Unreadable:
+            raise
+        except Exception as error:  # of transformers' own code, such as pictures too narrow for a patch
+            raise Unreadable(f"{picture.where}: the model's processor cannot take it: {error}") from error
+        [[place]] = found["text_replacement_offsets"]
+        self._tokens[picture.size] = place["replacement"]
+        self.looked += 1
+        kept = {name: value for name, value in found.items() if name not in TEXTS}
+        self.kept[picture.hash] = kept
+        self.bytes += _bytes(kept)
+        while self.bytes > KEPT_BYTES and len(self.kept) > 1:
+            self.bytes -= _bytes(self.kept.popitem(last=False)[1])
+        return kept
+
+
+def _bytes(tensors: dict[str, Any]) -> int:
+    return sum(tensor.nbytes for tensor in tensors.values())
+
+
+def processor_of(tokenizer: PreTrainedTokenizerBase) -> Processor | None:
+    """The one that the tokenizer is a part of; None of a text model's."""
+    return vars(tokenizer).get("flotilla_processor")
+
+
+def attach(tokenizer: PreTrainedTokenizerBase, own: Any) -> None:
+    """Have `processor_of` find the processor."""
+    vars(tokenizer)["flotilla_processor"] = Processor(own)
+    if tokenizer.chat_template is None and getattr(own, "chat_template", None):
+        tokenizer.chat_template = own.chat_template
+
+
+def make(tokenizer: Any, init: dict[str, Any]) -> Any:
+    """A processor for a model of Qwen's with random weights, whose patches are those of its configuration; its tokens are added."""
+    import transformers
+
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIALS)})
+    vision = transformers.AutoConfig.for_model(init["model_type"], vision_config=init.get("vision_config")).vision_config
+    sizes = {"patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size, "temporal_patch_size": vision.temporal_patch_size}
+    unit = (vision.patch_size * vision.spatial_merge_size) ** 2
+    limits = {"shortest_edge": unit, "longest_edge": 16_384 * unit}
+    images = transformers.Qwen2VLImageProcessor(**sizes, size=limits)
+    kind = getattr(transformers, MADE[init["model_type"]])
+    video = getattr(transformers, "Qwen3VLVideoProcessor" if init["model_type"] == "qwen3_vl" else "Qwen2VLVideoProcessor")
+    return kind(images, tokenizer, video(**sizes))
