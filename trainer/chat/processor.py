@@ -22,7 +22,10 @@ class Processor:
 
     def __init__(self, own: Any):
         self.own = own
-        self.place: str = own.image_token  # what a prompt's text has in the place of a picture
+        self.place: str = own.image_token  # what a template writes in the place of a picture
+        start, end, _, _ = SPECIALS
+        self.bordered = start in own.tokenizer.get_vocab()  # Qwen's know by that where one picture ends and the next begins
+        self.mark = f"{start}{self.place}{end}" if self.bordered else self.place  # what a text without a template has there
         self.kept: OrderedDict[str, dict[str, Any]] = OrderedDict()  # pixels by hash, the last used last
         self.bytes = 0
         self.looked = 0  # pictures made to pixels since the process began
@@ -31,6 +34,8 @@ class Processor:
     def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
         """A prompt's text with all tokens of its pictures, each in its place. Raises Unreadable where there are other numbers of them."""
         parts = text.split(self.place)
+        if self.bordered and "" in parts[1:-1]:
+            raise Unreadable(f"two pictures side by side ({self.place}); a template for this model writes {self.mark}")
         if len(parts) - 1 != len(pictures):
             raise Unreadable(f"{len(pictures)} pictures, and {len(parts) - 1} places for them ({self.place}) in the prompt")
         return parts[0] + "".join(self.tokens(picture) + part for picture, part in zip(pictures, parts[1:], strict=True))
@@ -87,12 +92,13 @@ def make(tokenizer: Any, init: dict[str, Any]) -> Any:
     """A processor for a model of Qwen's with random weights, whose patches are those of its configuration; its tokens are added."""
     import transformers
 
+    library: Any = transformers  # whose names are found lazily
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIALS)})
-    vision = transformers.AutoConfig.for_model(init["model_type"], vision_config=init.get("vision_config")).vision_config
+    vision = library.AutoConfig.for_model(init["model_type"], vision_config=init.get("vision_config")).vision_config
     sizes = {"patch_size": vision.patch_size, "merge_size": vision.spatial_merge_size, "temporal_patch_size": vision.temporal_patch_size}
     unit = (vision.patch_size * vision.spatial_merge_size) ** 2
     limits = {"shortest_edge": unit, "longest_edge": 16_384 * unit}
-    images = transformers.Qwen2VLImageProcessor(**sizes, size=limits)
-    kind = getattr(transformers, MADE[init["model_type"]])
-    video = getattr(transformers, "Qwen3VLVideoProcessor" if init["model_type"] == "qwen3_vl" else "Qwen2VLVideoProcessor")
+    images = library.Qwen2VLImageProcessor(**sizes, size=limits)
+    kind = getattr(library, MADE[init["model_type"]])
+    video = getattr(library, "Qwen3VLVideoProcessor" if init["model_type"] == "qwen3_vl" else "Qwen2VLVideoProcessor")
     return kind(images, tokenizer, video(**sizes))

@@ -9,7 +9,7 @@ from trainer.configs.sections import ModelConfig
 from trainer.errors import ConfigError
 
 # Families of models that see, by transformers' name, which pass the tests of this trainer.
-FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "smolvlm", "idefics3", "llava", "internvl")
+FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "llava", "internvl")
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

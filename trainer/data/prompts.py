@@ -132,7 +132,7 @@ def _ids(
 ) -> list[list[int]]:
     """Of each prompt; texts are tokenized all at once."""
     chat, processor = chat_for(config, tokenizer), processor_of(tokenizer)
-    place = processor.place if processor else ""
+    place = processor.mark if processor else ""
     texts = [_text(prompt, config, chat, where, place) for prompt, where in zip(asked, places, strict=True)]
     if processor:
         for i, ((text, is_plain), pictures) in enumerate(zip(texts, seen, strict=True)):

@@ -1,0 +1,164 @@
+"""Families of models that see, each as a tiny one with random weights and its own processor, in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+from trainer.chat.tokenizer import character_tokenizer
+
+LIBRARY: Any = transformers  # whose names are found lazily
+
+LETTERS = "0123456789rgbcountlme= \n"
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.2,
+}
+TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "initializer_range": 0.2}
+MROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]}}
+PATCHES = {"patch_size": 8, "spatial_merge_size": 2, "temporal_patch_size": 1, "num_heads": 2}
+QWEN = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+QWEN_IDS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+IDEFICS = ["<image>", "<fake_token_around_image>", "<global-img>", *(f"<row_{i}_col_{j}>" for i in range(1, 4) for j in range(1, 4))]
+SQUARE = {"height": 32, "width": 32}
+NORMAL = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+
+# Settings of the text model, of the tower and of the whole; tokens that are added, and those that settings name.
+SIGHTED: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], list[str], dict[str, str]]] = {
+    "qwen2_vl": (MROPE, {**PATCHES, "depth": 2, "embed_dim": 32, "hidden_size": 64}, {}, QWEN, QWEN_IDS),
+    "qwen2_5_vl": (
+        MROPE,
+        {
+            **PATCHES,
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "out_hidden_size": 64,
+            "window_size": 32,
+            "fullatt_block_indexes": [1],
+        },
+        {},
+        QWEN,
+        QWEN_IDS,
+    ),
+    "qwen3_vl": (
+        MROPE,
+        {**PATCHES, "depth": 2, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "deepstack_visual_indexes": [0]},
+        {},
+        QWEN,
+        QWEN_IDS,
+    ),
+    "gemma3": (
+        {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 32},
+        {**TOWER, "patch_size": 8, "image_size": 32},
+        {"mm_tokens_per_image": 4},
+        ["<start_of_image>", "<end_of_image>", "<image_soft_token>"],
+        {"boi_token_index": "<start_of_image>", "eoi_token_index": "<end_of_image>", "image_token_index": "<image_soft_token>"},
+    ),
+    "idefics3": (
+        {"model_type": "llama"},
+        {**TOWER, "patch_size": 8, "image_size": 32},
+        {"scale_factor": 2},
+        IDEFICS,
+        {"image_token_id": "<image>"},
+    ),
+    "llava": (
+        {"model_type": "llama"},
+        {**TOWER, "model_type": "clip_vision_model", "patch_size": 8, "image_size": 32, "projection_dim": 32},
+        {},
+        ["<image>"],
+        {"image_token_id": "<image>", "image_token_index": "<image>"},
+    ),
+    "internvl": (
+        {"model_type": "qwen2"},
+        {**TOWER, "patch_size": [8, 8], "image_size": [32, 32]},
+        {"downsample_ratio": 0.5},
+        ["<IMG_CONTEXT>", "<img>", "</img>", "<video>"],
+        {"image_token_id": "<IMG_CONTEXT>"},
+    ),
+}
+
+
+def _qwen(tokenizer: Any, video: str) -> dict[str, Any]:
+    sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 1}
+    images = LIBRARY.Qwen2VLImageProcessor(**sizes, size={"shortest_edge": 256, "longest_edge": 16_384})
+    return {"image_processor": images, "tokenizer": tokenizer, "video_processor": getattr(LIBRARY, video)(**sizes)}
+
+
+def processor(kind: str, tokenizer: Any) -> Any:
+    """Of the family, for pictures of some ten tokens."""
+    if kind.startswith("qwen"):
+        names = {"qwen2_vl": "Qwen2VLProcessor", "qwen2_5_vl": "Qwen2_5_VLProcessor", "qwen3_vl": "Qwen3VLProcessor"}
+        return getattr(LIBRARY, names[kind])(**_qwen(tokenizer, "Qwen3VLVideoProcessor" if kind == "qwen3_vl" else "Qwen2VLVideoProcessor"))
+    if kind == "gemma3":
+        return LIBRARY.Gemma3Processor(LIBRARY.Gemma3ImageProcessor(size=SQUARE, **NORMAL), tokenizer, image_seq_length=4)
+    if kind == "idefics3":
+        images = LIBRARY.Idefics3ImageProcessor(size={"longest_edge": 64}, max_image_size={"longest_edge": 32}, **NORMAL)
+        return LIBRARY.Idefics3Processor(images, tokenizer, image_seq_len=4)
+    if kind == "llava":
+        images = LIBRARY.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=SQUARE)
+        return LIBRARY.LlavaProcessor(
+            images, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1
+        )
+    images = LIBRARY.GotOcr2ImageProcessor(size=SQUARE, crop_to_patches=True, min_patches=1, max_patches=4, **NORMAL)
+    return LIBRARY.InternVLProcessor(images, tokenizer, LIBRARY.InternVLVideoProcessor(size=SQUARE), image_seq_length=4)
+
+
+def tokenizer_of(kind: str) -> PreTrainedTokenizerFast:
+    tokenizer = character_tokenizer(LETTERS)
+    tokens = SIGHTED[kind][3]
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    named = {}
+    if kind == "gemma3":
+        named = {"boi_token": tokens[0], "eoi_token": tokens[1], "image_token": tokens[2]}
+    if kind == "internvl":
+        named = {
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        }
+    if not named:
+        return tokenizer
+    again = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        pad_token="<pad>",
+        eos_token="<eos>",
+        bos_token="<bos>",
+        extra_special_tokens=named,
+    )
+    return again
+
+
+def sighted(kind: str, folder: Path) -> Path:
+    """A folder with a model of the family, whose weights are drawn at random."""
+    text, tower, whole, _, named = SIGHTED[kind]
+    tokenizer = tokenizer_of(kind)
+    ids = {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("pad", "eos", "bos")}
+    named_ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in named.items()}
+    torch.manual_seed(0)
+    texts = {"vocab_size": len(tokenizer), **TEXT, **ids, **text}
+    config = AutoConfig.for_model(kind, text_config=texts, vision_config=tower, **whole, **named_ids, **ids)
+    lm = AutoModelForImageTextToText.from_config(config)
+    with torch.no_grad():
+        for name, parameter in lm.named_parameters():
+            if "bias" in name or "position" in name or "class_emb" in name or "projection" in name:
+                parameter.normal_(0, 0.1)
+    lm.save_pretrained(folder)
+    processor(kind, tokenizer).save_pretrained(folder)
+    return folder

@@ -1,0 +1,170 @@
+"""Families of models that see: what engine and ranks feed them is what transformers would, packed or not, and a neighbour is not seen."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.sighted import SIGHTED, sighted
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from trainer import models
+from trainer.chat.pictures import Limits, Picture, picture
+from trainer.chat.processor import processor_of
+from trainer.configs.ppo import PpoConfig
+from trainer.configs.sections import ModelConfig
+from trainer.data.packing import Sequence, pack
+from trainer.data.shapes import drawn
+from trainer.episodes import Prompt
+from trainer.models import vision
+from trainer.models.heads import PolicyModel
+from trainer.rollout import Sampling, sample
+from trainer.rollout.hf import HfEngine
+
+every_family = pytest.mark.parametrize("kind", SIGHTED)
+CUTS: list[dict[str, Any]] = [{"budget": 2000, "one_row": True}, {"budget": 2000}, {"budget": 2000, "alone": True}, {"budget": 200}]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {}
+
+
+@pytest.fixture
+def folder(kind: str, folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if kind not in folders:
+        folders[kind] = sighted(kind, tmp_path_factory.mktemp(kind))
+    return folders[kind]
+
+
+def seen(seed: int, size: tuple[int, int] = (48, 48)) -> Picture:
+    rng = random.Random(seed)
+    image = drawn(rng.choices("rgb", k=rng.randrange(1, 10)), rng).resize(size)
+    return picture(image, f"picture {seed}", Limits())
+
+
+def prompts(tokenizer: Any) -> list[Prompt]:
+    """Of no picture, one and two, of several sizes."""
+    processor = processor_of(tokenizer)
+    assert processor
+    shown = [(seen(1),), (seen(2, (64, 32)), seen(3)), (), (seen(1),), (seen(4, (32, 64)),)]
+    texts = [processor.expanded(f"{processor.mark}count=", shown[0]), processor.expanded(f"b{processor.mark}{processor.mark}\n=", shown[1])]
+    texts += ["more", *(processor.expanded(f"\n{processor.mark}\nlo", each) for each in shown[3:])]
+    return [Prompt(i, tokenizer(text)["input_ids"], {}, each) for i, (text, each) in enumerate(zip(texts, shown, strict=True))]
+
+
+def loaded(folder: Path) -> tuple[PolicyModel, vision.Sight, Any]:
+    config = ModelConfig(path=str(folder), dtype="float32", attention="sdpa")
+    tokenizer = models.load_tokenizer(config)
+    lm = models.load_lm(config, 0, torch.device("cpu"))
+    sight = models.sight(lm, tokenizer)
+    assert sight
+    return PolicyModel(lm), sight, tokenizer
+
+
+@torch.no_grad()
+def said(policy: PolicyModel, sight: vision.Sight, sequences: list[Sequence], cut: dict[str, Any]) -> torch.Tensor:
+    out_N = torch.zeros(sum(len(each.response_ids) for each in sequences))
+    for batch in pack(sequences, **cut, pad_id=0):
+        sight.look(batch)
+        out_N[batch.flat_N] = policy(batch)[0]
+    return out_N
+
+
+@torch.no_grad()
+def plain(folder: Path, sequences: list[Sequence]) -> torch.Tensor:
+    """What transformers says of each sequence by itself, by its own processor's tensors."""
+    lm = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
+    processor, found = AutoProcessor.from_pretrained(folder), []
+    for each in sequences:
+        ids, first = torch.tensor([[*each.prompt_ids, *each.response_ids]]), len(each.prompt_ids)
+        fed: dict[str, Any] = {}
+        if each.pictures:
+            images = [[one.image() for one in each.pictures]]
+            fed = dict(processor(text=[processor.image_token * len(each.pictures)], images=images, return_tensors="pt"))
+            kinds = next((name for name in vision.TYPES if name in fed), None)
+            fed = {name: value for name, value in fed.items() if name not in ("input_ids", "attention_mask", *vision.TYPES)}
+            if kinds:
+                fed[kinds] = (ids == vision.image_id(lm)).long()
+        logits = vision.barred(
+            lm(input_ids=ids, attention_mask=torch.ones_like(ids), **fed).logits[0, first - 1 : -1], vision.unsampled(lm)
+        )
+        found.append(logits.float().log_softmax(-1).gather(1, ids[0, first:, None])[:, 0])
+    return torch.cat(found)
+
+
+@every_family
+def test_a_prompt_has_the_tokens_that_the_processor_gives_it(kind, folder):
+    tokenizer = models.load_tokenizer(ModelConfig(path=str(folder)))
+    processor = processor_of(tokenizer)
+    assert processor
+    shown = [seen(1, (64, 32)), seen(2)]
+    text = f"b\n{processor.mark}\ncount={processor.mark}="
+    own = processor.own(text=[text], images=[[each.image() for each in shown]])["input_ids"][0]
+    assert tokenizer(processor.expanded(text, shown))["input_ids"] == list(own)
+
+
+@every_family
+def test_packed_or_not_log_probabilities_are_those_of_transformers_alone(kind, folder):
+    policy, sight, tokenizer = loaded(folder)
+    sequences = [Sequence(each.token_ids, [5, 9, 4, 7], pictures=each.pictures) for each in prompts(tokenizer)]
+    expected = plain(folder, sequences)
+    for cut in CUTS:
+        assert said(policy, sight, sequences, cut).tolist() == pytest.approx(expected.tolist(), abs=1e-5), cut
+    others = [
+        Sequence(each.prompt_ids, each.response_ids, pictures=tuple(seen(9, one.size) for one in each.pictures)) for each in sequences
+    ]
+    moved = (said(policy, sight, others, CUTS[0]) - expected).abs()
+    assert moved.max() > 1e-3, "pictures count"
+    assert moved[8:12].max() < 1e-5, "but for the text that has none"
+
+
+@every_family
+def test_another_picture_beside_a_sequence_changes_none_of_its_bits(kind, folder):
+    policy, sight, tokenizer = loaded(folder)
+    first, *rest = [Sequence(each.token_ids, [5, 9, 4, 7], pictures=each.pictures) for each in prompts(tokenizer)]
+    cut = CUTS[0]
+    before = said(policy, sight, [first, *rest], cut)
+    after = said(policy, sight, [Sequence(first.prompt_ids, first.response_ids, pictures=(seen(8),)), *rest], cut)
+    assert torch.equal(before[4:], after[4:]) and not torch.equal(before[:4], after[:4])
+
+
+@every_family
+def test_the_engine_samples_from_what_the_policy_says(kind, folder):
+    settings = {
+        "model": {"path": str(folder), "dtype": "float32"},
+        "data": {"path": "a:b"},
+        "reward": {"function": "exact"},
+        "rollout": {"engine": "hf", "max_new_tokens": 6},
+        "placement": {"gpus_per_rank": 0, "gpus_per_engine": 0, "threads": 1},
+    }
+    engine = HfEngine(PpoConfig.model_validate(settings), str(folder), 0)
+    policy, sight, tokenizer = loaded(folder)
+    asked = prompts(tokenizer)
+    episodes = asyncio.run(sample(engine, asked, [*range(len(asked))], Sampling(6, samples=3), 0))
+    sequences = [Sequence(each.prompt.token_ids, each.response_ids, pictures=each.prompt.pictures) for each in episodes]
+    rollout = [value for each in episodes for value in each.logprobs]
+    assert said(policy, sight, sequences, CUTS[1]).tolist() == pytest.approx(rollout, abs=1e-4)
+    assert not {i for each in episodes for i in each.response_ids} & set(vision.unsampled(policy.lm))
+    assert engine.sight and engine.sight.processor.looked <= 5, "each picture is looked at once, whatever the samples"
+
+
+@every_family
+def test_gradients_reach_the_tower_and_are_those_of_sequences_alone(kind, folder):
+    found = []
+    for cut in (CUTS[0], CUTS[-1]):
+        policy, sight, tokenizer = loaded(folder)
+        sequences = [Sequence(each.token_ids, [5, 9, 4, 7], pictures=each.pictures) for each in prompts(tokenizer)]
+        for batch in pack(sequences, **cut, pad_id=0):
+            sight.look(batch)
+            policy(batch)[0].sum().backward()
+        found.append({name: p.grad for name, p in policy.lm.named_parameters() if p.grad is not None})
+    packed, alone = found
+    towers = [name for name in packed if "vis" in name]
+    assert towers and sum(float(packed[name].abs().max()) > 0 for name in towers) > len(towers) / 2
+    for name, gradient in alone.items():
+        assert (packed[name] - gradient).abs().max() <= 1e-4 * gradient.abs().max() + 1e-5, name
