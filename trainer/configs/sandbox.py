@@ -41,6 +41,6 @@ class SandboxConfig(Section):
     output_kb: Annotated[int, WITH_SANDBOX] = Field(default=64, ge=1, description="Output of a command that is kept, in KiB.")
     strict: Annotated[bool, WITH_SANDBOX] = Field(
         default=False,
-        description="Refuse a node where the kernel cannot hold memory, processes and CPU of a sandbox as one, "
+        description="Refuse a node where the kernel cannot hold memory, processes and CPU of all of a sandbox, "
         "rather than limit each process.",
     )

@@ -147,3 +147,31 @@ def _at_least_one(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise ConfigError(f"data.args.{name}: {value}; must be at least 1")
+
+
+PLACES = "bcdefghi"  # names of files of `trails`, beside the one that they begin at
+
+
+def trails(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Tasks for the environment shell. Prompt "tac:" or "sort:", a program that is to be run on one of the files b to i, each with three
+    digits; "files": all of them, and a, which alone says which one; "expected": what the file o is to contain."""
+    _at_least_one(rows=rows)
+    rng = random.Random(seed)
+    for _ in range(rows):
+        files = {name: rng.sample("0123456789", 3) for name in PLACES}
+        at, program = rng.choice(PLACES), rng.choice(("tac", "sort"))
+        done = files[at][::-1] if program == "tac" else sorted(files[at])
+        texts = {name: "".join(f"{digit}\n" for digit in digits) for name, digits in files.items()}
+        yield {"prompt": f"{program}:", "files": {"a": f"{at}\n", **texts}, "expected": {"o": "".join(f"{digit}\n" for digit in done)}}
+
+
+def walks(rows: int = 1000, share: float = 0.1, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Prompts of `trails`, with answers "cat a\\nd\\ntac d>o\\n" as the environment has them: the second command is right in a `share` of
+    rows, otherwise program and file are drawn."""
+    rng = random.Random(seed)
+    for row in trails(rows, seed):
+        files: dict[str, str] = row["files"]  # type: ignore[assignment]
+        program, at = f"{row['prompt']}"[:-1], files["a"][0]
+        if rng.random() >= share:
+            program, at = rng.choice(("tac", "sort")), rng.choice(PLACES)
+        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{program} {at}>o\n"}

@@ -22,6 +22,7 @@ from trainer.environments.agent import agent
 from trainer.environments.calculator import calculator
 from trainer.environments.guess import guess
 from trainer.environments.search import search
+from trainer.environments.shell import shell
 from trainer.environments.tools import tools
 from trainer.environments.verifiers import verifiers
 from trainer.errors import ConfigError
@@ -35,6 +36,7 @@ ENVIRONMENTS: dict[str, Rollout] = {
     "guess": guess,
     "calculator": calculator,
     "search": search,
+    "shell": shell,
     "tools": tools,
     "agent": agent,
     "verifiers": verifiers,

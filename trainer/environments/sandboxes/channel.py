@@ -34,10 +34,23 @@ class Channel:
             data = frames.packed(message, body)
             if self.socket.fileno() < 0:
                 raise ConnectionResetError("closed")
-            if fds:  # with the first byte, of which there is always room once what was sent before has been read
-                await self.loop.sock_sendall(self.socket, b"")
-                data = data[self.socket.sendmsg([data[:1]], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]) :]
+            if fds:
+                data = data[await self._send_fds(data[:1], fds) :]
             await self.loop.sock_sendall(self.socket, data)
+
+    async def _send_fds(self, first: bytes, fds: Sequence[int]) -> int:
+        """Once there is room: descriptors go with a byte."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))]
+        while True:
+            try:
+                return self.socket.sendmsg([first], ancillary)
+            except BlockingIOError:
+                room: asyncio.Future[None] = self.loop.create_future()
+                self.loop.add_writer(self.socket.fileno(), _set, room)
+                try:
+                    await room
+                finally:
+                    self.loop.remove_writer(self.socket.fileno())
 
     def close(self) -> None:
         if self.socket.fileno() >= 0:
@@ -76,3 +89,8 @@ class Channel:
                 for fd in fds:
                     unused.callback(os.close, fd)
                 self.heard(message, content, [os.dup(fd) for fd in fds])
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

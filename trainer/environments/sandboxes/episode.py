@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import hashlib
 import json
@@ -34,14 +35,17 @@ class Sandboxes:
     def __init__(self, config: SandboxConfig):
         self.config = config
         self.provider: Provider | None = None
+        self.turn: asyncio.Lock | None = None  # made by the event loop that uses it
 
     def of_episode(self, row: Mapping[str, Any], metrics: Counter[str]) -> EpisodeSandbox:
         return EpisodeSandbox(self, row, metrics)
 
     async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Machine:
         """Raises SandboxError."""
-        if self.provider is None:
-            self.provider = await chosen(self.config.provider or "auto", strict=self.config.strict)
+        self.turn = self.turn or asyncio.Lock()
+        async with self.turn:
+            if self.provider is None:
+                self.provider = await chosen(self.config.provider or "auto", strict=self.config.strict)
         return await self.provider.create(spec, snapshot)
 
     def close(self) -> None:
@@ -65,12 +69,17 @@ class EpisodeSandbox:
         self.machine: Machine | None = None
         self.machines: list[Machine] = []  # all that are to be closed
         self.steps: list[Step] = []
+        self.turn = asyncio.Lock()
 
     async def open(self, snapshot: Snapshot | None = None, **changes: Any) -> Machine:
         """A fresh one in place of what was there, with these settings of Spec different. Raises SandboxError."""
         unknown = changes.keys() - {field.name for field in dataclasses.fields(Spec)}
         if unknown:
             raise SandboxError(f"policy.sandbox.open: {', '.join(sorted(unknown))}: no such setting of a sandbox")
+        async with self.turn:
+            return await self._open(snapshot, changes)
+
+    async def _open(self, snapshot: Snapshot | None, changes: dict[str, Any]) -> Machine:
         if self.machine:
             self.machine.close()
         self.machine = await self.sandboxes.create(dataclasses.replace(spec_of(self.sandboxes.config, self.row), **changes), snapshot)
@@ -98,6 +107,12 @@ class EpisodeSandbox:
         await (await self._machine()).write(path, content, mode)
         self._record({"write": path}, _text(content))
 
+    async def write_all(self, files: Mapping[str, str | bytes], path: str | None = None) -> None:
+        """Contents by paths below a folder, by default the working directory that commands begin in."""
+        machine = await self._machine()
+        await machine.write_all(files, path or machine.spec.workdir)
+        self._record({"write": sorted(files)}, {name: _text(content) for name, content in files.items()})
+
     async def upload(self, local: str | Path, path: str) -> None:
         """A file or a folder of the node."""
         await (await self._machine()).upload(local, path)
@@ -118,7 +133,8 @@ class EpisodeSandbox:
         self.machines, self.machine = [], None
 
     async def _machine(self) -> Machine:
-        return self.machine or await self.open()
+        async with self.turn:
+            return self.machine or await self._open(None, {})
 
     def _record(self, asked: dict[str, Any], came: Any) -> None:
         digest = hashlib.sha256(json.dumps(came).encode()).hexdigest()[:16]

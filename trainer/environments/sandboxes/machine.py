@@ -79,6 +79,17 @@ class Machine(abc.ABC):
                 archive.add(child, arcname=child.name, filter=_plain)
         await self.unpack(buffer.getvalue(), path)
 
+    async def write_all(self, files: Mapping[str, str | bytes], path: str) -> None:
+        """Contents by paths below a folder, at once."""
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for name, content in files.items():
+                data = content.encode() if isinstance(content, str) else content
+                member = tarfile.TarInfo(name)
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+        await self.unpack(buffer.getvalue(), path)
+
     async def text(self, path: str) -> str:
         return (await self.read(path)).decode(errors="replace")
 

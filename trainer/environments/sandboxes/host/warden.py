@@ -111,6 +111,13 @@ class Warden:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
+            for signum in (
+                signal.SIGTERM,
+                signal.SIGHUP,
+                signal.SIGINT,
+                signal.SIGCHLD,
+            ):
+                signal.signal(signum, signal.SIG_DFL)
             os.close(go_end)
             channel = socket.socket(fileno=os.dup(fds[0]))
             kept = {go, channel.fileno(), 0, 1, 2}
