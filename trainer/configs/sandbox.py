@@ -14,13 +14,14 @@ Host = Annotated[str, Field(pattern=r"^(\*\.)?[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*(:\
 
 
 class SandboxConfig(Section):
-    provider: Literal["auto", "namespaces"] | None = Field(
+    provider: Literal["auto", "namespaces", "docker", "podman"] | None = Field(
         default=None,
         description="Who makes a sandbox for each episode; auto takes the first of these that the node can run. Default: none.",
     )
     image: Annotated[str, WITH_SANDBOX] = Field(
         default="",
-        description="Its system: a folder of the nodes; {column} is the row's. Default: the node's own programs, read-only.",
+        description="Its system: a folder of the nodes, for docker and podman an image that they have; {column} is the row's. "
+        "Default: the node's own programs, read-only.",
     )
     folders: Annotated[dict[AbsolutePath, str], WITH_SANDBOX] = Field(
         default_factory=dict, description="Folders of the nodes that it sees at these paths, read-only, such as {/data: /mnt/data}."

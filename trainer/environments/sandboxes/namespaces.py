@@ -43,6 +43,7 @@ class Namespaces:
     """A warden and its sandboxes. For one event loop."""
 
     name = "namespaces"
+    advice = "no control groups are delegated to this user; systemd-run --user --scope -p Delegate=yes does, or root"
 
     def __init__(self) -> None:
         self.warden: subprocess.Popen[bytes] | None = None

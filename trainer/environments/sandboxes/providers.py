@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Protocol
 
+from trainer.environments.sandboxes.containers import Containers
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.namespaces import Namespaces
 from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec
@@ -16,6 +18,7 @@ class Unavailable(SandboxError):
 
 class Provider(Protocol):
     name: str
+    advice: str  # how all limits would be held
 
     async def check(self) -> None:
         """Starts what makes sandboxes. Raises SandboxError that says what is missing on this node, and how to get it."""
@@ -32,7 +35,11 @@ class Provider(Protocol):
         ...
 
 
-PROVIDERS: dict[str, Callable[[], Provider]] = {"namespaces": Namespaces}
+PROVIDERS: dict[str, Callable[[], Provider]] = {
+    "namespaces": Namespaces,
+    "docker": partial(Containers, "docker"),
+    "podman": partial(Containers, "podman"),
+}
 
 
 async def chosen(name: str, *, strict: bool = False) -> Provider:
@@ -49,13 +56,10 @@ async def chosen(name: str, *, strict: bool = False) -> Provider:
         unheld = provider.unheld()
         if unheld and strict:
             provider.close()
-            wrong.append(f"{each}: cannot hold {', '.join(unheld)} for a whole sandbox (environment.sandbox.strict): {ADVICE}")
+            wrong.append(f"{each}: cannot hold {', '.join(unheld)} for a whole sandbox (environment.sandbox.strict): {provider.advice}")
             continue
         passed_over = f" ({'; '.join(wrong)})" if wrong else ""
-        weaker = f"; {', '.join(unheld)}: limited by process, not for the whole sandbox: {ADVICE}" if unheld else ""
+        weaker = f"; {', '.join(unheld)}: not held for the whole sandbox: {provider.advice}" if unheld else ""
         print(f"sandboxes: {each}{passed_over}{weaker}", flush=True)
         return provider
     raise Unavailable(f"environment.sandbox.provider={name}: {'; '.join(wrong)}")
-
-
-ADVICE = "no control groups are delegated to this user; systemd-run --user --scope -p Delegate=yes does, or root"

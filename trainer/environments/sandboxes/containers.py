@@ -1,0 +1,356 @@
+"""Sandboxes as containers of Docker or Podman, for tasks whose system is an image.
+
+A sandbox is held by the engine's client in this process's hands: the container's first program reads its standard input, so that it ends
+with whoever started it, also by SIGKILL, and the engine removes it. https://docs.docker.com/reference/cli/docker/container/run/
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import itertools
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from trainer.environments.sandboxes.machine import MOST_FILE, Machine, require
+from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
+
+START_SECONDS = 60.0  # for a container
+FILE_SECONDS = 60.0  # of reading, writing, unpacking, and what the engine does itself
+ANSWER_SECONDS = 20.0  # for an engine to say that it is there
+ENGINE_CODES = (125, 126, 127, 255)  # of an engine that cannot run a command, and of commands
+LONGEST_WORD = 100_000  # bytes of a command that go into an argument; Linux takes 131,072
+PIECE = 1 << 16
+INSTALL = {"docker": "apt-get install docker.io, and let this user speak to it", "podman": "apt-get install podman"}
+STATE = "/tmp/.flotilla"  # where a container keeps its sessions
+CAPABILITIES = ("CHOWN", "DAC_OVERRIDE", "FOWNER")  # that root needs over the files of an image's other users
+# Ends with its standard input. The shell waits for `sleep`, and for whatever else it has become the parent of.
+FIRST = f"""rm -rf {STATE}; mkdir -p "$1" {STATE} || exit; cat >{STATE}/base <<'END_OF_VARIABLES'
+%s
+END_OF_VARIABLES
+exec 3<&0; cat <&3 >/dev/null & __cat=$!
+echo ready; while kill -0 $__cat 2>/dev/null; do sleep 2; done"""
+# A command begins where the session's last one ended: in its folder, with its exported variables. The engine makes it the leader of a
+# process group. Words of the shell alone: a sandbox at its limit of processes starts no others.
+COMMAND = f"""echo $$ >{STATE}/pid.$1; __state={STATE}/of.$2; __folder=$3; shift 3
+. {STATE}/base; if [ -r "$__state" ]; then . "$__state"; cd "$FLOTILLA_FOLDER"; fi
+if [ -n "$__folder" ]; then cd "$__folder" || exit; fi
+trap '__code=$?; FLOTILLA_FOLDER=$PWD; export FLOTILLA_FOLDER; {{ export -p >"$__state"; }} 2>/dev/null; exit $__code' EXIT
+__command=$1; shift; eval "$__command"
+"""
+END = f"""read __pid <{STATE}/pid.$1 && kill -KILL "-$__pid"; kill -KILL "$__pid" 2>/dev/null; true"""
+KILLS = "cat /sys/fs/cgroup/memory.events /sys/fs/cgroup/memory/memory.oom_control 2>/dev/null; true"
+
+
+class Containers:
+    """For one event loop."""
+
+    advice = "files of a container are on the engine's disk, to which a quota belongs"
+
+    def __init__(self, engine: str) -> None:
+        self.name = engine
+        self.machines: list[Container] = []
+        self.images: list[str] = []  # of snapshots
+        self.ending: list[subprocess.Popen[bytes]] = []
+        self.folder = ""
+
+    async def check(self) -> None:
+        if shutil.which(self.name) is None:
+            raise SandboxError(f"{self.name} is not on PATH; {INSTALL[self.name]}")
+        code, _, error = await self.run("version", seconds=ANSWER_SECONDS)
+        if code:
+            raise SandboxError(f"{self.name} does not answer: {_last_line(error) or f'exit code {code}'}; start its daemon on this node")
+
+    def unheld(self) -> list[str]:
+        return ["disk_mb"]
+
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Container:
+        """Raises SandboxError."""
+        require(spec, snapshot, self.name)
+        if not spec.image:
+            raise SandboxError(f"environment.sandbox.image: {self.name} needs an image of this node, such as python:3.12")
+        if spec.network or spec.ports:
+            what = "environment.sandbox.network" if spec.network else "ports"
+            raise SandboxError(f"{what}: {self.name} gives a sandbox no network at all; provider=namespaces lets chosen hosts through")
+        image = Path(snapshot.path).read_text() if snapshot else spec.image
+        machine = Container(self, spec)
+        self.machines.append(machine)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await machine.start(image)
+        except TimeoutError:
+            machine.close()
+            raise SandboxError(f"{self.name} did not start {image} within {START_SECONDS:g} s") from None
+        except BaseException:
+            machine.close()
+            raise
+        return machine
+
+    async def run(self, *words: str, stdin: bytes = b"", seconds: float = FILE_SECONDS, most: int = MOST_FILE) -> tuple[int, bytes, bytes]:
+        """Exit code and output of the engine's client. Raises SandboxError at the deadline."""
+        process = await self.client(*words)
+        out, err = _Kept(most), _Kept(PIECE)
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(_feed(process, stdin), _take(process.stdout, out), _take(process.stderr, err))
+                return await process.wait(), bytes(out.data), bytes(err.data)
+        except TimeoutError:
+            raise SandboxError(f"{self.name} {words[0]} did not answer within {seconds:g} s") from None
+        finally:
+            await _ended(process)
+
+    async def client(self, *words: str) -> asyncio.subprocess.Process:
+        pipe = asyncio.subprocess.PIPE
+        return await asyncio.create_subprocess_exec(self.name, *words, stdin=pipe, stdout=pipe, stderr=pipe)
+
+    def kept(self, text: str) -> str:
+        """The path of a file that has this text."""
+        self.folder = self.folder or tempfile.mkdtemp(prefix="flotilla-containers-")
+        path = Path(self.folder, secrets.token_hex(6))
+        path.write_text(text)
+        return str(path)
+
+    def end(self, *words: str) -> None:
+        """Have the engine remove something; nobody waits for it before `close`."""
+        quiet = subprocess.DEVNULL
+        self.ending = [each for each in self.ending if each.poll() is None]
+        self.ending.append(subprocess.Popen([self.name, *words], stdin=quiet, stdout=quiet, stderr=quiet))
+
+    def close(self) -> None:
+        """End all sandboxes."""
+        for machine in list(self.machines):
+            machine.close()
+        self._wait()
+        if self.images:
+            self.end("rmi", "--force", *self.images)
+            self.images.clear()
+            self._wait()
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait(self) -> None:
+        for each in self.ending:
+            try:
+                each.wait(FILE_SECONDS)
+            except subprocess.TimeoutExpired:
+                each.kill()
+                each.wait()
+        self.ending.clear()
+
+
+class Container(Machine):
+    def __init__(self, owner: Containers, spec: Spec):
+        self.owner, self.spec, self.provider = owner, spec, owner.name
+        self.name = f"flotilla-sandbox-{secrets.token_hex(8)}"
+        self.numbers = itertools.count(1)
+        self.holder: asyncio.subprocess.Process | None = None
+        self.closed = False
+        self.kills = 0
+
+    async def start(self, image: str) -> None:
+        """Raises SandboxError with the engine's own word."""
+        spec = self.spec
+        options = [f"--name={self.name}", "--rm", "--interactive", "--pull=never", "--network=none", "--cap-drop=ALL"]
+        options += [*(f"--cap-add={name}" for name in CAPABILITIES), "--security-opt=no-new-privileges", "--ulimit=core=0"]
+        options += [f"--memory={spec.memory_mb}m", f"--memory-swap={spec.memory_mb}m", f"--cpus={spec.cpu:g}"]
+        options += [f"--pids-limit={spec.processes + 3}", f"--ulimit=nofile={spec.files}"]  # FIRST has three
+        options += [f"--volume={source}:{path}:ro" for path, source in spec.folders.items()]
+        variables = "\n".join(f"export {name}={shlex.quote(value)}" for name, value in spec.env.items())
+        first = FIRST % f"{variables}\ncd {shlex.quote(spec.workdir)}"
+        self.holder = await self.owner.client("run", *options, "--entrypoint=/bin/sh", image, "-c", first, "flotilla", spec.workdir)
+        assert self.holder.stdout and self.holder.stderr
+        if await self.holder.stdout.readline() != b"ready\n":
+            error = _last_line(await self.holder.stderr.read()) or "no word why"
+            raise SandboxError(f"{self.provider} cannot start {image}: {error}; is the image on this node?")
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        timeout: float | None = None,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        stdin: str | bytes = b"",
+        output: int | None = None,
+        session: str = "",
+        on_output: Callable[[str, bytes], None] | None = None,
+    ) -> Result:
+        number, began = str(next(self.numbers)), time.monotonic()
+        line, words = (command, []) if isinstance(command, str) else ('exec "$@"', list(command))
+        if env:
+            line = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in env.items()) + line
+        if len(line.encode()) > LONGEST_WORD:
+            await self.write(f"{STATE}/line.{number}", line)
+            line = f". {STATE}/line.{number}"
+        if len(session) > 60 or re.search(r"[^\w-]", session):
+            raise SandboxError(f"session {session[:60]!r}: give up to 60 letters, digits, _ and -")
+        seconds = timeout or self.spec.timeout
+        kept = _Kept(self.spec.output if output is None else output)
+        outs = [_Part(kept, "stdout", on_output), _Part(kept, "stderr", on_output)]
+        process = await self._client(
+            "exec", "--interactive", self.name, "sh", "-c", COMMAND, "sh", number, session, cwd or "", line, *words
+        )
+        late = False
+        try:
+            fed = asyncio.ensure_future(_feed(process, stdin.encode() if isinstance(stdin, str) else stdin))
+            try:
+                async with asyncio.timeout(seconds):
+                    await asyncio.gather(_take(process.stdout, outs[0]), _take(process.stderr, outs[1]))
+                    code = await process.wait()
+            except TimeoutError:
+                late, code = True, -9
+                await self._sh(END, number)
+            finally:
+                fed.cancel()
+        except asyncio.CancelledError:
+            self.owner.end("exec", self.name, "sh", "-c", END, "sh", number)
+            raise
+        finally:
+            await _ended(process)
+        self._require()
+        if code in ENGINE_CODES and (await self._sh(f"[ -e {STATE}/pid.{number} ]"))[0]:  # the command has not begun
+            raise SandboxError(f"{self.provider} exec: {_last_line(bytes(outs[1].data))}")
+        killed = code == 137 and not late and await self._out_of_memory()
+        out, err = (bytes(each.data).decode(errors="replace") for each in outs)
+        return Result(code, out, err, time.monotonic() - began, late, kept.left_out, killed)
+
+    async def _out_of_memory(self) -> bool:
+        """Whether the limit ended a process since this was asked last."""
+        _, said, _ = await self._sh(KILLS)
+        before, self.kills = self.kills, sum(int(count) for count in re.findall(rb"^oom_kill (\d+)", said, re.MULTILINE))
+        return self.kills > before
+
+    async def read(self, path: str, most: int = MOST_FILE) -> bytes:
+        code, content, error = await self._sh('[ ! -d "$1" ] || { echo "$1: Is a directory" >&2; exit 1; }; cat <"$1"', path, most=most + 1)
+        if code and len(content) <= most:
+            raise OSError(_last_line(error) or f"{path}: cannot be read")
+        if len(content) > most:
+            raise OSError(f"{path}: more than {most} bytes")
+        return content
+
+    async def write(self, path: str, content: str | bytes, mode: int | None = None) -> None:
+        body = content.encode() if isinstance(content, str) else content
+        if len(body) > MOST_FILE:
+            raise OSError(f"{path}: {len(body)} bytes; at most {MOST_FILE} are written at once")
+        change = f' && chmod {mode:o} "$1"' if mode is not None else ""
+        await self._done(f'case "$1" in */*) mkdir -p "${{1%/*}}/" || exit;; esac; cat >"$1"{change}', path, stdin=body)
+
+    async def unpack(self, archive: bytes, path: str) -> None:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as found:
+            for member in found:
+                for name in (member.name, member.linkname if member.islnk() else ""):
+                    if name.startswith("/") or ".." in name.split("/"):
+                        raise OSError(f"{member.name}: leads out of {path}")
+                if member.isdev():
+                    raise OSError(f"{member.name}: is a device")
+        await self._done('mkdir -p "$1"', path)
+        self._require()
+        code, _, error = await self.owner.run("cp", "-", f"{self.name}:{path}", stdin=archive)
+        if code:
+            raise OSError(f"{path}: {_last_line(error)}")
+
+    async def snapshot(self) -> Snapshot:
+        self._require()
+        code, image, error = await self.owner.run("commit", "--pause=true", self.name)
+        if code:
+            raise SandboxError(f"{self.provider} commit: {_last_line(error)}")
+        self.owner.images.append(image.decode().split()[-1])
+        return Snapshot(self.provider, self.spec.image, self.owner.kept(self.owner.images[-1]), 0)
+
+    async def fork(self) -> Container:
+        return await self.owner.create(self.spec, await self.snapshot())
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.closed = True
+        if self in self.owner.machines:
+            self.owner.machines.remove(self)
+        if self.holder:
+            with contextlib.suppress(ProcessLookupError):
+                self.holder.kill()
+            self.owner.end("rm", "--force", self.name)
+
+    async def _client(self, *words: str) -> asyncio.subprocess.Process:
+        self._require()
+        return await self.owner.client(*words)
+
+    async def _sh(self, script: str, *words: str, stdin: bytes = b"", most: int = MOST_FILE) -> tuple[int, bytes, bytes]:
+        self._require()
+        try:
+            return await self.owner.run("exec", "--interactive", self.name, "sh", "-c", script, "sh", *words, stdin=stdin, most=most)
+        finally:
+            self._require()
+
+    async def _done(self, script: str, path: str, stdin: bytes = b"") -> None:
+        code, _, error = await self._sh(script, path, stdin=stdin)
+        if code:
+            raise OSError(_last_line(error) or f"{path}: exit code {code}")
+
+    def _require(self) -> None:
+        """Raises SandboxError where it has ended."""
+        if self.closed or self.holder is None or self.holder.returncode is not None:
+            raise SandboxError(f"the sandbox is gone: {'it was closed' if self.closed else 'its container has ended'}")
+
+
+class _Kept:
+    """The first bytes of what comes."""
+
+    def __init__(self, most: int):
+        self.room, self.left_out, self.data = most, 0, bytearray()
+
+    def add(self, data: bytes) -> bytes:
+        taken = data[: self.room]
+        self.room -= len(taken)
+        self.left_out += len(data) - len(taken)
+        self.data += taken
+        return taken
+
+
+class _Part:
+    """Of one stream, beside another that fills the same room."""
+
+    def __init__(self, kept: _Kept, stream: str, on_output: Callable[[str, bytes], None] | None):
+        self.kept, self.stream, self.on_output, self.data = kept, stream, on_output, bytearray()
+
+    def add(self, data: bytes) -> bytes:
+        taken = self.kept.add(data)
+        self.data += taken
+        if taken and self.on_output:
+            self.on_output(self.stream, taken)
+        return taken
+
+
+async def _take(stream: asyncio.StreamReader | None, kept: _Kept | _Part) -> None:
+    while stream and (data := await stream.read(PIECE)):
+        kept.add(data)
+
+
+async def _feed(process: asyncio.subprocess.Process, data: bytes) -> None:
+    assert process.stdin
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended, or reads no more
+        process.stdin.write(data)
+        await process.stdin.drain()
+        process.stdin.close()
+
+
+async def _ended(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+def _last_line(text: bytes) -> str:
+    """Of what an engine said, less Docker's advice to read its help."""
+    lines = [line for line in text.decode(errors="replace").splitlines() if line.strip() and "--help" not in line]
+    return (lines or [""])[-1]
