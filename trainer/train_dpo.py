@@ -6,6 +6,7 @@ torchrun --nproc-per-node 8 -m trainer.train_dpo --config ...
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from functools import partial
 
@@ -60,7 +61,10 @@ class Dpo(Offline[DpoConfig]):
 
     def sequences(self, row: Prompt) -> list[Sequence]:
         which = ("answer",) if self.config.data.label else ("chosen", "rejected")
-        answers = [Sequence(row.token_ids, answer_ids(row, self.tokenizer, key, self.config.data, self.chat)) for key in which]
+        answers = [
+            Sequence(row.token_ids, answer_ids(row, self.tokenizer, key, self.config.data, self.chat), pictures=row.pictures)
+            for key in which
+        ]
         at = len(answers) * self.place[row.index]
         for i, sequence in enumerate(answers):
             reference = {"reference": self.reference.of(at + i)} if self.reference else {}
@@ -74,10 +78,12 @@ class Dpo(Offline[DpoConfig]):
             return
         answers = [self.sequences(row) for row in rows]
         # Without labels, which the answers to other prompts have not.
-        everything = [Sequence(sequence.prompt_ids, sequence.response_ids) for some in answers for sequence in some]
+        everything = [dataclasses.replace(sequence, tokens={}) for some in answers for sequence in some]
         first = len(everything)
         if loss == "kto":
-            others = [Sequence(row.token_ids, answers[(i + 1) % len(rows)][0].response_ids) for i, row in enumerate(rows)]
+            others = [
+                Sequence(row.token_ids, answers[(i + 1) % len(rows)][0].response_ids, pictures=row.pictures) for i, row in enumerate(rows)
+            ]
             self.mismatched = {row.index: sequence for row, sequence in zip(rows, others, strict=True)}
             everything += others + others[:1] * (len(others) % 2)  # whole pairs, as ranks get them
         referee = self._referee(worker) if fresh else worker

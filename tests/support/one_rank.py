@@ -25,15 +25,20 @@ def learner(config: SftConfig) -> Role:
 
 
 def started(
-    path: Path, model: dict[str, Any], role: Callable[[SftConfig], Role] = learner, dtype: str = "float32", stage: int = 0
+    path: Path,
+    model: dict[str, Any],
+    role: Callable[[SftConfig], Role] = learner,
+    dtype: str = "float32",
+    stage: int = 0,
+    trainer: dict[str, Any] | None = None,
 ) -> Worker:
-    """`model`: further settings of that section."""
+    """`model`, `trainer`: further settings of these sections."""
     config = SftConfig.model_validate(
         {
             "model": {"path": str(path), "dtype": dtype, **model},
             "data": {"path": "a:b", "max_prompt_tokens": 8},
             "optim": {"lr": 1e-2},
-            "trainer": {"prompts_per_step": 4, "micro_batch_tokens": 20, "steps": 6, "zero_stage": stage},
+            "trainer": {"prompts_per_step": 4, "micro_batch_tokens": 20, "steps": 6, "zero_stage": stage, **(trainer or {})},
             "placement": {"gpus_per_rank": 0},
         }
     )

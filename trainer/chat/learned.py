@@ -7,24 +7,34 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from trainer.chat.messages import Message, Unreadable, read
+from trainer.chat.messages import Message, Unreadable, read, shows
+from trainer.chat.pictures import Picture
+from trainer.chat.processor import processor_of
 from trainer.chat.template import SAYS, Chat
 from trainer.chat.tokens import alone, following
 
 Span = tuple[int, int]
 
 
-def conversation(chat: Chat, messages: Sequence[Message], authors: Collection[str]) -> tuple[list[int], list[float]]:
+def conversation(
+    chat: Chat, messages: Sequence[Message], authors: Collection[str], pictures: Sequence[Picture] = ()
+) -> tuple[list[int], list[float]]:
     """Token ids, and 1 for each that a message of one of these authors wrote, the token that ends it included. Raises Unreadable.
 
-    What a message wrote is what the template adds for it to the text that stands before, with the words that begin an answer.
+    What a message wrote is what the template adds for it to the text that stands before, with the words that begin an answer. Tokens of
+    pictures are nobody's.
     """
     messages = [closed(chat, message, i) for i, message in enumerate(messages)]
     text = chat.text(messages)
     spans = [_span(chat, messages, i, text) for i, message in enumerate(messages) if message["role"] in authors]
+    processor = processor_of(chat.tokenizer)
+    if processor:
+        text, spans = processor.expanded_spans(text, spans, pictures)
     encoded: Any = chat.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     mask = [float(any(begin < until and end > start for start, until in spans)) for begin, end in encoded["offset_mapping"]]
     ids: list[int] = encoded["input_ids"]
+    if processor:
+        mask = [0.0 if i in processor.own.image_token_ids else known for i, known in zip(ids, mask, strict=True)]
     last = messages[-1]["role"]
     if last == "assistant" and last in authors and not (chat.ends and text[: spans[-1][1]].endswith(chat.ends)):
         ids, mask = [*ids, chat.tokenizer.convert_tokens_to_ids(chat.end)], [*mask, 1.0]  # type: ignore[list-item]
@@ -69,6 +79,8 @@ def closed(chat: Chat, message: Message, i: int) -> Message:
     """Without the token that ends it, which the template writes. Raises Unreadable where it stands elsewhere in the text."""
     if message["role"] != "assistant":
         return message
+    if shows(message["content"]):
+        raise Unreadable(f"message {i} is the assistant's and has a picture; models that see write text alone")
     text, ends = message["content"], {*chat.ends, chat.end, str(chat.tokenizer.eos_token)}
     while end := next((end for end in ends if text.rstrip().endswith(end)), ""):
         text = text.rstrip().removesuffix(end)
@@ -122,5 +134,5 @@ def _behind_end(chat: Chat, text: str, stop: int, i: int, *, last: bool) -> int:
     return text.index(end, stop) + len(end)
 
 
-def _letters(text: str) -> str:
-    return "".join(text.split())
+def _letters(text: str | list[Message]) -> str:
+    return "".join((text if isinstance(text, str) else "".join(part.get("text", "") for part in text)).split())

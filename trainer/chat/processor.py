@@ -6,10 +6,12 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
+from PIL import Image
 from transformers import PreTrainedTokenizerBase
 
 from trainer.chat.messages import Unreadable
-from trainer.chat.pictures import Picture
+from trainer.chat.pictures import Limits, Picture
+from trainer.chat.pictures import picture as look_at
 
 KEPT_BYTES = 1 << 30  # of pixels that a process keeps for the next time
 TEXTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets")
@@ -29,6 +31,7 @@ class Processor:
         self.kept: OrderedDict[str, dict[str, Any]] = OrderedDict()  # pixels by hash, the last used last
         self.bytes = 0
         self.looked = 0  # pictures made to pixels since the process began
+        self._blank: dict[str, Any] = {}
         self._tokens: dict[tuple[int, int], str] = {}
 
     def expanded(self, text: str, pictures: Sequence[Picture]) -> str:
@@ -39,6 +42,17 @@ class Processor:
         if len(parts) - 1 != len(pictures):
             raise Unreadable(f"{len(pictures)} pictures, and {len(parts) - 1} places for them ({self.place}) in the prompt")
         return parts[0] + "".join(self.tokens(picture) + part for picture, part in zip(pictures, parts[1:], strict=True))
+
+    def expanded_spans(self, text: str, spans: list[tuple[int, int]], pictures: Sequence[Picture]) -> tuple[str, list[tuple[int, int]]]:
+        """`expanded`, and where the same parts of the text are in it. Raises Unreadable."""
+        found, at, moved, grown = self.expanded(text, pictures), 0, [0] * (len(text) + 1), 0
+        for picture in pictures:
+            begin = text.index(self.place, at)
+            moved[at : begin + 1] = [grown] * (begin + 1 - at)
+            grown += len(self.tokens(picture)) - len(self.place)
+            at = begin + 1
+        moved[at:] = [grown] * (len(moved) - at)
+        return found, [(begin + moved[begin], end + moved[end]) for begin, end in spans]
 
     def tokens(self, picture: Picture) -> str:
         """What stands for it; it follows from its size."""
@@ -52,6 +66,12 @@ class Processor:
             return self._look(picture)
         self.kept.move_to_end(picture.hash)
         return self.kept[picture.hash]
+
+    def blank(self) -> dict[str, Any]:
+        """The pixels of a picture that shows nothing."""
+        if not self._blank:
+            self._blank = self._look(look_at(Image.new("RGB", (64, 64), (128, 128, 128)), "blank", Limits()))
+        return self._blank
 
     def _look(self, picture: Picture) -> dict[str, Any]:
         said: dict[str, Any] = {"text_kwargs": {"return_text_replacement_offsets": True}, "return_tensors": "pt"}

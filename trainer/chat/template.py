@@ -17,6 +17,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from trainer.chat.messages import Message, Unreadable
+from trainer.chat.processor import processor_of
 from trainer.chat.tokens import within
 
 ASKS, SAYS, GOES_ON = "Qwhat", "Qthat", "Qmore"  # texts by which a template is looked at
@@ -119,6 +120,16 @@ class Chat:
                     return as_text
         return False
 
+    @cached_property
+    def _texts_are_parts(self) -> bool:
+        """Whether the template of a model that sees looks for parts alone, as Idefics' does, and leaves a plain text out."""
+        if not processor_of(self.tokenizer):
+            return False
+        asked, render = {"role": "user", "content": ASKS}, cast(Any, self.tokenizer.apply_chat_template)
+        with suppress(Exception):
+            return ASKS not in render([asked], tokenize=False)
+        return True
+
     def _written(self, messages: Sequence[Message], tools: Sequence[Any] | None, **how: Any) -> str:
         calls = any(message.get("tool_calls") for message in messages)
         return self._rendered([with_text_arguments(m) for m in messages] if calls and self._calls_are_text else messages, tools, **how)
@@ -127,11 +138,18 @@ class Chat:
         given: dict[str, Any] = {**self.arguments, **({"tools": list(tools)} if tools else {}), **how}
         if self.day is not None:
             given.setdefault("strftime_now", self.day.strftime)
+        if self._texts_are_parts:
+            messages = [as_parts(message) for message in messages]
         try:
             render: Any = self.tokenizer.apply_chat_template
             return render(list(messages), tokenize=False, **given)
         except Exception as error:  # a template is a program of its own and raises what it likes
             raise Unreadable(f"the chat template refuses the messages: {error}") from error
+
+
+def as_parts(message: Message) -> Message:
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
 
 
 def with_text_arguments(message: Message) -> Message:

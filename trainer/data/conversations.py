@@ -10,7 +10,8 @@ from trainer.chat import learned
 from trainer.chat.messages import Unreadable, is_messages, read
 from trainer.chat.template import Chat
 from trainer.configs.sft import SftDataConfig
-from trainer.data.prompts import PromptSet, chat_for, require_known
+from trainer.data.pictures import taken
+from trainer.data.prompts import PromptSet, chat_for, require_known, require_sight
 from trainer.data.rows import column, no_rows, read_rows
 from trainer.episodes import Prompt
 from trainer.errors import ConfigError
@@ -29,7 +30,8 @@ def load_conversations(config: SftDataConfig, tokenizer: PreTrainedTokenizerBase
     prompts: list[Prompt] = []
     dropped, index = 0, -1
     for index, (where, row) in enumerate(read_rows(config)):
-        ids, mask = _learned(column(row, config.messages, "data.messages", where), config, chat, where)
+        messages, pictures, _ = taken(row, column(row, config.messages, "data.messages", where), config, where)
+        ids, mask = _learned(messages, pictures, config, chat, where)
         if len(ids) > config.max_prompt_tokens:
             if config.overlong == "error":
                 raise ConfigError(
@@ -39,7 +41,7 @@ def load_conversations(config: SftDataConfig, tokenizer: PreTrainedTokenizerBase
             dropped += 1
             continue
         first = mask.index(1)
-        prompts.append(Prompt(index, ids[:first], {"response_ids": ids[first:], "mask": mask[first:]}))
+        prompts.append(Prompt(index, ids[:first], {"response_ids": ids[first:], "mask": mask[first:]}, pictures))
     if index < 0:
         raise no_rows(config)
     if not prompts:
@@ -49,16 +51,17 @@ def load_conversations(config: SftDataConfig, tokenizer: PreTrainedTokenizerBase
     return PromptSet(prompts, dropped)
 
 
-def _learned(messages: Any, config: SftDataConfig, chat: Chat, where: str) -> tuple[list[int], list[float]]:
+def _learned(messages: Any, pictures: tuple[Any, ...], config: SftDataConfig, chat: Chat, where: str) -> tuple[list[int], list[float]]:
     """Token ids, and 1 for each that a learned message wrote, the token that ends it included. Raises ConfigError."""
     if not is_messages(messages):
         raise ConfigError(f"data.messages: {where}: not a list of chat messages with role and content")
     try:
-        said = read(messages)
-        ids, mask = learned.conversation(chat, said, config.learn)
+        said = read(messages, pictures=True)
+        require_sight(pictures, chat.tokenizer, f"data.messages: {where}")
+        ids, mask = learned.conversation(chat, said, config.learn, pictures)
     except Unreadable as error:
         raise ConfigError(f"data.messages: {where}: {error}") from error
-    require_known("".join(message["content"] for message in said), ids, chat.tokenizer, f"data.messages: {where}")
+    require_known("".join(str(message["content"]) for message in said), ids, chat.tokenizer, f"data.messages: {where}")
     if not any(message["role"] in config.learn for message in said):
         raise ConfigError(f"data.messages: {where}: no message of {' or '.join(config.learn)} (data.learn)")
     mask[0] = 0.0  # nothing stands before it that it could be predicted from

@@ -120,10 +120,7 @@ def _seen(rows: list[tuple[str, Row]], asked: list[Any], config: DataConfig, tok
         asked[i], seen, row = taken(columns, asked[i], config, where)
         rows[i] = where, row
         found.append(seen)
-        if seen and not processor_of(tokenizer):
-            raise ConfigError(
-                f"data.{config.images}: {where}: {len(seen)} pictures, and model.path is not a model that sees; give one that is"
-            )
+        require_sight(seen, tokenizer, f"data.{config.images or 'prompt'}: {where}")
     return found
 
 
@@ -246,6 +243,12 @@ def _require_no_template(config: DataConfig, where: str) -> None:
         why, fix = "data.chat is never", "data.chat=auto"
     key, value = ("template", config.template) if config.system is None else ("system", config.system)
     raise ConfigError(f"data.{key}={value!r}: {where}: the prompt is text and {why}; leave data.{key} out, or give {fix}")
+
+
+def require_sight(pictures: tuple[Any, ...], tokenizer: PreTrainedTokenizerBase, what: str) -> None:
+    """Raises ConfigError where a text model would get pictures."""
+    if pictures and not processor_of(tokenizer):
+        raise ConfigError(f"{what}: {len(pictures)} pictures, and model.path reads text alone; give a model that sees, or data.images=null")
 
 
 def require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, what: str) -> None:

@@ -89,6 +89,8 @@ def load_lm(
 
 
 def _kind(config: ModelConfig, classifier: bool) -> Any:
+    if classifier and sees(config):
+        raise ConfigError(f"model.path={config.path}: a model that sees has no classifier here; take a text model")
     if classifier:
         return AutoModelForSequenceClassification
     return AutoModelForImageTextToText if sees(config) else AutoModelForCausalLM

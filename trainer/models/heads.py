@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainer.episodes import Batch
-from trainer.models.vision import arguments, barred, unsampled
+from trainer.models.vision import arguments, barred, unsampled, unseen
 
 # Elements of one chunk of logits (float32): 256 MiB. A vocabulary of 150,000 and 16,000 tokens would be 9.6 GiB at once.
 CHUNK_ELEMENTS = 1 << 26
@@ -165,4 +165,6 @@ def hidden_states(lm: Any, batch: Batch) -> torch.Tensor:
         positions = positions.expand(4, *positions.shape)
     given = {"position_ids": positions, **arguments(core, batch.inputs)}
     hidden = core(input_ids=batch.input_ids_RL, use_cache=False, **given).last_hidden_state
+    if batch.inputs:
+        hidden = hidden + unseen(core, batch.inputs)
     return hidden.flatten(0, 1)[batch.index_N]

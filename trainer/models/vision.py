@@ -20,6 +20,7 @@ NEVER = -1e9  # a logit of tokens that stand for pictures: no probability, and n
 TYPES = ("mm_token_type_ids", "token_type_ids")  # by which a family is told which tokens are of pictures
 
 PIXELS, SHOWN = "pixels/", "shown_U"  # names of inputs: what the tower reads, and which of its outputs stand at each place
+BLANK = "blank/"  # what the tower reads where there is nothing to see
 GRIDS = "image_grid_thw"  # a picture's size in patches, of families whose pictures have any size
 
 Seen = Sequence[tuple[int, int, tuple[Any, ...]]]  # as Batch.seen_S
@@ -59,9 +60,17 @@ class Sight:
         self.types = next((name for name in TYPES if name in known), None)
 
     def look(self, batch: Batch) -> None:
-        """Give a micro-batch what its pictures are, where it has some."""
+        """Give a micro-batch what its pictures are.
+
+        One without any gets a blank one, which changes nothing: ranks that reduce gradients, or gather weights, do so together, for the
+        tower too. Raises ValueError for tokens of pictures that are not there.
+        """
         if any(pictures for _, _, pictures in batch.seen_S):
             batch.inputs = self.inputs(batch.input_ids_RL, batch.seen_S, batch.position_ids_RL)
+        elif bool((batch.input_ids_RL == self.image).any()):
+            raise ValueError("sequences have tokens that stand for pictures, and no pictures")
+        else:
+            batch.inputs = {f"{BLANK}{name}": tensor for name, tensor in self.processor.blank().items()}
 
     def inputs(self, ids_RL: torch.Tensor, seen_S: Seen, positions_RL: torch.Tensor) -> dict[str, torch.Tensor]:
         """Arguments of the model beside `ids_RL`, of which `seen_S` are the sequences, row by row; on the CPU.
@@ -117,7 +126,7 @@ def _units(pixels: dict[str, torch.Tensor]) -> int:
 def arguments(core: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
     """Of the model, from what `Sight.inputs` gives: its tower reads each picture once, wherever it is shown."""
     if SHOWN not in inputs:
-        return inputs
+        return {}
     pixels = {name.removeprefix(PIXELS): tensor for name, tensor in inputs.items() if name.startswith(PIXELS)}
     found = core.get_image_features(**pixels, return_dict=True)
     shown_U = inputs[SHOWN]
@@ -126,6 +135,16 @@ def arguments(core: Any, inputs: dict[str, torch.Tensor]) -> dict[str, Any]:
         found.deepstack_features = [_taken(layer, shown_U) for layer in layers]
     others = {name: tensor for name, tensor in inputs.items() if name != SHOWN and not name.startswith(PIXELS)}
     return {**others, "mm_encoder_outputs": {"image": found}}
+
+
+def unseen(core: Any, inputs: dict[str, torch.Tensor]) -> torch.Tensor | float:
+    """0, for which the tower has read a blank picture where there is one."""
+    pixels = {name.removeprefix(BLANK): tensor for name, tensor in inputs.items() if name.startswith(BLANK)}
+    if not pixels:
+        return 0.0
+    found = core.get_image_features(**pixels, return_dict=True)
+    parts = [*found.pooler_output, *(part for layer in getattr(found, "deepstack_features", None) or () for part in layer)]
+    return 0.0 * torch.stack([part.sum() for part in parts]).sum()
 
 
 def _taken(features: Any, shown_U: torch.Tensor) -> Any:

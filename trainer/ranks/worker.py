@@ -126,7 +126,10 @@ class Worker(Recorded):
             lm = models.load_lm(source, config.run.seed, self.device, role.objective is not None, role.classifier, home)
         self.tokenizer = models.load_tokenizer(source)
         self.pad_id: int = self.tokenizer.pad_token_id  # type: ignore[assignment]
-        self.sight = models.sight(lm, self.tokenizer)
+        if (sight := models.sight(lm, self.tokenizer)) and (config.trainer.cut or config.trainer.sequence_parallel > 1):
+            setting = config.trainer.cut or f"trainer.sequence_parallel={config.trainer.sequence_parallel}"
+            raise ConfigError(f"{setting}: {lm.config.model_type} sees pictures, whose tokens ranks cannot share; use 1")
+        self.sight = sight
         model, shared = role.head(lm), None
         if config.trainer.sequence_parallel > 1:
             shared = SequenceParallel(config.trainer.sequence_parallel, self.rank, self.world, config.trainer.tensor_parallel)

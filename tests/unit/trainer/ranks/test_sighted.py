@@ -1,0 +1,130 @@
+"""Models that see in a rank: steps, adapters and frozen parts of the tower, shards, and what is exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.one_rank import started
+from support.sighted import sighted
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from trainer.chat.pictures import Limits, picture
+from trainer.chat.processor import processor_of
+from trainer.data.packing import Sequence
+from trainer.data.shapes import shapes
+from trainer.errors import ConfigError
+from trainer.models import without_weights
+from trainer.objectives.aggregation import denominators
+from trainer.ranks.worker import Worker
+
+pytestmark = pytest.mark.usefixtures("one_rank", "small_buckets")
+FAMILIES = ("qwen2_5_vl", "qwen3_vl", "gemma3", "internvl")
+
+
+def sequences(worker: Worker) -> list[Sequence]:
+    """The last of text alone."""
+    processor, found = processor_of(worker.tokenizer), []
+    assert processor
+    for row in shapes(3, seed=1):
+        shown = (picture(row["images"][0], "here", Limits()),)
+        ids: Any = worker.tokenizer(processor.expanded(f"{processor.mark}{row['prompt']}", shown))["input_ids"]
+        found.append(Sequence(ids, [5, 9], pictures=shown))
+    return [*found, Sequence([3, 4], [6, 7])]
+
+
+def step(worker: Worker) -> dict[str, float]:
+    """Of a batch of which all but the last sequence have pictures."""
+    mask = {"mask": torch.ones(8)}
+    episode_N = torch.arange(4).repeat_interleave(2)
+    return worker.optimizer_step(sequences(worker), mask, denominators(mask["mask"], episode_N, 4, 2), 0)
+
+
+def learned(worker: Worker) -> dict[str, torch.Tensor]:
+    """Weights after a step."""
+    stats = step(worker)
+    assert stats["grad_norm"] > 0 and not stats["skipped"]
+    return {name: tensor.detach().clone() for name, tensor in worker.lm.named_parameters()}
+
+
+def begun(kind: str, folder: Path, model: dict[str, Any] | None = None, stage: int = 0, budget: int = 400) -> Worker:
+    worker = started(sighted(kind, folder / "model"), {"attention": "sdpa", **(model or {})}, stage=stage)
+    worker.config = worker.config.model_copy(update={"trainer": worker.config.trainer.model_copy(update={"micro_batch_tokens": budget})})
+    return worker
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_a_step_changes_the_tower_and_the_export_is_what_was_learned(tmp_path, kind):
+    worker = begun(kind, tmp_path)
+    assert not worker.alone, "packed, in start checks too"
+    before = {name: tensor.detach().clone() for name, tensor in worker.lm.named_parameters()}
+    after = learned(worker)
+    moved = [name for name in after if not torch.equal(before[name], after[name])]
+    assert any("vis" in name for name in moved) and any("language" in name for name in moved)
+    expected = worker.score(sequences(worker), 0)
+    worker.export(tmp_path / "again")
+    AutoProcessor.from_pretrained(tmp_path / "again")
+    AutoModelForImageTextToText.from_pretrained(tmp_path / "again")
+    again = started(tmp_path / "again", {"attention": "sdpa"})
+    again.config = worker.config
+    assert torch.equal(again.score(sequences(again), 0), expected)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_micro_batches_of_text_alone_change_nothing(tmp_path, kind):
+    whole, parted = (step(begun(kind, tmp_path / str(budget), budget=budget)) for budget in (400, 60))
+    for name in ("loss", "grad_norm"):
+        assert parted[name] == pytest.approx(whole[name], rel=1e-5)
+
+
+@pytest.mark.parametrize(("frozen", "still"), [(["visual"], "visual"), (["language_model"], "language_model")])
+def test_the_tower_or_the_text_model_is_frozen_by_name(tmp_path, frozen, still):
+    worker = begun("qwen2_5_vl", tmp_path, {"freeze": frozen})
+    before = {name: tensor.detach().clone() for name, tensor in worker.lm.named_parameters()}
+    moved = [name for name, tensor in learned(worker).items() if not torch.equal(before[name], tensor)]
+    assert moved and not [name for name in moved if f".{still}." in f".{name}."]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_adapters_of_the_tower_are_learned_and_merged(tmp_path, kind):
+    worker = begun(kind, tmp_path, {"lora": {"rank": 2, "alpha": 4}})
+    trained = [name for name, tensor in worker.lm.named_parameters() if tensor.requires_grad]
+    assert any("vis" in name for name in trained) and all("lora" in name for name in trained)
+    learned(worker)
+    expected = worker.score(sequences(worker), 0)
+    worker.export(tmp_path / "merged")
+    again = started(tmp_path / "merged", {"attention": "sdpa"})
+    again.config = worker.config
+    assert again.score(sequences(again), 0).tolist() == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_shards_learn_what_one_whole_model_does(tmp_path, kind):
+    whole = begun(kind, tmp_path / "0")
+    parts = begun(kind, tmp_path / "3", stage=3)
+    some = sequences(whole)
+    assert parts.score(some, 0).tolist() == pytest.approx(whole.score(some, 0).tolist(), abs=1e-5)
+    learned(whole)
+    step(parts)
+    assert parts.score(some, 0).tolist() == pytest.approx(whole.score(some, 0).tolist(), abs=1e-3)
+
+
+def test_tokens_of_pictures_without_pictures_are_refused(tmp_path):
+    worker = begun("qwen2_5_vl", tmp_path)
+    first, *_ = sequences(worker)
+    with pytest.raises(ValueError, match="tokens that stand for pictures, and no pictures"):
+        worker.score([Sequence(first.prompt_ids, first.response_ids)], 0)
+
+
+def test_a_classifier_of_a_model_that_sees_is_refused(tmp_path):
+    config = begun("gemma3", tmp_path).config.model
+    with pytest.raises(ConfigError, match="a model that sees has no classifier here"):
+        without_weights(config, classifier=True)
+
+
+def test_ranks_do_not_share_pictures(tmp_path):
+    path = sighted("internvl", tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"^trainer\.sequence_parallel=2: internvl sees pictures"):
+        started(path, {}, trainer={"sequence_parallel": 2})
