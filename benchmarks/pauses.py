@@ -1,7 +1,8 @@
 """One run of reinforcement learning that is asked to stop (SIGTERM) at random moments and started again, a hundred times.
 
-What counts: the numbers of an undisturbed run, to the last bit; that no step is computed twice, whichever moment it was; and the seconds
-that a pause costs, against those that a run takes which does one step, saves and ends, less that step. Such runs take turns with the pauses.
+What counts: the numbers of an undisturbed run, to the last bit; that no step is computed twice, whichever moment it was; and the
+seconds that a pause costs, against those that a run takes which does one step, saves and ends, less that step. Such runs take turns
+with the pauses.
 The run is a process of this machine, as the queue starts and stops it on a cluster (docs/queue.md), without Ray's own start of a job.
 """
 
