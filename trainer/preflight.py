@@ -33,6 +33,7 @@ from trainer.configs.rollout import has_experts
 from trainer.configs.sections import Config, ModelConfig
 from trainer.data import files, rows
 from trainer.data import positions as of_model
+from trainer.environments.sandboxes.episode import check as check_sandbox
 from trainer.errors import ConfigError
 
 LIBRARIES = ("torch", "transformers", "ray")  # that both trainers import
@@ -203,7 +204,10 @@ def environment(config: PpoConfig) -> list[str]:
         row = rows.first_row(next(iter(resolved_paths(config).data.sources().values())))[1]
     except ConfigError:  # `data` reports it
         return lines(environments.resolve, function, args)
-    return lines(environments.check, function, args, row)
+    sandbox = config.environment.sandbox
+    found = lines(environments.check, function, args, row, sandboxed=bool(sandbox.provider))
+    elsewhere = config.environment.resources  # nodes that this is not, perhaps
+    return found if found or not sandbox.provider or elsewhere else lines(check_sandbox, sandbox, row)
 
 
 def reward(config: PpoConfig) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from trainer.configs.ppo_sections import PpoSections
 from trainer.configs.sections import Rule
 
@@ -138,7 +140,17 @@ def _environment(config: PpoSections) -> list[Rule]:
             ("environment.max_tokens", "rollout.max_new_tokens"),
             f"an episode must have room for one turn of {rollout.max_new_tokens} tokens",
         ),
+        Rule(
+            environment.sandbox.provider is None and (environment.function in ("shell", "task") or _has_sandbox_tools(environment.args)),
+            ("environment.function", "environment.sandbox.provider"),
+            "it works in a sandbox; set the provider to auto",
+        ),
     ]
+
+
+def _has_sandbox_tools(args: Mapping[str, object]) -> bool:
+    tools = args.get("tools")
+    return isinstance(tools, dict) and any(isinstance(tool, dict) and tool.get("kind") == "sandbox" for tool in tools.values())
 
 
 def _engines(config: PpoSections) -> list[Rule]:

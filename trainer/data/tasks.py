@@ -165,13 +165,11 @@ def trails(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, object]]:
         yield {"prompt": f"{program}:", "files": {"a": f"{at}\n", **texts}, "expected": {"o": "".join(f"{digit}\n" for digit in done)}}
 
 
-def walks(rows: int = 1000, share: float = 0.1, seed: int = 0) -> Iterator[dict[str, object]]:
-    """Prompts of `trails`, with answers "cat a\\nd\\ntac d>o\\n" as the environment has them: the second command is right in a `share` of
-    rows, otherwise program and file are drawn."""
+def walks(rows: int = 1000, share: float = 0.3, seed: int = 0) -> Iterator[dict[str, object]]:
+    """Prompts of `trails`, with answers "cat a\\nd\\ntac d>o\\n" as the environment has them: the second command reads the file that the
+    first one named in a `share` of rows, otherwise any, with one of the two programs at random."""
     rng = random.Random(seed)
     for row in trails(rows, seed):
         files: dict[str, str] = row["files"]  # type: ignore[assignment]
-        program, at = f"{row['prompt']}"[:-1], files["a"][0]
-        if rng.random() >= share:
-            program, at = rng.choice(("tac", "sort")), rng.choice(PLACES)
-        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{program} {at}>o\n"}
+        at = files["a"][0] if rng.random() < share else rng.choice(PLACES)
+        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{rng.choice(('tac', 'sort'))} {at}>o\n"}

@@ -43,13 +43,13 @@ ENVIRONMENTS: dict[str, Rollout] = {
 }
 
 
-def check(spec: str, args: dict[str, Any], row: dict[str, Any]) -> None:
+def check(spec: str, args: dict[str, Any], row: dict[str, Any], *, sandboxed: bool = False) -> None:
     """Have the environment look for itself before anything is started: `rollout.check(row, **args)`, where it has that, with the first row
-    of the data.
+    of the data; in sandboxes `rollout.check_sandboxed` in place of it, where it has that.
 
     Raises ConfigError where it does, or where there is no such environment.
     """
-    if look := _own(spec, args, "check"):
+    if look := (_own(spec, args, "check_sandboxed") if sandboxed else None) or _own(spec, args, "check"):
         look(row, **args)
 
 

@@ -144,6 +144,10 @@ class Policy:
         self._busy: set[int] = set()  # by id, those that a turn is being written for
 
     @property
+    def has_sandbox(self) -> bool:
+        return self._sandbox is not None
+
+    @property
     def sandbox(self) -> EpisodeSandbox:
         """A machine of this episode's own, as environment.sandbox describes it."""
         if self._sandbox is None:

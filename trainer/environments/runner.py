@@ -18,7 +18,7 @@ from trainer.chat.template import Chat, chat_of
 from trainer.environments.endpoint import serving
 from trainer.environments.policy import LimitReached, Limits, Misuse, Policy, Request, Spoken
 from trainer.environments.sandboxes.episode import EpisodeSandbox, Sandboxes
-from trainer.environments.sandboxes.providers import Unavailable
+from trainer.environments.sandboxes.spec import Unavailable
 from trainer.episodes import Prompt, Turn
 from trainer.rewards.terms import Mistake, Reward, mistake, worth
 from trainer.rollout import Sampling

@@ -9,11 +9,16 @@ import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from trainer.cli.import_path import find
+from trainer.environments.sandboxes.tools import TOOLS as SANDBOX_TOOLS
+from trainer.environments.sandboxes.tools import SandboxTool
 from trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from trainer.environments.policy import Policy
 
 SETTING = "environment.args.tools"
 KINDS: dict[str, tuple[set[str], set[str]]] = {  # settings that each must have, and may have
@@ -21,6 +26,7 @@ KINDS: dict[str, tuple[set[str], set[str]]] = {  # settings that each must have,
     "http": ({"url", "description", "parameters"}, {"headers", "seconds"}),
     "mcp": (set(), {"command", "url", "env", "only", "seconds"}),
     "function": ({"path"}, set()),
+    "sandbox": (set(), {"only"}),
 }
 NUMBER, TEXT, OBJECT = ((int, float), "a number is needed"), ((str,), "a text is needed"), ((Mapping,), "an object is needed")
 TYPES: dict[str, tuple[tuple[type, ...], str]] = {  # of what these settings are, and what is said of others
@@ -76,6 +82,8 @@ def require(tools: Any) -> None:
             raise ConfigError(f"{SETTING}.{name}.command: {given['command'][0]}: no such program on PATH")
         if kind == "function":
             _function(name, given)
+        if kind == "sandbox" and (unknown := [each for each in given.get("only", ()) if each not in SANDBOX_TOOLS]):
+            raise ConfigError(f"{SETTING}.{name}.only: {unknown[0]}: no such tool; a sandbox has {', '.join(SANDBOX_TOOLS)}")
         for header, value in (given.get("headers") or {}).items():
             if value.startswith("$") and value[1:] not in os.environ:
                 raise ConfigError(f"{SETTING}.{name}.headers.{header}: {value[1:]} is not set where the run starts")
@@ -92,18 +100,36 @@ def _require_types(where: str, given: Mapping[str, Any]) -> None:
                 raise ConfigError(f"{where}.{key}.{at}: {text!r}; a text is needed")
 
 
-async def made(settings: Mapping[str, Mapping[str, Any]]) -> dict[str, Tool]:
+async def made(settings: Mapping[str, Mapping[str, Any]], policy: Policy | None = None) -> dict[str, Tool]:
     """The tools of these settings by the names that the policy calls; MCP servers are started, or connected to, once for an event loop.
 
     Raises ConfigError for a server that does not start, or for two tools of one name.
     """
     found: dict[str, Tool] = {}
     for name, given in settings.items():
-        for tool in [*await _mcp(name, given)] if given["kind"] == "mcp" else [_plain(name, given)]:
+        if given["kind"] == "mcp":
+            those = [*await _mcp(name, given)]
+        else:
+            those = _of_sandbox(given, policy) if given["kind"] == "sandbox" else [_plain(name, given)]
+        for tool in those:
             if tool.name in found:
                 raise ConfigError(f"{SETTING}.{name}: there are two tools {tool.name!r}; leave one out, an MCP server's by `only`")
             found[tool.name] = tool
     return found
+
+
+def _of_sandbox(given: Mapping[str, Any], policy: Policy | None) -> list[Tool]:
+    """Without a policy nobody calls them."""
+
+    def call(tool: SandboxTool) -> Call:
+        async def called(arguments: dict[str, Any]) -> str:
+            assert policy, "called by one"
+            return await tool.call(policy.sandbox, arguments)
+
+        return called
+
+    kept = given.get("only") or SANDBOX_TOOLS
+    return [Tool(_schema(name, tool.description, tool.parameters), call(tool)) for name, tool in SANDBOX_TOOLS.items() if name in kept]
 
 
 def _plain(name: str, given: Mapping[str, Any]) -> Tool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.environments import toolbox
 from trainer.environments.agent import reward_of
+from trainer.environments.sandboxes.spec import SandboxError
 from trainer.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,14 +31,15 @@ async def tools(
     """What the policy's last message is worth.
 
     - tools: by name, {kind: python, seconds, memory_mb, image}, {kind: http, url, description, parameters, headers},
-      {kind: mcp, command or url, env, only}, {kind: function, path: package.module:function}.
+      {kind: mcp, command or url, env, only}, {kind: function, path: package.module:function},
+      {kind: sandbox, only}: bash, read and edit in policy.sandbox.
     - reward: a reward function of (text, row), as reward.function names it; reward_args: its arguments.
     - prompt: the column with the question, or chat messages; system: the first message where these have none.
     - max_observation: characters of what a tool says; the middle of what is longer is left out.
 
     A call that fails, or of a tool that is not there, is answered with the error. Metrics: calls, failed_calls.
     """
-    offered = await toolbox.made(tools)
+    offered = await toolbox.made(tools, policy)
     schemas = [tool.schema for tool in offered.values()]
     messages = opening(row, prompt, system)
     while True:
@@ -103,6 +105,8 @@ async def _say(policy: Policy, offered: Mapping[str, toolbox.Tool], call: dict[s
         if not isinstance(arguments, dict):
             raise TypeError(f"arguments are {arguments!r}; an object is needed")
         return await offered[name].call(arguments)
+    except SandboxError:  # another call would find nothing else
+        raise
     except Exception as error:  # the policy's mistakes, and those of tools, are for it to read
         policy.metrics["failed_calls"] += 1
         return f"error: {type(error).__name__}: {error}"

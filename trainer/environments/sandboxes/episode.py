@@ -15,7 +15,9 @@ from typing import Any
 from trainer.configs.sandbox import SandboxConfig
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.providers import Provider, chosen
+from trainer.environments.sandboxes.relay import Served
 from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
+from trainer.errors import ConfigError
 
 
 def spec_of(config: SandboxConfig, row: Mapping[str, Any]) -> Spec:
@@ -29,6 +31,25 @@ def spec_of(config: SandboxConfig, row: Mapping[str, Any]) -> Spec:
     return Spec(**{**given, "image": image, "network": tuple(config.network), "output": config.output_kb << 10})
 
 
+def check(config: SandboxConfig, row: Mapping[str, Any]) -> None:
+    """Makes one on this machine, and ends it. Raises ConfigError."""
+
+    async def once() -> None:
+        made = Sandboxes(config)
+        try:
+            machine = await made.create(spec_of(config, row))
+            if (await machine.exec("true")).code:
+                raise SandboxError(f"environment.sandbox.image={config.image!r}: has no shell that runs, /bin/sh")
+        finally:
+            made.close()
+
+    try:
+        asyncio.run(once())
+    except SandboxError as error:
+        text = str(error)
+        raise ConfigError(text if text.startswith("environment.") else f"environment.sandbox: {text}") from None
+
+
 class Sandboxes:
     """Of one process. The provider starts with the first sandbox."""
 
@@ -40,13 +61,13 @@ class Sandboxes:
     def of_episode(self, row: Mapping[str, Any], metrics: Counter[str]) -> EpisodeSandbox:
         return EpisodeSandbox(self, row, metrics)
 
-    async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Machine:
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None) -> Machine:
         """Raises SandboxError."""
         self.turn = self.turn or asyncio.Lock()
         async with self.turn:
             if self.provider is None:
                 self.provider = await chosen(self.config.provider or "auto", strict=self.config.strict)
-        return await self.provider.create(spec, snapshot)
+        return await self.provider.create(spec, snapshot, connected)
 
     def close(self) -> None:
         if self.provider:
@@ -71,18 +92,20 @@ class EpisodeSandbox:
         self.steps: list[Step] = []
         self.turn = asyncio.Lock()
 
-    async def open(self, snapshot: Snapshot | None = None, **changes: Any) -> Machine:
-        """A fresh one in place of what was there, with these settings of Spec different. Raises SandboxError."""
-        unknown = changes.keys() - {field.name for field in dataclasses.fields(Spec)}
+    async def open(self, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None, **changes: Any) -> Machine:
+        """A fresh one in place of what was there, with these settings of Spec different; `connected`: who takes connections to ports of
+        its loopback, as relay.py has them. Raises SandboxError."""
+        unknown = changes.keys() - {field.name for field in dataclasses.fields(Spec)} | changes.keys() & {"ports"}
         if unknown:
             raise SandboxError(f"policy.sandbox.open: {', '.join(sorted(unknown))}: no such setting of a sandbox")
         async with self.turn:
-            return await self._open(snapshot, changes)
+            return await self._open(snapshot, changes, connected or {})
 
-    async def _open(self, snapshot: Snapshot | None, changes: dict[str, Any]) -> Machine:
+    async def _open(self, snapshot: Snapshot | None, changes: dict[str, Any], connected: Mapping[int, Served]) -> Machine:
         if self.machine:
             self.machine.close()
-        self.machine = await self.sandboxes.create(dataclasses.replace(spec_of(self.sandboxes.config, self.row), **changes), snapshot)
+        spec = dataclasses.replace(spec_of(self.sandboxes.config, self.row), ports=tuple(connected), **changes)
+        self.machine = await self.sandboxes.create(spec, snapshot, connected)
         self.machines.append(self.machine)
         return self.machine
 
@@ -134,7 +157,7 @@ class EpisodeSandbox:
 
     async def _machine(self) -> Machine:
         async with self.turn:
-            return self.machine or await self._open(None, {})
+            return self.machine or await self._open(None, {}, {})
 
     def _record(self, asked: dict[str, Any], came: Any) -> None:
         digest = hashlib.sha256(json.dumps(came).encode()).hexdigest()[:16]

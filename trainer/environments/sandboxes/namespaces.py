@@ -19,6 +19,7 @@ from typing import Any
 
 from trainer.environments.sandboxes.channel import Channel
 from trainer.environments.sandboxes.machine import MOST_FILE, Machine, require
+from trainer.environments.sandboxes.relay import PROXY_PORT, PROXY_VARIABLES, Served, to_hosts
 from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
 
 PROGRAM = Path(__file__).with_name("host")
@@ -27,7 +28,6 @@ FILE_SECONDS = 60.0  # of reading, writing, unpacking
 ERROR_BYTES = 4096  # of what is said of a file
 KILLED = (-9, 137)  # exit codes of what the kernel ended, or of a shell whose command it ended
 KINDS = {"memory": "memory_mb", "pids": "processes", "cpu": "cpu"}
-Connected = Callable[[int, socket.socket], None]
 
 
 @dataclass
@@ -77,7 +77,7 @@ class Namespaces:
     def unheld(self) -> list[str]:
         return [setting for kind, setting in KINDS.items() if kind not in self.limits]
 
-    async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Connected | None = None) -> NamespaceMachine:
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None) -> NamespaceMachine:
         """Raises SandboxError."""
         require(spec, snapshot, self.name)
         await self.start()
@@ -85,7 +85,7 @@ class Namespaces:
         name = f"{next(self.names)}"
         mine, other = socket.socketpair()
         with other:
-            machine = NamespaceMachine(self, name, spec, mine, connected)
+            machine = NamespaceMachine(self, name, spec, mine, connected or {})
             self.machines[name] = machine
             given = {**self._spec(spec), "snapshot": snapshot.path if snapshot else None}
             await self.channel.send({"do": "create", "name": name, "spec": given}, fds=[other.fileno()])
@@ -115,7 +115,7 @@ class Namespaces:
             "lower": spec.image or None,
             "folders": [[source, path] for path, source in spec.folders.items()],
             "workdir": spec.workdir,
-            "env": spec.variables,
+            "env": {**(PROXY_VARIABLES if spec.network else {}), **spec.variables},
             "cpu": spec.cpu,
             "memory_mb": spec.memory_mb + spec.disk_mb,  # of which the disk is a part
             "processes": spec.processes + 1,  # the first one is not the commands'
@@ -123,7 +123,7 @@ class Namespaces:
             "rlimits": rlimits,
             "cpus": cpus,
             "pin_cpus": bool(cpus),
-            "ports": list(spec.ports),
+            "ports": [*([PROXY_PORT] if spec.network else []), *spec.ports],
         }
 
     async def killed(self, name: str) -> int:
@@ -184,8 +184,9 @@ class Namespaces:
 class NamespaceMachine(Machine):
     provider = "namespaces"
 
-    def __init__(self, owner: Namespaces, name: str, spec: Spec, end: socket.socket, connected: Connected | None):
-        self.owner, self.name, self.spec, self.connected = owner, name, spec, connected
+    def __init__(self, owner: Namespaces, name: str, spec: Spec, end: socket.socket, connected: Mapping[int, Served]):
+        self.owner, self.name, self.spec = owner, name, spec
+        self.connected = {**connected, **({PROXY_PORT: to_hosts(spec.network)} if spec.network else {})}
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ready.add_done_callback(lambda future: future.cancelled() or future.exception())  # nobody may wait for it any more
         self.waiting: dict[int, Waiting] = {}
@@ -298,10 +299,7 @@ class NamespaceMachine(Machine):
         elif "port" in message:
             for fd in fds:
                 connection = socket.socket(fileno=fd)
-                if self.connected:
-                    self.connected(message["port"], connection)
-                else:
-                    connection.close()
+                self.connected.get(message["port"], socket.socket.close)(connection)
         elif "ready" in message:
             if not self.ready.done():
                 self.ready.set_result(None)

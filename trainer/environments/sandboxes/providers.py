@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from trainer.environments.sandboxes.containers import Containers
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.namespaces import Namespaces
-from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec
-
-
-class Unavailable(SandboxError):
-    """No sandbox can be made here at all."""
+from trainer.environments.sandboxes.relay import Served
+from trainer.environments.sandboxes.spec import SandboxError, Snapshot, Spec, Unavailable
 
 
 class Provider(Protocol):
@@ -28,7 +26,9 @@ class Provider(Protocol):
         """Limits that are not held for a sandbox as a whole."""
         ...
 
-    async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Machine: ...
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None) -> Machine:
+        """`connected`: who takes connections to ports of the sandbox's loopback, which are spec.ports."""
+        ...
 
     def close(self) -> None:
         """End all sandboxes, and what makes them."""

@@ -18,6 +18,10 @@ class SandboxError(RuntimeError):
     """A sandbox that cannot be made, or is gone."""
 
 
+class Unavailable(SandboxError):
+    """No sandbox can be made here at all."""
+
+
 @dataclass(frozen=True)
 class Spec:
     image: str = ""  # a folder with a system, or a name that containers know; "": this machine's programs

@@ -305,6 +305,8 @@ def begin(channel: socket.socket, spec: dict[str, Any]) -> None:
         os.setresgid(0, 0, 0)
         os.setresuid(0, 0, 0)
         kernel.die_with_parent()
+        if given.lower is not None and not os.access(f"/proc/self/fd/{given.lower}", os.R_OK | os.X_OK):
+            raise OSError(f"{spec['lower']}: others must be able to read it and what is in it: chmod -R o+rX")
         kernel.LIBC.unshare(kernel.CLONE_NEWCGROUP)
         kernel.loopback_up()
         upper = layout.build(given)
