@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from trainer.environments.sandboxes.machine import MOST_FILE, Machine, require
+from trainer.environments.sandboxes.relay import Served
 from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
 
 START_SECONDS = 60.0  # for a container
@@ -73,13 +74,13 @@ class Containers:
     def unheld(self) -> list[str]:
         return ["disk_mb"]
 
-    async def create(self, spec: Spec, snapshot: Snapshot | None = None) -> Container:
+    async def create(self, spec: Spec, snapshot: Snapshot | None = None, connected: Mapping[int, Served] | None = None) -> Container:
         """Raises SandboxError."""
         require(spec, snapshot, self.name)
         if not spec.image:
             raise SandboxError(f"environment.sandbox.image: {self.name} needs an image of this node, such as python:3.12")
-        if spec.network or spec.ports:
-            what = "environment.sandbox.network" if spec.network else "ports"
+        if spec.network or connected:
+            what = "environment.sandbox.network" if spec.network else f"ports {', '.join(map(str, connected or ()))}"
             raise SandboxError(f"{what}: {self.name} gives a sandbox no network at all; provider=namespaces lets chosen hosts through")
         image = Path(snapshot.path).read_text() if snapshot else spec.image
         machine = Container(self, spec)

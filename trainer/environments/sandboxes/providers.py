@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 from trainer.environments.sandboxes.containers import Containers
