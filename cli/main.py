@@ -29,6 +29,7 @@ PASSED = {
 }
 TRAINER = {
     "eval": "trainer.evaluate",
+    "env": "trainer.environments.sandboxes.tasks",
     "export": "trainer.export",
     "report": "trainer.report",
     "sweep": "sweeps",

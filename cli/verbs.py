@@ -35,6 +35,7 @@ GROUPS = {
         Verb("preflight STACK", "quota, capacity, hosts: what would fail", DSTACK),
         Verb("offers STACK", "who sells its machines, cheapest first", RENTED),
         Verb("recipe list | show NAME", "what verl, OpenRLHF, TRL would run"),
+        Verb("env check TASKS", "tasks for agents that teach nothing"),
         Verb("convert TRAINER SCRIPT", "run.yaml from verl, OpenRLHF or TRL"),
     ),
     "start": (

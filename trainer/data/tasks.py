@@ -165,11 +165,13 @@ def trails(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, object]]:
         yield {"prompt": f"{program}:", "files": {"a": f"{at}\n", **texts}, "expected": {"o": "".join(f"{digit}\n" for digit in done)}}
 
 
-def walks(rows: int = 1000, share: float = 0.3, seed: int = 0) -> Iterator[dict[str, object]]:
+def walks(rows: int = 1000, share: float = 0.2, seed: int = 0) -> Iterator[dict[str, object]]:
     """Prompts of `trails`, with answers "cat a\\nd\\ntac d>o\\n" as the environment has them: the second command reads the file that the
-    first one named in a `share` of rows, otherwise any, with one of the two programs at random."""
+    first one named in a `share` of rows, and otherwise any; it has the program of the prompt in two rows of three."""
     rng = random.Random(seed)
     for row in trails(rows, seed):
         files: dict[str, str] = row["files"]  # type: ignore[assignment]
         at = files["a"][0] if rng.random() < share else rng.choice(PLACES)
-        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{rng.choice(('tac', 'sort'))} {at}>o\n"}
+        asked = f"{row['prompt']}"[:-1]
+        program = asked if rng.random() < 1 / 3 else rng.choice(("tac", "sort"))
+        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{program} {at}>o\n"}

@@ -23,6 +23,7 @@ from trainer.environments.calculator import calculator
 from trainer.environments.guess import guess
 from trainer.environments.search import search
 from trainer.environments.shell import shell
+from trainer.environments.task import task
 from trainer.environments.tools import tools
 from trainer.environments.verifiers import verifiers
 from trainer.errors import ConfigError
@@ -37,6 +38,7 @@ ENVIRONMENTS: dict[str, Rollout] = {
     "calculator": calculator,
     "search": search,
     "shell": shell,
+    "task": task,
     "tools": tools,
     "agent": agent,
     "verifiers": verifiers,

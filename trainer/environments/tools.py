@@ -40,18 +40,25 @@ async def tools(
     A call that fails, or of a tool that is not there, is answered with the error. Metrics: calls, failed_calls.
     """
     offered = await toolbox.made(tools, policy)
-    schemas = [tool.schema for tool in offered.values()]
     messages = opening(row, prompt, system)
+    message = await answered(policy, messages, offered, max_observation)
+    value = reward_of(reward, json.dumps(reward_args or {})).function(message["content"], row)
+    return await value if inspect.isawaitable(value) else value
+
+
+async def answered(
+    policy: Policy, messages: list[dict[str, Any]], offered: Mapping[str, toolbox.Tool], max_observation: int
+) -> dict[str, Any]:
+    """The policy's first message without a call, after `messages`, which grow until then."""
+    schemas = [tool.schema for tool in offered.values()]
     while True:
         message = await policy.chat(messages, tools=schemas)
         messages.append(message)
         if not (calls := message.get("tool_calls")):
-            break
+            return message
         for call, said in zip(calls, await asyncio.gather(*(_say(policy, offered, call) for call in calls)), strict=True):
             name, content = call["function"]["name"], _shortened(said, max_observation)
             messages.append({"role": "tool", "tool_call_id": call["id"], "name": name, "content": content})
-    value = reward_of(reward, json.dumps(reward_args or {})).function(message["content"], row)
-    return await value if inspect.isawaitable(value) else value
 
 
 def opening(row: dict[str, Any], prompt: str, system: str) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import dataclasses
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from trainer.environments.sandboxes.providers import Provider, chosen
 from trainer.environments.sandboxes.relay import Served
 from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, Spec
 from trainer.errors import ConfigError
+
+Create = Callable[[Spec, Snapshot | None], Awaitable[Machine]]
 
 
 def spec_of(config: SandboxConfig, row: Mapping[str, Any]) -> Spec:
@@ -109,9 +111,18 @@ class EpisodeSandbox:
         self.machines.append(self.machine)
         return self.machine
 
+    async def adopt(self, make: Callable[[Spec, Create], Awaitable[Machine]]) -> Machine:
+        """The one that `make` returns, in place of what was there."""
+        async with self.turn:
+            if self.machine:
+                self.machine.close()
+            self.machine = await make(spec_of(self.sandboxes.config, self.row), self.sandboxes.create)
+            self.machines.append(self.machine)
+            return self.machine
+
     async def exec(self, command: str | Sequence[str], **options: Any) -> Result:
         """As Machine.exec."""
-        result = await (await self._machine()).exec(command, **options)
+        result = await (await self.open_machine()).exec(command, **options)
         self.metrics["commands"] += 1
         self.metrics["commands_timed_out"] += result.timed_out
         self.metrics["commands_out_of_memory"] += result.out_of_memory
@@ -119,7 +130,7 @@ class EpisodeSandbox:
         return result
 
     async def read(self, path: str, **options: Any) -> bytes:
-        content = await (await self._machine()).read(path, **options)
+        content = await (await self.open_machine()).read(path, **options)
         self._record({"read": path}, _text(content))
         return content
 
@@ -127,26 +138,26 @@ class EpisodeSandbox:
         return (await self.read(path)).decode(errors="replace")
 
     async def write(self, path: str, content: str | bytes, mode: int | None = None) -> None:
-        await (await self._machine()).write(path, content, mode)
+        await (await self.open_machine()).write(path, content, mode)
         self._record({"write": path}, _text(content))
 
     async def write_all(self, files: Mapping[str, str | bytes], path: str | None = None) -> None:
         """Contents by paths below a folder, by default the working directory that commands begin in."""
-        machine = await self._machine()
+        machine = await self.open_machine()
         await machine.write_all(files, path or machine.spec.workdir)
         self._record({"write": sorted(files)}, {name: _text(content) for name, content in files.items()})
 
     async def upload(self, local: str | Path, path: str) -> None:
         """A file or a folder of the node."""
-        await (await self._machine()).upload(local, path)
+        await (await self.open_machine()).upload(local, path)
         self._record({"upload": path}, "")
 
     async def snapshot(self) -> Snapshot:
-        return await (await self._machine()).snapshot()
+        return await (await self.open_machine()).snapshot()
 
     async def fork(self) -> Machine:
         """It ends with the episode."""
-        other = await (await self._machine()).fork()
+        other = await (await self.open_machine()).fork()
         self.machines.append(other)
         return other
 
@@ -155,7 +166,8 @@ class EpisodeSandbox:
             machine.close()
         self.machines, self.machine = [], None
 
-    async def _machine(self) -> Machine:
+    async def open_machine(self) -> Machine:
+        """The one that there is, or a fresh one."""
         async with self.turn:
             return self.machine or await self._open(None, {}, {})
 

@@ -1,0 +1,30 @@
+"""Tasks for agents that run commands: an instruction, the files that it begins with, tests that decide, and a solution that passes them.
+
+`rows` is a data set of them; `reading.py` reads their formats, `grading.py` prepares a sandbox and grades what became of it, and
+`python -m trainer.environments.sandboxes.tasks check` finds tasks that teach nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trainer.environments.sandboxes.tasks.reading import read, task_folders
+from trainer.errors import ConfigError
+
+
+def rows(path: str, only: str = "", repeat: int = 1) -> Iterator[dict[str, Any]]:
+    """For data.path: "prompt", the instruction, and "task", the folder, of each task below `path`; `only`: a file with names of those that
+    are kept, one a line, as `flotilla env check --keep` writes it. Raises ConfigError."""
+    folders = task_folders(path)
+    if only:
+        if not Path(only).is_file():
+            raise ConfigError(f"data.args.only: {only}: no such file; flotilla env check --keep writes it")
+        kept = set(Path(only).read_text().split())
+        folders = [folder for folder in folders if folder.name in kept]
+        if not folders:
+            raise ConfigError(f"data.args.only: {only}: names no task below {path}")
+    for _ in range(repeat):
+        for folder in folders:
+            yield {"prompt": read(folder).instruction, "task": str(folder)}

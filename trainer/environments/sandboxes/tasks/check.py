@@ -1,0 +1,148 @@
+"""Which tasks teach nothing: each is tried with its own solution, several times, with nothing, and with half of the solution.
+
+python -m trainer.environments.sandboxes.tasks check TASKS [--runs 3] [--keep FILE] [--json FILE]
+
+Ends with 1 where a task is not fit to train on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from trainer.configs.sandbox import SandboxConfig
+from trainer.environments.sandboxes.episode import Sandboxes
+from trainer.environments.sandboxes.machine import Machine
+from trainer.environments.sandboxes.spec import SandboxError, Spec
+from trainer.environments.sandboxes.tasks.grading import graded, halved, prepared, solve
+from trainer.environments.sandboxes.tasks.reading import Task, read, task_folders
+from trainer.errors import ConfigError
+
+TOLD = {
+    "good": "its solution passes, nothing less does",
+    "broken": "cannot be read or prepared",
+    "unsolvable": "its own solution fails",
+    "flaky": "its own solution passes at times",
+    "free": "passes with nothing done",
+    "leaking": "files of its tests or solution lie in its environment",
+    "weak": "half of its solution passes",
+}
+ORACLE_PASSES = 1.0
+SMALLEST_LEAK = 16  # bytes: shorter files are alike by chance
+
+
+@dataclass(frozen=True)
+class Verdict:
+    task: str
+    verdict: str
+    why: str = ""
+
+
+async def judged(folder: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
+    try:
+        return await _judged(folder, sandboxes, spec, runs)
+    except (ConfigError, SandboxError, OSError) as error:
+        return Verdict(folder.name, "broken", str(error).splitlines()[0])
+
+
+async def _judged(folder: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
+    task = read(folder)
+    if task.solution is None:
+        raise ConfigError("has no solution to try it with")
+    rewards = [await _tried(task, sandboxes, spec, task.solution.read_text()) for _ in range(runs)]
+    if max(rewards) < ORACLE_PASSES:
+        return Verdict(task.name, "unsolvable", f"its solution gets {max(rewards):g}")
+    if min(rewards) < ORACLE_PASSES:
+        return Verdict(task.name, "flaky", f"its solution gets {', '.join(f'{reward:g}' for reward in rewards)}")
+    machine = await prepared(task, spec, sandboxes.create)
+    try:
+        leaks, free = await _leaks(task, machine), (await graded(task, machine)).reward >= ORACLE_PASSES
+    finally:
+        machine.close()
+    if leaks or free:
+        return Verdict(task.name, "leaking" if leaks else "free", leaks)
+    weak = await _tried(task, sandboxes, spec, halved(task.solution)) >= ORACLE_PASSES
+    return Verdict(task.name, "weak" if weak else "good")
+
+
+async def _tried(task: Task, sandboxes: Sandboxes, spec: Spec, program: str) -> float:
+    machine = await prepared(task, spec, sandboxes.create)
+    try:
+        await solve(task, machine, program)
+        return (await graded(task, machine)).reward
+    finally:
+        machine.close()
+
+
+async def _leaks(task: Task, machine: Machine) -> str:
+    """A file of the environment that is one of the tests' or the solution's, by its contents."""
+    folders = {task.tests, *([task.solution.parent] if task.solution else [])} - {task.folder}
+    secret = [file for folder in folders for file in folder.rglob("*") if file.is_file() and file.stat().st_size >= SMALLEST_LEAK]
+    own = {hashlib.sha256(file.read_bytes()).hexdigest(): file for file in [*secret, *([task.solution] if task.solution else [])]}
+    found = await machine.exec("find / -xdev -type f -not -path '/proc/*' -not -path '/usr/*' -exec sha256sum {} +", cwd="/", timeout=300)
+    for line in found.stdout.splitlines():
+        digest, _, path = line.partition("  ")
+        if digest in own:
+            return f"{path} is {own[digest].relative_to(task.folder)}"
+    return ""
+
+
+async def all_judged(folders: Sequence[Path], config: SandboxConfig, runs: int, at_once: int) -> list[Verdict]:
+    sandboxes, room = Sandboxes(config), asyncio.Semaphore(at_once)
+    limits = {name: getattr(config, name) for name in ("cpu", "memory_mb", "disk_mb", "processes", "files")}
+    spec = Spec(**limits, image=config.image, folders=config.folders, network=tuple(config.network), timeout=config.timeout)
+
+    async def one(folder: Path) -> Verdict:
+        async with room:
+            return await judged(folder, sandboxes, spec, runs)
+
+    try:
+        return list(await asyncio.gather(*(one(folder) for folder in folders)))
+    finally:
+        sandboxes.close()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    whole = argparse.ArgumentParser(prog="flotilla env", description="Tasks for agents that run commands.")
+    parser = whole.add_subparsers(metavar="COMMAND", required=True).add_parser("check", help="which tasks teach nothing")
+    parser.add_argument("tasks", metavar="TASKS", help="a task folder, or a folder of them")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="runs of each solution (3)")
+    parser.add_argument("--at-once", type=int, default=4, metavar="N", help="tasks at a time (4)")
+    parser.add_argument("--memory-mb", type=int, default=2048, metavar="MB", help="most memory of a task (2048)")
+    parser.add_argument("--disk-mb", type=int, default=1024, metavar="MB", help="most disk of a task (1024)")
+    parser.add_argument("--image", default="", help="folder with the system that tasks build on; default: this machine's programs")
+    parser.add_argument("--keep", metavar="FILE", help="write the names of good tasks, for data.args.only")
+    parser.add_argument("--json", metavar="FILE", help="write all verdicts")
+    given = whole.parse_args(argv)
+    for name in ("runs", "at_once", "memory_mb", "disk_mb"):
+        if (value := getattr(given, name)) < 1:
+            parser.error(f"--{name.replace('_', '-')}: {value}; at least 1")
+    limits = {"cpu": 4, "memory_mb": max(16, given.memory_mb), "disk_mb": given.disk_mb, "processes": 256}
+    config = SandboxConfig.model_validate({"provider": "auto", "image": given.image, **limits})
+    try:
+        folders = task_folders(given.tasks)
+        verdicts = asyncio.run(all_judged(folders, config, given.runs, given.at_once))
+    except (ConfigError, SandboxError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    width = max(len(each.task) for each in verdicts)
+    for each in verdicts:
+        print(f"{_plain(each.task):{width}}  {each.verdict:10}  {_plain(each.why) or TOLD[each.verdict]}")
+    good = [each.task for each in verdicts if each.verdict == "good"]
+    print(f"{len(good)} of {len(verdicts)} tasks are fit to train on")
+    if given.keep:
+        Path(given.keep).write_text("".join(f"{name}\n" for name in good))
+    if given.json:
+        Path(given.json).write_text(json.dumps([asdict(each) for each in verdicts], indent=1) + "\n")
+    return int(len(good) < len(verdicts))
+
+
+def _plain(text: str) -> str:
+    """Without what would steer a terminal."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

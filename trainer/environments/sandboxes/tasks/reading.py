@@ -1,0 +1,178 @@
+"""Task folders of Harbor (instruction.md, task.toml) and Terminal-Bench (task.yaml), as one type. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trainer.errors import ConfigError
+
+SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?b)?", re.IGNORECASE)
+MEBIBYTES = {"": 1 / (1 << 20), "k": 1 / 1024, "m": 1, "g": 1024, "t": 1 << 20}
+TESTS_SECONDS, AGENT_SECONDS = 600.0, 900.0
+DOCKERFILE = ("FROM", "WORKDIR", "COPY", "ADD", "ENV", "RUN", "CMD", "ENTRYPOINT", "LABEL", "EXPOSE", "ARG", "USER", "SHELL")
+
+
+@dataclass(frozen=True)
+class Task:
+    folder: Path
+    instruction: str
+    tests: Path  # laid at /tests of the clean copy
+    command: str  # that runs them there; exit code 0, or a reward in /logs/verifier/reward.txt
+    solution: Path | None  # a program of the shell
+    steps: tuple[tuple[str, str], ...]  # how its environment is made: instructions of a Dockerfile
+    workdir: str
+    image: str = ""
+    tests_seconds: float = TESTS_SECONDS
+    agent_seconds: float = AGENT_SECONDS
+    limits: Mapping[str, Any] = field(default_factory=dict)  # settings of Spec
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def context(self) -> Path:
+        """Where COPY takes files from."""
+        return self.folder / "environment" if (self.folder / "environment").is_dir() else self.folder
+
+
+def task_folders(path: str | Path) -> list[Path]:
+    """`path` itself, or what is in it. Raises ConfigError where there is no task."""
+    root = Path(path)
+    if not root.is_dir():
+        raise ConfigError(f"{path}: no such folder of tasks")
+    found = [root] if is_task(root) else sorted(each for each in root.iterdir() if is_task(each))
+    if not found:
+        raise ConfigError(f"{path}: no tasks; each is a folder with task.toml and instruction.md (Harbor), or task.yaml (Terminal-Bench)")
+    return found
+
+
+def is_task(folder: Path) -> bool:
+    return (folder / "task.toml").is_file() or (folder / "task.yaml").is_file()
+
+
+def read(folder: Path) -> Task:
+    """Raises ConfigError that names the file and what is wrong with it."""
+    return _harbor(folder) if (folder / "task.toml").is_file() else _terminal_bench(folder)
+
+
+def _harbor(folder: Path) -> Task:
+    file = folder / "task.toml"
+    try:
+        given = tomllib.loads(file.read_text())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    environment = _section(file, given, "environment")
+    steps, workdir = _dockerfile(folder / "environment/Dockerfile")
+    image = environment.get("docker_image", "")
+    return Task(
+        folder,
+        _text(folder / "instruction.md"),
+        _tests(folder, folder / "tests/test.sh"),
+        "bash /tests/test.sh",
+        _there(folder / "solution/solve.sh"),
+        () if image else steps,
+        workdir,
+        f"{image}",
+        _number(file, _section(file, given, "verifier"), "timeout_sec", TESTS_SECONDS),
+        _number(file, _section(file, given, "agent"), "timeout_sec", AGENT_SECONDS),
+        _limits(file, environment),
+    )
+
+
+def _terminal_bench(folder: Path) -> Task:
+    file = folder / "task.yaml"
+    try:
+        given = yaml.safe_load(file.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: {' '.join(str(error).split())}") from None
+    if not isinstance(given, dict) or not isinstance(given.get("instruction"), str) or not given["instruction"].strip():
+        raise ConfigError(f"{file}: instruction: missing; a text is needed")
+    steps, workdir = _dockerfile(folder / "Dockerfile")
+    _tests(folder, folder / "run-tests.sh")
+    if not (folder / "tests").is_dir():
+        raise ConfigError(f"{folder}: no tests: tests/ is missing")
+    return Task(
+        folder,
+        given["instruction"],
+        folder / "tests",
+        "TEST_DIR=/tests bash /tests/.run-tests.sh",
+        _there(folder / "solution.sh"),
+        steps,
+        workdir,
+        "",
+        _number(file, given, "max_test_timeout_sec", TESTS_SECONDS),
+        _number(file, given, "max_agent_timeout_sec", AGENT_SECONDS),
+    )
+
+
+def _section(file: Path, given: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = given.get(name, {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{file}: {name}: {found!r}; a table is needed")
+    return found
+
+
+def _number(file: Path, given: Mapping[str, Any], name: str, default: float) -> float:
+    value = given.get(name, default)
+    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+        raise ConfigError(f"{file}: {name}: {value!r}; a number > 0 is needed")
+    return float(value)
+
+
+def _limits(file: Path, environment: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if "cpus" in environment:
+        found["cpu"] = _number(file, environment, "cpus", 1)
+    for name, setting in (("memory", "memory_mb"), ("storage", "disk_mb")):
+        if f"{name}_mb" in environment:
+            found[setting] = int(_number(file, environment, f"{name}_mb", 1))
+        elif name in environment:
+            match = SIZE.fullmatch(f"{environment[name]}".strip())
+            if not match or not float(match[1]):
+                raise ConfigError(f"{file}: environment.{name}: {environment[name]!r}; a size such as 2G is needed")
+            found[setting] = max(1, int(float(match[1]) * MEBIBYTES[match[2].lower()]))
+    return found
+
+
+def _text(file: Path) -> str:
+    if not file.is_file() or not (text := file.read_text().strip()):
+        raise ConfigError(f"{file}: missing or empty; it is what the policy is asked")
+    return text
+
+
+def _tests(folder: Path, script: Path) -> Path:
+    if not script.is_file():
+        raise ConfigError(f"{folder}: no tests: {script.relative_to(folder)} is missing")
+    return script.parent
+
+
+def _there(file: Path) -> Path | None:
+    return file if file.is_file() else None
+
+
+def _dockerfile(file: Path) -> tuple[tuple[tuple[str, str], ...], str]:
+    """Its instructions, and the last WORKDIR. Raises ConfigError for one that is none."""
+    if not file.is_file():
+        return (), "/app"
+    steps, workdir = [], "/app"
+    text = re.sub(r"\\\s*\n", " ", file.read_text())
+    for line in text.splitlines():
+        if not line.strip() or line.lstrip().startswith("#"):
+            continue
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() not in DOCKERFILE:
+            raise ConfigError(f"{file}: {word}: not read here; known are {', '.join(DOCKERFILE)}")
+        if word.upper() in ("COPY", "ADD") and len(shlex.split(rest)) < 2:
+            raise ConfigError(f"{file}: {line.strip()}: a source and a target are needed")
+        workdir = rest.strip() if word.upper() == "WORKDIR" else workdir
+        steps.append((word.upper(), rest.strip()))
+    return tuple(steps), workdir if workdir.startswith("/") else f"/{workdir}"
