@@ -216,7 +216,7 @@ def test_every_override_in_the_text_is_accepted(page):
 
 @cache
 def trainers_settings() -> set[str]:
-    return {key for model in TRAINERS.values() for key in config_help.settings(model)} | {"algorithm.kl"}
+    return {key for model in TRAINERS.values() for key in config_help.settings(model)} | {"algorithm.kl", "environment.sandbox"}
 
 
 @named(PAGES)

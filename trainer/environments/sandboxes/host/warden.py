@@ -178,7 +178,7 @@ def explained(error: OSError) -> str:
     text = f"{error.strerror or error}"
     if text.startswith("clone"):
         if error.errno in (errno.EPERM, errno.EACCES):
-            return f"{text}: this machine lets users make no namespaces; {advice()}"
+            return f"{text}: users may not create namespaces on this machine; {advice()}"
         if error.errno == errno.ENOSPC:
             return f"{text}: no more namespaces; raise the sysctl user.max_user_namespaces and its kin"
         if error.errno == errno.EINVAL:

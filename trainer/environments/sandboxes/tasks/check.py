@@ -30,7 +30,7 @@ TOLD = {
     "unsolvable": "its own solution fails",
     "flaky": "its own solution passes at times",
     "free": "passes with nothing done",
-    "leaking": "files of its tests or solution lie in its environment",
+    "leaking": "its environment has files of its tests or solution",
     "weak": "half of its solution passes",
 }
 ORACLE_PASSES = 1.0
