@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from trainer.chat.messages import Unreadable
 from trainer.chat.pictures import Limits, Picture
 from trainer.chat.pictures import picture as look_at
+from trainer.chat.tokens import within
 
 KEPT_BYTES = 1 << 30  # of pixels that a process keeps for the next time
 TEXTS = ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids", "text_replacement_offsets")
@@ -53,6 +54,18 @@ class Processor:
             at = begin + 1
         moved[at:] = [grown] * (len(moved) - at)
         return found, [(begin + moved[begin], end + moved[end]) for begin, end in spans]
+
+    def collapsed(self, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
+        """Of a prompt, with one token in the place of each picture, as engines take it that expand them. Raises Unreadable."""
+        found, at, place = list[int](), 0, self.own.tokenizer.convert_tokens_to_ids(self.place)
+        for picture in pictures:
+            whole = within(self.tokens(picture), self.own.tokenizer)
+            starts = (i for i in range(at, len(ids) - len(whole) + 1) if ids[i] == whole[0] and ids[i : i + len(whole)] == whole)
+            if (start := next(starts, None)) is None:
+                raise Unreadable(f"{picture.where}: its tokens are not in the prompt as they are alone")
+            found += [*ids[at:start], place]
+            at = start + len(whole)
+        return found + ids[at:]
 
     def tokens(self, picture: Picture) -> str:
         """What stands for it; it follows from its size."""

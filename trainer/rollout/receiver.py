@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from vllm.config import set_current_vllm_config
 from vllm.lora.lora_model import LoRAModel
 from vllm.lora.peft_helper import PEFTHelper
@@ -16,6 +16,8 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from trainer import weights
+from trainer.chat.tokenizer import sees
+from trainer.configs.sections import ModelConfig
 from trainer.models import lora
 from trainer.models.checkpoint_names import CheckpointNames
 from trainer.rollout.layouts import Loading, QuantizedLoading, loading
@@ -101,7 +103,8 @@ class WeightReceiver(ExpertRecorder):
 def _without_weights(path: str) -> Any:
     """The model as transformers has it."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(path))
+        kind: Any = AutoModelForImageTextToText if sees(ModelConfig(path=path)) else AutoModelForCausalLM
+        return kind.from_config(AutoConfig.from_pretrained(path))
 
 
 def keep_linear_weights() -> None:

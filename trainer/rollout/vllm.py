@@ -43,15 +43,18 @@ from vllm.v1.engine import core
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from trainer import weights
+from trainer.chat.processor import processor_of
 from trainer.chat.template import stops
+from trainer.chat.tokenizer import sees
 from trainer.cluster import actors, placement
 from trainer.cluster.spans import ended, recording
 from trainer.configs.ppo import PpoConfig
 from trainer.configs.ppo_rules import RANKS
+from trainer.configs.sections import LoraConfig, ModelConfig
 from trainer.episodes import Turn
 from trainer.errors import ConfigError
 from trainer.metrics.gauges import engine_gauges
-from trainer.models import load_tokenizer, lora
+from trainer.models import load_tokenizer, lora, vision, without_weights
 from trainer.rollout import Sampling, receiver
 from trainer.rollout.admission import Admission
 from trainer.rollout.routed import Experts
@@ -59,12 +62,15 @@ from trainer.rollout.stepped import SteppedEngine
 
 # vLLM's block size on CPUs is larger than on GPUs; a cache of this many bytes serves small models and keeps the start short.
 CPU_CACHE_BYTES = 1 << 28
+SIGHTED = ("qwen2_vl", "qwen2_5_vl", "internvl")  # tested; it says otherwise of Qwen3-VL's tokens than transformers
+AS_IT_IS: dict[str, Any] = {"init": None, "lora": LoraConfig(), "freeze": []}
 ALL = {"weights", "kv_cache"}  # that vLLM puts to sleep
 
 
 @dataclass(slots=True)
 class _Request:
     sampling: Sampling
+    prompt_ids: list[int]
     turns: dict[int, Turn] = field(default_factory=dict)  # complete ones, by the number of the sample
 
 
@@ -77,6 +83,10 @@ class VllmEngine(SteppedEngine):
         self.config = config.rollout
         self.tokenizer = load_tokenizer(config.model.model_copy(update={"path": model_path}))
         self.ends = stops(self.tokenizer)
+        self.processor = processor_of(self.tokenizer)
+        self.never = (
+            vision.unsampled(without_weights(config.model.model_copy(update=AS_IT_IS | {"path": model_path}))) if self.processor else []
+        )
         self.device = placement.device_of(placement.gpus_per_engine(config), "placement.gpus_per_engine")
         _require_build(self.device)
         _require_whole_sync(model_path)
@@ -156,13 +166,13 @@ class VllmEngine(SteppedEngine):
         longest = self.llm.llm_engine.model_config.max_model_len
         if not 0 < len(prompt_ids) < longest:  # vLLM says so too, but of a request that waits only once it is let in
             raise ValueError(f"a prompt of {len(prompt_ids)} tokens; allowed are 1 to {longest - 1} (max_model_len)")
-        self.requests[number] = _Request(sampling)
+        self.requests[number] = _Request(sampling, prompt_ids)
         whole_prompt = seed is not None and self.device.type == "cpu"
         parts = [(i, 1) for i in range(sampling.samples)] if whole_prompt else [(0, sampling.samples)]
         for first, samples in parts:
             params = self._parameters(sampling, samples, None if seed is None else seed + first)
             tokens = samples * (len(prompt_ids) + sampling.max_tokens)
-            self.admission.queue(f"{number}:{first}", tokens, whole_prompt, (prompt_ids, params))
+            self.admission.queue(f"{number}:{first}", tokens, whole_prompt, (prompt_ids, sampling.pictures, params))
 
     def _parameters(self, sampling: Sampling, samples: int, seed: int | None) -> vllm.SamplingParams:
         return vllm.SamplingParams(
@@ -172,6 +182,7 @@ class VllmEngine(SteppedEngine):
             top_p=sampling.top_p if sampling.temperature else 1.0,
             seed=seed,  # of its first sample; vLLM adds the sample's number to it
             logprobs=0,
+            logit_bias=dict.fromkeys(self.never, -100.0) or None,  # tokens that stand for pictures
             stop_token_ids=self.ends,  # beside those that the model lists
             stop=list(sampling.stop) or None,
             detokenize=bool(sampling.stop),
@@ -181,14 +192,19 @@ class VllmEngine(SteppedEngine):
 
     def step(self) -> dict[int, list[Turn]]:
         """One step of vLLM's scheduler: prompts that found room are read, and each answer at work gets a token."""
-        for name, (prompt_ids, params) in self.admission.admit():
-            prompt = tokens_input(prompt_ids, cache_salt=str(self.version))
+        for name, (prompt_ids, pictures, params) in self.admission.admit():
+            prompt: Any = tokens_input(prompt_ids, cache_salt=str(self.version))
+            if pictures:
+                prompt = self._shown(prompt_ids, pictures)
             self.llm.llm_engine.add_request(name, prompt, params, lora_request=receiver.ADAPTERS if self.adapters else None)
         complete: dict[int, list[Turn]] = {}
         for output in self._work():
             self.admission.release(output.request_id)
             number, first = map(int, output.request_id.split(":"))
             request = self.requests[number]
+            if request.sampling.pictures and output.prompt_token_ids != request.prompt_ids:
+                read, ours = len(output.prompt_token_ids), len(request.prompt_ids)
+                raise ValueError(f"vLLM read a prompt with pictures as {read} other tokens than the {ours} that ranks would; use engine=hf")
             turns = {first + answer.index: _turn(answer) for answer in output.outputs}
             if request.sampling.experts is not None:
                 for answer in output.outputs:
@@ -203,6 +219,16 @@ class VllmEngine(SteppedEngine):
             running, waiting = self.scheduler.get_request_counts()
             self.gauges.show(running, waiting + len(self.admission.waiting), self.scheduler.get_kv_cache_usage())
         return complete
+
+    def _shown(self, prompt_ids: list[int], pictures: tuple[Any, ...]) -> dict[str, Any]:
+        """A prompt whose pictures vLLM expands itself. Its caches know them by hash and version of the weights."""
+        assert self.processor is not None
+        return {
+            "prompt_token_ids": self.processor.collapsed(prompt_ids, pictures),
+            "multi_modal_data": {"image": [picture.image() for picture in pictures]},
+            "multi_modal_uuids": {"image": [f"{picture.hash}-{self.version}" for picture in pictures]},
+            "cache_salt": str(self.version),
+        }
 
     def _work(self) -> list[Any]:
         """A step of vLLM's own: RequestOutputs, as no pooling is asked for. As a span it is a prefill where it read of a prompt."""
@@ -268,6 +294,8 @@ def arguments(config: PpoConfig, model_path: str, seed: int, device: torch.devic
         # One actor holds all GPUs that a rollout engine has on a node.
         # Left alone, vLLM would start Ray actors, for which its placement group has no room.
         given["distributed_executor_backend"] = "mp"
+    if sees(config.model.model_copy(update={"path": model_path, "init": None})):
+        given["limit_mm_per_prompt"] = {"image": config.data.max_images, "video": 0}
     if rank := config.model.lora.rank:
         given |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": min(known for known in RANKS if known >= rank)}
     if device.type == "cpu":
@@ -301,6 +329,9 @@ def _require_whole_sync(model_path: str) -> None:
     kind = AutoConfig.from_pretrained(model_path).get_text_config().model_type
     if kind == "gemma3n_text":
         raise ConfigError(f"rollout.engine=vllm: {kind}: vLLM takes no altup.correct_output_scale in a weight sync; use hf")
+    kind = AutoConfig.from_pretrained(model_path).model_type
+    if sees(ModelConfig(path=model_path)) and kind not in SIGHTED:
+        raise ConfigError(f"rollout.engine=vllm: {kind}: of models that see vLLM computes {', '.join(SIGHTED)} as ranks do; use hf")
 
 
 def _require_head_size(model_path: str) -> None:
