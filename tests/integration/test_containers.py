@@ -146,7 +146,7 @@ def test_a_sandbox_ends_with_a_driver_that_was_killed(engine: str) -> None:
     [
         (Spec(), "environment.sandbox.image: .* needs an image of this node"),
         (Spec(image="nobodys:1"), "cannot start nobodys:1: .*nobodys:1"),
-        (Spec(image=IMAGE, network=("pypi.org",)), "environment.sandbox.network: .* gives a sandbox no network at all"),
+        (Spec(image=IMAGE, network=("www.example.org",)), "environment.sandbox.network: .* gives a sandbox no network at all"),
     ],
 )
 def test_what_an_engine_cannot_make_is_one_line(engine: str, spec: Spec, say: str) -> None:

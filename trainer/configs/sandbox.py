@@ -35,7 +35,7 @@ class SandboxConfig(Section):
     files: Annotated[int, WITH_SANDBOX] = Field(default=256, ge=16, description="Most open files of a process.")
     network: Annotated[list[Host], WITH_SANDBOX] = Field(
         default_factory=list,
-        description="Hosts that it may reach, by HTTP and HTTPS through a proxy that its variables name: pypi.org, *.example.org, "
+        description="Hosts that it may reach, by HTTP and HTTPS through a proxy that its variables name: www.example.net, *.example.org, "
         "10.0.0.7:8080. Default: none.",
     )
     timeout: Annotated[float, WITH_SANDBOX] = Field(default=60, gt=0, description="Seconds of a command, unless it is given others.")

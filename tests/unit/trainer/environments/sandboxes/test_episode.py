@@ -114,9 +114,9 @@ def test_what_was_done_is_recorded_the_same_twice(sandboxes):
 
 
 def test_the_rows_image_is_its_own_and_a_column_that_is_missing_is_named():
-    config = SandboxConfig(provider="auto", image="/images/{repo}", output_kb=2, network=["pypi.org:443"])
+    config = SandboxConfig(provider="auto", image="/images/{repo}", output_kb=2, network=["www.example.org:443"])
     spec = spec_of(config, {"repo": "a"})
-    assert (spec.image, spec.output, spec.network, spec.memory_mb) == ("/images/a", 2048, ("pypi.org:443",), 512)
+    assert (spec.image, spec.output, spec.network, spec.memory_mb) == ("/images/a", 2048, ("www.example.org:443",), 512)
     with pytest.raises(SandboxError, match=r"environment.sandbox.image='/images/\{repo\}': the row has no column 'repo'; it has text"):
         spec_of(config, {"text": ""})
 
@@ -136,7 +136,7 @@ GUESS, AUTO = "environment.function=guess", "environment.sandbox.provider=auto"
         ("files", "2", ">= 16"),
         ("workdir", "here", "workdir"),
         ("folders", "{data: /data}", "folders"),
-        ("network", "[http://pypi.org]", "network"),
+        ("network", "[http://www.example.org]", "network"),
         ("timeout", "0", "> 0"),
         ("output_kb", "0", ">= 1"),
         ("strict", "perhaps", "true or false"),
