@@ -44,6 +44,7 @@ NAMES = (
     "sweeps",
     "pauses",
     "job_queue",
+    "sandboxes",
     "dstack",
     "slurm",
     "schedulers",

@@ -149,29 +149,40 @@ def _at_least_one(**values: int) -> None:
             raise ConfigError(f"data.args.{name}: {value}; must be at least 1")
 
 
-PLACES = "bcdefghi"  # names of files of `trails`, beside the one that they begin at
+PLACES = "bcdefghi"  # names of files of `trails`, except the one that they begin at
+PROGRAMS = {"cat": list, "sort": sorted, "tac": lambda digits: digits[::-1]}
 
 
 def trails(rows: int = 1000, seed: int = 0) -> Iterator[dict[str, object]]:
-    """Tasks for the environment shell. Prompt "tac:" or "sort:", a program that is to be run on one of the files b to i, each with three
-    digits; "files": all of them, and a, which alone says which one; "expected": what the file o is to contain."""
+    """Tasks for the environment shell. Prompt "tac:", "sort:" or "cat:", a program that is to be run on one of the files b to i, each with
+    three digits; "files": all of them, and a, which alone says which one; "expected": what the file o is to contain."""
     _at_least_one(rows=rows)
     rng = random.Random(seed)
     for _ in range(rows):
-        files = {name: rng.sample("0123456789", 3) for name in PLACES}
-        at, program = rng.choice(PLACES), rng.choice(("tac", "sort"))
-        done = files[at][::-1] if program == "tac" else sorted(files[at])
-        texts = {name: "".join(f"{digit}\n" for digit in digits) for name, digits in files.items()}
-        yield {"prompt": f"{program}:", "files": {"a": f"{at}\n", **texts}, "expected": {"o": "".join(f"{digit}\n" for digit in done)}}
+        files = {name: _unsorted(rng) for name in PLACES}
+        at, program = rng.choice(PLACES), rng.choice([*PROGRAMS])
+        texts = {name: _lines(digits) for name, digits in files.items()}
+        yield {"prompt": f"{program}:", "files": {"a": f"{at}\n", **texts}, "expected": {"o": _lines(PROGRAMS[program](files[at]))}}
 
 
-def walks(rows: int = 1000, share: float = 0.2, seed: int = 0) -> Iterator[dict[str, object]]:
+def walks(rows: int = 1000, file: float = 0.3, program: float = 0.25, seed: int = 0) -> Iterator[dict[str, object]]:
     """Prompts of `trails`, with answers "cat a\\nd\\ntac d>o\\n" as the environment has them: the second command reads the file that the
-    first one named in a `share` of rows, and otherwise any; it has the program of the prompt in two rows of three."""
+    first one named in a share of `file`, runs the program of the prompt in a share of `program`, and otherwise has any."""
     rng = random.Random(seed)
     for row in trails(rows, seed):
         files: dict[str, str] = row["files"]  # type: ignore[assignment]
-        at = files["a"][0] if rng.random() < share else rng.choice(PLACES)
-        asked = f"{row['prompt']}"[:-1]
-        program = asked if rng.random() < 1 / 3 else rng.choice(("tac", "sort"))
-        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{program} {at}>o\n"}
+        at = files["a"][0] if rng.random() < file else rng.choice(PLACES)
+        run = f"{row['prompt']}"[:-1] if rng.random() < program else rng.choice([*PROGRAMS])
+        yield {"prompt": row["prompt"], "answer": f"cat a\n{files['a']}{run} {at}>o\n"}
+
+
+def _unsorted(rng: random.Random) -> list[str]:
+    """Three digits of which each program makes something else."""
+    while True:
+        digits = rng.sample("0123456789", 3)
+        if digits not in (sorted(digits), sorted(digits)[::-1]):
+            return digits
+
+
+def _lines(digits: list[str]) -> str:
+    return "".join(f"{digit}\n" for digit in digits)
