@@ -20,7 +20,7 @@ from trainer.configs.sandbox import SandboxConfig
 from trainer.environments.sandboxes.episode import Sandboxes
 from trainer.environments.sandboxes.machine import Machine
 from trainer.environments.sandboxes.spec import SandboxError, Spec
-from trainer.environments.sandboxes.tasks.grading import graded, halved, prepared, solve
+from trainer.environments.sandboxes.tasks.grading import Grade, graded, halved, prepared, solve
 from trainer.environments.sandboxes.tasks.reading import Task, read, task_folders
 from trainer.errors import ConfigError
 
@@ -55,11 +55,12 @@ async def _judged(folder: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> 
     task = read(folder)
     if task.solution is None:
         raise ConfigError("has no solution to try it with")
-    rewards = [await _tried(task, sandboxes, spec, task.solution.read_text()) for _ in range(runs)]
-    if max(rewards) < ORACLE_PASSES:
-        return Verdict(task.name, "unsolvable", f"its solution gets {max(rewards):g}")
-    if min(rewards) < ORACLE_PASSES:
-        return Verdict(task.name, "flaky", f"its solution gets {', '.join(f'{reward:g}' for reward in rewards)}")
+    grades = [await _tried(task, sandboxes, spec, task.solution.read_text()) for _ in range(runs)]
+    best, worst = (choose(grades, key=lambda grade: grade.reward) for choose in (max, min))
+    if best.reward < ORACLE_PASSES:
+        return Verdict(task.name, "unsolvable", f"its solution gets {best.why}")
+    if worst.reward < ORACLE_PASSES:
+        return Verdict(task.name, "flaky", f"its solution gets 1 at times, and {worst.why}")
     machine = await prepared(task, spec, sandboxes.create)
     try:
         leaks, free = await _leaks(task, machine), (await graded(task, machine)).reward >= ORACLE_PASSES
@@ -67,15 +68,15 @@ async def _judged(folder: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> 
         machine.close()
     if leaks or free:
         return Verdict(task.name, "leaking" if leaks else "free", leaks)
-    weak = await _tried(task, sandboxes, spec, halved(task.solution)) >= ORACLE_PASSES
-    return Verdict(task.name, "weak" if weak else "good")
+    half = await _tried(task, sandboxes, spec, halved(task.solution))
+    return Verdict(task.name, "weak" if half.reward >= ORACLE_PASSES else "good")
 
 
-async def _tried(task: Task, sandboxes: Sandboxes, spec: Spec, program: str) -> float:
+async def _tried(task: Task, sandboxes: Sandboxes, spec: Spec, program: str) -> Grade:
     machine = await prepared(task, spec, sandboxes.create)
     try:
         await solve(task, machine, program)
-        return (await graded(task, machine)).reward
+        return await graded(task, machine)
     finally:
         machine.close()
 

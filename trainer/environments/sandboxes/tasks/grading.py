@@ -28,16 +28,25 @@ class Grade:
     said: str = ""
     timed_out: bool = False
 
+    @property
+    def why(self) -> str:
+        """Of one that is not 1."""
+        lines = [line.strip() for line in self.said.splitlines() if line.strip()]
+        last = "its tests took too long" if self.timed_out else lines[-1] if lines else "its tests printed nothing"
+        return f"{self.reward:g}: {last}"
+
 
 def spec_of(task: Task, spec: Spec) -> Spec:
-    """The task's limits, within those of the settings. Raises SandboxError for one that asks for more."""
-    for name, value in task.limits.items():
+    """The task's limits, within those of the settings. Raises SandboxError for one that asks for more; of the disk it gets as much as there
+    is, since task folders ask for 10 GB that they do not use."""
+    limits = {name: min(value, spec.disk_mb) if name == "disk_mb" else value for name, value in task.limits.items()}
+    for name, value in limits.items():
         if value > (most := getattr(spec, name)):
             raise SandboxError(f"{task.folder}: wants {name} {value:g}, environment.sandbox.{name} is {most:g}; raise it")
     given = [shlex.split(rest) for word, rest in task.steps if word == "ENV"]
     variables = {pair.partition("=")[0]: pair.partition("=")[2] for pairs in given for pair in pairs if "=" in pair}
     env = {**variables, **spec.env}
-    return dataclasses.replace(spec, workdir=task.workdir, image=task.image or spec.image, env=env, **task.limits)
+    return dataclasses.replace(spec, workdir=task.workdir, image=task.image or spec.image, env=env, **limits)
 
 
 async def prepared(task: Task, spec: Spec, create: Create) -> Machine:
@@ -55,7 +64,8 @@ async def prepared(task: Task, spec: Spec, create: Create) -> Machine:
             elif word == "RUN":
                 result = await machine.exec(rest, cwd=at, timeout=STEP_SECONDS, session="setup")
                 if result.code:
-                    raise SandboxError(f"{task.folder}: RUN {rest[:SHOWN]}: exit code {result.code}: {result.output[-SHOWN:]}")
+                    last = (result.output.strip().splitlines() or ["no word why"])[-1]
+                    raise SandboxError(f"{task.folder}: RUN {rest[:SHOWN]}: exit code {result.code}: {last[:SHOWN]}")
     except BaseException:
         machine.close()
         raise
