@@ -1,4 +1,5 @@
-"""Which tasks teach nothing: each is tried with its own solution, several times, with nothing, and with half of the solution.
+"""Which tasks teach nothing: each is tried with its own solution, several times, with nothing, with half of the solution and with another
+task's.
 
 python -m trainer.environments.sandboxes.tasks check TASKS [--runs 3] [--keep FILE] [--json FILE]
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import json
 import sys
@@ -31,7 +33,7 @@ TOLD = {
     "flaky": "its own solution passes at times",
     "free": "passes with nothing done",
     "leaking": "its environment has files of its tests or solution",
-    "weak": "half of its solution passes",
+    "weak": "half of its solution passes, or another task's",
 }
 ORACLE_PASSES = 1.0
 SMALLEST_LEAK = 16  # bytes: shorter files are alike by chance
@@ -44,14 +46,15 @@ class Verdict:
     why: str = ""
 
 
-async def judged(folder: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
+async def judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
+    """`other`: a task whose solution is to fail here, unless both ask for the same."""
     try:
-        return await _judged(folder, sandboxes, spec, runs)
+        return await _judged(folder, other, sandboxes, spec, runs)
     except (ConfigError, SandboxError, OSError) as error:
         return Verdict(folder.name, "broken", str(error).splitlines()[0])
 
 
-async def _judged(folder: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
+async def _judged(folder: Path, other: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> Verdict:
     task = read(folder)
     if task.solution is None:
         raise ConfigError("has no solution to try it with")
@@ -69,7 +72,20 @@ async def _judged(folder: Path, sandboxes: Sandboxes, spec: Spec, runs: int) -> 
     if leaks or free:
         return Verdict(task.name, "leaking" if leaks else "free", leaks)
     half = await _tried(task, sandboxes, spec, halved(task.solution))
-    return Verdict(task.name, "weak" if half.reward >= ORACLE_PASSES else "good")
+    if half.reward >= ORACLE_PASSES:
+        return Verdict(task.name, "weak", "half of its solution passes")
+    copied = _solution(other, task.instruction)
+    if copied and (await _tried(task, sandboxes, spec, copied)).reward >= ORACLE_PASSES:
+        return Verdict(task.name, "weak", f"the solution of {other.name} passes")
+    return Verdict(task.name, "good")
+
+
+def _solution(folder: Path, instruction: str) -> str:
+    """Of a task that can be read and has another instruction, or nothing."""
+    with contextlib.suppress(ConfigError, OSError):
+        found = read(folder)
+        return found.solution.read_text() if found.solution and found.instruction != instruction else ""
+    return ""
 
 
 async def _tried(task: Task, sandboxes: Sandboxes, spec: Spec, program: str) -> Grade:
@@ -99,12 +115,12 @@ async def all_judged(folders: Sequence[Path], config: SandboxConfig, runs: int, 
     limits = {name: getattr(config, name) for name in ("cpu", "memory_mb", "disk_mb", "processes", "files")}
     spec = Spec(**limits, image=config.image, folders=config.folders, network=tuple(config.network), timeout=config.timeout)
 
-    async def one(folder: Path) -> Verdict:
+    async def one(folder: Path, other: Path) -> Verdict:
         async with room:
-            return await judged(folder, sandboxes, spec, runs)
+            return await judged(folder, other, sandboxes, spec, runs)
 
     try:
-        return list(await asyncio.gather(*(one(folder) for folder in folders)))
+        return list(await asyncio.gather(*map(one, folders, [*folders[1:], *folders[:1]])))
     finally:
         sandboxes.close()
 

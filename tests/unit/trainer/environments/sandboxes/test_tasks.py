@@ -144,6 +144,7 @@ FAULTS: dict[str, tuple[str, dict[str, str | None]]] = {
     "nothing-to-do": ("free", {"tests/test.sh": "mkdir -p /logs/verifier\necho 1 > /logs/verifier/reward.txt\n"}),
     "tests-lie-there": ("leaking", {"environment/hidden": TESTS, "environment/Dockerfile": "FROM a\nCOPY b.txt hidden /app/\n"}),
     "half-is-enough": ("weak", {"solution/solve.sh": "echo 42 > /app/sum.txt\nexit 0\n: the rest\n: is idle\n"}),
+    "fits-anything": ("weak", {"instruction.md": "Write 42 to sum.txt.", "tests/test.sh": TESTS.replace("= 42", "!= ''")}),
     "no-tests": ("broken", {"tests/test.sh": None}),
     "no-solution": ("broken", {"solution/solve.sh": None}),
     "no-step": ("broken", {"environment/Dockerfile": "FROM debian\nRUN exit 3\n"}),
@@ -158,7 +159,7 @@ def test_tasks_that_teach_nothing_are_named_and_left_out(tmp_path, capsys):
     printed = capsys.readouterr().out
     found = {each["task"]: each["verdict"] for each in json.loads(verdicts.read_text())}
     assert found == {name: verdict for name, (verdict, _) in FAULTS.items()}, printed
-    assert "1 of 9 tasks are fit to train on" in printed and "RUN exit 3: exit code 3" in printed
+    assert "1 of 10 tasks are fit to train on" in printed and "RUN exit 3: exit code 3" in printed
     assert [Path(row["task"]).name for row in rows(str(tmp_path / "tasks"), only=str(kept))] == ["good"]
 
 
