@@ -72,6 +72,7 @@ class Episode:
     part: int = 0  # where an environment rewrote the history there are several sequences with the same reward: the number of this one
     limited: bool = False  # a limit ended it
     metrics: dict[str, float] = field(default_factory=dict)  # what its environment counted
+    commands: list[list[str]] = field(default_factory=list)  # what was asked of its sandbox, each with a digest of what came of it
 
     @property
     def response_ids(self) -> list[int]:

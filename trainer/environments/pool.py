@@ -250,5 +250,6 @@ def _episodes(prompt: Prompt, ended: Ended) -> list[Episode]:
         episode = Episode(own, ended.key[0], spoken.turns if spoken else [], reward=ended.reward, terms=ended.terms, part=part)
         episode.failed, episode.limited, episode.metrics = ended.mistake is not None, bool(ended.limited), ended.metrics
         episode.text = spoken.said if spoken else ""
+        episode.commands = ended.commands if part == 0 else []
         found.append(episode)
     return found

@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Generator
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,7 @@ class Ended:
     metrics: dict[str, float]
     mistake: Mistake | None = None
     limited: str = ""  # the limit that ended it
+    commands: list[list[str]] = field(default_factory=list)  # as of Episode
 
 
 class Runner:
@@ -207,7 +208,8 @@ class Runner:
         for spoken in said:
             [spoken.said] = self.tokenizer.batch_decode([spoken.token_ids[len(spoken.prompt_ids) :]], skip_special_tokens=True)
         metrics = {name: float(number) for name, number in policy.metrics.items()}
-        self.ended.append(Ended(job.key, reward, terms, said, metrics, wrong, limited))
+        commands = [[step.asked, step.digest] for step in policy.sandbox.steps] if self.sandboxes else []
+        self.ended.append(Ended(job.key, reward, terms, said, metrics, wrong, limited, commands))
         self.tasks.pop(job.key, None)
         self.changed.set()
 

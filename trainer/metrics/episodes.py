@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 HELD_OUT = "held out"  # the set of an evaluation that has no name
 BROKEN = "\ufffd"  # of a token that is a part of a character
 LONGEST = 200_000  # characters of a prompt or of what an environment said that are kept
+SHOWN = 3  # sandboxes that are named
 
 
 class Episodes:
@@ -63,6 +65,21 @@ class Episodes:
             row = self._row(episode, tokens, step, whole=place in whole)
             rows.append(row | {"kind": "", "learned": int(place in learned)})
         self.record.add(step, rows)
+        self._compare(step, episodes)
+
+    def _compare(self, step: int, episodes: Sequence[Episode]) -> None:
+        """Whether sandboxes did the same as before, where a resumed run plays a step again."""
+        places: Counter[int] = Counter()
+        commands = []
+        for episode in episodes:
+            if episode.part == 0:
+                if episode.commands:
+                    commands.append((episode.group, places[episode.group], episode.commands))
+                places[episode.group] += 1
+        if differ := self.record.add_commands(step, commands):
+            rows = {episode.group: episode.prompt.index for episode in episodes}
+            named = "; ".join(f"row {rows[group]}: {asked}" for group, asked in differ[:SHOWN])
+            print(f"step {step}: {len(differ)} of {len(commands)} sandboxes did not do what they did before: {named}", flush=True)
 
     def _evaluated(self, step: int, by_set: Mapping[str, Sequence[Episode]]) -> None:
         for name, episodes in by_set.items():

@@ -41,6 +41,7 @@ CREATE INDEX IF NOT EXISTS by_step ON episodes (kind, step, reward);
 CREATE INDEX IF NOT EXISTS by_prompt ON episodes (kind, prompt, step, grp, reward);
 CREATE INDEX IF NOT EXISTS by_reward ON episodes (kind, reward);
 CREATE TABLE IF NOT EXISTS wholes (id INTEGER PRIMARY KEY, content BLOB);
+CREATE TABLE IF NOT EXISTS commands (step INTEGER, grp INTEGER, place INTEGER, content BLOB, PRIMARY KEY (step, grp, place));
 """
 START = 200  # characters of an answer in lists
 WAIT = 5.0  # seconds for readers
@@ -55,12 +56,16 @@ class Record:
     def __init__(self, folder: Path, done: int = 0) -> None:
         self.file, self.failed = folder / FILE, False
         self.database: sqlite3.Connection | None = None
+        self.before: dict[tuple[int, int, int], list[list[str]]] = {}  # commands of steps that are played again, by step, group and place
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self.database = sqlite3.connect(self.file, timeout=WAIT, check_same_thread=False)  # one thread at a time
             self.database.execute("PRAGMA synchronous = NORMAL")
             self.database.executescript(SCHEMA)
             with self.database:
+                again = self.database.execute("SELECT step, grp, place, content FROM commands WHERE step > ?", (done,)) if done else ()
+                self.before = {(step, grp, place): json.loads(zlib.decompress(content)) for step, grp, place, content in again}
+                self.database.execute("DELETE FROM commands WHERE step > ?", (done,))
                 self.database.execute("DELETE FROM wholes WHERE id IN (SELECT id FROM episodes WHERE step > ?)", (done,))
                 self.database.execute("DELETE FROM episodes WHERE step > ?", (done,))
                 if not done:
@@ -91,6 +96,25 @@ class Record:
                     self._insert(self.database, step, episode)
         except sqlite3.Error as error:
             self._lost(error)
+
+    def add_commands(self, step: int, commands: Iterable[tuple[int, int, list[list[str]]]]) -> list[tuple[int, str]]:
+        """By group and place in it: what episodes asked of their sandboxes, each with a digest of what came. Returns group and command of
+        those where that was played before, up to the same command, and something else came of it."""
+        differ: list[tuple[int, str]] = []
+        if self.database is None:
+            return differ
+        try:
+            with self.database:
+                for group, place, steps in commands:
+                    content = zlib.compress(json.dumps(steps).encode(), 3)
+                    self.database.execute("INSERT OR REPLACE INTO commands VALUES (?, ?, ?, ?)", (step, group, place, content))
+                    then = self.before.pop((step, group, place), [])
+                    first = next((pair for pair in zip(then, steps, strict=False) if pair[0] != pair[1]), None)
+                    if first and first[0][0] == first[1][0]:
+                        differ.append((group, first[0][0]))
+        except sqlite3.Error as error:
+            self._lost(error)
+        return differ
 
     def _insert(self, database: sqlite3.Connection, step: int, episode: Mapping[str, Any]) -> None:
         row = {name: episode.get(name) for name in COLUMNS} | {"step": step, "terms": json.dumps(episode.get("terms") or {})}

@@ -102,6 +102,17 @@ def test_a_step_is_kept_with_what_is_known_of_each_token(tmp_path: Path):
     assert asked.facets(tmp_path)["kinds"] == ["", "hard", HELD_OUT]
 
 
+def test_sandboxes_that_do_otherwise_when_a_step_is_played_again_are_named(tmp_path: Path, capsys):
+    date, listed, other = (['{"exec": "date"}', "a"], ['{"exec": "ls"}', "b"], ['{"exec": "date"}', "c"])
+    before = {1: [[date]], 2: [[date, listed], [date], [date, listed]]}
+    again = {2: [[date, listed], [other], [date, date]]}  # the same; something else came of it; something else was asked
+    for done, steps in ((0, before), (1, again)):
+        with Episodes(tmp_path, words(1), keep=0, prompt_column="prompt", done=done) as kept:
+            for step, commands in steps.items():
+                kept.log(step, [episode(i // 2, 1.0, commands=each) for i, each in enumerate(commands)], kept=[], known_N={})
+    assert capsys.readouterr().out.splitlines() == ['step 2: 1 of 3 sandboxes did not do what they did before: row 10: {"exec": "date"}']
+
+
 def test_without_whole_episodes_there_is_a_line_for_each(tmp_path: Path):
     with Episodes(tmp_path, words(1), keep=0, prompt_column="prompt") as kept:
         kept.log(1, [episode(0, 1.0), episode(0, 0.0, failed=True)], kept=[0], known_N={})
