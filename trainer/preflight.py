@@ -151,13 +151,18 @@ def options(config: PpoConfig) -> list[str]:
 
 def shape(config: Config) -> dict[str, Any]:
     """What the model's configuration says of its size; empty where it is not here to read."""
+    whole = configuration(config)
+    return whole.get("text_config") or whole  # of a model that sees, too
+
+
+def configuration(config: Config) -> dict[str, Any]:
+    """The model's; empty where it is not here to read."""
     model = resolved_paths(config).model
     file = Path(model.path or "").expanduser() / "config.json"
     try:
-        whole = model.init or (json.loads(file.read_text()) if model.path and file.is_file() else {})
+        return model.init or (json.loads(file.read_text()) if model.path and file.is_file() else {})
     except ValueError:  # `model` and transformers say what is wrong with it
         return {}
-    return whole.get("text_config") or whole  # of a model that sees, too
 
 
 def _divisors(number: int) -> str:

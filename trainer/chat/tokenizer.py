@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
@@ -25,6 +27,10 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.tokenizer: {name}: {error}") from error
+    return _padded(tokenizer)
+
+
+def _padded(tokenizer: Any) -> PreTrainedTokenizerBase:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -56,11 +62,9 @@ def _with_processor(config: ModelConfig, name: str) -> PreTrainedTokenizerBase:
             own = AutoProcessor.from_pretrained(name)
         except (OSError, ValueError, TypeError, KeyError, ImportError, AttributeError) as error:
             raise ConfigError(f"model.tokenizer: {name}: its processor of pictures cannot be read: {error}") from error
-        if not hasattr(own, "image_processor"):
-            raise ConfigError(f"model.tokenizer: {name}: it has no processor of pictures (preprocessor_config.json), and the model sees")
-    tokenizer = own.tokenizer
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        if not hasattr(own, "image_processor"):  # the folder has none: such a model is trained on texts
+            return _padded(own)
+    tokenizer = _padded(own.tokenizer)
     processor.attach(tokenizer, own)
     return tokenizer
 

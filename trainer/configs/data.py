@@ -75,7 +75,7 @@ class DataConfig(Section):
     answer: str = Field(default="answer", description="Column of the answer, which SFT learns and rewards compare with.")
     images: str | None = Field(
         default="images",
-        description="Column of a row's pictures, for models that see; null reads none. They are at <image> in the prompt.",
+        description="Column of a row's pictures, for models that see; null reads none. <image> in the prompt is the place of one.",
     )
     images_folder: str | None = Field(default=None, description="Folder that paths of pictures are in. Default: that of data.path.")
     max_images: int = Field(default=16, ge=1, description="Most pictures of a prompt.")

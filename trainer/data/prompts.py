@@ -248,7 +248,9 @@ def _require_no_template(config: DataConfig, where: str) -> None:
 def require_sight(pictures: tuple[Any, ...], tokenizer: PreTrainedTokenizerBase, what: str) -> None:
     """Raises ConfigError where a text model would get pictures."""
     if pictures and not processor_of(tokenizer):
-        raise ConfigError(f"{what}: {len(pictures)} pictures, and model.path reads text alone; give a model that sees, or data.images=null")
+        raise ConfigError(
+            f"{what}: {len(pictures)} pictures, and the model has no processor that reads them; give one that sees, or data.images=null"
+        )
 
 
 def require_known(text: str, tokens: list[int], tokenizer: PreTrainedTokenizerBase, what: str) -> None:

@@ -107,6 +107,8 @@ def without_weights(config: ModelConfig, classifier: bool = False) -> Any:
         found = AutoConfig.from_pretrained(config.path, **labels) if config.path else _init_config(config, **labels)
         with torch.device("meta"):
             lm = kind.from_config(found, dtype=getattr(torch, config.dtype))
+    except ConfigError:
+        raise
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise ConfigError(f"model.{'path' if config.path else 'init'}: {config.path or config.init}: {error}") from error
     if config.path and not classifier:

@@ -21,7 +21,9 @@ def prompts(config: PpoConfig, *, to_learn: bool = True) -> list[str]:
     """What is wrong with the rows of a run of train_ppo, or of an evaluation of it."""
 
     def look() -> None:
-        code = f"import sys; sys.path[:] = {sys.path!r}; sys.modules['torch'] = None; from trainer.online.first_look import main; main()"
+        sees = "vision_config" in preflight.configuration(config)  # whose processor needs torch
+        block = "" if sees else "sys.modules['torch'] = None; "
+        code = f"import sys; sys.path[:] = {sys.path!r}; {block}from trainer.online.first_look import main; main()"
         words, env = [sys.executable, "-c", code], {**os.environ, "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}
         done = subprocess.run(words, input=pickle.dumps((config, to_learn)), stdout=subprocess.PIPE, env=env, check=True)
         if done.stdout:
