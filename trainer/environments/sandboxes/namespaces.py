@@ -61,10 +61,10 @@ class Namespaces:
         if self.ready is None:
             self.ready = asyncio.get_running_loop().create_future()
             mine, other = socket.socketpair()
-            with other:
-                command = [sys.executable, "-I", "-S", str(PROGRAM)]
-                self.warden = subprocess.Popen(command, stdin=other.fileno(), env={"PATH": os.defpath}, start_new_session=True)
             self.folder = tempfile.mkdtemp(prefix="flotilla-sandboxes-")
+            with other:
+                command = [sys.executable, "-I", "-S", str(PROGRAM), self.folder]
+                self.warden = subprocess.Popen(command, stdin=other.fileno(), env={"PATH": os.defpath}, start_new_session=True)
             self.channel = Channel(mine, self._heard, self._lost)
         async with asyncio.timeout(START_SECONDS):
             await asyncio.shield(self.ready)

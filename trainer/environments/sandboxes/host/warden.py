@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -207,4 +208,6 @@ def main() -> int:
         pass
     finally:
         warden.close()
+        for folder in sys.argv[1:]:  # of the owner's snapshots, which cannot remove it where it was killed
+            shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -189,17 +189,19 @@ def test_an_owner_that_is_killed_takes_its_sandboxes_along(tmp_path):
         async def main():
             machine = await Namespaces().create(Spec())
             await machine.exec("setsid sleep 61234 & sleep 61234 & true")
-            print("ready", flush=True)
+            print(machine.owner.folder, flush=True)
             await asyncio.sleep(60)
         asyncio.run(main())
     """)
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as owner:
-        assert owner.stdout and owner.stdout.readline() == "ready\n"
+        assert owner.stdout
+        folder = Path(owner.stdout.readline().strip())
+        assert folder.is_dir() and folder.stat().st_mode & 0o077 == 0
         assert _runs("sleep 61234")
         owner.send_signal(signal.SIGKILL)
     until = time.monotonic() + 20
-    while _runs("sleep 61234"):
-        assert time.monotonic() < until, "its commands still run"
+    while _runs("sleep 61234") or folder.exists():
+        assert time.monotonic() < until, "its commands still run, or its folder is there"
         time.sleep(0.05)
 
 
