@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -17,7 +18,7 @@ FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3", "llava",
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer of `config.tokenizer` or of the model's folder; `characters:ABC` makes one token per character."""
     name = config.tokenizer or config.path
-    if sees(config):
+    if sees(config) and _has_processor(str(name)):
         return _with_processor(config, str(name))
     if name is None:
         raise ConfigError("model.tokenizer: needed with model.init; a folder, a hub name or characters:ABC")
@@ -46,6 +47,11 @@ def sees(config: ModelConfig) -> bool:
         return False
 
 
+def _has_processor(name: str) -> bool:
+    """Whether a folder has one; without it, a model that could see is trained on texts. Of a hub's model transformers says it."""
+    return not Path(name).is_dir() or any((Path(name) / file).is_file() for file in ("processor_config.json", "preprocessor_config.json"))
+
+
 def _with_processor(config: ModelConfig, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of the model's processor, which `processor_of` finds. Raises ConfigError."""
     from transformers import AutoProcessor  # which imports torch
@@ -62,8 +68,6 @@ def _with_processor(config: ModelConfig, name: str) -> PreTrainedTokenizerBase:
             own = AutoProcessor.from_pretrained(name)
         except (OSError, ValueError, TypeError, KeyError, ImportError, AttributeError) as error:
             raise ConfigError(f"model.tokenizer: {name}: its processor of pictures cannot be read: {error}") from error
-        if not hasattr(own, "image_processor"):  # the folder has none: such a model is trained on texts
-            return _padded(own)
     tokenizer = _padded(own.tokenizer)
     processor.attach(tokenizer, own)
     return tokenizer
