@@ -24,6 +24,7 @@ from trainer.environments.sandboxes.spec import Result, SandboxError, Snapshot, 
 
 PROGRAM = Path(__file__).with_name("host")
 START_SECONDS = 30.0  # for the warden, and for a sandbox
+LAST_WORD_SECONDS = 1.0  # for a sandbox that has ended to have said why
 FILE_SECONDS = 60.0  # of reading, writing, unpacking
 ERROR_BYTES = 4096  # of what is said of a file
 KILLED = (-9, 137)  # exit codes of what the kernel ended, or of a shell whose command it ended
@@ -165,7 +166,10 @@ class Namespaces:
                 if not future.done():
                     future.set_result(message["killed"])
         elif machine := self.machines.pop(message["ended"], None):
-            machine.lost(message["why"])
+            if message["why"]:
+                machine.lost(message["why"])
+            else:  # its own last word may still be on its way
+                asyncio.get_running_loop().call_later(LAST_WORD_SECONDS, machine.lost, "")
 
     def _lost(self) -> None:
         why = "the process that holds the sandboxes has ended"
