@@ -106,6 +106,7 @@ def test_a_run_makes_room_and_comes_back_with_the_same_bits_though_the_queue_is_
     assert losses(cluster.root / "runs/low") == losses(cluster.root / "runs/alone")
 
 
+@pytest.mark.slow
 def test_a_run_makes_room_by_fewer_ranks_and_goes_on_beside_the_newcomer(
     cluster: Cluster, queue: Queue, env: dict[str, str], folder: Path
 ) -> None:
