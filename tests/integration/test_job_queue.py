@@ -183,9 +183,11 @@ def test_a_new_head_goes_on_with_the_queue_of_one_that_was_killed(
 
 
 @pytest.mark.slow
-def test_ten_runs_of_a_trace_on_two_nodes_learn_what_they_do_alone(tmp_path: Path, folder: Path) -> None:
+def test_ten_runs_of_a_trace_on_two_nodes_learn_what_they_do_alone(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, folder: Path
+) -> None:
     """Three CPUs for ten runs that come within a minute: the later are the dearer, so that the earlier are paused for them."""
-    made, draw = render(tmp_path / "two", {"name": "laptop", "nodes": 2, "cpus": 2}, node_flags=RULES), random.Random(3)
+    made, draw = render(tmp_path_factory.mktemp("two"), {"name": "laptop", "nodes": 2, "cpus": 2}, node_flags=RULES), random.Random(3)
     up = made.local("up")
     assert up.returncode == 0, up.stdout + up.stderr
     try:
@@ -204,13 +206,13 @@ def test_ten_runs_of_a_trace_on_two_nodes_learn_what_they_do_alone(tmp_path: Pat
             alone = subprocess.run(
                 [sys.executable, *words[1:], f"run.name={name}-alone"],
                 cwd=ROOT,
-                env=kept | {"FLOTILLA_RUNS": str(tmp_path)},
+                env=kept | {"FLOTILLA_RUNS": str(made.root / "alone")},
                 capture_output=True,
                 text=True,
                 timeout=300,
                 check=False,
             )
             assert alone.returncode == 0, alone.stdout + alone.stderr
-            assert losses(made.root / "runs" / name) == losses(tmp_path / f"{name}-alone"), (name, pauses)
+            assert losses(made.root / "runs" / name) == losses(made.root / "alone" / f"{name}-alone"), (name, pauses)
     finally:
         made.local("down", "--timeout", "20")
